@@ -1,4 +1,4 @@
-//! The binary: what it says, how it ends, and that it lives through what kills it.
+//! Tests of the program: its output, its exit, and that killing it loses nothing.
 
 mod admin;
 mod earlier_files;
@@ -23,7 +23,7 @@ use crate::support::client::Client;
 use crate::support::model_provider;
 use crate::support::process::Process;
 
-/// G2: the help is read once, by a person.
+/// G2: The snapshot shows the help as a person reads it.
 #[test]
 fn the_help_names_every_setting() {
     let (code, help, _) = cogni(&["proxy", "--help"], &[]);
@@ -31,7 +31,7 @@ fn the_help_names_every_setting() {
     insta::assert_snapshot!(help);
 }
 
-/// G2: wrong use ends with 2 and says what is wrong.
+/// G2: Wrong use exits with 2 and explains the mistake.
 #[test]
 fn wrong_use_is_explained() {
     let wrong = |arguments: &[&str], variables: &[(&str, &str)]| {
@@ -52,7 +52,7 @@ fn wrong_use_is_explained() {
     insta::assert_snapshot!(wrong(&["health", "--socket-path", "/nowhere/llm.sock"], &[]), @"1: error: no process answers on `/nowhere/llm.sock`: No such file or directory (os error 2)");
 }
 
-/// G1: where the socket's owner cannot be set nothing is served, and nothing is left behind.
+/// G1: If the socket's owner cannot be set, nothing is served, and no file remains.
 #[test]
 fn a_socket_that_cannot_be_given_away_is_removed() {
     let place = tempfile::tempdir_in("/tmp").unwrap();
@@ -77,7 +77,7 @@ fn a_socket_that_cannot_be_given_away_is_removed() {
     assert!(!socket.exists());
 }
 
-/// G2: SIGTERM lets an open stream end, then the process; and the next one takes its place.
+/// G2: SIGTERM lets an open stream end, and then the process ends; the next process replaces it.
 #[tokio::test(flavor = "multi_thread")]
 async fn sigterm_drains_an_open_stream() {
     let upstream = model_provider::start("").await;
@@ -100,7 +100,7 @@ async fn sigterm_drains_an_open_stream() {
     }
 }
 
-/// G13: SIGHUP reads the file again; what is wrong with it changes nothing and is told.
+/// G13: SIGHUP reads the file again; a wrong file changes nothing and is reported.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hangup_reads_the_file_again() {
     let upstream = model_provider::start("").await;
@@ -128,7 +128,7 @@ async fn a_hangup_reads_the_file_again() {
     gateway.signal("HUP");
     gateway.until(|said| said.contains("the policy has changed"));
     assert_eq!(reload_failed(&gateway), "0");
-    // All is reserved by the open stream or spent, which is told before a body is looked at.
+    // The whole budget is reserved by the open stream or spent, which is known before a body is read.
     assert_eq!(status("fake").await, 402);
     assert!(open.finish().await.is_ok(), "an open stream ends under the old policy");
     // The stream's tokens stay spent.
@@ -144,7 +144,7 @@ async fn a_hangup_reads_the_file_again() {
     );
 }
 
-/// What a scrape says of the last reload.
+/// Returns the metric of the last reload.
 fn reload_failed(gateway: &Process) -> String {
     let said = gateway.said();
     let address = said.split("metrics=").nth(1).unwrap().split(' ').next().unwrap();
@@ -156,7 +156,7 @@ fn reload_failed(gateway: &Process) -> String {
     line.split(' ').nth(1).unwrap().to_owned()
 }
 
-/// G11: kill -9 in the middle of 100 streams loses no admission; the next process charges for them.
+/// G11: `kill -9` in the middle of 100 streams loses no admission, and the next process charges for them.
 #[tokio::test(flavor = "multi_thread")]
 async fn kill_9_amid_a_hundred_streams_loses_nothing() {
     let upstream = model_provider::start("").await;
@@ -195,7 +195,7 @@ async fn kill_9_amid_a_hundred_streams_loses_nothing() {
     assert_eq!((report.starts, report.finished, report.spent.turns), (2, true, 102));
 }
 
-/// G11: the key is in no log, error, argument or record, whatever happens and however much is logged.
+/// G11: The key is in no log, error, argument or record, at any log level.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_key_is_written_nowhere() {
     let upstream = model_provider::start("").await;
@@ -222,7 +222,7 @@ async fn the_key_is_written_nowhere() {
     }
 }
 
-/// A run of the real binary, and its files.
+/// A run of the built program, with its files.
 struct Run(TempDir, String);
 
 impl Run {
@@ -258,7 +258,7 @@ impl Run {
         process
     }
 
-    /// Writes the file that the next process, or a hangup, will read.
+    /// Writes the file that the next start or SIGHUP reads.
     fn configure(&self, file: &str) {
         fs::write(self.0.path().join("gateway.toml"), file).unwrap();
     }
@@ -267,7 +267,7 @@ impl Run {
         self.0.path().join("llm.sock")
     }
 
-    /// In a directory of its own, as a sandbox would see the other.
+    /// Returns a socket path in its own directory, which the sandbox cannot see.
     fn admin_socket(&self) -> PathBuf {
         self.0.path().join("admin/admin.sock")
     }
@@ -280,7 +280,7 @@ impl Run {
         Client::new(&self.socket())
     }
 
-    /// As an operator proves it, with the command.
+    /// Verifies the audit log with the command, as an operator does.
     fn verify(&self) -> AuditVerifyReport {
         let log = self.audit_log();
         let (code, said, _) = cogni(&["audit", "verify", log.to_str().unwrap()], &[]);
@@ -289,7 +289,7 @@ impl Run {
     }
 }
 
-/// Exit code, standard output and standard error.
+/// Returns exit code, standard output and standard error.
 fn cogni(arguments: &[&str], variables: &[(&str, &str)]) -> (i32, String, String) {
     let output = Command::new(BINARY)
         .args(arguments)

@@ -1,4 +1,4 @@
-//! Settings: where they come from, which one wins, and what is said of a wrong one.
+//! Tests of settings: their sources, their precedence, and the errors of wrong values.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,7 +8,7 @@ use cogni_gateway::cli;
 use cogni_gateway::cli::proxy::load_config;
 use cogni_gateway::gateway::config::{GatewayConfig, SETTINGS};
 
-/// G2: each setting can be a variable, a flag, or a line of the file, and means the same.
+/// G2: Each setting can be a variable, a flag, or a line of the file, with the same meaning.
 #[test]
 fn every_setting_can_be_given_in_each_way() {
     for setting in SETTINGS {
@@ -20,7 +20,7 @@ fn every_setting_can_be_given_in_each_way() {
         if setting.is_secret {
             let path = Place::holding(value);
             let by_flag = Given::default().flag(&setting.flag_name(), path.path()).read();
-            // A secret is given once.
+            // A secret must be given only once.
             let twice = by_flag.is_err() && name == "LITELLM_MASTER_KEY";
             assert!(twice || by_flag.unwrap().audit == variable.audit);
             let by_file =
@@ -48,9 +48,9 @@ fn every_setting_can_be_given_in_each_way() {
     }
 }
 
-/// G2: a flag wins over its variable, a variable over the file.
+/// G2: A flag overrides its variable, and a variable overrides the file.
 #[test]
-fn the_nearest_word_wins() {
+fn a_flag_wins_over_a_variable_and_a_variable_over_the_file() {
     let file =
         Place::holding("[budget]\nmax_turns = 1\nmax_concurrent = 1\nrequests_per_minute = 1");
     let config = Given::default()
@@ -65,7 +65,7 @@ fn the_nearest_word_wins() {
     assert_eq!(read, (Some(1), Some(2), Some(3)));
 }
 
-/// G9: a budget that each restart begins anew is none.
+/// G9: A limit that each restart would reset is refused.
 #[test]
 fn a_budget_that_a_restart_would_reset_is_refused() {
     let check = |given: Given| given.read().unwrap().check_budgets_durable();
@@ -77,9 +77,9 @@ fn a_budget_that_a_restart_would_reset_is_refused() {
     check(Given::default().with("MAX_CONCURRENT", "1")).unwrap();
 }
 
-/// No clock counts to any time.
+/// A duration that no clock can represent is refused.
 #[test]
-fn a_time_that_cannot_be_counted_to_is_refused() {
+fn a_duration_beyond_every_clock_is_refused() {
     for (table, name) in [("budget", "deadline"), ("upstream", "idle_timeout")] {
         let file = Place::holding(&format!("[{table}]\n{name} = '584000000000years'"));
         let error = Given::default().with("CONFIG", file.path()).error();
@@ -88,7 +88,7 @@ fn a_time_that_cannot_be_counted_to_is_refused() {
     }
 }
 
-/// G15: one body of the size that is allowed must fit into what a run may hold.
+/// G15: One body of the maximum size must fit into the run's memory limit.
 #[test]
 fn a_body_that_never_fits_is_refused() {
     let file = Place::holding("[policy]\nmax_body_bytes = 200000000");
@@ -96,14 +96,14 @@ fn a_body_that_never_fits_is_refused() {
     insta::assert_snapshot!(error, @"`policy.max_body_bytes` is `200000000` and `server.max_run_body_bytes` is `104857600`; one body must fit, so raise the second or lower the first");
 }
 
-/// G2: an upstream that was to come from somewhere is not the default one.
+/// G2: An empty upstream is refused, and does not mean the default upstream.
 #[test]
 fn an_empty_upstream_is_refused() {
     let error = Given::default().with("LITELLM_HOST", "").error();
     insta::assert_snapshot!(error, @"`LITELLM_HOST` is empty; give the upstream's address, or unset it");
 }
 
-/// G2: composed files leave variables empty; that is as good as leaving them out.
+/// G2: Compose files leave variables empty, which means the same as leaving them out.
 #[test]
 fn an_empty_variable_is_no_value() {
     let plain = Given::default().read().unwrap();
@@ -117,7 +117,7 @@ fn an_empty_variable_is_no_value() {
     }
 }
 
-/// G2: a wrong value is named, shown, and put right.
+/// G2: The error of a wrong value names the variable, the value, and the allowed values.
 #[test]
 fn a_wrong_value_names_its_variable_and_what_is_allowed() {
     let said: Vec<_> =
@@ -158,7 +158,7 @@ fn a_wrong_value_names_its_variable_and_what_is_allowed() {
     "#);
 }
 
-/// G2: every setting that can be wrong is in the table above.
+/// G2: Every setting that can have a wrong value is in the table above.
 #[test]
 fn every_setting_that_can_be_wrong_is_tried() {
     let anything = [
@@ -177,9 +177,9 @@ fn every_setting_that_can_be_wrong_is_tried() {
     }
 }
 
-/// G2: what cannot be left out.
+/// G2: The error names a missing required setting.
 #[test]
-fn what_is_missing_is_named() {
+fn a_missing_setting_is_named() {
     let without = |name: &str| {
         let mut given = Given::default();
         given.variables.remove(name);
@@ -190,7 +190,7 @@ fn what_is_missing_is_named() {
     insta::assert_snapshot!(without("LITELLM_MASTER_KEY"), @"`LITELLM_MASTER_KEY` is not set; give the upstream's key there, or its file in `LITELLM_MASTER_KEY_FILE`");
 }
 
-/// G8: only LiteLLM bills an end user.
+/// G8: Only LiteLLM bills an end user, so other upstreams need no account.
 #[test]
 fn other_upstreams_need_no_account() {
     for kind in ["openai", "anthropic"] {
@@ -200,7 +200,7 @@ fn other_upstreams_need_no_account() {
     }
 }
 
-/// G2: a secret is given once, and never shown.
+/// G2: A secret is given once, and never printed.
 #[test]
 fn secrets_are_given_once_and_never_shown() {
     let file = Place::holding("sk-secret\n");
@@ -218,9 +218,9 @@ fn secrets_are_given_once_and_never_shown() {
     insta::assert_snapshot!(missing, @"`LITELLM_MASTER_KEY_FILE` is `/nowhere/key`, which cannot be read: No such file or directory (os error 2)");
 }
 
-/// G2: a file that says what is not understood is not half obeyed.
+/// G2: A file with an unknown key or value is refused as a whole.
 #[test]
-fn a_file_is_understood_as_a_whole_or_not_at_all() {
+fn a_file_is_accepted_as_a_whole_or_not_at_all() {
     let error = |text: &str| {
         let place = Place::holding(text);
         let error = Given::default().with("CONFIG", place.path()).error();
@@ -282,7 +282,7 @@ struct Given {
 }
 
 impl Default for Given {
-    /// What every run needs.
+    /// The settings that every run needs.
     fn default() -> Self {
         Self::bare().with("RUN_ID", "run-1").with("LITELLM_MASTER_KEY", "sk-x")
     }
@@ -316,7 +316,7 @@ impl Given {
     }
 }
 
-/// A file with a text in it.
+/// A file with this text.
 struct Place(tempfile::NamedTempFile);
 
 impl Place {
@@ -331,8 +331,8 @@ impl Place {
     }
 }
 
-/// Each setting with a value that is not its default, and the same as a line of the file. Identity
-/// and secrets do not come from the file.
+/// Each setting with a value that is not its default, and the same value as a line of the file. Identity and secrets
+/// cannot be in the file.
 const EXAMPLES: &[(&str, &str, Option<&str>)] = &[
     ("SOCKET_PATH", "/run/x.sock", Some("[listen]\nsocket_path = '/run/x.sock'")),
     ("SOCKET_MODE", "0660", Some("[listen]\nsocket_mode = '0660'")),

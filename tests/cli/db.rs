@@ -1,4 +1,4 @@
-//! A5: one SQLite file, written by many tasks, opened by whatever version of this program.
+//! A5: Tests of the SQLite file: many tasks write it, and processes of other versions open it.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -64,10 +64,10 @@ async fn work_that_fails_half_way_leaves_nothing() {
     assert_eq!(count(&database).await, 0);
 }
 
-/// A full disk takes the whole transaction back, the savepoint too. What comes after it in its batch is not written
-/// either, since its caller is told so.
+/// A full disk rolls back the whole transaction including the savepoint. Later writes of the batch are not written
+/// either, because their callers get the error.
 #[tokio::test]
-async fn nothing_is_kept_of_a_batch_whose_transaction_is_lost() {
+async fn a_lost_transaction_writes_nothing_of_its_batch() {
     let directory = tempdir().unwrap();
     let database = open(&directory.path().join("state.db"), FIRST).unwrap();
     let few = |change: &rusqlite::Transaction<'_>| {
@@ -96,9 +96,10 @@ async fn nothing_is_kept_of_a_batch_whose_transaction_is_lost() {
     assert_eq!(count(&database).await, 1);
 }
 
-/// Another process has the file for longer than anybody waits. The writer's own patience is made shorter for this.
+/// Another process holds the database longer than the writer waits. The writer's own timeout is shortened for this
+/// test.
 #[tokio::test]
-async fn whoever_cannot_write_is_told_why() {
+async fn a_failed_write_says_why() {
     let directory = tempdir().unwrap();
     let path = directory.path().join("state.db");
     let database = open(&path, FIRST).unwrap();
@@ -117,7 +118,7 @@ async fn whoever_cannot_write_is_told_why() {
     assert_eq!(count(&database).await, 1);
 }
 
-/// What is written from now on comes together, until it is let go.
+/// Holds the writer, so that writes from now on form one batch until it is released.
 async fn hold_writer(
     database: &SqliteDatabase,
 ) -> (impl Future<Output = Result<(), DatabaseError>> + use<>, mpsc::Sender<()>) {
@@ -133,9 +134,9 @@ async fn hold_writer(
     (async move { held.await.unwrap() }, release)
 }
 
-/// A file of an earlier version keeps its rows; one of a later version is left alone.
+/// A database of an earlier version keeps its rows; a database of a later version is not touched.
 #[tokio::test]
-async fn a_file_is_brought_to_this_version_and_never_back() {
+async fn a_database_is_upgraded_and_never_downgraded() {
     let directory = tempdir().unwrap();
     let path = directory.path().join("deep/state.db");
     add(&open(&path, FIRST).unwrap(), "old").await.unwrap();
@@ -162,9 +163,9 @@ async fn the_file_is_for_its_owner_only() {
     }
 }
 
-/// G12: whoever watches is told of each commit, how long it took and whether it is kept.
+/// G12: An observer gets each commit with its duration and its outcome.
 #[tokio::test]
-async fn commits_are_told_of() {
+async fn commits_are_observed() {
     let place = tempdir().unwrap();
     let (told, heard) = mpsc::channel();
     let watch = move |took: Duration, is_kept| told.send((took, is_kept)).unwrap();
@@ -179,9 +180,9 @@ async fn commits_are_told_of() {
     assert_eq!(told, [true, false]);
 }
 
-/// Readers that wait for each other, as one on a slow disk does for a page.
+/// The readers wait for each other, as a reader on a slow disk waits for a page.
 #[tokio::test]
-async fn a_long_read_does_not_hold_up_another() {
+async fn a_long_read_does_not_block_another() {
     let place = tempdir().unwrap();
     let database = open(&place.path().join("state.db"), FIRST).unwrap();
     let (tell, told) = mpsc::channel();
@@ -191,9 +192,9 @@ async fn a_long_read_does_not_hold_up_another() {
     assert_eq!((long.unwrap(), short.unwrap()), (Ok(()), Ok(())));
 }
 
-/// However many wait for a connection: what takes a moment is read, and no thread is held that others need.
+/// However many readers wait for a connection, a short read completes, and no thread is blocked that other tasks need.
 #[test]
-fn readers_that_wait_hold_up_nobody_else() {
+fn waiting_readers_block_no_other_task() {
     let place = tempdir().unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .max_blocking_threads(MOST_THREADS)
@@ -227,7 +228,7 @@ fn readers_that_wait_hold_up_nobody_else() {
     });
 }
 
-/// A reader that fails, or panics, gives its connection back.
+/// A reader that fails or panics returns its connection.
 #[tokio::test]
 async fn a_reader_that_panics_takes_no_connection_with_it() {
     let place = tempdir().unwrap();
@@ -239,8 +240,8 @@ async fn a_reader_that_panics_takes_no_connection_with_it() {
     assert_eq!(count(&database).await, 0);
 }
 
-/// Far longer than any of this takes.
+/// Far longer than any step of these tests takes.
 const PATIENCE: Duration = Duration::from_mins(4);
 
-/// More than there are connections, fewer than there are readers.
+/// More than the number of connections, fewer than the number of readers.
 const MOST_THREADS: usize = 8;

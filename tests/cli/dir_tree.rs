@@ -1,4 +1,5 @@
-//! L2, R5, R6: what an agent leaves in a directory is measured, taken away and given away, whatever it looks like.
+//! L2, R5, R6: Tests of directory trees that an agent leaves: they are measured, removed and given to another user,
+//! whatever their shape.
 
 use std::env;
 use std::fs;
@@ -14,14 +15,14 @@ use rustix::process::{getegid, geteuid};
 
 use crate::support::allocations;
 
-/// R5: an agent makes directories faster than a stack grows; who goes down by recursion ends there, with the service.
+/// R5: An agent can make directories deeper than a stack allows, so the removal must not use recursion.
 #[test]
 fn a_directory_of_any_depth_is_removed() {
     let place = tempfile::tempdir().unwrap();
     let top = place.path().join("top");
     fs::create_dir(&top).unwrap();
     dig(&top, 3000);
-    // What would take a hundred times as many levels with a usual stack.
+    // A larger stack would need a hundred times as many levels to fail.
     let small = thread::Builder::new().stack_size(128 << 10);
     let of = top.clone();
     let walk = move || {
@@ -32,8 +33,7 @@ fn a_directory_of_any_depth_is_removed() {
     assert!(!top.exists());
 }
 
-/// R5: where a path is long, an agent has its whole length for each name below it, if whoever measures holds paths; and
-/// the memory is the service's.
+/// R5: If the measurement held whole paths, a long path with many names below it would use up the service's memory.
 #[test]
 fn a_directory_of_any_width_is_measured_in_little_memory() {
     let place = tempfile::tempdir().unwrap();
@@ -50,12 +50,12 @@ fn a_directory_of_any_width_is_measured_in_little_memory() {
     let peak =
         allocations::peak(|| measured = dir_tree::disk_usage(place.path(), u64::MAX - 1).unwrap());
     assert!(peak < 512 << 10, "{peak} bytes");
-    // None is left out, and none comes twice.
+    // No name is missing, and none is counted twice.
     let (names, table) = ((levels + wide) * 4096, 4 << 20);
     assert!((names..names + table).contains(&measured), "{measured} bytes for {names}");
 }
 
-/// R6: nothing that a link leads to, and nothing that is not there.
+/// R6: Targets of links are not removed, and a missing tree is no error.
 #[test]
 fn a_tree_is_removed_and_nothing_beside_it() {
     let place = tempfile::tempdir().unwrap();
@@ -80,7 +80,7 @@ fn a_tree_is_removed_and_nothing_beside_it() {
     assert!(!link.is_symlink() && outside.join("file").exists());
 }
 
-/// R6: what is on the disk counts, whatever size a file says that it has, and each name.
+/// R6: The space on disk counts, whatever size a file claims, and each name counts.
 #[test]
 fn a_tree_is_measured_by_what_it_takes() {
     let place = tempfile::tempdir().unwrap();
@@ -106,7 +106,7 @@ fn a_tree_is_measured_by_what_it_takes() {
     );
 }
 
-/// L2: what an agent has committed, however deep, is given to the next one by a process that has few descriptors left.
+/// L2: An agent's commits of any depth can be given to the next user by a process with few descriptors left.
 #[test]
 fn a_directory_of_any_depth_is_given_away() {
     if let Some(top) = env::var_os(GIVEN) {
@@ -136,7 +136,7 @@ fn a_directory_of_any_depth_is_given_away() {
     assert_eq!(owner(&outside), owner(place.path()));
 }
 
-/// Whom we may give files to: anybody, or nobody but us.
+/// Returns a user to give files to: another user if this process is root, else its own.
 fn someone() -> (u32, u32) {
     let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
     if uid == 0 { (12_345, 12_345) } else { (uid, gid) }
@@ -153,7 +153,7 @@ fn dig(top: &Path, levels: usize) {
     }
 }
 
-/// R6: what is removed by a name that somebody else has chosen is below the directory, and no link leads out of it.
+/// R6: Removing a path that another user has chosen stays below the directory and follows no link.
 #[test]
 fn a_name_below_a_directory_is_removed_through_no_link() {
     let place = tempfile::tempdir().unwrap();

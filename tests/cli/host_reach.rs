@@ -1,12 +1,12 @@
-//! A3: which addresses a host may have whose name a tenant gives, and which one that the operator has named.
+//! A3: Tests of allowed addresses: for hosts that a tenant names, and for hosts that the operator names.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 
 use cogni_gateway::base::host_reach::{HostReach, HostReachError, is_canonical_host};
 use proptest::prelude::*;
 
-/// A3: a host that a tenant names is on the internet; one that the operator names may be in a private network, too; and no
-/// host is where a cloud tells a machine's credentials.
+/// A3: A tenant's host must be on the internet; an operator's host may be in a private network, too; and no host may be
+/// a cloud's metadata address.
 #[test]
 fn an_address_is_allowed_by_what_it_is_for() {
     let public =
@@ -62,7 +62,7 @@ fn an_address_is_allowed_by_what_it_is_for() {
     }
 }
 
-/// A3: a host has one spelling. What resolvers take for an address, in whatever way, is no name.
+/// A3: A host has one spelling. A text that resolvers read as an address in some way is not a name.
 #[test]
 fn a_host_is_a_name_or_an_address_in_full() {
     for good in [
@@ -129,7 +129,8 @@ fn a_host_is_a_name_or_an_address_in_full() {
     assert!(HostReach::Public.allows_host("localhost.example"));
 }
 
-/// A3: the addresses are those that may be connected to, and a name that leads to none says so without telling more.
+/// A3: The result has the addresses that may be connected to. The error of a name without such addresses reveals
+/// nothing else.
 #[test]
 fn a_name_is_judged_by_what_it_leads_to() {
     let local: [IpAddr; 2] = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
@@ -151,10 +152,10 @@ fn a_name_is_judged_by_what_it_leads_to() {
     );
 }
 
-/// A3: whatever addresses this machine has, a tenant's host is none of them.
+/// A3: A tenant's host is never an address of this machine.
 #[test]
 fn no_address_of_this_machine_is_on_the_internet() {
-    // The one that it would call others from; a machine without a network has none.
+    // The address for outgoing connections; a machine without a network has none.
     let socket = UdpSocket::bind(("0.0.0.0", 0)).unwrap();
     if socket.connect(("1.1.1.1", 9)).is_err() {
         return;
@@ -165,7 +166,7 @@ fn no_address_of_this_machine_is_on_the_internet() {
 }
 
 proptest! {
-    /// An IPv4 address is the same one however IPv6 writes it.
+    /// An IPv4 address is judged the same in each form of IPv6 that embeds it.
     #[test]
     fn an_address_within_another_is_judged_as_itself(bits: u32) {
         let address = Ipv4Addr::from(bits);
@@ -181,13 +182,13 @@ proptest! {
                 prop_assert_eq!(reach.allows_address(within.into()), reach.allows_address(address.into()), "{}", within);
             }
         }
-        // What this library knows of an address, the table knows, too.
+        // Every special address that the library knows is also in the table.
         let is_odd = address.is_loopback() || address.is_link_local() || address.is_private() || address.is_multicast()
             || address.is_unspecified() || address.is_broadcast() || address.is_documentation();
         prop_assert!(!is_odd || !HostReach::Public.allows_address(address.into()), "{}", address);
     }
 
-    /// What is taken for a name is never what the system's resolver takes for an address by itself.
+    /// A text that is accepted as a name is never an address for the system's resolver.
     #[test]
     fn a_name_is_no_address_of_another_spelling(text in "(0[xX])?[0-9a-fA-F]{1,10}(\\.(0[xX])?[0-9a-fA-F]{0,6}){0,3}") {
         let text = &*text;
@@ -204,7 +205,7 @@ proptest! {
     }
 }
 
-/// No server that anybody means has one of these addresses.
+/// No intended server has one of these addresses.
 const NEVER: &[&str] = &[
     "0.0.0.0",
     "0.1.2.3",

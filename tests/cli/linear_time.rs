@@ -1,8 +1,8 @@
-//! Whatever an agent writes is read in time that grows as its length does.
+//! Tests that every reader of an agent's bytes takes time proportional to their length.
 //!
-//! Each reader has a line in the table, with the worst text that is known for it. What is compared is the processor's
-//! time at a length and at eight times that: a reader that looks at everything once takes eight times as long, one that looks
-//! at everything for each byte sixty-four times. A ceiling catches what is quadratic from the first byte on.
+//! Each reader has a line in the table with the worst known text. The test compares processor time at one length and at
+//! eight times that length: a linear reader takes eight times as long, a quadratic one sixty-four times. A ceiling
+//! catches a reader that is slow from the first byte on.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -35,7 +35,8 @@ use rustix::time::{ClockId, clock_gettime};
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
 
-/// A reader: its name, the length at which it is tried, the text of about that length, and the reading.
+/// A reader: its name, the length of the first text, a function that makes a text of about this length, and the
+/// reader's function.
 type Reader = (&'static str, usize, fn(usize) -> Vec<u8>, fn(&[u8]));
 
 const READERS: &[Reader] = &[
@@ -108,13 +109,13 @@ const READERS: &[Reader] = &[
     ("journal: an answer that is nearly everywhere", MIB, |n| of("a", n), journal),
 ];
 
-/// R5, A4, L3: a megabyte of the worst that an agent can write costs milliseconds, and not minutes.
+/// R5, A4, L3: A megabyte of the worst text costs milliseconds, not minutes.
 #[test]
 fn what_an_agent_writes_is_read_in_linear_time() {
     let mut slow = String::new();
     for (name, most, make, read) in READERS {
         let (few, many) = (time(&make(most / 8), *read), time(&make(*most), *read));
-        // Below it the clock and the caches say more than the reader.
+        // Below this time, clock and caches dominate.
         let is_steep = many > NOISE && many > few.max(NOISE / 64) * STEEP;
         let share = u32::try_from(MIB / most).unwrap();
         let ceiling = NOISE + CEILING / share;
@@ -125,7 +126,7 @@ fn what_an_agent_writes_is_read_in_linear_time() {
     assert!(slow.is_empty(), "{slow}");
 }
 
-/// The processor's time of the whole process, which is this test alone: the best of some.
+/// Returns the processor time of the whole process, which runs only this test: the best of several attempts.
 fn time(text: &[u8], read: fn(&[u8])) -> Duration {
     let spent = || Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).unwrap();
     let once = || {
@@ -218,7 +219,7 @@ fn request(piece: &str, n: usize) -> Vec<u8> {
     message(&[text])
 }
 
-/// A request with a picture that never begins.
+/// A request with an image whose content never begins.
 fn image(n: usize) -> Vec<u8> {
     let segments = [&[0xff, 0xd8][..], &[0xff, 0xe0, 0, 2].repeat(n / 4)].concat();
     let mut text = String::new();
@@ -245,7 +246,7 @@ fn body(bytes: &[u8]) {
     let _ = black_box(reader.finish_body());
 }
 
-/// A commit with parents that are all different.
+/// A commit with many different parents.
 fn many_parents(n: usize) -> Vec<u8> {
     let mut commit = format!("tree {}\n", "7".repeat(40));
     for number in 0..n / 48 {
@@ -279,11 +280,11 @@ fn credentials(bytes: &[u8]) {
     for piece in bytes.chunks(16 << 10) {
         scanner.scan(&mut text, piece, &mut found);
     }
-    // A message is one piece, however long it is.
+    // A message is one piece, whatever its length.
     scanner.scan(&mut ScanWindow::default(), bytes, &mut found);
 }
 
-/// Four pieces of an answer, and one that is found in none of them, but nearly, at each place.
+/// Four pieces of an answer, and a text that almost matches at each position.
 fn journal(bytes: &[u8]) {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let directory = tempfile::tempdir().unwrap();
@@ -325,10 +326,10 @@ fn journal(bytes: &[u8]) {
 
 const MIB: usize = 1 << 20;
 
-/// Eight times is linear, and sixty-four times is not.
+/// Between eight times, which is linear, and sixty-four times, which is quadratic.
 const STEEP: u32 = 32;
 
 const NOISE: Duration = Duration::from_millis(100);
 
-/// Of a megabyte, without optimisation, on a machine that is busy. With it, each of these takes less than 50 ms.
+/// For a megabyte, without optimisation, on a busy machine. An optimised build takes less than 50 ms for each reader.
 const CEILING: Duration = Duration::from_secs(10);

@@ -1,4 +1,4 @@
-//! The command line, its settings, and the code checked as data.
+//! Tests of the command line, its settings, and the source code itself.
 #![expect(
     clippy::disallowed_methods,
     clippy::panic,

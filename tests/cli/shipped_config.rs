@@ -1,4 +1,4 @@
-//! The files in `config/` are what they say they are.
+//! Tests of the files in `config/`.
 
 use std::fs;
 
@@ -10,23 +10,23 @@ use cogni_gateway::service::config::ServiceConfig;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-/// The example is complete and equal to the defaults, so that it can be trusted as documentation.
+/// The example is complete and equals the defaults, so that it can serve as documentation.
 #[test]
 fn the_example_configuration_is_the_default() {
     let text = example();
     assert_eq!(toml::from_str::<GatewayConfig>(&text).unwrap(), GatewayConfig::default());
 }
 
-/// A setting that is commented out is one that exists.
+/// A setting that is commented out is a valid setting.
 #[test]
-fn the_commented_settings_are_understood() {
+fn the_commented_settings_are_valid() {
     toml::from_str::<GatewayConfig>(&uncommented()).unwrap();
 }
 
-/// Each table is asked for a key that no table has; the answer names those that it has.
+/// Each table is given an unknown key; the error lists the known keys, and the example must have them all.
 #[test]
 fn the_example_configuration_leaves_nothing_out() {
-    // The gateway reads over the table of the service, which has a file of its own.
+    // The gateway ignores the service's table, which has its own file.
     assert_complete::<GatewayConfig>(&format!("serve = {{}}\n{}", uncommented()));
     assert_complete::<ServiceFile>(&all_of(&service()));
 }
@@ -72,7 +72,7 @@ fn assert_complete<T: DeserializeOwned>(text: &str) {
     }
 }
 
-/// The table itself, or the first of several.
+/// Returns the table itself, or the first of several.
 fn table_in(value: &toml::Value) -> &toml::Table {
     value.as_table().unwrap_or_else(|| value[0].as_table().unwrap())
 }
@@ -89,7 +89,7 @@ fn uncommented() -> String {
     all_of(&example())
 }
 
-/// An example with its commented settings and tables in force.
+/// Returns an example with its commented settings and tables enabled.
 fn all_of(text: &str) -> String {
     let is_setting = |line: &str| {
         line.split_once(" = ").is_some_and(|(key, _)| {
@@ -104,7 +104,7 @@ fn all_of(text: &str) -> String {
     text.lines().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// What this program brings along is what its files say.
+/// The built-in catalog equals the shipped files.
 #[test]
 fn the_built_in_catalog_is_the_directory() {
     assert_eq!(
@@ -113,7 +113,7 @@ fn the_built_in_catalog_is_the_directory() {
     );
 }
 
-/// The example of a run names every key, and what it says where nothing is commented out is the default.
+/// The example of a run names every key, and the values that are not commented out are the defaults.
 #[test]
 fn the_example_of_a_run_leaves_nothing_out() {
     let text = fs::read_to_string("config/run.toml").unwrap();

@@ -1,11 +1,11 @@
-//! Checks the code itself: modules import downwards only, every file says what it is for.
+//! Tests of the source code: modules import downwards only, and every file says what it is for.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The wings, top to bottom. A wing may import wings on lower lines, never its own line or above.
+/// The wings, top to bottom. A wing may import wings on lower lines, never wings on its own line or above.
 const LAYERS: &[&[&str]] = &[
     &["manual"],
     &["cli"],
@@ -17,7 +17,7 @@ const LAYERS: &[&[&str]] = &[
     &["base", "guest"],
 ];
 
-/// The modules of a wing, top to bottom, where a wing has more than one floor.
+/// The modules of a wing, top to bottom, for wings with more than one layer.
 const WING_LAYERS: &[(&str, &[&[&str]])] = &[
     ("service", &[&["api"], &["runs"], &["config"], &["billing"], &["auth", "store"]]),
     ("gateway", &[&["admin"], &["process"], &["config"], &["pipeline"], &["upstream"], &["run"]]),
@@ -52,7 +52,7 @@ fn modules_of_a_wing_import_downwards_only() {
     assert!(untidy.is_empty(), "{untidy:#?}");
 }
 
-/// What `module` imports from its own line of the table or from above.
+/// Returns the imports of `module` from its own line of the table or from above.
 fn upward_imports(
     layers: &'static [&'static [&'static str]],
     module: &str,
@@ -86,7 +86,7 @@ fn the_architecture_page_names_files_that_exist() {
     assert!(missing.is_empty(), "{missing:#?}");
 }
 
-/// Names and texts are as the contributor's page asks. `tests/readability --list` prints every place.
+/// Names and texts follow the contributor's page. `tests/readability --list` prints every violation.
 #[test]
 fn names_and_texts_are_readable() {
     let counted = Command::new("tests/readability").args(["--check", "src"]).output().unwrap();
@@ -94,9 +94,9 @@ fn names_and_texts_are_readable() {
     assert!(counted.status.success(), "{report}{}", String::from_utf8_lossy(&counted.stderr));
 }
 
-/// `cogni-init` is in every sandbox, and small: it imports no other module and no async runtime.
+/// `cogni-init` is in every sandbox and must stay small: it imports no other module and no async runtime.
 #[test]
-fn what_runs_in_a_sandbox_imports_no_other_module() {
+fn programs_in_a_sandbox_import_no_other_module() {
     let inside = |path: &Path| is_program(path) || wing_of(path) == "guest";
     let foreign = ["crate::", "cogni_gateway::", "tokio::"];
     let importing: Vec<_> = sources()
@@ -121,7 +121,7 @@ fn files_stay_readable() {
     assert!(long.is_empty(), "split these: {long:#?}");
 }
 
-/// `unsafe` is an exception of few files, with its reason beside it.
+/// Few files contain `unsafe` code, and each block has its reason beside it.
 #[test]
 fn unsafe_code_stays_where_it_is_listed() {
     let mut found: Vec<_> = sources()
@@ -152,7 +152,7 @@ fn unsafe_code_stays_where_it_is_listed() {
     assert_eq!(found, listed.map(|(path, blocks, reasons)| (path.into(), blocks, reasons)));
 }
 
-/// What is left to do stands in an issue, not in the code.
+/// Unfinished work belongs in an issue, not in the code.
 #[test]
 fn nothing_is_left_to_do_in_the_code() {
     let marks = ["TODO", "FIXME", "XXX", "todo!(", "unimplemented!("];
@@ -164,7 +164,7 @@ fn nothing_is_left_to_do_in_the_code() {
     assert!(left.is_empty(), "unfinished: {left:#?}");
 }
 
-/// Whoever reads the table of limits can run the test beside each.
+/// A reader of the table of limits can run the test beside each limit.
 #[test]
 fn every_limit_names_a_test_that_exists() {
     let manual = fs::read_to_string("src/manual/security.md").unwrap();
@@ -174,7 +174,7 @@ fn every_limit_names_a_test_that_exists() {
     assert!(missing.is_empty(), "no such test: {missing:#?}");
 }
 
-/// `none`, where there is none, and `–` with the reason are answers, too.
+/// `none` (there is no test), and `–` with a reason, are also valid.
 fn names_a_test(told: &str) -> bool {
     let test = told.strip_prefix('`').and_then(|rest| rest.split('`').next());
     test.map_or(told == "none" || told.starts_with("– "), is_test)
@@ -190,7 +190,7 @@ fn is_test(path: &str) -> bool {
         .any(|text| text.contains(&format!("fn {name}(")))
 }
 
-/// The modules named after `prefix` in code, comments left out.
+/// Returns the modules named after `prefix` in code, without comments.
 fn imports(text: &str, prefix: &str) -> BTreeSet<String> {
     let code: String = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
     code.split(prefix).skip(1).flat_map(first_segments).collect()
@@ -228,7 +228,7 @@ fn wing_of(path: &Path) -> String {
     first.as_os_str().to_str().unwrap().trim_end_matches(".rs").to_owned()
 }
 
-/// The module of its wing that a file belongs to; `None` for the file of the wing itself.
+/// Returns the module of its wing that a file belongs to; `None` for the wing's own file.
 fn module_of(path: &Path) -> Option<String> {
     let second = path.strip_prefix("src").unwrap().components().nth(1)?;
     Some(second.as_os_str().to_str().unwrap().trim_end_matches(".rs").to_owned())
@@ -243,12 +243,12 @@ fn is_source(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "rs") && !is_root
 }
 
-/// Programs beside the library are no rooms.
+/// Programs beside the library belong to no wing.
 fn is_program(path: &Path) -> bool {
     path.starts_with("src/bin")
 }
 
-/// Every source file but the two crate roots.
+/// Returns every source file except the two crate roots.
 fn sources() -> Vec<(PathBuf, String)> {
     let mut folders = vec![PathBuf::from("src")];
     let mut found = vec![];

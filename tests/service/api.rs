@@ -1,4 +1,4 @@
-//! A2, A3, A4: the service over HTTP, as a process of its own: who may ask, how that is refused, chats and runs.
+//! A2, A3, A4: Tests of the service's HTTP API, with the service as a process: grants, refusals, chats and runs.
 
 mod billing;
 mod chat;
@@ -25,21 +25,21 @@ use tokio::net::TcpStream;
 use crate::support::process::PATIENCE;
 use crate::support::service;
 
-/// A run that anybody could ask for.
+/// A run that any grant may request.
 fn asked(model: &str) -> Value {
     let mut body = service::ask("hello");
     body["model"] = model.into();
     body
 }
 
-/// The same as a chat.
+/// The same request as a chat.
 fn chat(model: &str) -> Value {
     let mut body = service::chat("hello");
     body["model"] = model.into();
     body
 }
 
-/// What a connection over TCP is answered that a program opens by itself.
+/// Returns the answer to a plain TCP connection.
 async fn get(address: &str, path: &str) -> String {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let head = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");

@@ -1,4 +1,5 @@
-//! A3: who may ask for what. A grant is told once, kept as a hash, and worth nothing when it is revoked or over.
+//! A3: Tests of grants. A grant's token is printed once and stored as a hash, and is invalid after its revocation or
+//! expiry.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -19,9 +20,9 @@ use tempfile::{TempDir, tempdir};
 
 use crate::support::process::patience;
 
-/// A3: hashed at rest.
+/// A3: The store has only hashes of tokens.
 #[tokio::test]
-async fn what_is_stored_cannot_be_turned_into_a_token() {
+async fn the_store_has_only_hashes_of_tokens() {
     let (place, grants) = grants();
     let (_, token) = grants.mint_grant("platform", terms(), None).await.unwrap();
     assert!(
@@ -51,9 +52,9 @@ async fn a_token_stands_for_its_grant_and_no_other_text_does() {
     }
 }
 
-/// A3: a process that has just seen a grant as good does not let it through any more.
+/// A3: A process that has just verified a grant refuses it after its revocation.
 #[tokio::test]
-async fn a_revoked_grant_is_worth_nothing_at_once() {
+async fn a_revoked_grant_is_refused_at_once() {
     let (_place, grants) = grants();
     let (grant, token) = grants.mint_grant("platform", terms(), None).await.unwrap();
     grants.check_token(token.expose_secret()).await.unwrap();
@@ -66,7 +67,7 @@ async fn a_revoked_grant_is_worth_nothing_at_once() {
     );
 }
 
-/// A3: the command line revokes in the file of a running service.
+/// A3: The command line can revoke a grant in the database of a running service.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_grant_that_another_process_revokes_is_soon_worth_nothing() {
     let (place, grants) = grants();
@@ -109,9 +110,9 @@ async fn that_a_grant_is_used_is_written_down() {
     assert!(used >= grant.created);
 }
 
-/// A3: each scope has a code of its own, and a sentence.
+/// A3: A grant allows only its own scopes; each missing scope has its own code and text.
 #[test]
-fn what_a_grant_does_not_name_it_does_not_allow() {
+fn a_grant_allows_only_its_scopes() {
     let named = grant(terms());
     assert_eq!(named.resolve_account(None).unwrap(), "acct-1");
     assert_eq!(named.resolve_account(Some("team-7")).unwrap(), "team-7");
@@ -197,7 +198,7 @@ fn a_budget_stays_below_its_ceiling() {
 }
 
 proptest! {
-    /// No text gets a pattern to match what does not begin as it does.
+    /// Whatever the text, a pattern matches only texts with the same beginning.
     #[test]
     fn a_pattern_matches_what_begins_like_it(given in "[!-~]{1,20}", text in "[!-~]{0,30}") {
         let Ok(pattern) = given.parse::<GrantPattern>() else { return Ok(()) };
@@ -209,7 +210,7 @@ proptest! {
         prop_assert!(!given[..given.len() - 1].contains('*'));
     }
 
-    /// What stands in the file is read as what was minted.
+    /// Stored terms are read as they were minted.
     #[test]
     fn terms_are_read_as_they_were_written(turns in any::<Option<u64>>(), seconds in 0_u64..1 << 40, runs in any::<Option<u32>>()) {
         let budget = BudgetLimits { max_turns: turns, deadline: Some(Duration::from_secs(seconds)), ..BudgetLimits::default() };
@@ -219,7 +220,7 @@ proptest! {
     }
 }
 
-/// A3: the command line mints, shows and revokes, and tells a token once.
+/// A3: The command line mints, lists and revokes grants, and prints a token once.
 #[test]
 fn grants_are_minted_and_revoked_by_the_command_line() {
     let place = tempdir().unwrap();
@@ -283,9 +284,9 @@ fn grants_are_minted_and_revoked_by_the_command_line() {
     assert!(all.lines().count() == 2 && !all.contains(token.trim()), "{all}");
 }
 
-/// A3: what is on this machine is in no `*`, whatever it is called there.
+/// A3: `*` does not match a repository on this machine, however it is spelled.
 #[test]
-fn repositories_of_this_machine_are_named_on_purpose() {
+fn repositories_of_this_machine_must_be_named() {
     let of = |named: &str| grant(GrantTerms { repositories: vec![pattern(named)], ..terms() });
     let here = [
         "file:///srv/git/site.git",
@@ -328,9 +329,9 @@ fn repositories_of_this_machine_are_named_on_purpose() {
     }
 }
 
-/// A3: a name may lead into a private network where the grant has the whole host, and to the internet only where it has not.
+/// A3: A host may resolve to a private network if the grant names the whole host; otherwise only to the internet.
 #[test]
-fn a_host_that_a_grant_names_leads_where_its_operator_says() {
+fn a_host_that_a_grant_names_may_be_in_a_private_network() {
     let of = |named: &[&str]| {
         let repositories = named.iter().map(|named| pattern(named)).collect();
         grant(GrantTerms { repositories, ..terms() })
@@ -353,11 +354,11 @@ fn a_host_that_a_grant_names_leads_where_its_operator_says() {
     assert_eq!(of(&["https://git.company/*", "*"]).check_repository(ported), Ok(HostReach::Public));
     let private = "https://10.1.2.3/acme/site.git";
     assert_eq!(of(&["https://10.1.2.3/*"]).check_repository(private), Ok(HostReach::Named));
-    // Named or not, that is no forge.
+    // This address is never a valid git host, whether it is named or not.
     of(&["https://169.254.169.254/*"]).check_repository("https://169.254.169.254/a/b").unwrap_err();
 }
 
-/// The service's own file says where its grants are.
+/// The state directory comes from the service's own configuration file.
 #[test]
 fn a_grant_is_minted_where_the_service_has_its_state() {
     let place = tempdir().unwrap();
@@ -374,11 +375,11 @@ fn a_grant_is_minted_where_the_service_has_its_state() {
     assert!(place.path().join("there/state.db").exists());
 }
 
-/// Whose service it is, that one's are the grants, also where the service's file says nothing of a state directory.
+/// A user's service has its grants in the user's own state directory, also if the configuration names no directory.
 #[test]
 fn a_users_grants_are_in_the_users_own_state() {
     let place = tempdir().unwrap();
-    // Where cargo has it, others may not look.
+    // Other users may not read the program where cargo has put it.
     let binary = place.path().join("cogni-gateway");
     fs::copy(env!("CARGO_BIN_EXE_cogni-gateway"), &binary).unwrap();
     let file = place.path().join("serve.toml");
@@ -483,7 +484,7 @@ fn hidden() -> Vec<(&'static str, &'static str)> {
     vec![(r"grant-[0-9a-f-]{36}", "[id]"), (r"20\d\d-\d\d-\d\dT[\d:]{8}Z", "[time]")]
 }
 
-/// Exit code, standard output and standard error.
+/// Returns exit code, standard output and standard error.
 fn cogni(place: &Path, arguments: &[&str]) -> (i32, String, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"))
         .arg("grant")
@@ -496,7 +497,7 @@ fn cogni(place: &Path, arguments: &[&str]) -> (i32, String, String) {
     (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
 }
 
-/// Somebody who is not root.
+/// The id of a user who is not root.
 const NOBODY: u32 = 65534;
 
 const MINT: [&str; 17] = [

@@ -1,4 +1,4 @@
-//! B1 to B4: what runs cost, from our own records and from LiteLLM's, and that each call is charged once.
+//! B1 to B4: Tests of billing: costs from the gateway's own records and from LiteLLM's, and one charge per call.
 
 mod call_usage;
 mod command;
@@ -18,14 +18,14 @@ use cogni_gateway::llm::budget::{self, Nanodollars, TokenUsage, Tokens};
 use cogni_gateway::service::billing::{self, BillingStore, CallUsage, ChargeNotice, ChargeSource};
 use cogni_gateway::telemetry::audit::records::CallOutcome;
 
-/// Books of their own, in a directory.
+/// Opens a billing store in a directory.
 fn books(directory: &Path) -> BillingStore {
     BillingStore::new(
         SqliteDatabase::open_database(&directory.join("state.db"), &[billing::SCHEMA]).unwrap(),
     )
 }
 
-/// A call of run `run-1` that used 11 and 7 tokens, at a given time.
+/// A call of run `run-1` that used 11 input and 7 output tokens and was settled at this time.
 fn fact(call_id: &str, settled: SystemTime) -> CallUsage {
     CallUsage {
         call_id: call_id.to_owned(),
@@ -51,7 +51,7 @@ fn fact(call_id: &str, settled: SystemTime) -> CallUsage {
     }
 }
 
-/// What LiteLLM says of such a call.
+/// LiteLLM's charge notice for such a call.
 fn notice(call_id: &str, amount: u64) -> ChargeNotice {
     ChargeNotice {
         call_id: call_id.to_owned(),
@@ -69,12 +69,12 @@ fn notice(call_id: &str, amount: u64) -> ChargeNotice {
     }
 }
 
-/// A time of the day on which the fixtures were recorded.
+/// A time on the day when the fixtures were recorded.
 fn at(time: &str) -> SystemTime {
     humantime::parse_rfc3339(&format!("2026-11-22T{time}Z")).unwrap()
 }
 
-/// A file that a real LiteLLM has sent.
+/// Reads a file that a real LiteLLM has sent.
 fn recorded(name: &str) -> Vec<u8> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/litellm");
     std::fs::read(folder.join(name)).unwrap()

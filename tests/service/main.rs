@@ -1,4 +1,4 @@
-//! The service around runs: API, grants, journal, billing.
+//! Tests of the service around runs: API, grants, store and billing.
 #![expect(
     clippy::disallowed_methods,
     clippy::panic,

@@ -1,5 +1,5 @@
-//! The service whole: what somebody who holds a grant asks for, in sandboxes of the embedded driver, with a provider
-//! and a forge behind it (A1–A5, B1, B4, R5, R7, S1).
+//! Tests of the whole service: requests of a grant's holder, executed in sandboxes of the embedded driver, with a fake
+//! provider and a GitHub stand-in (A1–A5, B1, B4, R5, R7, S1).
 
 mod agent_rules;
 mod audit_proof;

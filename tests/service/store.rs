@@ -1,4 +1,4 @@
-//! A4, A5: what a service remembers of its runs, and what watchers are told.
+//! A4, A5: Tests of the store: the runs that a service remembers, and the events that watchers receive.
 
 use std::time::{Duration, SystemTime};
 
@@ -23,7 +23,7 @@ impl Desk {
         Self { journal: open(&directory), directory }
     }
 
-    /// As after a crash.
+    /// Opens the store again, as after a crash.
     fn again(&self) -> RunStore {
         open(&self.directory)
     }
@@ -62,9 +62,9 @@ async fn told(journal: &RunStore, run: &str, after: u64) -> Vec<RunEvent> {
     journal.follow_events(run, after).try_collect().await.unwrap()
 }
 
-/// A key is good for one run; other words under the same key are refused.
+/// An idempotency key belongs to one run; a different request with the same key is refused.
 #[tokio::test]
-async fn asking_twice_is_asking_once() {
+async fn repeating_a_request_starts_one_run() {
     let desk = Desk::new();
     assert!(matches!(
         desk.journal.add_run(new("r1", Some("k"), "one")).await,
@@ -94,9 +94,9 @@ async fn asking_a_hundred_times_at_once_is_asking_once() {
     assert_eq!(added.iter().filter(is_new).count(), 1);
 }
 
-/// Whoever watches from the beginning, from the middle, live or later, is told the same.
+/// A watcher receives the same events, whether from the beginning, from the middle, live or later.
 #[tokio::test]
-async fn a_watcher_misses_nothing_and_hears_nothing_twice() {
+async fn a_watcher_gets_every_event_once() {
     let desk = Desk::new();
     let feed = desk.add("r1").await;
     let journal = desk.journal.clone();
@@ -121,9 +121,9 @@ async fn a_watcher_misses_nothing_and_hears_nothing_twice() {
     assert_eq!(told(&desk.journal, "unknown", 0).await, []);
 }
 
-/// After a crash the events go on after all that were told, written down or not, and no number is used twice.
+/// After a crash, new events follow all events that watchers received, written or not, and no number is used twice.
 #[tokio::test]
-async fn what_was_told_before_a_crash_is_followed_by_what_comes_after() {
+async fn events_after_a_crash_follow_the_events_before_it() {
     let desk = Desk::new();
     let feed = desk.add("r1").await;
     for number in 0..300 {
@@ -147,7 +147,7 @@ async fn what_was_told_before_a_crash_is_followed_by_what_comes_after() {
     let feed = after.resume_run(&rows[0]).await.unwrap();
     let mut watcher = Box::pin(after.follow_events("r1", 290));
     assert_eq!(watcher.next().await.unwrap().unwrap().seq, 291);
-    // Whoever was told more than was written down.
+    // A watcher may have received more events than were written.
     let ahead = after.follow_events("r1", 305);
     let code = Some("interrupted".into());
     let words = vec![(RunEventKind::Final, json!({"ok": false}))];
@@ -168,9 +168,9 @@ async fn told_in_file(desk: &Desk) -> usize {
     told(&desk.again(), "r1", 0).await.len()
 }
 
-/// The conversation is not kept longer than it is needed; nor do details crowd out how a run has ended.
+/// The conversation is removed as soon as it is not needed. Details never displace how a run ended.
 #[tokio::test]
-async fn what_is_kept_is_bounded() {
+async fn stored_data_is_bounded() {
     let desk = Desk::new();
     let feed = desk.add("r1").await;
     desk.journal.mark_running("r1", "{\"messages\":0}".to_owned()).await.unwrap();
@@ -188,7 +188,7 @@ async fn what_is_kept_is_bounded() {
     );
 }
 
-/// A run that has ended stays as it is.
+/// The end of a run never changes.
 #[tokio::test]
 async fn an_end_is_definite() {
     let desk = Desk::new();
@@ -227,9 +227,9 @@ async fn lists_are_newest_first_and_paged() {
     assert!(ids(RunFilter { state, limit: 2, ..RunFilter::default() }).await.is_empty());
 }
 
-/// A long answer stands on standard output, in the result and in the last events; one of them is enough for the disk.
+/// A long answer appears on standard output, in the result and in the last events, but is stored once.
 #[tokio::test]
-async fn an_answer_is_kept_once() {
+async fn an_answer_is_stored_once() {
     let desk = Desk::new();
     let feed = desk.add("r1").await;
     let text = "It's \"forty-two\", says the\nbook. ".repeat(40_000);
@@ -260,9 +260,9 @@ async fn an_answer_is_kept_once() {
     assert_eq!((last.kind, Some(&*last.data)), (RunEventKind::Final, ended.result.as_deref()));
 }
 
-/// What is forgotten gives its room on the disk back, whatever its file was made by; what is not is as it was.
+/// Removed runs give their disk space back, whichever version made the file, and the other runs are unchanged.
 #[tokio::test]
-async fn a_file_shrinks_when_runs_are_forgotten() {
+async fn a_file_shrinks_when_runs_are_removed() {
     for made_before in [false, true] {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state.db");
@@ -296,9 +296,9 @@ async fn a_file_shrinks_when_runs_are_forgotten() {
     }
 }
 
-/// Also what only looks like the mark of something that was left out.
+/// Text that only looks like the marker for deduplicated output is kept, too.
 #[tokio::test]
-async fn what_is_printed_is_kept_to_the_byte() {
+async fn output_is_stored_to_the_byte() {
     let desk = Desk::new();
     let long = "x".repeat(2000);
     let printed = [
@@ -319,7 +319,7 @@ async fn what_is_printed_is_kept_to_the_byte() {
     }
 }
 
-/// An end as the supervisor writes it down.
+/// The end of a run, as the service writes it.
 fn ended_with(answer: &str) -> RunEnd {
     let envelope = json!({"payloads": [{"text": answer}], "meta": {}});
     let result = json!({"ok": true, "agent": envelope});
@@ -331,7 +331,7 @@ fn ended_with(answer: &str) -> RunEnd {
     }
 }
 
-/// Of all runs, without what the tables take beside it.
+/// Returns the stored size of all runs, without the overhead of the tables.
 async fn kept_bytes(desk: &Desk) -> usize {
     let path = desk.directory.path().join("state.db");
     let sum = "SELECT (SELECT sum(octet_length(data)) FROM event)
@@ -346,7 +346,7 @@ fn feed_pause() -> Duration {
     Duration::from_millis(3)
 }
 
-/// Two runs that are accepted at once do not pass a cap together, and what they reserve is there after a crash.
+/// Two runs that are accepted at once stay within a grant's cap together, and their reservations survive a crash.
 #[tokio::test]
 async fn runs_that_are_accepted_at_once_stay_within_the_grants_cap() {
     let desk = Desk::new();
@@ -376,7 +376,7 @@ async fn runs_that_are_accepted_at_once_stay_within_the_grants_cap() {
 
     let ended = RunEnd { charged: Some(Nanodollars(1)), ..RunEnd::default() };
     desk.journal.finish_run(&accepted[0], ended.clone()).await.unwrap();
-    // Of this one nobody knows what it has cost.
+    // The cost of this run is unknown.
     desk.journal.finish_run(&accepted[1], RunEnd::default()).await.unwrap();
     let forgotten =
         desk.journal.forget_ended_before(SystemTime::now() + Duration::from_mins(1)).await.unwrap();

@@ -1,4 +1,4 @@
-//! G13: the operator's socket, as an operator uses it.
+//! G13: Tests of the operator's admin socket.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -10,7 +10,7 @@ use super::{Run, cogni, streamed};
 use crate::support::client::{Client, Response};
 use crate::support::model_provider;
 
-/// G13: pausing, resuming, draining and cutting a run; each is in the audit with its user.
+/// G13: An operator pauses, resumes, drains and cuts a run; each action is in the audit log with its user.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operator_pauses_ends_and_cuts_a_run() {
     let upstream = model_provider::start("").await;
@@ -66,7 +66,7 @@ async fn an_operator_pauses_ends_and_cuts_a_run() {
     "#);
 }
 
-/// G13: limits and models change while the run is served, or not at all.
+/// G13: Limits and models change while the run is served, or not at all.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operator_changes_limits_and_models() {
     let upstream = model_provider::start("").await;
@@ -108,7 +108,7 @@ async fn an_operator_changes_limits_and_models() {
     run.verify();
 }
 
-/// G13: the configuration is read again, as with SIGHUP.
+/// G13: A request on the socket reloads the configuration, as SIGHUP does.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operator_reloads_the_configuration() {
     let upstream = model_provider::start("").await;
@@ -126,9 +126,9 @@ async fn an_operator_reloads_the_configuration() {
     assert_eq!(status["models"], json!(["other"]));
 }
 
-/// G13: the same from the command line, where there is no curl.
+/// G13: The `admin` command does the same on machines without curl.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_command_says_what_the_socket_says() {
+async fn the_command_prints_the_sockets_answers() {
     let upstream = model_provider::start("").await;
     let run = Run::new(&upstream.addr.to_string());
     let _gateway = run.start();
@@ -171,7 +171,7 @@ async fn the_command_says_what_the_socket_says() {
     "#);
 }
 
-/// The sandbox sees the directory of its own socket; the operator's must not be in it.
+/// The sandbox sees the directory of its own socket, so the admin socket must not be in it.
 #[test]
 fn the_operators_socket_stays_out_of_the_sandbox() {
     let (code, _, said) = cogni(
@@ -187,9 +187,9 @@ fn the_operators_socket_stays_out_of_the_sandbox() {
     insta::assert_snapshot!(said, @"error: `ADMIN_SOCKET_PATH` is `/llm-sock/admin.sock`, in the directory of the run's socket, which the sandbox sees; give it a directory of its own");
 }
 
-/// Whoever begins a run ends it: a file that names a socket for somebody else is for another command.
+/// `run` starts and ends its own run, so it refuses a configuration with an admin socket.
 #[test]
-fn a_run_has_no_operator() {
+fn the_run_command_refuses_an_admin_socket() {
     let file = tempfile::NamedTempFile::new().unwrap();
     fs::write(file.path(), "[admin]\nsocket_path = '/run/a.sock'\n").unwrap();
     let config = file.path().to_str().unwrap();

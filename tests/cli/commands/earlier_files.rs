@@ -1,4 +1,4 @@
-//! Files that an earlier program has written are read by this one.
+//! Tests of files that an earlier version has written.
 
 use std::fs;
 use std::process::Command;
@@ -8,8 +8,8 @@ use serde_json::Value;
 use super::BINARY;
 use crate::support::process::Process;
 
-/// G11, G13: the log of a process that was killed before types and fields got their present names is continued: the same
-/// settings have the same digest, the call without an end is settled, and the budget goes on.
+/// G11, G13: The log of a killed process of an earlier version, with the earlier names of types and fields, is
+/// continued. The same settings have the same digest, the open call is settled, and the budget continues.
 #[test]
 fn an_audit_log_and_a_configuration_of_an_earlier_program_are_taken_up() {
     let place = tempfile::tempdir().unwrap();

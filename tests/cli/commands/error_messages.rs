@@ -1,6 +1,7 @@
-//! R8: every message that a person can meet at the shell names the thing, says why, and says what to do instead.
+//! R8: Tests of every message that a person can get at the shell: it names the thing, says why, and says what to do
+//! instead.
 //!
-//! The snapshot holds them all, to be read as they read; what no message may have is tested here.
+//! The snapshots hold all messages, for review. The tests check what no message may contain.
 
 use std::fmt::Write;
 use std::fs::{self, Permissions};
@@ -11,10 +12,10 @@ use serde_json::Value;
 
 use super::cogni;
 
-/// A command line, by its words; `DIR` stands for a directory of the test's own.
+/// A command line; `DIR` stands for a directory of the test.
 type Row = &'static str;
 
-/// Settings, and what is missing.
+/// Command lines with wrong or missing settings.
 const SETTINGS: &[Row] = &[
     "proxy",
     "proxy --run-id r",
@@ -37,7 +38,7 @@ const SETTINGS: &[Row] = &[
     "explain DIR/none",
 ];
 
-/// Runs that cannot begin.
+/// Command lines of runs that cannot begin.
 const RUNS: &[Row] = &[
     "run",
     "run --billing-account-id a",
@@ -73,7 +74,7 @@ const RUNS: &[Row] = &[
     "run --billing-account-id a --pull-request -- true",
 ];
 
-/// The commands of an operator.
+/// Command lines of an operator.
 const OPERATORS: &[Row] = &[
     "grant mint",
     "grant mint --name x",
@@ -145,7 +146,7 @@ fn operators_are_told_what_to_do_instead() {
     insta::assert_snapshot!(told(OPERATORS));
 }
 
-/// R1: what a run needs, and is not there, has a code of its own in its result.
+/// R1: If something that a run needs is missing, the result has a code of its own.
 #[test]
 fn a_run_without_its_engine_could_not_begin() {
     let place = tempfile::tempdir().unwrap();
@@ -163,7 +164,7 @@ fn a_run_without_its_engine_could_not_begin() {
     insta::assert_snapshot!(said, @"container engine at `DIR/none.sock` does not answer: Socket not found: DIR/none.sock; start it, name its socket with `--docker-socket`, or leave the image out for the driver `embedded`, which needs no engine");
 }
 
-/// R8: completions know every command, and each command has a manual page.
+/// R8: Shell completions know every command, and each command has a manual page.
 #[test]
 fn shells_and_man_know_every_command() {
     let place = tempfile::tempdir().unwrap();
@@ -181,12 +182,12 @@ fn shells_and_man_know_every_command() {
     }
 }
 
-/// Runs each command line, and returns how it ends and what it says. Nothing of it begins anything.
+/// Runs each command line; returns its exit status and output. No command line starts a run.
 fn told(rows: &[Row]) -> String {
     let place = tempfile::tempdir().unwrap();
     prepare(place.path());
     let directory = place.path().to_str().unwrap();
-    // The kernel's limit is one of bytes, and the directory's name has another length each time.
+    // The kernel's limit is in bytes, and the length of the directory's name varies.
     let long = format!("{directory}/{}", "long".repeat((90 - directory.len()) / 4));
     let mut told = String::new();
     for row in rows {
@@ -209,7 +210,7 @@ fn told(rows: &[Row]) -> String {
     })
 }
 
-/// No message has the words of a library, of another program's interface, or a panic's.
+/// Asserts that no message has the text of a library, of another program's interface, or of a panic.
 fn check(row: &str, said: &str) {
     let foreign = [
         "expected u",

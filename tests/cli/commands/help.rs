@@ -1,4 +1,4 @@
-//! R8: whoever asks a command what it is for is told that, and not how it is built.
+//! R8: Tests of the help: it says what a command is for, not how it works inside.
 
 use std::fmt::Write;
 
@@ -7,9 +7,9 @@ use cogni_gateway::cli;
 
 use super::cogni;
 
-/// Every command, and what it says of itself first.
+/// The snapshot has every command with its first sentence.
 #[test]
-fn each_command_says_what_it_is_for() {
+fn each_command_has_a_description() {
     let mut command = cli::command();
     command.build();
     let mut told = String::new();
@@ -17,9 +17,9 @@ fn each_command_says_what_it_is_for() {
     insta::assert_snapshot!(told);
 }
 
-/// The help that people read most, as they read it.
+/// The snapshot has the help pages that are read most.
 #[test]
-fn the_help_reads_as_written() {
+fn the_main_help_pages_match_the_snapshot() {
     let commands = [
         &["--help"][..],
         &["run", "--help"],
@@ -40,7 +40,7 @@ fn the_help_reads_as_written() {
     insta::assert_snapshot!(told);
 }
 
-/// `-h` and `--help` begin with the same sentence, and no flag or argument goes without its own.
+/// `-h` and `--help` begin with the same sentence, and every flag and argument has a description.
 #[test]
 fn everything_has_its_help() {
     let mut command = cli::command();

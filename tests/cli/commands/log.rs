@@ -1,4 +1,4 @@
-//! G12: our own log, for machines.
+//! G12: Tests of the program's own log in JSON.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -14,9 +14,9 @@ use crate::support::model_provider;
 use crate::support::process::{Process, patience};
 use crate::support::test_ca::Authority;
 
-/// G12: each line is one flat object, with the run and its trace where it is about a run.
+/// G12: Each line is one flat JSON object, with the run and its trace if the line is about a run.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_line_of_json_says_whose_run_and_trace_it_is_about() {
+async fn a_json_line_names_its_run_and_trace() {
     let upstream = model_provider::start("").await;
     let place = tempfile::tempdir().unwrap();
     let mut command = Command::new(BINARY);
@@ -53,13 +53,13 @@ async fn a_line_of_json_says_whose_run_and_trace_it_is_about() {
     });
 }
 
-/// G14: whoever does not read our log holds up no request, and no end; what does not fit is lost.
+/// G14: If the log is not read, neither requests nor the shutdown are delayed; lines that do not fit are lost.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_log_that_nobody_reads_holds_nobody_up() {
+async fn a_log_without_a_reader_delays_nothing() {
     let place = tempfile::tempdir().unwrap();
     let (socket, pipe) = (place.path().join("llm.sock"), place.path().join("pipe"));
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-    // Opened for both, so that neither side waits for the other.
+    // The pipe is opened for reading and writing, so that neither side waits for the other.
     let mut reader = File::options().read(true).write(true).open(&pipe).unwrap();
     let mut command = Command::new("sh");
     command
@@ -78,7 +78,7 @@ async fn a_log_that_nobody_reads_holds_nobody_up() {
     let is_served = || UnixStream::connect(&socket).is_ok();
     tokio::task::block_in_place(|| patience(is_served, || gateway.said()));
     let mut connection = Client::new(&socket).http2().await;
-    // HTTP/2 says several lines of each: more than a pipe and the queue hold.
+    // HTTP/2 logs several lines per request: more than a pipe and the queue hold.
     for _ in 0..1000 {
         let asked = request(Method::GET, "http://x/health", "", &[]);
         assert_eq!(connection.send_request(asked).await.unwrap().status(), 200);
@@ -91,7 +91,8 @@ async fn a_log_that_nobody_reads_holds_nobody_up() {
     assert!(kept.contains("ready") && !kept.contains("stopped"), "{kept}");
 }
 
-/// G15: h2 warns of a client that takes its streams back. Of that our log has nothing, however often the client does it.
+/// G15: The crate h2 warns about a client that resets many streams. The log has none of these warnings, however many
+/// there are.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_cannot_fill_our_log_through_the_crates_below_us() {
     let place = tempfile::tempdir().unwrap();
@@ -119,11 +120,11 @@ async fn a_client_cannot_fill_our_log_through_the_crates_below_us() {
     assert!(said.contains("stopped") && !said.contains("WARN"), "{said}");
 }
 
-/// A connection of HTTP/2 whose client opens more streams than a server puts up with, each reset at once.
+/// The bytes of an HTTP/2 connection that opens more streams than a server tolerates and resets each at once.
 fn streams_taken_back() -> Vec<u8> {
     let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
     for stream in (1_u32..200).step_by(2) {
-        // `GET / http` by the static table, and the reset with `CANCEL`.
+        // `GET / http` by the static table, and a reset with `CANCEL`.
         bytes.extend_from_slice(b"\0\0\x03\x01\x05");
         bytes.extend_from_slice(&stream.to_be_bytes());
         bytes.extend_from_slice(b"\x82\x84\x86\0\0\x04\x03\0");
@@ -133,8 +134,8 @@ fn streams_taken_back() -> Vec<u8> {
     bytes
 }
 
-/// G8: an upstream that is not reached is told once a minute, with its host, its cause and what to do; so is a key that it
-/// refuses. Clients are told none of that.
+/// G8: An unreachable upstream is logged once a minute, with its host, the cause and what to do; so is a refused key.
+/// Clients learn none of that.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_operator_is_told_why_the_upstream_fails() {
     let upstream = model_provider::start("").await;
@@ -181,7 +182,7 @@ async fn the_operator_is_told_why_the_upstream_fails() {
     }
 }
 
-/// R8: `doctor` tries what is configured, and names what to set where it fails.
+/// R8: `doctor` tries the configured upstream, and names the setting to change if that fails.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_doctor_asks_the_upstream() {
     let upstream = model_provider::start("").await;

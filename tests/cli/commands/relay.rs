@@ -1,4 +1,4 @@
-//! `cogni-gateway relay`, as an operator sees it.
+//! Tests of `cogni-gateway relay`, which operators use.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use crate::support::repository::{commit, git};
 
-/// L5, L7: what is held is shown with the line that brings it into a clone, and that line does.
+/// L5, L7: Held work is listed with the command that applies it in a clone, and that command works.
 #[test]
 fn held_work_is_shown_and_applied() {
     let place = tempfile::tempdir().unwrap();
@@ -55,9 +55,9 @@ fn held_work_is_shown_and_applied() {
     );
 }
 
-/// L7: what is not there is said, and with nothing to deliver all is well.
+/// L7: An empty or missing outbox is reported, and is no error.
 #[test]
-fn an_empty_outbox_is_well() {
+fn an_empty_outbox_is_no_error() {
     let place = tempfile::tempdir().unwrap();
     let state = place.path().join("state");
     let (code, said) = relay(&state, place.path(), &["status"]);
@@ -68,14 +68,14 @@ fn an_empty_outbox_is_well() {
     let status = relay(&state, place.path(), &["status"]);
     assert_eq!((status.0, status.1.as_str()), (0, "everything is delivered\n"));
     insta::assert_snapshot!(said, @"error: there is no relay `nobody`; `cogni-gateway relay status` lists them");
-    // Other rules are for work that somebody has named.
+    // New rules can be applied only to work that the operator has named.
     let (code, said) = relay(&state, place.path(), &["retry", "--due", "--new-rules"]);
     assert!(code == 2 && said.contains("cannot be used with"), "{said}");
 }
 
-/// L5: what nobody wants is thrown away, and nothing else is.
+/// L5: Held work can be discarded, and nothing else is removed.
 #[test]
-fn held_work_can_be_thrown_away() {
+fn held_work_can_be_discarded() {
     let place = tempfile::tempdir().unwrap();
     let (state, id) = held(&place);
     let (code, said) = relay(&state, place.path(), &["discard", &id]);
@@ -85,9 +85,9 @@ fn held_work_can_be_thrown_away() {
     assert_eq!(relay(&state, place.path(), &["discard", &id]).0, 2);
 }
 
-/// L6: a token goes to this machine, or by TLS.
+/// L6: A token is sent only to this machine or over TLS.
 #[test]
-fn an_api_in_the_clear_is_refused() {
+fn an_api_without_tls_is_refused() {
     let place = tempfile::tempdir().unwrap();
     let asked = |url: &str| {
         let flags = ["retry", "--due", "--github-api-url", url];
@@ -101,7 +101,7 @@ fn an_api_in_the_clear_is_refused() {
     }
 }
 
-/// L4: what is held survives a sweep of any age.
+/// L4: A sweep never removes held work, whatever its age.
 #[test]
 fn a_sweep_removes_nothing_that_is_held() {
     let place = tempfile::tempdir().unwrap();
@@ -112,9 +112,9 @@ fn a_sweep_removes_nothing_that_is_held() {
     assert_eq!(relay(&state, &work, &["apply", &id]).0, 0);
 }
 
-/// L5: where a file says how old kept work may be, a sweep goes by that.
+/// L5: If a rules file limits the age of kept work, a sweep removes older work.
 #[test]
-fn a_sweep_with_the_relays_rules_throws_away_what_is_kept_too_long() {
+fn a_sweep_removes_work_beyond_its_maximum_age() {
     let place = tempfile::tempdir().unwrap();
     let (state, id) = held(&place);
     let rules = place.path().join("relay.toml");
@@ -129,9 +129,9 @@ fn a_sweep_with_the_relays_rules_throws_away_what_is_kept_too_long() {
     assert_eq!(relay(&state, place.path(), &["discard", &id]).0, 2);
 }
 
-/// L5: a run of the command line, too, tells how much is kept, and does not begin where that is too much.
+/// L5: A run of the command line also reports how much work is kept, and does not begin if that is over the limit.
 #[test]
-fn a_run_with_a_branch_does_not_begin_where_too_much_is_kept() {
+fn a_run_with_a_branch_does_not_begin_if_too_much_work_is_kept() {
     let place = tempfile::tempdir().unwrap();
     let (state, id) = held(&place);
     let rules = place.path().join("relay.toml");
@@ -160,7 +160,7 @@ fn a_run_with_a_branch_does_not_begin_where_too_much_is_kept() {
     assert_eq!(relay(&state, place.path(), &["discard", &id]).0, 0);
 }
 
-/// L6: a credential that is given twice, or half, is refused before anything is done.
+/// L6: A credential that is given twice or incompletely is refused before anything is done.
 #[test]
 fn a_credential_is_given_once_and_whole() {
     let place = tempfile::tempdir().unwrap();
@@ -178,7 +178,7 @@ fn a_credential_is_given_once_and_whole() {
     ");
 }
 
-/// A row that is held, with a bundle that git has made.
+/// Adds a held row with a bundle that git has made.
 fn held(place: &TempDir) -> (std::path::PathBuf, String) {
     let work = place.path().join("work");
     git(place.path(), &["init", "--quiet", "--initial-branch=main", "work"]);
@@ -212,7 +212,7 @@ fn held(place: &TempDir) -> (std::path::PathBuf, String) {
     (state, outbox.advance_job(&job, StepOutcome::Held { code: "policy", why }).unwrap().id)
 }
 
-/// L7: what a relay keeps names its directory, in text.
+/// L7: The relay's state directory must have a name that is text.
 #[test]
 fn a_state_directory_has_a_name_that_is_text() {
     let place = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! R8: what a command says when its words do not arrive, and how its errors read.
+//! R8: Tests of output that cannot be written, and of the form of errors.
 
 use std::fs::File;
 use std::io;
@@ -6,9 +6,9 @@ use std::process::{Command, Stdio};
 
 use super::{BINARY, cogni};
 
-/// As `cogni-gateway … | head -0` has it.
+/// A reader such as `head -0` ends before the command has written.
 #[test]
-fn a_reader_that_has_gone_is_no_error_to_be_told() {
+fn a_reader_that_has_ended_is_no_error() {
     let (reader, writer) = io::pipe().unwrap();
     drop(reader);
     assert_eq!(agents(writer), (1, String::new()));
@@ -22,7 +22,7 @@ fn a_full_disk_is_told_and_is_not_wrong_use() {
     insta::assert_snapshot!(said, @"error: cannot write to standard output: No space left on device (os error 28)");
 }
 
-/// What is wrong is said once, with what would be right.
+/// An error is printed once, with what would be correct.
 #[test]
 fn errors_are_short_and_say_what_to_do() {
     let place = tempfile::tempdir().unwrap();

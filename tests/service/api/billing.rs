@@ -1,4 +1,5 @@
-//! A4, B2, B4: what runs cost, over HTTP: told by LiteLLM, and listed where somebody has to look at it.
+//! A4, B2, B4: Tests of billing over HTTP: LiteLLM's charge notices, and the list of runs that need an operator's
+//! attention.
 
 use std::fs;
 
@@ -9,9 +10,10 @@ use serde_json::{Value, json};
 use super::asked;
 use crate::support::service::Place;
 
-/// B2, G4: LiteLLM is told whose books a call stands in, whatever the run's owner says, and another's call is not ours.
+/// B2, G4: LiteLLM receives the id of the gateway's billing store with each call, whatever the client claims. Notices
+/// for another store are not accepted.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_call_says_whose_books_it_stands_in() {
+async fn a_call_names_its_billing_store() {
     let place = Place::new("").await;
     let service = place.start();
     let mut body = asked("fake");
@@ -40,7 +42,7 @@ async fn a_call_says_whose_books_it_stands_in() {
     place.stop(service);
 }
 
-/// B4: an admin sees which runs have calls without a receipt, page by page, and nobody else does.
+/// B4: Only an admin can list the runs with calls without a receipt, page by page.
 #[tokio::test(flavor = "multi_thread")]
 async fn flagged_runs_are_listed() {
     let place = Place::new("").await;
@@ -66,8 +68,8 @@ async fn flagged_runs_are_listed() {
     place.stop(service);
 }
 
-/// B2, G15: reports of the largest size, many at once, take the memory of a few, and whoever asks how the service is has an
-/// answer while they are read.
+/// B2, G15: Many concurrent reports of the maximum size take the memory of a few, and health checks are answered
+/// meanwhile.
 #[tokio::test(flavor = "multi_thread")]
 async fn large_reports_cost_bounded_memory() {
     let place = Place::new("").await;
@@ -101,7 +103,7 @@ async fn large_reports_cost_bounded_memory() {
     place.stop(service);
 }
 
-/// The most memory that a process has had.
+/// Returns the peak memory of a process.
 fn peak_kib(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();

@@ -1,4 +1,4 @@
-//! A2: a chat is answered with what the agent says while it says it.
+//! A2: Tests of chats: the agent's text is streamed as it arrives.
 
 use http::Method;
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::chat;
 use crate::support::service::{Grant, Place, told};
 
-/// A2: the events come in order, the answer before the end, and can be read again from anywhere.
+/// A2: The events come in order, the answer before the end, and can be read again from any number.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chat_streams_its_answer_and_can_be_read_again() {
     let place = Place::new("").await;
@@ -38,7 +38,7 @@ async fn a_chat_streams_its_answer_and_can_be_read_again() {
     place.stop(service);
 }
 
-/// A2: a client that leaves ends its run.
+/// A2: A client that disconnects ends its chat's run.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chat_whose_client_goes_away_is_ended() {
     let place = Place::new("").await;
@@ -54,9 +54,9 @@ async fn a_chat_whose_client_goes_away_is_ended() {
     place.stop(service);
 }
 
-/// A2: unless it said that the run is to go on.
+/// A2: If the request says so, the run continues without its client.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_chat_that_is_to_go_on_goes_on_without_its_client() {
+async fn a_detached_chat_continues_without_its_client() {
     let place = Place::new("").await;
     let service = place.start();
     let grant = place.grant(&[]);
@@ -70,7 +70,7 @@ async fn a_chat_that_is_to_go_on_goes_on_without_its_client() {
     place.stop(service);
 }
 
-/// Reads a chat until the agent has said something, which is before its end, and goes away.
+/// Reads a chat until the agent's first text, which comes before the end, and disconnects.
 async fn left(grant: &Grant, body: &Value) -> String {
     let mut stream = grant.open("/api/v1/ai/chat", body).await;
     assert_eq!(stream.status, 200);
@@ -85,7 +85,7 @@ async fn left(grant: &Grant, body: &Value) -> String {
     run
 }
 
-/// A3: nobody spends more than the grant allows, whatever is asked for.
+/// A3: The budget of a run never exceeds the grant's, whatever the request asks for.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_budget_is_the_least_of_what_is_asked_for_and_what_is_granted() {
     let place = Place::new("").await;
@@ -106,5 +106,5 @@ fn ids(text: &str) -> Vec<u64> {
     told(text).iter().map(|told| told.seq).collect()
 }
 
-/// A model that says one word, and the next when the gate is opened.
+/// A model that writes one word, and the next one when the gate opens.
 const WAITS: &str = "fake/text=one two;gate=1";

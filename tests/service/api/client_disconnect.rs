@@ -1,4 +1,4 @@
-//! A2, A4: a client that hangs up before it is answered leaves no run that nobody sees to.
+//! A2, A4: Tests of clients that disconnect before the answer: no run is left without supervision.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -10,7 +10,7 @@ use super::{asked, chat, until};
 use crate::support::process::pause_for;
 use crate::support::service::{Grant, Place};
 
-/// A4: what has been accepted is run, whenever its client goes away.
+/// A4: An accepted run is executed, whenever its client disconnects.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_whose_client_hangs_up_at_once_is_run_all_the_same() {
     let place = Place::new("").await;
@@ -23,13 +23,13 @@ async fn a_run_whose_client_hangs_up_at_once_is_run_all_the_same() {
     place.stop(service);
 }
 
-/// A2: a chat ends with its client, whenever that goes away.
+/// A2: A chat ends when its client disconnects, at whatever moment.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chat_whose_client_hangs_up_at_once_is_ended() {
     let place = Place::new("").await;
     let service = place.start();
     let grant = place.grant(&[]);
-    // Nobody opens its gate: by itself it would not end.
+    // The gate stays closed, so the chat would not end by itself.
     hang_up(&place, &grant, "/api/v1/ai/chat", &chat("fake/text=one two;gate=1"));
     let rows = all_ended(&grant).await;
     let wrong: Vec<_> = rows.iter().filter(|row| row["error_code"] != "cancelled").collect();
@@ -37,7 +37,7 @@ async fn a_chat_whose_client_hangs_up_at_once_is_ended() {
     place.stop(service);
 }
 
-/// So many clients, of which each waits a little longer than the one before.
+/// Makes this many requests; each client waits a little longer than the one before and then disconnects.
 fn hang_up(place: &Place, grant: &Grant, path: &str, body: &Value) {
     let body = body.to_string();
     for client in 0..CLIENTS {
@@ -53,7 +53,7 @@ fn hang_up(place: &Place, grant: &Grant, path: &str, body: &Value) {
     }
 }
 
-/// All that were begun.
+/// Returns all runs that were started, after they have ended.
 async fn all_ended(grant: &Grant) -> Vec<Value> {
     let rows = async || {
         let listed = grant.get("/api/v1/runs?limit=200").await.json();

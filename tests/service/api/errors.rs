@@ -1,4 +1,4 @@
-//! A3: every call needs a grant, and every refusal is JSON with a code.
+//! A3: Tests of refusals: every call needs a grant, and every refusal is JSON with a code.
 
 use std::fmt::Write;
 
@@ -9,9 +9,9 @@ use super::{asked, chat, until};
 use crate::support::client::Response;
 use crate::support::service::Place;
 
-/// What there is to call stands in the service's own description, so that a new path cannot be forgotten here.
+/// The paths come from the service's own API description, so a new path is tested, too.
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_has_no_grant_is_refused_at_every_path() {
+async fn a_request_without_a_grant_is_refused_at_every_path() {
     let place = Place::new("").await;
     let service = place.start();
     let document = place.client().get("/api/v1/openapi.json").await.json();
@@ -41,9 +41,9 @@ fn operations(document: &Value) -> Vec<(String, Method, Value)> {
     operations.collect()
 }
 
-/// A3: revoked, or of another scope: each has its code.
+/// A3: A revoked grant and a missing scope have their own codes.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_grant_is_good_for_what_it_names_and_while_it_is() {
+async fn a_grant_is_valid_for_its_scopes_until_it_is_revoked() {
     let place = Place::new("").await;
     let service = place.start();
     let mut said = String::new();
@@ -82,9 +82,9 @@ async fn a_grant_is_good_for_what_it_names_and_while_it_is() {
     place.stop(service);
 }
 
-/// Nobody ever reads one of axum's own answers.
+/// No response is one of axum's own error texts.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_understood_is_refused_in_the_same_shape() {
+async fn malformed_requests_are_refused_in_the_same_shape() {
     let place = Place::new("").await;
     let service = place.start();
     let grant = place.grant(&[]);
@@ -126,7 +126,7 @@ async fn what_cannot_be_understood_is_refused_in_the_same_shape() {
     place.stop(service);
 }
 
-/// A3: tokens are sent once, in the header that is made for them, and are never logged.
+/// A3: A token is accepted only in its header, and is never logged.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_is_read_from_one_header_only() {
     let mut place = Place::new("").await;

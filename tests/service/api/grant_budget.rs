@@ -1,4 +1,4 @@
-//! G9, A3: the money of all runs of a grant together, over time.
+//! G9, A3: Tests of the total cost of a grant's runs over time.
 
 use std::time::{Duration, SystemTime};
 
@@ -8,14 +8,14 @@ use serde_json::{Value, json};
 use super::asked;
 use crate::support::service::{Grant, Place};
 
-/// A model that costs something, and waits to answer until the test lets it.
+/// Starts a service whose model costs money and waits until the test lets it answer.
 async fn place() -> Place {
     let place = Place::new("gate=1").await;
     place.write_config("[prices]\nunknown = { input = \"3\", output = \"15\" }");
     place
 }
 
-/// The money of a grant as the command line shows it.
+/// Returns a grant's costs, as the command line prints them.
 fn money(place: &Place, grant: &Grant) -> Value {
     let shown: Value = serde_json::from_str(&place.cogni(&["grant", "show", &grant.id])).unwrap();
     shown["money"].clone()
@@ -25,7 +25,7 @@ fn dollars(value: &Value) -> Nanodollars {
     Nanodollars::parse(value.as_str().unwrap()).unwrap()
 }
 
-/// A run without a limit of its own may cost what is left; the next one is refused until the run has ended.
+/// A run without its own limit may cost what remains of the grant; the next run is refused until the first has ended.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_grant_spends_no_more_than_its_caps() {
     let place = place().await;
@@ -59,7 +59,7 @@ async fn a_grant_spends_no_more_than_its_caps() {
     place.stop(service);
 }
 
-/// A run with a limit of its own, to its end; returns its error.
+/// Makes a run with its own limit; returns its error.
 async fn run_status(grant: &Grant, place: &Place, limit: &str) -> Value {
     let mut body = asked("fake/gate=1");
     body["budget"] = json!({"max_cost_usd": limit});
@@ -69,9 +69,9 @@ async fn run_status(grant: &Grant, place: &Place, limit: &str) -> Value {
     grant.ended(&run).await["error_code"].clone()
 }
 
-/// What a run has reserved is still reserved after a crash, and what it was charged counts when the next process has ended it.
+/// A run's reservation survives a crash, and its charges count after the next process has ended it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_crash_gives_no_money_back_that_was_spent() {
+async fn a_crash_does_not_refund_costs() {
     let place = place().await;
     let mut service = place.start();
     let grant = place.grant(&["--max-cost-usd-total", "1"]);

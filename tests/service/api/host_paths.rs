@@ -1,4 +1,4 @@
-//! A3: what goes wrong on this machine is told to a tenant without the paths of this machine, which stand in the log.
+//! A3: Tests of errors on this machine: a tenant gets them without this machine's paths, which are only in the log.
 
 use std::fs;
 use std::path::Path;
@@ -47,7 +47,7 @@ async fn no_text_for_a_tenant_has_a_path_of_this_machine() {
     place.stop(service);
 }
 
-/// All that a tenant is told.
+/// Every text that a tenant receives.
 struct Texts<'a> {
     place: &'a Place,
     service: &'a Service,
@@ -55,14 +55,14 @@ struct Texts<'a> {
 }
 
 impl Texts<'_> {
-    /// Asks for a run while something else stands where a file or directory of the service should be.
+    /// Requests a run while something else is at the path of a file or directory of the service.
     async fn look(&self, name: &str, ask: &Value, gone: Option<&Path>) {
         let away = gone.map(|path| (path, path.with_extension("away")));
         if let Some((path, away)) = &away {
             if path.exists() {
                 fs::rename(path, away).unwrap();
             }
-            // Neither can be made in its place.
+            // These can be neither created nor replaced.
             if path.to_string_lossy().contains("cogni-init-") {
                 fs::create_dir_all(path.join("in-the-way")).unwrap();
             } else {

@@ -1,10 +1,10 @@
-//! A4: the service's description of itself.
+//! A4: Tests of the service's API description.
 
 use crate::support::service::Place;
 
-/// Whoever makes a client from it is told of a change here.
+/// The snapshot shows a change to developers of clients.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_description_is_served_to_everybody() {
+async fn the_description_is_served_without_a_grant() {
     let place = Place::new("").await;
     let service = place.start();
     let response = place.client().get("/api/v1/openapi.json").await;

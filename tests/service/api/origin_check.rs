@@ -1,13 +1,14 @@
-//! A3: a service that asks for no grant serves no page that a browser on this machine happens to show.
+//! A3: Tests of a service without grants: a web page in a browser on this machine cannot use it.
 
 use serde_json::json;
 
 use crate::support::client::Client;
 use crate::support::service::Place;
 
-/// DNS rebinding brings a name of the page's own, a form the page's origin. Both are refused before anything is done.
+/// DNS rebinding sends the page's own host name, and a form sends the page's origin. Both are refused before any
+/// effect.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_page_in_a_browser_does_nothing_where_no_grant_is_asked_for() {
+async fn a_page_in_a_browser_cannot_use_a_service_without_grants() {
     let place = Place::new("").await;
     place.write_config("insecure_no_auth = true");
     let service = place.start();
@@ -48,7 +49,7 @@ async fn a_page_in_a_browser_does_nothing_where_no_grant_is_asked_for() {
     place.stop(service);
 }
 
-/// A form can send texts without asking first. Whoever has a grant may have any name and origin.
+/// A form can send text without a preflight request. A caller with a grant may have any host name and origin.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_calls_have_cost_is_told_as_json() {
     let place = Place::new("").await;
@@ -75,7 +76,7 @@ fn asked_by(origin: &str) -> (String, String) {
     (format!("{head}\r\norigin: {origin}"), body)
 }
 
-/// The status, and the body.
+/// Returns the status and the body.
 async fn answered(client: &Client, head: &str, body: &str) -> (u16, String) {
     let length = body.len();
     let request = format!("{head}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}");

@@ -1,4 +1,5 @@
-//! A4: SIGHUP takes over all that it can, and says what it cannot; what is broken ends the start.
+//! A4: Tests of SIGHUP: the service applies every setting that it can, and reports the others; a broken setting
+//! prevents the start.
 
 use std::fs;
 use std::process::Command;
@@ -9,9 +10,9 @@ use super::{asked, until};
 use crate::support::process::Process;
 use crate::support::service::Place;
 
-/// What would look as if it had changed, and had not, is refused as a whole.
+/// A setting that would appear changed, and is not, makes the whole reload fail.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_needs_a_restart_is_said() {
+async fn a_setting_that_needs_a_restart_is_reported() {
     let place = Place::new("").await;
     let (rules, key) = (place.path().join("relay.toml"), place.path().join("seed"));
     fs::write(&rules, "").unwrap();
@@ -57,7 +58,7 @@ async fn what_needs_a_restart_is_said() {
     assert!(tokio::task::block_in_place(|| process.terminate()).success());
 }
 
-/// A key that its keeper has changed is the next run's, without a restart.
+/// A key that was changed in its file is used by the next run, without a restart.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upstreams_key_is_rotated() {
     let place = Place::new("").await;
@@ -76,7 +77,7 @@ async fn an_upstreams_key_is_rotated() {
         tokio::task::block_in_place(|| process.until(again));
         let run = place.owner.run(&asked("fake")).await;
         assert_eq!(place.owner.ended(&run).await["error_code"], Value::Null);
-        // The bookkeeper asks there, too.
+        // The reconciliation task also sends requests there.
         let requests = place.provider.seen.requests();
         let call = requests.iter().rev().find(|request| request.path.contains("completions"));
         assert_eq!(call.unwrap().header("authorization"), Some(sent));
@@ -84,9 +85,9 @@ async fn an_upstreams_key_is_rotated() {
     assert!(tokio::task::block_in_place(|| process.terminate()).success());
 }
 
-/// A relay's file that was named and is wrong, or a place for runs that is none, is told before anybody depends on it.
+/// A wrong relay rules file, or an unusable run directory, is reported at the start.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_broken_does_not_begin_to_serve() {
+async fn a_broken_setting_prevents_the_start() {
     let place = Place::new("").await;
     let rules = place.path().join("relay.toml");
     fs::write(&rules, "no_such_key = 1").unwrap();
@@ -102,9 +103,9 @@ async fn what_is_broken_does_not_begin_to_serve() {
     }
 }
 
-/// A number that nothing can count to is no setting, and the command says what it is for.
+/// A value that cannot be counted to is refused, and the error explains the setting.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_wrong_with_a_setting_is_said() {
+async fn the_error_explains_a_wrong_setting() {
     let place = Place::new("").await;
     let file = place.path().join("serve.toml");
     let said = |text: &str| {
@@ -139,7 +140,7 @@ async fn what_is_wrong_with_a_setting_is_said() {
     assert!(help.starts_with("Serve agents, chats and runs over HTTP"), "{help}");
 }
 
-/// Agents without repositories need no git, and whoever looks is told that there is none.
+/// Agents without repositories need no git, and the log says that there is none.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_git_there_are_runs_and_no_relay() {
     let place = Place::new("").await;
@@ -159,9 +160,9 @@ async fn without_git_there_are_runs_and_no_relay() {
     assert!(tokio::task::block_in_place(|| process.terminate()).success());
 }
 
-/// A place for runs that is gone is seen by whoever sends work here.
+/// A missing run directory makes the service not ready, so a load balancer sends no work.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_place_that_is_gone_is_not_ready() {
+async fn a_missing_run_directory_makes_the_service_not_ready() {
     let place = Place::new("").await;
     let service = place.start();
     let ready = place.client().get("/readyz").await;

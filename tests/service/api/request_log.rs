@@ -1,4 +1,4 @@
-//! A4: who has asked for what is in the log, in the metrics, and in the trace that the request came with.
+//! A4: Tests of request logging: the log, the metrics and the request's trace name the caller.
 
 use std::fs;
 
@@ -9,7 +9,8 @@ use super::asked;
 use crate::support::client::request;
 use crate::support::service::Place;
 
-/// The calls of a run are spans of whoever began it, and asking again within another span is asking for the same.
+/// The calls of a run are spans of the request that started it. A repeated request within another span is still the
+/// same request.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_is_part_of_the_trace_that_it_is_asked_for_in() {
     let place = Place::new("").await;
@@ -27,7 +28,7 @@ async fn a_run_is_part_of_the_trace_that_it_is_asked_for_in() {
     assert!(log.contains("0af7651916cd43dd8448eb211c80319c"), "{log}");
     let again = ask("b7ad6b7169203332").await;
     assert_eq!((again.status.as_u16(), &again.json()["id"]), (200, &json!(run)));
-    // What makes no sense is left out.
+    // An invalid header is ignored.
     let headers = [("traceparent", "00-0-0-00")];
     let odd = service.post_with("/api/v1/runs", &asked("fake"), &headers).await;
     assert_eq!(odd.status, 201, "{}", odd.text());
@@ -35,9 +36,9 @@ async fn a_run_is_part_of_the_trace_that_it_is_asked_for_in() {
     place.stop(service);
 }
 
-/// Wrong tokens, too, leave something behind; nobody's token does.
+/// Requests with wrong tokens are counted, too; no token is logged.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_asks_for_what_is_logged_and_counted() {
+async fn each_request_is_logged_and_counted_with_its_caller() {
     let place = Place::new("").await;
     place.write_config("[metrics]\naddress = \"127.0.0.1:0\"");
     let mut service = place.start();

@@ -1,4 +1,4 @@
-//! A4: runs are begun once, listed, watched, ended, and looked at by whoever began them.
+//! A4: Tests of runs: they are started once, listed, watched, ended, and visible to their grant.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::asked;
 use crate::support::service::{Grant, Place};
 
-/// A4: asked again with the same key it is the same run; with other words it is refused.
+/// A4: A repeated request with the same key returns the same run; a different request with that key is refused.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_is_begun_once_for_each_key() {
     let place = Place::new("").await;
@@ -36,14 +36,14 @@ async fn a_run_is_begun_once_for_each_key() {
     place.stop(service);
 }
 
-/// A1: its agent's entry says how long a run may take, whoever asks for more.
+/// A1: The agent's entry limits the time of a run, whatever the request asks for.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_is_as_long_as_its_agent_allows() {
     let place = Place::new("").await;
     let agents = place.path().join("agents");
     fs::create_dir(&agents).unwrap();
     let entry = agents::builtin_file("sandbox:agent").unwrap();
-    // Of its own accord it would go on: whoever ends it first is told otherwise.
+    // The agent would continue by itself, so its end must come from the limit.
     let entry = entry.replace("${TIMEOUT}", "600");
     let entry = entry.replace("max_runtime = \"10m\"", "max_runtime = \"1s\"");
     fs::write(agents.join("sandbox-agent.toml"), entry).unwrap();
@@ -56,9 +56,9 @@ async fn a_run_is_as_long_as_its_agent_allows() {
     place.stop(service);
 }
 
-/// A3: a grant sees and ends its own runs only; an admin's sees all.
+/// A3: A grant sees and ends only its own runs; an admin's grant sees all.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_is_nobodys_business_but_its_grants() {
+async fn a_run_is_visible_only_to_its_grant() {
     let place = Place::new("").await;
     let service = place.start();
     let (grant, other) = (place.grant(&[]), place.grant(&[]));
@@ -81,7 +81,7 @@ async fn a_run_is_nobodys_business_but_its_grants() {
     place.stop(service);
 }
 
-/// A4: page after page, no run twice and none left out.
+/// A4: No run is missing or repeated across pages.
 #[tokio::test(flavor = "multi_thread")]
 async fn runs_are_listed_in_pages() {
     let place = Place::new("").await;
@@ -110,9 +110,9 @@ async fn runs_are_listed_in_pages() {
     place.stop(service);
 }
 
-/// A4: what is left of a run: what it printed, and a log that proves itself or says where it was changed.
+/// A4: After a run, its output can be read, and its log proves itself or names the changed record.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_left_of_a_run_can_be_read_and_proved() {
+async fn the_output_and_log_of_a_run_can_be_read_and_proved() {
     let place = Place::new("").await;
     let service = place.start();
     let grant = place.grant(&[]);
@@ -141,7 +141,7 @@ async fn what_is_left_of_a_run_can_be_read_and_proved() {
     place.stop(service);
 }
 
-/// A3: a grant has no more runs at once than it may, and room again when one has ended.
+/// A3: A grant has a maximum of concurrent runs, and room again when one has ended.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_grant_has_no_more_runs_at_once_than_it_may() {
     let place = Place::new("").await;
@@ -163,7 +163,7 @@ async fn a_grant_has_no_more_runs_at_once_than_it_may() {
     place.stop(service);
 }
 
-/// A1: agents are listed for whoever may run them, and those that cannot run here with the reason.
+/// A1: Agents are listed for grants that may run them; an agent that cannot run here is listed with the reason.
 #[tokio::test(flavor = "multi_thread")]
 async fn agents_are_listed_for_whoever_may_run_them() {
     let place = Place::new("").await;
@@ -178,7 +178,7 @@ async fn agents_are_listed_for_whoever_may_run_them() {
     let all = grant.get("/api/v1/ai/agents?all=1").await.json();
     assert_eq!(all["agents"][1]["available"], false);
     insta::assert_snapshot!(all["agents"][1]["reason"].as_str().unwrap(), @"it needs the image `cogni-openclaw:dev`, and the driver `embedded` knows no images");
-    // What is said to be there is, and the other way round.
+    // The listed availability agrees with the result of a run, in both directions.
     let mut body = asked("fake");
     body["agent"] = "sandbox:openclaw".into();
     let refused = grant.post("/api/v1/runs", &body).await;
@@ -186,9 +186,9 @@ async fn agents_are_listed_for_whoever_may_run_them() {
     place.stop(service);
 }
 
-/// A3: `admin` alone looks at everybody's runs, and a page goes on from a run that its reader can see.
+/// A3: Only `admin` sees runs of all grants, and a page must continue from a run that its reader can see.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_page_begins_where_its_reader_has_been() {
+async fn a_page_continues_from_a_run_of_its_reader() {
     let place = Place::new("").await;
     let service = place.start();
     let (grant, other) = (place.grant(&[]), place.grant(&[]));
@@ -211,9 +211,9 @@ async fn a_page_begins_where_its_reader_has_been() {
     place.stop(service);
 }
 
-/// L1: a repository without a key has no branch, and the run says so; more than that cannot be asked for in vain.
+/// L1: A repository without a branch key gives no branch, and the run says so. A request for more than that is refused.
 #[tokio::test(flavor = "multi_thread")]
-async fn work_that_goes_nowhere_is_said_or_refused() {
+async fn work_without_a_branch_is_reported_or_refused() {
     let place = Place::new("").await;
     let service = place.start();
     let with = |more: Value| {
@@ -242,12 +242,12 @@ async fn work_that_goes_nowhere_is_said_or_refused() {
     place.stop(service);
 }
 
-/// A3: who may run some agents is not told the names of others.
+/// A3: A grant for some agents does not learn the names of others.
 #[tokio::test(flavor = "multi_thread")]
-async fn others_agents_are_not_named() {
+async fn agents_of_other_grants_are_not_named() {
     let place = Place::new("").await;
     let service = place.start();
-    // Whoever mints knows an agent that the service does not have yet.
+    // The grant may name an agent that the service does not have yet.
     let known = place.path().join("agents");
     fs::create_dir(&known).unwrap();
     for name in ["agent", "openclaw", "open"] {

@@ -1,4 +1,4 @@
-//! R8: the runs of a service, looked at and ended from a shell.
+//! R8: Tests of `cogni-gateway runs`, which lists and ends a service's runs from a shell.
 
 use std::process::Command;
 
@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 use super::{asked, until};
 use crate::support::service::Place;
 
-/// A4: a run is listed, shown, followed to its end, and what it has printed is printed.
+/// A4: The command lists a run, shows it, follows it to its end, and prints its output.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_is_looked_at_from_a_shell() {
+async fn a_run_is_inspected_from_a_shell() {
     let place = Place::new("").await;
     let service = place.start();
     let grant = place.grant(&[]);
@@ -29,7 +29,7 @@ async fn a_run_is_looked_at_from_a_shell() {
     place.stop(service);
 }
 
-/// A4: a run is ended from a shell; what a grant may not see is not there.
+/// A4: The command ends a run; a run that the grant may not see does not exist for it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_is_ended_from_a_shell() {
     let place = Place::new("").await;
@@ -48,7 +48,7 @@ async fn a_run_is_ended_from_a_shell() {
     place.stop(service);
 }
 
-/// A token is not sent over a network in the clear.
+/// A token is not sent over a network without TLS.
 #[test]
 fn a_token_stays_on_this_machine_or_goes_by_tls() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));
@@ -58,9 +58,9 @@ fn a_token_stays_on_this_machine_or_goes_by_tls() {
     insta::assert_snapshot!(said, @"error: `--service` is `http://192.0.2.1:7070`, which would send the token over a network in the clear; give `https://`");
 }
 
-/// Whoever looks at readiness is told whether the upstream is there and takes the key, and not where it is.
+/// Readiness reports whether the upstream is reachable and accepts the key, without its address.
 #[tokio::test(flavor = "multi_thread")]
-async fn readiness_tells_of_the_upstream() {
+async fn readiness_reports_the_upstream() {
     let mut place = Place::new("").await;
     let service = place.start();
     until(async || service.get("/readyz").await.json()["upstream"] == "ok").await;
@@ -78,7 +78,7 @@ async fn readiness_tells_of_the_upstream() {
     place.stop(service);
 }
 
-/// Exit code, standard output and standard error.
+/// Returns exit code, standard output and standard error.
 fn cogni(place: &Place, token: &str, arguments: &[&str]) -> (i32, String, String) {
     let service = format!("unix:{}", place.path().join("api.sock").display());
     let mut command = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));

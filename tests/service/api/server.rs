@@ -1,4 +1,4 @@
-//! The service as those see it who run it: ready or not, told to stop, told to read its files again, on TCP.
+//! Tests of operating the service: readiness, shutdown, reload, and TCP.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -12,9 +12,9 @@ use crate::support::client::request;
 use crate::support::process::Process;
 use crate::support::service::{Place, Service};
 
-/// SIGTERM: `/readyz` says so at once, nothing new is accepted, and what runs may end.
+/// After SIGTERM, `/readyz` reports it at once, no new run is accepted, and open runs may end.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_service_that_is_told_to_stop_lets_its_runs_end() {
+async fn sigterm_lets_open_runs_end() {
     let place = Place::new("").await;
     let mut service = place.start();
     let grant = place.grant(&[]);
@@ -41,7 +41,7 @@ async fn a_service_that_is_told_to_stop_lets_its_runs_end() {
     place.stop(service);
 }
 
-/// What has not ended by the deadline is cancelled, and is at a definite end.
+/// A run that is still open at the deadline is cancelled and recorded as ended.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_does_not_end_in_time_is_cancelled() {
     let place = Place::new("").await;
@@ -62,7 +62,7 @@ async fn a_run_that_does_not_end_in_time_is_cancelled() {
     place.stop(service);
 }
 
-/// SIGHUP reads agents again; where one of them is wrong, nothing changes.
+/// SIGHUP reads the agents again; if one of them is wrong, nothing changes.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hangup_reads_the_agents_again() {
     let agents = tempfile::tempdir().unwrap();
@@ -89,9 +89,9 @@ async fn a_hangup_reads_the_agents_again() {
     place.stop(service);
 }
 
-/// Where no agent can run, nobody is sent here.
+/// If no agent can run, the service is not ready, so a load balancer sends no work.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_service_that_can_run_nothing_is_not_ready_and_says_why() {
+async fn a_service_without_usable_agents_is_not_ready_and_says_why() {
     let agents = tempfile::tempdir().unwrap();
     let text = fs::read_to_string("config/agents/sandbox-agent.toml").unwrap();
     let text = text.replace("[env]", "image = \"no-such-image\"\n[env]");
@@ -106,7 +106,7 @@ async fn a_service_that_can_run_nothing_is_not_ready_and_says_why() {
     place.stop(service);
 }
 
-/// A3: TCP is served, and never without grants but where the words say so, and then on a loopback address only.
+/// A3: TCP is served only with grants, or, if explicitly configured, without grants on a loopback address.
 #[tokio::test(flavor = "multi_thread")]
 async fn tcp_is_served_and_never_by_accident_without_grants() {
     let mut place = Place::new("").await;
@@ -129,12 +129,12 @@ async fn tcp_is_served_and_never_by_accident_without_grants() {
     insta::assert_snapshot!(String::from_utf8_lossy(&said.stderr), @"error: `serve.insecure_no_auth` is `true` and `serve.listen` is `0.0.0.0:0`; every client that reaches that address could run agents: listen on 127.0.0.1 or on a unix socket, or ask for grants");
 }
 
-/// Two services with one state directory would both begin its runs.
+/// Two services with one state directory would both start its runs.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_second_service_keeps_off() {
+async fn a_second_service_does_not_start() {
     let place = Place::new("").await;
     let service = place.start();
-    // What the second would say that looks into the database: its tables are of a version that it does not know.
+    // A second service that opened the database would report this unknown version.
     let database = rusqlite::Connection::open(place.state_dir().join("state.db")).unwrap();
     database.execute("UPDATE schema SET version = version + 1", []).unwrap();
     let elsewhere = format!("unix:{}/second.sock", place.path().display());
@@ -152,9 +152,9 @@ async fn ask(service: &Service, path: &str) -> String {
     super::get(address, path).await
 }
 
-/// What lies in the state directory is its owner's, also where the directory lets others in.
+/// Files in the state directory belong to its owner, also if other users may enter the directory.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_in_the_state_directory_is_its_owners() {
+async fn files_in_the_state_directory_belong_to_its_owner() {
     let place = Place::new("").await;
     fs::set_permissions(place.state_dir(), Permissions::from_mode(0o755)).unwrap();
     let service = place.start();
@@ -162,7 +162,7 @@ async fn what_is_in_the_state_directory_is_its_owners() {
     service.ended(&run).await;
     for entry in fs::read_dir(place.state_dir()).unwrap() {
         let path = entry.unwrap().path();
-        // Each sandbox's user executes it.
+        // Every sandbox's user executes this file.
         if path.file_name().unwrap().to_string_lossy().starts_with("cogni-init") {
             continue;
         }

@@ -1,4 +1,4 @@
-//! A3: nobody keeps the others out: neither by connections, nor by watching, nor by sending nothing.
+//! A3: Tests of fair shares: no caller can block the others by connections, by watching, or by sending nothing.
 
 use std::fs::File;
 
@@ -9,9 +9,9 @@ use super::{asked, chat, until};
 use crate::support::client::request;
 use crate::support::service::Place;
 
-/// Where all connections are taken, whoever asks how the service is or reports costs is answered, and others are told.
+/// While all connections are in use, health checks and charge notices are answered, and other requests get an error.
 #[tokio::test(flavor = "multi_thread")]
-async fn health_and_costs_are_heard_where_nobody_else_is() {
+async fn health_checks_and_charges_are_answered_at_the_connection_limit() {
     let place = Place::new("").await;
     place.write_config("max_connections = 1");
     let service = place.start();
@@ -24,10 +24,10 @@ async fn health_and_costs_are_heard_where_nobody_else_is() {
     assert_eq!(client.get("/readyz").await.status, 200);
     let told = service.post("/api/internal/billing/ingest", &json!([])).await;
     assert_eq!(told.status, 200, "{}", told.text());
-    // They are there for one question each, and not for whoever has no grant.
+    // The reserved connections serve one request each, and only with a grant.
     assert_eq!(client.post("/api/internal/billing/ingest", &json!([])).await.status, 401);
 
-    // And they are not without end.
+    // The reserved connections are limited, too.
     until(async || {
         let mut open = vec![];
         for _ in 0..80 {
@@ -44,7 +44,7 @@ async fn health_and_costs_are_heard_where_nobody_else_is() {
     place.stop(service);
 }
 
-/// A chat that could not be watched is not begun; whoever stops watching makes room.
+/// A chat that cannot be watched is not started; a watcher that disconnects makes room.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_grant_watches_no_more_runs_than_it_may() {
     let place = Place::new("").await;
@@ -68,7 +68,7 @@ async fn a_grant_watches_no_more_runs_than_it_may() {
     place.stop(service);
 }
 
-/// A grant that reads files and does not end has no more of them than it may, and takes none from others.
+/// A grant that reads files slowly is limited in their number, and takes none from other grants.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_grant_reads_no_more_files_than_it_may() {
     let place = Place::new("").await;
@@ -78,7 +78,7 @@ async fn a_grant_reads_no_more_files_than_it_may() {
     for grant in [&grant, &other] {
         let run = grant.run(&asked("fake")).await;
         grant.ended(&run).await;
-        // More than the sockets hold for a reader that does not read.
+        // The file is larger than the socket buffers of a client that does not read.
         let log = File::options().write(true).open(place.audit_log(&run)).unwrap();
         log.set_len(64 << 20).unwrap();
         paths.push(format!("/api/v1/runs/{run}/audit?raw=1"));
@@ -103,7 +103,7 @@ async fn a_grant_reads_no_more_files_than_it_may() {
     place.stop(service);
 }
 
-/// Who announces a body and sends none is told, and loses the connection.
+/// A client that announces a body and sends none gets an error and is disconnected.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_that_does_not_come_is_not_waited_for() {
     let place = Place::new("").await;

@@ -1,4 +1,4 @@
-//! A3: what one tenant of a service may not say of itself, and may not do to the others.
+//! A3: Tests of tenants: what a tenant cannot claim about itself, and cannot do to others.
 
 use std::fs;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use super::{asked, chat};
 use crate::support::process::patience;
 use crate::support::service::{Place, told};
 
-/// The operator's rules ask for the agent that the catalog names; its caller cannot name another one.
+/// The operator's rules see the agent's name from the catalog; the caller cannot name another one.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_caller_cannot_pose_as_another_agent() {
     let place = Place::new("").await;
@@ -33,9 +33,9 @@ async fn a_caller_cannot_pose_as_another_agent() {
     place.stop(service);
 }
 
-/// A trace is entered by `traceparent`, and the books name the catalog's agent.
+/// A trace is continued from `traceparent`, and billing uses the catalog's agent name.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_books_name_the_agent_that_runs() {
+async fn billing_names_the_agent_that_runs() {
     let place = Place::new("").await;
     let service = place.start();
     let mut body = asked("fake");
@@ -54,8 +54,8 @@ async fn the_books_name_the_agent_that_runs() {
     place.stop(service);
 }
 
-/// A tenant that may work on any forge reaches no host of a private network, whatever it is called; and how far a host's name
-/// may lead is with its run until git asks.
+/// A tenant that may use any git host cannot reach a host in a private network, whatever its name. The allowed reach of
+/// a host is stored with the run until git connects.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tenants_repository_is_on_the_internet() {
     let place = Place::new("").await;
@@ -92,7 +92,8 @@ async fn a_tenants_repository_is_on_the_internet() {
     place.stop(service);
 }
 
-/// A4: whose work fills what is kept for it gets no further run with a branch, and is told so; other runs go on.
+/// A4: A grant whose stored work is over its limit gets no further run with a branch, and the error says so; its other
+/// runs continue.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_grant_that_keeps_too_much_gets_no_further_branch() {
     let mut place = Place::new("").await;
@@ -115,7 +116,8 @@ async fn a_grant_that_keeps_too_much_gets_no_further_branch() {
     place.stop(service);
 }
 
-/// A revoked grant loses its streams at the next event; its runs end where the revocation says so, and chats in any case.
+/// The event streams of a revoked grant end at the next event. Its runs end if the revocation says so, and its chats in
+/// any case.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_revoked_grant_loses_its_streams_and_its_runs() {
     let place = Place::new("gate=1").await;
@@ -135,9 +137,9 @@ async fn a_revoked_grant_loses_its_streams_and_its_runs() {
     assert_eq!(service.ended(&ended).await["error_code"], "cancelled");
     let row = service.get(&format!("/api/v1/runs/{kept}")).await.json();
     assert_eq!(row["state"], "running", "{row}");
-    // The service remembers a grant for half a second.
+    // The service caches a grant for half a second.
     tokio::time::sleep(Duration::from_millis(600)).await;
-    // One for each answer that waits there, the cancelled run's among them.
+    // One for each answer that waits at the gate, including the cancelled run's.
     place.provider.gate.allow_answers(3);
     assert_eq!(service.ended(&kept).await["error_code"], Value::Null);
     let stream = watcher.await.unwrap();

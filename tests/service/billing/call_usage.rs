@@ -1,4 +1,5 @@
-//! B1: a fact for each call, whichever way it ended, from real traffic and from a log that is cut anywhere.
+//! B1: Tests of usage records: one for each call, however it ended, from real traffic and from a log that is read in
+//! pieces.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -21,9 +22,10 @@ use serde_json::{Value, json};
 
 use crate::support::app::TestApp;
 
-/// B1: whole, streamed, refused upstream, cut by the provider, left by the client; a refusal of ours is no call.
+/// B1: A unary call, a streamed call, a call that the upstream refused, one that the provider cut, and one whose client
+/// disconnected have a record each. A refusal of the gateway has none.
 #[tokio::test]
-async fn every_way_a_call_can_end_is_a_fact() {
+async fn every_end_of_a_call_gives_a_usage_record() {
     let price: ModelPrice = toml::from_str("input = \"1\"\noutput = \"2\"").unwrap();
     let app = TestApp::with(|config| {
         config.prices.unknown = UnknownPricePolicy::Price(Arc::new(price));
@@ -71,14 +73,14 @@ async fn every_way_a_call_can_end_is_a_fact() {
         );
         assert!(fact.started <= fact.settled);
         assert_eq!(fact.is_billable(), fact.status == 200 && fact.route != "count_tokens");
-        // A call of a kind that costs nothing is in no book, however many there are.
+        // A call of a kind without cost is not recorded.
         assert_eq!(fact.can_cost(), fact.route != "count_tokens");
     }
 }
 
-/// B1: who answered decides who says what it cost.
+/// B1: The record names the upstream, which decides whose price counts.
 #[tokio::test]
-async fn a_fact_says_what_answered_and_what_that_said_it_cost() {
+async fn a_usage_record_names_the_upstream_and_its_price() {
     for (kind, name, by_litellm) in [
         (UpstreamKind::Litellm, "litellm", true),
         (UpstreamKind::Openai, "openai", false),
@@ -94,9 +96,9 @@ async fn a_fact_says_what_answered_and_what_that_said_it_cost() {
     }
 }
 
-/// B1: a call whose end a crash has lost is a fact before the log is taken up again and after, and the same one.
+/// B1: A call whose end was lost in a crash has the same record before and after the log is recovered.
 #[test]
-fn a_call_that_a_crash_has_lost_is_charged_for_what_it_had_reserved() {
+fn a_call_lost_in_a_crash_is_charged_its_reservation() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("audit.jsonl");
     crash(&log, "0");
@@ -123,7 +125,7 @@ fn a_call_that_a_crash_has_lost_is_charged_for_what_it_had_reserved() {
     "#);
 }
 
-/// B1, G11: what somebody has changed afterwards is no fact, and what stands before it is.
+/// B1, G11: A record that was changed later gives no usage; the records before it do.
 #[test]
 fn a_log_that_was_changed_gives_what_stands_before_and_says_where_it_is_broken() {
     let folder = tempfile::tempdir().unwrap();
@@ -143,9 +145,9 @@ fn a_log_that_was_changed_gives_what_stands_before_and_says_where_it_is_broken()
     assert_snapshot!(error, @"the audit log `LOG` cannot be read: record 7 (line 7, byte 2662): the content does not match its hash");
 }
 
-/// A follower may come before the log does.
+/// A reader may start before the log exists.
 #[test]
-fn a_log_that_is_not_there_yet_has_no_facts() {
+fn a_missing_log_has_no_usage_records() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("audit.jsonl");
     let mut reader = CallUsageReader::open(&log);
@@ -156,9 +158,9 @@ fn a_log_that_is_not_there_yet_has_no_facts() {
 }
 
 proptest! {
-    /// B1: a log that grows by any pieces gives the facts of the whole, in the same order.
+    /// B1: A log that grows in any pieces gives the same records in the same order.
     #[test]
-    fn a_log_cut_anywhere_gives_the_same_facts(mut cuts in prop::collection::vec(0..WHOLE.len(), 0..12)) {
+    fn a_log_split_anywhere_gives_the_same_usage_records(mut cuts in prop::collection::vec(0..WHOLE.len(), 0..12)) {
         cuts.sort_unstable();
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let log = folder.path().join("audit.jsonl");
@@ -178,7 +180,7 @@ proptest! {
     }
 }
 
-/// Two processes of one run: the first crashed in the middle of three calls.
+/// Two processes of one run; the first crashed in the middle of three calls.
 static WHOLE: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("audit.jsonl");

@@ -1,4 +1,4 @@
-//! B3, B4: the command line: from an audit log to receipts, without a service.
+//! B3, B4: Tests of the billing commands: from an audit log to receipts, without a service.
 
 use std::process::{Command, Output};
 
@@ -10,7 +10,7 @@ use tempfile::tempdir;
 use super::recorded;
 use crate::support::app::TestApp;
 
-/// B1, B4: a finished run's log, twice; its receipts come from the price table where there is no LiteLLM.
+/// B1, B4: A finished run's log is recorded twice; without LiteLLM, the price table gives its receipts.
 #[tokio::test]
 async fn an_audit_log_becomes_receipts() {
     let app = TestApp::with(|config| config.upstream.kind = UpstreamKind::Anthropic).await;
@@ -62,9 +62,9 @@ async fn an_audit_log_becomes_receipts() {
     "#);
 }
 
-/// B2: a batch by hand; it waits for the calls that are not in the books.
+/// B2: A batch of notices can be imported by hand; notices of unknown calls wait.
 #[test]
-fn a_batch_can_be_taken_in_by_hand() {
+fn a_batch_can_be_imported_by_hand() {
     let place = tempdir().unwrap();
     std::fs::write(place.path().join("batch.json"), recorded("callback.json")).unwrap();
     let billing = |arguments: &[&str]| billing(place.path(), arguments);
@@ -102,9 +102,9 @@ fn a_batch_can_be_taken_in_by_hand() {
     "#);
 }
 
-/// A place that is none is told, and not made.
+/// A directory without a billing store is reported, and no store is made.
 #[test]
-fn whoever_looks_for_books_makes_none() {
+fn a_query_creates_no_billing_store() {
     let place = tempdir().unwrap();
     let billing = |arguments: &[&str]| billing(place.path(), arguments);
     let said = [
@@ -132,7 +132,7 @@ fn whoever_looks_for_books_makes_none() {
     assert!(!place.path().join("state").exists());
 }
 
-/// What the command prints, and its exit status, with call ids left out.
+/// Returns the command's output and exit status, without call ids.
 fn billing(place: &std::path::Path, arguments: &[&str]) -> String {
     let Output { status, stdout, stderr } = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"))
         .arg("billing")

@@ -1,4 +1,4 @@
-//! B2: what LiteLLM's callback sends, as a real one has sent it, and whatever else may come.
+//! B2: Tests of ingest: bodies of LiteLLM's callback as a real one has sent them, and malformed ones.
 
 use cogni_gateway::service::billing::ChargeNotice;
 use cogni_gateway::service::billing::ingest::{self, MalformedBodyError, SkippedItems};
@@ -22,7 +22,7 @@ fn parse(body: &[u8]) -> Result<Parsed, MalformedBodyError> {
     Ok(Parsed { notices, rest })
 }
 
-/// B2: unary, streamed, a stream of Messages, and a model that LiteLLM does not have.
+/// B2: The batch has a unary call, a streamed call, a Messages stream, and a model that LiteLLM does not have.
 #[test]
 fn a_real_batch_is_understood() {
     assert_snapshot!(table(&parse(&recorded("callback.json")).unwrap()), @r#"
@@ -33,7 +33,7 @@ fn a_real_batch_is_understood() {
     "#);
 }
 
-/// B2: LiteLLM's three formats, `json_array`, `ndjson` and `single`, say the same.
+/// B2: LiteLLM's three formats, `json_array`, `ndjson` and `single`, give the same notices.
 #[test]
 fn an_array_lines_and_single_objects_say_the_same() {
     let whole = parse(&recorded("callback.json")).unwrap();
@@ -88,7 +88,7 @@ fn a_body_that_is_not_json_is_refused() {
     assert_eq!(parse(b"").unwrap(), Parsed::default());
 }
 
-/// A body of the largest size costs little memory beside itself, whatever is in it: many items, or one of any form.
+/// A body of the maximum size takes little additional memory, whether it has many items or one large item.
 #[test]
 fn a_large_body_is_read_in_little_memory() {
     let zeros = |beginning: &str, end: &str| {
@@ -118,11 +118,11 @@ fn a_large_body_is_read_in_little_memory() {
     }
 }
 
-/// As much as the service takes.
+/// The maximum size of the service.
 const LARGEST: usize = 16 << 20;
 
 proptest! {
-    /// Whatever comes, each item of an array is counted once.
+    /// Each item of an array counts once, whatever the items are.
     #[test]
     fn every_item_is_counted_once(changes in prop::collection::vec(("[a-zA-Z_]{1,16}|status|response_cost|endTime|metadata", value()), 0..6)) {
         let changed: Vec<_> = changes.into_iter().map(|(key, value)| item(&json!({ key: value }))).collect();
@@ -154,7 +154,7 @@ fn value() -> impl Strategy<Value = Value> {
     })
 }
 
-/// A real item, with some members changed.
+/// A real item with some members changed.
 fn item(changes: &Value) -> Value {
     let items: Vec<Value> = serde_json::from_slice(&recorded("callback.json")).unwrap();
     let mut item = items[0].as_object().unwrap().clone();

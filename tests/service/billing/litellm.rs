@@ -1,4 +1,4 @@
-//! A stand-in for LiteLLM's spend logs, which answers as a real one did.
+//! A stand-in for LiteLLM's spend logs, with the answers of a real one.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::{at, recorded};
 
-/// Answers as LiteLLM does, on a port of its own, for as long as the test runs.
+/// A server that answers as LiteLLM does, on its own port, as long as the test runs.
 pub(super) struct Litellm {
     pub(super) address: SocketAddr,
     asked: Arc<Mutex<Vec<String>>>,
@@ -19,12 +19,12 @@ pub(super) struct Litellm {
 
 #[derive(Clone)]
 pub(super) enum Kind {
-    /// What one with pages has answered.
+    /// The answers of a version with pages.
     Pages,
-    /// What one without has.
+    /// The answers of a version without pages.
     Days,
     Rows(Vec<Value>),
-    /// The same from one without pages.
+    /// These rows, in answers of a version without pages.
     DaysOf(Vec<Value>),
     Says(u16, &'static str),
 }
@@ -43,7 +43,7 @@ impl Litellm {
         Self { address, asked }
     }
 
-    /// The paths that were asked for.
+    /// Returns the requested paths.
     pub(super) fn asked(&self) -> Vec<String> {
         self.asked.lock().unwrap().clone()
     }

@@ -1,4 +1,4 @@
-//! B3: our books beside LiteLLM's, against a stand-in that answers as a real one did, with its pages and without.
+//! B3: Tests of reconciliation against the stand-in for LiteLLM, with pages and without.
 
 use std::time::Duration;
 
@@ -19,9 +19,9 @@ const UNARY: &str = "01a20298-15f8-7428-a20a-7213618e37a2";
 const STREAM: &str = "01a20298-1c99-763c-9bd8-e4dcb2c7fdcb";
 const MESSAGES: &str = "01a20298-2568-7128-9aae-ccbbfe4a339f";
 
-/// B3: nothing missing, nothing unknown, no delta; and receipts for all of it.
+/// B3: If both sides agree, nothing is missing, unknown or different, and every call gets its receipt.
 #[tokio::test]
-async fn books_that_agree_get_their_receipts() {
+async fn calls_on_which_both_agree_get_receipts() {
     let litellm = Litellm::start(Kind::Pages);
     let place = tempdir().unwrap();
     let books = with_calls(place.path(), &[UNARY, STREAM, MESSAGES]).await;
@@ -42,7 +42,8 @@ async fn books_that_agree_get_their_receipts() {
     assert_eq!((again.matched, again.receipts_written), (3, 0));
 }
 
-/// B3: the same rows from a LiteLLM that has no pages, where we filter; one more of them is a call that failed.
+/// B3: From a LiteLLM without pages, the service reads whole days and filters the same rows itself; one more row is a
+/// failed call.
 #[tokio::test]
 async fn without_pages_whole_days_are_read_and_filtered_here() {
     let litellm = Litellm::start(Kind::Days);
@@ -69,7 +70,7 @@ async fn without_pages_whole_days_are_read_and_filtered_here() {
     assert_eq!((report.matched, report.unknown.len(), report.is_clean()), (0, 0, true));
 }
 
-/// B3: calls that are deleted from the books are not told as LiteLLM's alone.
+/// B3: Calls that were deleted from the billing store are not reported as unknown.
 #[tokio::test]
 async fn calls_that_are_deleted_are_not_compared() {
     let litellm = Litellm::start(Kind::Pages);
@@ -92,9 +93,9 @@ async fn calls_that_are_deleted_are_not_compared() {
     ");
 }
 
-/// B3: what only we have, what only they have, and what both have in another way.
+/// B3: The report lists calls that only the service has, that only LiteLLM has, and that differ.
 #[tokio::test]
-async fn what_differs_is_told() {
+async fn differences_are_reported() {
     let litellm = Litellm::start(Kind::Pages);
     let place = tempdir().unwrap();
     let books = with_calls(place.path(), &[UNARY]).await;
@@ -136,7 +137,7 @@ async fn what_differs_is_told() {
     "#);
 }
 
-/// B3: more rows than a page holds, asked for by account; nothing is kept of other callers' rows.
+/// B3: More rows than a page holds are requested by account; rows of other callers are not stored.
 #[tokio::test]
 async fn all_pages_are_read() {
     let rows: Vec<_> = (0..1203)
@@ -160,9 +161,9 @@ async fn all_pages_are_read() {
     "#);
 }
 
-/// B3: one run's calls only.
+/// B3: One run's calls can be reconciled alone.
 #[tokio::test]
-async fn a_run_can_be_asked_for_alone() {
+async fn one_run_can_be_reconciled_alone() {
     let litellm = Litellm::start(Kind::Rows(vec![row("call-1", "run-7"), row("call-2", "run-8")]));
     let place = tempdir().unwrap();
     let books = books(place.path());
@@ -178,7 +179,7 @@ async fn a_run_can_be_asked_for_alone() {
     assert_eq!((report.matched, report.unknown.len()), (1, 1));
 }
 
-/// B3: LiteLLM's row may be there before our own record is.
+/// B3: LiteLLM's row may exist before the service's own record.
 #[tokio::test]
 async fn a_call_that_has_just_ended_is_not_unknown_yet() {
     let place = tempdir().unwrap();
@@ -195,9 +196,9 @@ async fn a_call_that_has_just_ended_is_not_unknown_yet() {
     assert_eq!(seen(at("09:46:00")).await, (0, 1, false));
 }
 
-/// B3: why there is no report.
+/// B3: The error says why there is no report.
 #[tokio::test]
-async fn a_litellm_that_does_not_answer_is_told_apart() {
+async fn the_error_says_why_litellm_did_not_answer() {
     let place = tempdir().unwrap();
     let books = books(place.path());
     for (kind, expected) in [
@@ -227,7 +228,7 @@ async fn with_calls(place: &std::path::Path, ids: &[&str]) -> BillingStore {
     books
 }
 
-/// Our own record of a call that stands in the recorded rows.
+/// The service's own record of a call in the recorded rows.
 fn ours(id: &str) -> CallUsage {
     let call = CallUsage { run: "run-7".to_owned(), ..fact(id, at("09:30:54")) };
     match id {
@@ -263,10 +264,10 @@ fn shown(report: &ReconcileReport) -> String {
     String::from_utf8(text).unwrap()
 }
 
-/// B3: LiteLLM has a row for each attempt of a call, in any order. The one that was charged counts, with pages and
-/// without; while it is not there yet, the call is missing.
+/// B3: LiteLLM has a row for each attempt of a call, in any order. The attempt that was charged counts, with pages and
+/// without; until its row exists, the call is missing.
 #[tokio::test]
-async fn the_attempt_that_came_through_counts() {
+async fn the_successful_attempt_counts() {
     let failed = || {
         let mut row = row("call-1", "run-7");
         row["request_id"] = "failed-attempt".into();
@@ -286,7 +287,7 @@ async fn the_attempt_that_came_through_counts() {
         (vec![unpriced(), paid()], true),
         (vec![failed(), paid()], true),
         (vec![paid(), failed()], true),
-        // A row of midnight is of both days.
+        // A row at midnight belongs to both days.
         (vec![paid(), paid(), failed(), failed()], true),
         (vec![failed()], false),
     ];

@@ -1,4 +1,4 @@
-//! B3, B4: the service's bookkeeper: what it asks LiteLLM for, how often, and when it has asked long enough.
+//! B3, B4: Tests of the reconciliation task: what it requests from LiteLLM, how often, and when it stops.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -12,9 +12,9 @@ use tempfile::tempdir;
 use super::litellm::{Kind, Litellm, client, row_at};
 use super::{at, books, fact};
 
-/// B4: a clock that was ahead for a moment keeps no call from being asked for when it is right again.
+/// B4: A clock that was ahead for a moment does not prevent a call from being requested when the clock is right again.
 #[tokio::test]
-async fn a_call_that_was_put_off_by_a_wrong_clock_is_asked_for() {
+async fn a_call_that_a_wrong_clock_delayed_is_requested() {
     let place = tempdir().unwrap();
     let books = books(place.path());
     let now = SystemTime::now();
@@ -32,9 +32,9 @@ async fn a_call_that_was_put_off_by_a_wrong_clock_is_asked_for() {
     assert_eq!(books.calls_without_receipt(since, now).await.unwrap(), open);
 }
 
-/// B3: what LiteLLM has not written down after two days it will not; the call stays flagged.
+/// B3: After two days LiteLLM will not write a missing row any more; the call stays flagged.
 #[tokio::test]
-async fn what_ended_long_ago_is_not_asked_for() {
+async fn a_call_that_ended_long_ago_is_not_requested() {
     let litellm = Litellm::start(Kind::Rows(vec![]));
     let place = tempdir().unwrap();
     let books = books(place.path());
@@ -44,9 +44,9 @@ async fn what_ended_long_ago_is_not_asked_for() {
     assert_eq!(books.totals(SystemTime::now()).await.unwrap().unreceipted_calls, 1);
 }
 
-/// B3: a call that LiteLLM does not know is not asked for again at once.
+/// B3: A call that LiteLLM does not know is not requested again at once.
 #[tokio::test]
-async fn a_call_that_is_not_known_is_left_alone_for_a_while() {
+async fn an_unknown_call_is_not_requested_again_at_once() {
     let litellm = Litellm::start(Kind::Rows(vec![]));
     let place = tempdir().unwrap();
     let books = books(place.path());
@@ -58,9 +58,9 @@ async fn a_call_that_is_not_known_is_left_alone_for_a_while() {
     assert_eq!(litellm.asked().len(), 1, "{:?}", litellm.asked());
 }
 
-/// B3: twice as old each time, which in the two days is some ten times, however often the service looks.
+/// B3: A call is requested again whenever its age has doubled, some ten times in two days, however often the task runs.
 #[tokio::test]
-async fn a_call_without_a_receipt_is_asked_for_less_and_less() {
+async fn a_call_without_a_receipt_is_requested_less_and_less_often() {
     let litellm = Litellm::start(Kind::Rows(vec![]));
     let place = tempdir().unwrap();
     let books = books(place.path());
@@ -79,9 +79,9 @@ async fn a_call_without_a_receipt_is_asked_for_less_and_less() {
     assert_eq!(litellm.asked().len(), minutes.len());
 }
 
-/// B3: a LiteLLM that does not answer costs a call none of its turns.
+/// B3: If LiteLLM does not answer, that does not count as one of the call's requests.
 #[tokio::test]
-async fn what_could_not_be_asked_is_asked_at_the_next_look() {
+async fn a_failed_request_is_repeated_at_the_next_interval() {
     let place = tempdir().unwrap();
     let books = books(place.path());
     books.record_calls(&[call("call-1", at("09:00:00"))]).await.unwrap();
@@ -93,9 +93,9 @@ async fn what_could_not_be_asked_is_asked_at_the_next_look() {
     assert_eq!(books.receipts_of_run("run-7").await.unwrap().len(), 1);
 }
 
-/// B3: a few, the oldest, by their ids, and of the rest those who are around them in time; each is asked for, and none twice.
+/// B3: A few of the oldest calls are requested by id, and the rest by their time; each call is requested once.
 #[tokio::test]
-async fn the_oldest_are_asked_for_by_id_and_many_by_their_time() {
+async fn the_oldest_calls_are_requested_by_id_and_many_by_time() {
     let place = tempdir().unwrap();
     let books = books(place.path());
     let old = call("call-old", at("01:00:00"));
@@ -115,7 +115,7 @@ async fn the_oldest_are_asked_for_by_id_and_many_by_their_time() {
     assert_eq!(books.receipts_of_run("run-7").await.unwrap().len(), 61);
 }
 
-/// B3: a LiteLLM that has no pages cannot be asked for one call, so days are read.
+/// B3: A LiteLLM without pages cannot be asked for one call, so whole days are read.
 #[tokio::test]
 async fn without_pages_a_few_are_found_in_their_days() {
     let litellm = Litellm::start(Kind::DaysOf(vec![row_at("call-1", at("09:00:00"))]));
@@ -126,9 +126,9 @@ async fn without_pages_a_few_are_found_in_their_days() {
     assert_eq!(books.receipts_of_run("run-7").await.unwrap().len(), 1);
 }
 
-/// B3, B4: the service looks by itself, from the oldest call without a receipt on, and tells the metrics.
+/// B3, B4: The service reconciles automatically, from the oldest call without a receipt on, and updates the metrics.
 #[tokio::test]
-async fn the_bookkeeper_fetches_what_is_missing_and_counts_what_is_not_there() {
+async fn the_task_fetches_missing_charges_and_counts_the_rest() {
     let now = SystemTime::now();
     let rows = vec![
         row_at("call-1", now - Duration::from_mins(1)),
@@ -172,7 +172,7 @@ fn watch(books: &BillingStore, litellm: &Litellm) -> ReconcileTask {
     }
 }
 
-/// Of the run that LiteLLM's rows name.
+/// A call of the run that LiteLLM's rows name.
 fn call(id: &str, ended: SystemTime) -> CallUsage {
     CallUsage { run: "run-7".to_owned(), ..fact(id, ended) }
 }

@@ -1,5 +1,5 @@
-//! B1, B4: calls that are older than they are kept are deleted, run by run and a few at a time; what each day and account
-//! came to stays.
+//! B1, B4: Tests of billing retention: calls beyond their retention time are deleted, run by run and a few at a time;
+//! the totals per day and account stay.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,15 +17,15 @@ use super::{at, books, fact, notice};
 
 const DAY: Duration = Duration::from_hours(24);
 
-/// A run goes with its last call, and not before; the sums over days are what they were.
+/// A run is deleted with its last call, and not earlier; the totals per day stay the same.
 #[tokio::test]
-async fn the_calls_of_old_runs_go_and_the_sums_of_their_days_stay() {
+async fn calls_of_old_runs_are_deleted_and_their_daily_totals_stay() {
     let place = tempdir().unwrap();
     let books = books(place.path());
     let old = at("09:30:01") - 10 * DAY;
     let mut facts: Vec<_> = (0..1700).map(|number| call("old", &number.to_string(), old)).collect();
     facts.extend((0..20).map(|number| call("older", &number.to_string(), old - DAY)));
-    // It began long ago, and went on until now.
+    // This run began long ago and continued until now.
     facts.extend([call("long", "first", old), call("long", "last", at("09:30:01"))]);
     facts.push(call("new", "only", at("09:30:01")));
     books.record_calls(&facts).await.unwrap();
@@ -70,7 +70,8 @@ async fn the_calls_of_old_runs_go_and_the_sums_of_their_days_stay() {
     assert_eq!(books.complete_since().await.unwrap(), Some(at("00:00:00") - 9 * DAY));
 }
 
-/// One run with very many calls takes the only writer for a moment at a time, and others write in between.
+/// The deletion of a run with very many calls holds the only writer for short moments, and other writes come in
+/// between.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_with_many_calls_is_deleted_a_few_at_a_time() {
     let place = tempdir().unwrap();
@@ -98,7 +99,7 @@ async fn a_run_with_many_calls_is_deleted_a_few_at_a_time() {
     assert_eq!((day.deleted_calls, day.amount), (20_000, Nanodollars(20_000 * 25_000)));
 }
 
-/// What says more than sixteen times that a call has another price says nothing more.
+/// At most sixteen contradictions of one call are stored.
 #[tokio::test]
 async fn the_contradictions_of_one_call_are_bounded() {
     let place = tempdir().unwrap();
@@ -114,9 +115,9 @@ async fn the_contradictions_of_one_call_are_bounded() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Whatever is deleted when, the days come to the same, and no run is there in part.
+    /// The totals per day are the same whatever is deleted when, and no run is deleted in part.
     #[test]
-    fn the_days_come_to_the_same_whatever_is_deleted(
+    fn the_daily_totals_do_not_depend_on_deletions(
         calls in prop::collection::vec((0..4_u8, 0..2_u8, 0..8_u32, any::<bool>()), 0..30),
         cutoffs in prop::collection::vec(0..10_u32, 1..4),
     ) {

@@ -1,4 +1,4 @@
-//! B2, B3: whose books a call stands in: gateways that share a LiteLLM keep nothing of each other's calls.
+//! B2, B3: Tests of gateways that share one LiteLLM: each billing store has only its own gateway's calls.
 
 use std::time::{Duration, SystemTime};
 
@@ -10,9 +10,9 @@ use tempfile::tempdir;
 use super::litellm::{Kind, Litellm, client, row};
 use super::{at, books, fact, notice, recorded};
 
-/// B2: books have one name, from the first time they are opened.
+/// B2: A billing store gets its name when it is first opened, and keeps it.
 #[tokio::test]
-async fn books_keep_their_name() {
+async fn a_billing_store_keeps_its_name() {
     let (place, other) = (tempdir().unwrap(), tempdir().unwrap());
     let name = books(place.path()).deployment_id().await.unwrap();
     assert_eq!(
@@ -22,9 +22,9 @@ async fn books_keep_their_name() {
     assert_ne!(books(other.path()).deployment_id().await.unwrap(), name);
 }
 
-/// B2: of a call that names other books nothing is kept; one that names ours, or none, waits for its call.
+/// B2: A notice for another billing store is not stored. A notice for this store, or for none, waits for its call.
 #[tokio::test]
-async fn what_is_for_other_books_is_foreign() {
+async fn a_notice_for_another_store_is_not_stored() {
     let place = tempdir().unwrap();
     let books = books(place.path());
     let ours = books.deployment_id().await.unwrap();
@@ -41,9 +41,9 @@ async fn what_is_for_other_books_is_foreign() {
     assert_eq!(books.totals(SystemTime::now()).await.unwrap().waiting_notices, 2);
 }
 
-/// B4: a call that was taken into other books than its gateway's own is charged there.
+/// B4: A call that was recorded in another store than its gateway's own is charged there.
 #[tokio::test]
-async fn a_call_that_is_in_the_books_is_theirs() {
+async fn a_recorded_call_is_charged_in_its_store() {
     let place = tempdir().unwrap();
     let books = books(place.path());
     let named =
@@ -53,9 +53,9 @@ async fn a_call_that_is_in_the_books_is_theirs() {
     assert_eq!(fates, [IngestOutcome::New, IngestOutcome::OtherDeployment]);
 }
 
-/// B2: what has waited for two days is forgotten, and nothing else.
+/// B2: A notice that has waited for two days is deleted, and nothing else is.
 #[tokio::test]
-async fn a_notice_does_not_wait_for_ever() {
+async fn a_notice_without_a_call_expires() {
     let place = tempdir().unwrap();
     let books = books(place.path());
     books.ingest_notices(vec![notice("call-1", 7), notice("call-2", 7)]).await.unwrap();
@@ -71,9 +71,9 @@ async fn a_notice_does_not_wait_for_ever() {
     );
 }
 
-/// B2: what contradicts a notice whose call has not come is forgotten with it; of calls that have come it stays.
+/// B2: Contradictions of a notice without a call are deleted with the notice; contradictions of known calls stay.
 #[tokio::test]
-async fn contradictions_of_calls_that_never_come_are_forgotten() {
+async fn contradictions_of_unknown_calls_are_deleted() {
     let place = tempdir().unwrap();
     let books = books(place.path());
     books.record_calls(&[fact("call-1", at("09:30:01"))]).await.unwrap();
@@ -96,9 +96,9 @@ async fn contradictions_of_calls_that_never_come_are_forgotten() {
     assert_eq!((conflicts(), books.totals(now).await.unwrap().conflicting_calls), (3, 1));
 }
 
-/// B3: rows that name other books, or a run that never was here, are not unknown: they are somebody else's.
+/// B3: Rows for another store, or for an unknown run, belong to others and do not count as unknown.
 #[tokio::test]
-async fn rows_for_other_books_are_not_unknown() {
+async fn rows_for_another_store_are_not_unknown() {
     let place = tempdir().unwrap();
     let books = books(place.path());
     let ours = books.deployment_id().await.unwrap();

@@ -1,5 +1,5 @@
-//! B2, B4: facts and notices in any order, more than once and all at the same time: one receipt for each call, and a
-//! flag where one is missing, unpriced or contradicted.
+//! B2, B4: Tests of the billing store: usage records and notices may come in any order, repeatedly and concurrently.
+//! Each call has one receipt, and a flag if its receipt is missing, has no price, or is contradicted.
 
 use std::slice;
 use std::time::{Duration, SystemTime};
@@ -19,16 +19,16 @@ use tempfile::tempdir;
 
 use super::{at, books, fact, notice, recorded};
 
-/// What LiteLLM says of an attempt that failed.
+/// LiteLLM's notice of a failed attempt.
 fn failure(call_id: &str) -> ChargeNotice {
     ChargeNotice { is_provisional: true, input: Tokens(0), output: Tokens(0), ..notice(call_id, 0) }
 }
 
 const MINUTE: Duration = Duration::from_mins(1);
 
-/// B4: `run/attempt/call id`, the amount in billionths, who says so, and when.
+/// B4: A receipt has `run/attempt/call id`, the amount in nanodollars, its source and its time.
 #[tokio::test]
-async fn a_receipt_says_what_it_is_for() {
+async fn a_receipt_has_its_call_amount_source_and_time() {
     let place = tempdir().unwrap();
     let books = books(place.path());
     assert_eq!(books.record_calls(&[fact("call-1", at("09:30:01"))]).await.unwrap(), 1);
@@ -78,7 +78,7 @@ async fn a_receipt_says_what_it_is_for() {
     assert_eq!(books.run_bill("run-2").await.unwrap().calls, 0);
 }
 
-/// B2: LiteLLM may be quicker than our own record.
+/// B2: LiteLLM's notice may come before the service's own record.
 #[tokio::test]
 async fn a_notice_waits_for_its_call() {
     let place = tempdir().unwrap();
@@ -99,9 +99,9 @@ async fn a_notice_waits_for_its_call() {
     assert!(books.known_call_ids(vec![id.to_owned()]).await.unwrap().is_empty());
 }
 
-/// B2: what LiteLLM sends twice, or to two of our processes at once, is charged once.
+/// B2: A notice that LiteLLM sends twice, or to two processes at once, is charged once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_call_is_charged_once_however_often_it_is_said() {
+async fn a_call_is_charged_once_however_often_it_is_reported() {
     let place = tempdir().unwrap();
     let (one, other) = (books(place.path()), books(place.path()));
     let calls: Vec<_> = (0..40).map(|number| format!("call-{number}")).collect();
@@ -126,7 +126,7 @@ async fn a_call_is_charged_once_however_often_it_is_said() {
     assert_eq!(bill.state, BillState::Complete);
 }
 
-/// B2: a second price for a call is kept, and flagged, and not charged; a billionth is what rounding does.
+/// B2: A second price for a call is stored and flagged, but not charged. A difference of one nanodollar is rounding.
 #[tokio::test]
 async fn another_price_is_a_conflict_and_no_charge() {
     let place = tempdir().unwrap();
@@ -153,7 +153,7 @@ async fn another_price_is_a_conflict_and_no_charge() {
     assert_eq!(bill.flags, [BillFlag::Conflicting]);
 }
 
-/// B2: whoever names a run of his own choice for a call of ours changes nothing of it.
+/// B2: A notice that names another run for a known call changes nothing of it.
 #[tokio::test]
 async fn a_notice_that_names_another_run_is_a_conflict() {
     let stranger = ChargeNotice { run: Some("run-9".to_owned()), ..notice("call-1", 1) };
@@ -179,9 +179,9 @@ async fn a_notice_that_names_another_run_is_a_conflict() {
     }
 }
 
-/// B2: LiteLLM gives up on a deployment and comes through with the next, or says again that it gave up.
+/// B2: LiteLLM may report that one deployment failed and that the next succeeded, or report the failure again.
 #[tokio::test]
-async fn a_failure_gives_way_to_what_came_through() {
+async fn a_success_replaces_a_failure() {
     let failure = failure("call-1");
     let place = tempdir().unwrap();
     let books = books(place.path());
@@ -208,8 +208,8 @@ async fn a_failure_gives_way_to_what_came_through() {
     assert_eq!((bill.amount, bill.receipts, bill.flags), (Nanodollars(25_000), 1, vec![]));
 }
 
-/// B3, B4: LiteLLM tells of a failed attempt, and what it tells of the one that came through is lost. The call is not
-/// free: it is asked for, and flagged in time.
+/// B3, B4: LiteLLM reports a failed attempt, and its report of the successful one is lost. The call is not free: it is
+/// requested, and flagged after some time.
 #[tokio::test]
 async fn a_failure_at_no_cost_is_no_receipt_of_a_call_that_used_tokens() {
     for failure_first in [true, false] {
@@ -241,8 +241,8 @@ async fn a_failure_at_no_cost_is_no_receipt_of_a_call_that_used_tokens() {
     }
 }
 
-/// B2, B4: LiteLLM puts no price to a call that used tokens. Nobody has said what it costs: it is asked for, and
-/// flagged in time, whichever half comes first.
+/// B2, B4: LiteLLM reports no price for a call that used tokens. Its cost is unknown: it is requested, and flagged
+/// after some time, whichever record comes first.
 #[tokio::test]
 async fn a_notice_without_a_price_is_no_receipt_of_a_call_that_used_tokens() {
     let priced =
@@ -273,7 +273,8 @@ async fn a_notice_without_a_price_is_no_receipt_of_a_call_that_used_tokens() {
     }
 }
 
-/// B4: a call that used nothing is closed by the failure that says so, and opened again where it had used something.
+/// B4: The report of a failure settles a call that used nothing, and the call is open again if it turns out that it
+/// used something.
 #[tokio::test]
 async fn a_failure_closes_a_call_that_used_nothing() {
     let place = tempdir().unwrap();
@@ -288,7 +289,7 @@ async fn a_failure_closes_a_call_that_used_nothing() {
     assert_eq!((bill.receipts, bill.missing), (0, 1));
 }
 
-/// B4: whether a call was free is judged by what it used, whatever LiteLLM says that it used.
+/// B4: Whether a call was free depends on the gateway's usage record, whatever usage LiteLLM reports.
 #[tokio::test]
 async fn a_call_that_is_charged_nothing_is_flagged_by_its_own_tokens() {
     let place = tempdir().unwrap();
@@ -300,7 +301,7 @@ async fn a_call_that_is_charged_nothing_is_flagged_by_its_own_tokens() {
     assert_eq!(books.totals(SystemTime::now()).await.unwrap().unpriced_calls, 1);
 }
 
-/// B4: calls that an earlier version closed with a failed attempt are open again; all else stays as it was.
+/// B4: Calls that an earlier version settled by a failed attempt are open again; everything else is unchanged.
 #[tokio::test]
 async fn receipts_of_failed_attempts_are_taken_back_from_an_earlier_version() {
     let place = tempdir().unwrap();
@@ -331,7 +332,7 @@ async fn receipts_of_failed_attempts_are_taken_back_from_an_earlier_version() {
     assert_eq!((bill.missing, bill.unpriced), (1, 1));
 }
 
-/// B4: where there is no LiteLLM, our own prices are the receipt; a model without one is flagged.
+/// B4: Without LiteLLM, the price table gives the receipt; a call of a model without a price is flagged.
 #[tokio::test]
 async fn without_litellm_the_price_table_charges() {
     let place = tempdir().unwrap();
@@ -363,9 +364,10 @@ async fn without_litellm_the_price_table_charges() {
     );
 }
 
-/// B1, B4: what was taken for lost and ended after all is put right, its charge too; never the other way.
+/// B1, B4: If a call that was recorded as lost did end, its usage and charge are corrected; never in the other
+/// direction.
 #[tokio::test]
-async fn a_call_that_was_taken_for_lost_is_put_right() {
+async fn a_call_recorded_as_lost_is_corrected() {
     for upstream in ["litellm", "openai"] {
         let place = tempdir().unwrap();
         let books = books(place.path());
@@ -387,8 +389,8 @@ async fn a_call_that_was_taken_for_lost_is_put_right() {
     }
 }
 
-/// B1, B4: a live log was read as if nobody wrote it any more, and then the upstream has refused the call: it is not
-/// charged, but for what somebody else says of it.
+/// B1, B4: A live log was read as if its writer had ended, and then the upstream refused the call: the call is not
+/// charged, unless LiteLLM reports a charge.
 #[tokio::test]
 async fn a_call_that_was_taken_for_lost_and_used_nothing_is_not_charged() {
     for is_said in [false, true] {
@@ -424,7 +426,7 @@ async fn a_call_that_was_taken_for_lost_and_used_nothing_is_not_charged() {
     }
 }
 
-/// B4: within the bound a call is waited for; beyond it its run is flagged, until its receipt comes.
+/// B4: A call may wait for its receipt for a limited time; after that its run is flagged until the receipt comes.
 #[tokio::test]
 async fn a_call_without_a_receipt_is_flagged_when_its_time_is_over() {
     let place = tempdir().unwrap();
@@ -451,9 +453,9 @@ async fn a_call_without_a_receipt_is_flagged_when_its_time_is_over() {
     assert_eq!(books.calls_without_receipt(end, end).await.unwrap(), []);
 }
 
-/// The service is restarted; what it was told is still there.
+/// After a restart of the service, the store has the same content.
 #[tokio::test]
-async fn books_that_are_opened_again_say_the_same() {
+async fn a_reopened_billing_store_is_the_same() {
     let place = tempdir().unwrap();
     let said = |books: BillingStore| async move {
         let bill = books.run_bill("run-1").await.unwrap();
@@ -466,7 +468,7 @@ async fn books_that_are_opened_again_say_the_same() {
     assert_eq!(said(books(place.path())).await, before);
 }
 
-/// B2: what the endpoint answers.
+/// B2: The endpoint's answer counts the outcomes.
 #[tokio::test]
 async fn an_ingest_is_counted() {
     let place = tempdir().unwrap();
@@ -496,7 +498,7 @@ async fn an_ingest_is_counted() {
     assert!(books.ingest("{").await.is_err());
 }
 
-/// B2: who reports costs cannot fill the disk with what contradicts itself, or with calls that nobody has made.
+/// B2: A sender of notices cannot fill the disk with contradictions, or with calls that do not exist.
 #[tokio::test]
 async fn contradictions_and_unknown_calls_are_bounded() {
     let place = tempdir().unwrap();
@@ -531,7 +533,7 @@ async fn contradictions_and_unknown_calls_are_bounded() {
     assert_eq!(count("SELECT count(*) FROM billing_notice WHERE NOT is_taken"), 100_000);
 }
 
-/// One thing that happens to the books.
+/// An event in a billing store's life.
 #[derive(Clone, Debug)]
 enum Happening {
     Recorded(usize),
@@ -543,7 +545,7 @@ enum Happening {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// B2, B4: whatever comes first and however often, what is charged depends only on what was said.
+    /// B2, B4: The charges depend only on the reports, not on their order or repetition.
     #[test]
     fn the_order_changes_nothing(
         mut happenings in prop::collection::vec((0..4_usize, 0..4_u8), 0..20).prop_map(|list| {

@@ -1,4 +1,5 @@
-//! A1, L5, L7: an agent's own rules judge its work, and go on doing so when the service is killed and they are others.
+//! A1, L5, L7: Tests of an agent's own rules: they review its work, also after the service was killed and the rules
+//! have changed.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -16,7 +17,8 @@ use crate::support::process::pause_for;
 use crate::support::repository::git;
 use crate::support::service::{Service, wants};
 
-/// A1, L5: what its entry holds is held, though its host would push it; work of others is none of its business.
+/// A1, L5: Work that the agent's rules forbid is held, although the host's rules would push it. Work of other agents is
+/// not affected.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agents_own_rules_hold_its_work() {
     let work = Work::new("hold").await;
@@ -39,9 +41,10 @@ async fn an_agents_own_rules_hold_its_work() {
     work.place.assert_nothing_is_left();
 }
 
-/// L7: killed between the verdict and the push. It is pushed as it was judged, though nothing may be pushed any more.
+/// L7: The service is killed between the verdict and the push. The work is pushed by its recorded verdict, although the
+/// rules forbid any push now.
 #[tokio::test(flavor = "multi_thread")]
-async fn work_that_was_judged_is_pushed_under_stricter_rules() {
+async fn reviewed_work_is_pushed_under_stricter_rules() {
     let work = Work::new("review").await;
     let before = work.killed_at(GithubOperation::Push).await;
     assert_eq!((before.step, before.verdict), (DeliveryStep::Judged, Some(VerdictKind::Review)));
@@ -59,7 +62,8 @@ async fn work_that_was_judged_is_pushed_under_stricter_rules() {
     assert_eq!((count.as_str(), pulls.len(), pulls[0].is_draft), ("1", 1, true));
 }
 
-/// L7: killed before the verdict. It is held, as its agent's entry said when it ran, though that says nothing any more.
+/// L7: The service is killed before the verdict. The work is held by the rules that its agent had then, although the
+/// agent has no rules now.
 #[tokio::test(flavor = "multi_thread")]
 async fn work_that_was_to_be_held_is_held_under_looser_rules() {
     let work = Work::new("hold").await;
@@ -82,7 +86,7 @@ struct Work {
 }
 
 impl Work {
-    /// With an agent beside our own, whose entry has a rule with this verdict.
+    /// Adds an agent beside `cogni-agent` whose entry has a rule with this verdict.
     async fn new(verdict: &str) -> Self {
         let commit = "echo made > made && git add made && git commit --quiet --message=Make";
         let mut place = Place::new(&wants(commit)).await;
@@ -124,7 +128,7 @@ impl Work {
         service.run(&body).await
     }
 
-    /// The row of a run whose service is killed while the forge is asked for this.
+    /// Returns the row of a run whose service is killed during this call to GitHub.
     async fn killed_at(&self, operation: GithubOperation) -> DeliveryJob {
         let mut service = self.place.start();
         self.forge.hub.inject(operation, InjectedFailure::HoldBefore, 1);
@@ -136,10 +140,10 @@ impl Work {
         self.rows().remove(0)
     }
 
-    /// The same row when another process has brought it to an end.
+    /// Returns the row after another process has finished it.
     fn delivered(&self) -> DeliveryJob {
         let mut service = self.place.start();
-        // The service looks for what is due twice a minute.
+        // The service looks for due rows twice a minute.
         let begun = Instant::now();
         while self.rows().iter().any(|row| !row.step.is_terminal()) {
             assert!(begun.elapsed() < Duration::from_mins(4), "{:?}", self.rows());

@@ -1,5 +1,5 @@
-//! A4, G11: a run's audit log is told as proved when it is the one that was closed when the run ended, and not otherwise;
-//! logs that are old enough go, where somebody has said so.
+//! A4, G11: Tests of the proof of a run's audit log. A log is proved only if it is the log that was closed when the run
+//! ended. Old logs are removed if the operator configures it.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -24,9 +24,9 @@ use crate::support::delivery::{order, plan};
 use crate::support::process::{PATIENCE, patience};
 use crate::support::service::Service;
 
-/// Whoever can write the directory of the logs can put another log there, but not one that passes.
+/// A user who can write to the log directory can exchange a log, but the exchanged log is not proved.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_log_that_was_forged_swapped_or_cut_is_told_from_the_one_that_was_closed() {
+async fn a_forged_exchanged_or_truncated_log_is_not_proved() {
     let place = Place::new("").await;
     let service = place.start();
     let (other, run) = (service.run(&ask("one")).await, service.run(&ask("two")).await);
@@ -94,9 +94,9 @@ async fn a_log_that_was_forged_swapped_or_cut_is_told_from_the_one_that_was_clos
     place.stop(service);
 }
 
-/// A log that is as it was is read once, however often its proof is asked for; one that has changed is read again.
+/// An unchanged log is read once, however often its proof is requested; a changed log is read again.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_proof_of_a_log_that_has_not_changed_is_not_made_again() {
+async fn the_proof_of_an_unchanged_log_is_reused() {
     let place = Place::new("").await;
     let service = place.start();
     let run = service.run(&ask("hello")).await;
@@ -127,7 +127,7 @@ async fn the_proof_of_a_log_that_has_not_changed_is_not_made_again() {
     place.stop(service);
 }
 
-/// One key signs for all processes that have the directory, and it is nobody else's to read.
+/// One key signs for all processes with the same state directory, and only its owner can read it.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_key_of_a_state_directory_outlives_its_processes() {
     let place = Place::new("").await;
@@ -145,7 +145,7 @@ async fn the_key_of_a_state_directory_outlives_its_processes() {
     let mode = fs::metadata(place.state_dir().join(KEY_FILE_NAME)).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
 
-    // Whoever brings a key of their own has that instead; what was signed before is as good as it was.
+    // An operator's own key replaces it; earlier signatures stay valid.
     let mut place = place;
     let (seed, public) = other_key();
     place.set("AUDIT_SIGNING_KEY", &seed);
@@ -160,23 +160,23 @@ async fn the_key_of_a_state_directory_outlives_its_processes() {
     place.stop(service);
 }
 
-/// A run that its process has left is closed by the next one, which vouches for its log from then on.
+/// A run of a process that has ended is closed by the next process, which seals its log.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_log_of_an_interrupted_run_is_closed_and_vouched_for() {
+async fn the_log_of_an_interrupted_run_is_closed_and_sealed() {
     let place = Place::new("gate=1").await;
     let mut service = place.start();
     let run = service.run(&ask("hello")).await;
     let log = place.audit_log(&run);
     let is_admitted = || fs::read_to_string(&log).is_ok_and(|log| log.contains("request.admitted"));
     tokio::task::block_in_place(|| patience(is_admitted, || "no call is admitted".to_owned()));
-    // What no checkpoint covers yet is not told as proved.
+    // Records without a checkpoint are not reported as proved.
     let open = proof(&service, &run).await;
     let facts = json!([open["verified"], open["broken"], open["finished"], open["signed"]]);
     assert_eq!(facts, json!([false, null, false, 0]), "{open}");
     assert_eq!(open["unsigned"], open["records"], "{open}");
     service.process.signal("KILL");
     service.process.wait();
-    // As a crash in the middle of a write leaves it.
+    // The state after a crash in the middle of a write.
     let torn = [fs::read(&log).unwrap(), b"{\"v\":1,\"seq\":".to_vec()].concat();
     fs::write(&log, torn).unwrap();
 
@@ -193,7 +193,7 @@ async fn the_log_of_an_interrupted_run_is_closed_and_vouched_for() {
     place.stop(service);
 }
 
-/// The relay's directory is swept by the service, too, and not only by whoever thinks of `relay sweep`.
+/// The service sweeps the relay's directory, too, so an operator need not run `relay sweep`.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_relay_has_left_goes_when_it_is_older_than_runs_are_kept() {
     let place = Place::new("").await;
@@ -211,7 +211,7 @@ async fn what_the_relay_has_left_goes_when_it_is_older_than_runs_are_kept() {
     place.stop(service);
 }
 
-/// A log goes when it is old, its run is forgotten and no work of it is kept, and no sooner.
+/// A log is removed when it is old, its run is removed, and none of its work is kept; not earlier.
 #[tokio::test(flavor = "multi_thread")]
 async fn logs_go_when_they_are_older_than_they_are_kept() {
     let place = Place::new("").await;
@@ -238,7 +238,7 @@ async fn logs_go_when_they_are_older_than_they_are_kept() {
         end_long_ago(&place, run).await;
     }
 
-    // Nobody has said for how long they are kept.
+    // No retention time is configured.
     let service = place.start();
     let is_forgotten = format!("/api/v1/runs/{forgotten}");
     let begun = Instant::now();
@@ -261,7 +261,7 @@ async fn logs_go_when_they_are_older_than_they_are_kept() {
     place.stop(service);
 }
 
-/// Calls go when they are old and their run is forgotten, and no sooner; the log says how many of them had a flag.
+/// Calls are removed when they are old and their run is removed; the log reports how many of them were flagged.
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_go_when_they_are_older_than_they_are_kept() {
     let place = Place::new("").await;
@@ -303,13 +303,13 @@ fn key(place: &Place) -> String {
     fs::read_to_string(place.state_dir().join(KEY_FILE_NAME)).unwrap()
 }
 
-/// A forger's, and its other half.
+/// Another key pair, as a forger has one.
 fn other_key() -> (String, String) {
     let key = AuditSigningKey::new(Some(&SecretString::new("22".repeat(32)))).unwrap();
     ("22".repeat(32), key.public_key().to_string())
 }
 
-/// A log of so many records that is as good as any, but for who has written it.
+/// Writes a log with this many records that is valid except for its writer.
 fn write(file: &Path, run: &str, key: &str, records: usize) {
     fs::remove_file(file).unwrap();
     let log = open(file, run, key);
@@ -319,7 +319,7 @@ fn write(file: &Path, run: &str, key: &str, records: usize) {
     finish(&log);
 }
 
-/// Three records more: a start, an end and its signature.
+/// Appends three records: a start, an end and its signature.
 fn append(file: &Path, run: &str, key: &str) {
     finish(&open(file, run, key));
 }
@@ -346,7 +346,7 @@ fn finish(log: &AuditLog) {
         .unwrap();
 }
 
-/// Work of one run that was held, and a workspace of another that holds something still. Returns the name of the first.
+/// Adds held work of one run, and a workspace of another run with uncollected work. Returns the id of the first.
 fn keep_work(place: &Place, held: &str, left: &str) -> String {
     let outbox = DeliveryOutbox::open(&place.state_dir().join(OUTBOX_FILE)).unwrap();
     let job = outbox.add_job(&order(held)).unwrap();
@@ -358,7 +358,7 @@ fn keep_work(place: &Place, held: &str, left: &str) -> String {
     job.id
 }
 
-/// What the service remembers of a run's log, as if it had been this one when the run ended.
+/// Stores a seal for a run, as if this log had been closed at the run's end.
 async fn seal(place: &Place, run: &str, seal: AuditLogSeal) {
     let file = place.state_dir().join("state.db");
     let (database, run) =
@@ -370,14 +370,14 @@ async fn seal(place: &Place, run: &str, seal: AuditLogSeal) {
     assert_eq!(changed.await.unwrap(), 1);
 }
 
-/// All that a process has read, from files and others.
+/// Returns all bytes that a process has read, from files and others.
 fn bytes_read(process: u32) -> u64 {
     let io = fs::read_to_string(format!("/proc/{process}/io")).unwrap();
     let read = io.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap();
     read.parse().unwrap()
 }
 
-/// So that its calls are five days old.
+/// Makes a run's calls five days old.
 async fn age_calls(place: &Place, run: &str) {
     let file = place.state_dir().join("state.db");
     let (database, run) =
@@ -392,7 +392,7 @@ async fn age_calls(place: &Place, run: &str) {
     assert_eq!(aged, 1);
 }
 
-/// So that it is forgotten at the next start.
+/// Makes a run so old that the next start removes it.
 async fn end_long_ago(place: &Place, run: &str) {
     let file = place.state_dir().join("state.db");
     let (database, run) =

@@ -1,4 +1,4 @@
-//! A2, A4: one conversation, from the question to the pull request.
+//! A2, A4: Tests of one conversation, from the question to the pull request.
 
 use std::fs;
 
@@ -9,9 +9,9 @@ use super::{Place, ask};
 use crate::support::github_server;
 use crate::support::service::{chat, told, wants};
 
-/// The agent's words come one by one, then what they cost, then its answer, and then the end.
+/// The agent's text comes piece by piece, then the usage, then the answer, and then the end.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_chat_streams_the_answer_and_says_what_it_cost() {
+async fn a_chat_streams_the_answer_and_its_usage() {
     let place = Place::new("").await;
     let service = place.start();
     let answer = service.post("/api/v1/ai/chat", &chat("hello")).await;
@@ -38,7 +38,7 @@ async fn a_chat_streams_the_answer_and_says_what_it_cost() {
     place.assert_nothing_is_left();
 }
 
-/// What the agent commits is at the forge when the run is over, asked for with a pull request.
+/// When the run has ended, the agent's commits are on GitHub with a pull request.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chat_ends_in_a_pull_request() {
     let commit = "echo hello > greeting && git add greeting && git commit --quiet --message=Greet";
@@ -62,14 +62,14 @@ async fn a_chat_ends_in_a_pull_request() {
     place.assert_nothing_is_left();
 }
 
-/// R5: cancelled, too slow, or its own fault: each run ends with a code of its own.
+/// R5: A cancelled run, a run that is too slow and a run that fails by itself have different codes.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_fails_says_why() {
     let place = Place::new("first_byte=60s").await;
     let service = place.start();
     let run = service.run(&ask("wait")).await;
     let mut slow = ask("wait");
-    // The agent itself gives up after a second, and must not be first.
+    // The agent's own timeout is one second, and must not come first.
     slow["max_runtime"] = json!("100ms");
     let late = service.run(&slow).await;
     let cancelled = service.post(&format!("/api/v1/runs/{run}/cancel"), &json!({})).await;
@@ -79,9 +79,9 @@ async fn a_run_that_fails_says_why() {
     place.assert_nothing_is_left();
 }
 
-/// R7: where an agent's entry asks for it, a run begins in a sandbox that waits for one, and nothing else is different.
+/// R7: If the agent's entry asks for it, a run begins in a warm sandbox, with no other difference.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_may_find_its_sandbox_waiting() {
+async fn a_run_may_begin_in_a_warm_sandbox() {
     let mut place = Place::new("").await;
     let agents = place.path().join("agents");
     fs::create_dir(&agents).unwrap();
@@ -103,7 +103,7 @@ async fn a_run_may_find_its_sandbox_waiting() {
     place.assert_nothing_is_left();
 }
 
-/// A1: an agent that wants to know which models there are is told those of the upstream.
+/// A1: An agent that needs a model list gets the upstream's.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_is_told_the_upstreams_models() {
     let place = Place::new("").await;

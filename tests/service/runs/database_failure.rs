@@ -1,5 +1,5 @@
-//! B1, B4, R5: what cannot be written down when a run ends. The run has not ended then; its calls are in the books before
-//! it has, and nobody who stops or starts the service waits for that.
+//! B1, B4, R5: Tests of a database that cannot be written when a run ends. The run has not ended until its calls are in
+//! the billing store, and neither a shutdown nor a start waits for that.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use super::{Place, ask};
 use crate::support::process::{Process, patience};
 use crate::support::service::Service;
 
-/// B1, B4: the books cannot be written for as long as its last booking takes. They are when they can be, and only then it
-/// has ended.
+/// B1, B4: The billing store cannot be written while the run's last calls are recorded. The run ends only after that
+/// has succeeded.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_has_ended_when_its_calls_are_in_the_books() {
+async fn a_run_ends_only_after_its_calls_are_recorded() {
     let place = Place::new("").await;
     let mut service = place.start();
     let run = unbooked(&place, &mut service).await;
@@ -31,9 +31,10 @@ async fn a_run_has_ended_when_its_calls_are_in_the_books() {
     place.stop(service);
 }
 
-/// R5: asked twice, the service stops; the next one says why it does not start. Neither forgets the run, nor its calls.
+/// R5: A second signal stops the service, and the next process says why it does not start. Neither loses the run or its
+/// calls.
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_waits_for_an_end_that_cannot_be_written() {
+async fn a_shutdown_does_not_wait_for_an_end_that_cannot_be_written() {
     let place = Place::new("").await;
     place.write_config("drain_timeout = \"10m\"");
     let mut service = place.start();
@@ -63,7 +64,7 @@ async fn nobody_waits_for_an_end_that_cannot_be_written() {
     place.stop(service);
 }
 
-/// R5: its row is being written when nobody is to be waited for any more. It is ended like the others.
+/// R5: A run's row is being written when the service no longer waits. The run ends like the others.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_comes_at_the_last_moment_is_not_waited_for() {
     let place = Place::new("gate=1").await;
@@ -72,7 +73,7 @@ async fn a_run_that_comes_at_the_last_moment_is_not_waited_for() {
     execute(&place, SLOW);
     let owner = place.owner.clone();
     let asked = tokio::spawn(async move { owner.post("/api/v1/runs", &ask("wait")).await });
-    // Where it was quicker than we, it is one of those that are under way.
+    // If the write was quicker than the test, the run is under way.
     let is_under_way = || is_writing(&place) || asked.is_finished();
     let never = || "the run is not written down".to_owned();
     tokio::task::block_in_place(|| patience(is_under_way, never));
@@ -84,7 +85,7 @@ async fn a_run_that_comes_at_the_last_moment_is_not_waited_for() {
     place.assert_nothing_is_left();
 }
 
-/// A run that is over but for its row: its calls cannot be booked.
+/// Starts a run whose end waits only for its row, because its calls cannot be recorded.
 async fn unbooked(place: &Place, service: &mut Service) -> String {
     execute(place, REFUSE);
     let run = service.run(&ask("hello")).await;
@@ -100,26 +101,26 @@ async fn bill(place: &Place, run: &str) -> RunBill {
     place.books().run_bill(run).await.unwrap()
 }
 
-/// In the service's own file, while it serves.
+/// Executes a statement in the service's database while the service runs.
 fn execute(place: &Place, statement: &str) {
     let connection = Connection::open(place.state_dir().join("state.db")).unwrap();
     connection.execute_batch(statement).unwrap();
 }
 
-/// Whether somebody else is in the midst of a change.
+/// Returns whether another connection is writing.
 fn is_writing(place: &Place) -> bool {
     let connection = Connection::open(place.state_dir().join("state.db")).unwrap();
     connection.busy_timeout(Duration::ZERO).unwrap();
     connection.execute_batch("BEGIN IMMEDIATE; ROLLBACK").is_err()
 }
 
-/// It takes seconds to write a run down.
+/// Makes the insertion of a run take seconds.
 const SLOW: &str = "CREATE VIEW slow AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2000000)
                     SELECT count(*) AS count FROM n;
                     CREATE TRIGGER slow_run BEFORE INSERT ON run WHEN (SELECT count FROM slow) < 0
                     BEGIN SELECT RAISE(ABORT, 'it is not'); END";
 
-/// Fails as a full disk does, and at once.
+/// Makes the insertion fail at once, as a full disk does.
 const REFUSE: &str = "CREATE TRIGGER refuse BEFORE INSERT ON billing_fact
                       BEGIN SELECT RAISE(ABORT, 'refused by a test'); END";
 

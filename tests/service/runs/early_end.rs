@@ -1,5 +1,4 @@
-//! A4, G11, G12: what a service owes when something ends before its time: a run that could not begin is closed, and the
-//! last spans of a process are sent.
+//! A4, G11, G12: Tests of early ends: a run that cannot begin is closed, and the last spans of a process are sent.
 
 use std::fs;
 
@@ -12,7 +11,7 @@ use super::{Place, ask};
 use crate::support::github_server;
 use crate::support::trace_collector::Collector;
 
-/// G11: its gateway was open when what comes next failed. Its log ends in order, and is proved like any other.
+/// G11: The run's gateway was open when the next step failed. Its log is complete and proved like any other.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_cannot_begin_has_a_log_that_is_closed() {
     let mut place = Place::new("").await;
@@ -47,7 +46,7 @@ async fn a_run_that_cannot_begin_has_a_log_that_is_closed() {
     place.stop(service);
 }
 
-/// G12: a run that ends with its service has its spans, too.
+/// G12: The spans of a run that ends with its service are sent, too.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_last_spans_of_a_service_are_sent() {
     let collector = Collector::start(StatusCode::OK).await;

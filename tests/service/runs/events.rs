@@ -1,5 +1,5 @@
-//! A2, A4, L7: what whoever watches a run is told, in which order, and that nothing is missing or told twice, whatever
-//! ends the run, its client, or the service.
+//! A2, A4, L7: Tests of a run's events: a watcher gets every event once and in order, whether the run, the client or
+//! the service ends first.
 
 mod agent_failures;
 mod queued_runs;
@@ -16,7 +16,7 @@ use crate::support::github_server;
 use crate::support::process::pause_for;
 use crate::support::service::{Service, Told, told, wants};
 
-/// A service with a forge, and an agent that commits.
+/// A service with a GitHub stand-in, and an agent that commits.
 struct Work {
     place: Place,
     forge: github_server::Running,
@@ -40,7 +40,7 @@ impl Work {
         body
     }
 
-    /// A run whose agent has answered, and whose work waits at the forge.
+    /// Starts a run whose agent has answered, and whose delivery waits for GitHub.
     async fn held(&self, service: &Service, operation: GithubOperation) -> String {
         self.forge.hub.inject(operation, InjectedFailure::HoldBefore, 1);
         let run = service.run(&self.asked("task-2")).await;
@@ -49,8 +49,7 @@ impl Work {
     }
 }
 
-/// The answer is there as soon as the agent has ended; the work is brought to its branch after that, and no cancelling
-/// changes that any more.
+/// The answer is available as soon as the agent has ended. The delivery follows, and a cancel has no effect on it.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_answer_does_not_wait_for_the_branch() {
     let work = Work::new().await;
@@ -76,8 +75,8 @@ async fn the_answer_does_not_wait_for_the_branch() {
     work.place.assert_nothing_is_left();
 }
 
-/// Killed while the push or the pull request is on its way: the next process brings the work to its branch, and then
-/// tells where it is, once. Whoever has watched goes on where they were.
+/// The service is killed during the push or the pull request. The next process finishes the delivery and then reports
+/// it once. Watchers continue where they were.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_interrupted_run_ends_when_its_work_is_delivered() {
     for operation in [GithubOperation::Push, GithubOperation::CreatePull] {
@@ -100,7 +99,7 @@ async fn an_interrupted_run_ends_when_its_work_is_delivered() {
         insta::allow_duplicates! {
             insta::assert_compact_json_snapshot!(relay, @r#"["sandbox/task-2", "done", "push", true]"#);
         }
-        // What the dead process's git had begun comes to nothing.
+        // The git process of the killed service fails.
         work.forge.hub.response_gate().allow_answers(1);
         let pulls = work.forge.hub.pulls(github_server::NAME);
         let urls: Vec<_> = pulls.iter().map(|pull| pull.head.as_str()).collect();
@@ -115,10 +114,10 @@ async fn an_interrupted_run_ends_when_its_work_is_delivered() {
     }
 }
 
-/// A forge that is ill after the crash is not waited for: the run ends with what is known, and the work is delivered
-/// later, as the run's relay tells.
+/// The service does not wait for a faulty GitHub after the crash: the run ends with what is known, and the delivery is
+/// retried later, as the run's result says.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_interrupted_run_does_not_wait_for_a_forge_that_is_ill() {
+async fn an_interrupted_run_does_not_wait_for_a_faulty_github() {
     let work = Work::new().await;
     let mut service = work.place.start();
     let run = work.held(&service, GithubOperation::Push).await;
@@ -142,10 +141,10 @@ async fn an_interrupted_run_does_not_wait_for_a_forge_that_is_ill() {
     work.place.assert_nothing_is_left();
 }
 
-/// SIGTERM lets what is under way end; asked again, nobody waits: agents are ended, and what is on its way to a branch
-/// goes there when there is a service again.
+/// SIGTERM lets open runs end. After a second signal the service does not wait: agents are stopped, and the next
+/// process continues the deliveries.
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_asks_twice_does_not_wait() {
+async fn a_second_signal_ends_the_wait() {
     let work = Work::new().await;
     work.place.write_config("drain_timeout = \"10m\"");
     let mut service = work.place.start();
@@ -179,7 +178,7 @@ async fn whoever_asks_twice_does_not_wait() {
     work.place.assert_nothing_is_left();
 }
 
-/// Watches a run, from the event after `last`.
+/// Watches a run from the event after `last`.
 async fn watch(service: &Service, run: &str, last: Option<&str>) -> Stream {
     let request = Request::get(format!("/api/v1/runs/{run}/events"));
     let request =
@@ -187,7 +186,7 @@ async fn watch(service: &Service, run: &str, last: Option<&str>) -> Stream {
     service.start(request.body(Full::<Bytes>::default()).unwrap()).await.unwrap()
 }
 
-/// All that is told up to the first event of a kind.
+/// Returns all events up to the first of a kind.
 async fn until(watched: &mut Stream, kind: &str) -> String {
     let mut text = String::new();
     let last = format!("event: {kind}\n");
@@ -201,12 +200,12 @@ async fn until(watched: &mut Stream, kind: &str) -> String {
 
 fn kinds(told: &[Told]) -> Vec<&str> {
     let mut kinds: Vec<_> = told.iter().map(|told| &*told.kind).collect();
-    // An answer comes in as many parts as its stream was read in.
+    // An answer arrives in as many events as there were reads.
     kinds.dedup_by(|kind, before| *kind == "text_delta" && kind == before);
     kinds
 }
 
-/// It has one end, which is the last, and no number is used twice.
+/// Asserts that the run has one end event, which is the last, and that no number is repeated.
 fn assert_once(told: &[Told]) {
     let count = |kind: &str| told.iter().filter(|told| told.kind == kind).count();
     assert_eq!((count("done"), count("final")), (1, 1), "{told:?}");

@@ -1,5 +1,4 @@
-//! G11, B1, A5: a disk that is full for a while: what runs cost is written down and booked when there is room again, and
-//! whoever asks meanwhile is told to ask again.
+//! G11, B1, A5: Tests of a full disk: costs are recorded when there is room again, and callers are told to retry.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -16,10 +15,10 @@ use crate::support::process::PATIENCE;
 use crate::support::service::Service;
 use crate::support::small_disk::Disk;
 
-/// G11, B1: the log of a run whose calls end while the disk is full is closed and booked when there is room, as it would have
-/// been: with what the calls used, and not with what they had reserved.
+/// G11, B1: The log of a run whose calls end while the disk is full is closed when there is room, and is billed with
+/// the calls' real usage instead of their reservations.
 #[tokio::test(flavor = "multi_thread")]
-async fn calls_that_end_on_a_full_disk_are_written_down_and_booked_later() {
+async fn calls_that_end_on_a_full_disk_are_recorded_and_billed_later() {
     let (place, disk) = with_audit_disk().await;
     let mut service = place.start();
     let run = full_at_its_end(&place, &service, &disk).await;
@@ -37,7 +36,8 @@ async fn calls_that_end_on_a_full_disk_are_written_down_and_booked_later() {
     place.stop(service);
 }
 
-/// G11, B1: a process that is ended before there is room leaves that to the next, which does not wait for room to start.
+/// G11, B1: A process that ends before there is room leaves the log to the next process, which starts without waiting
+/// for room.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_ends_on_a_full_disk_is_ended_by_the_next_process() {
     let (place, disk) = with_audit_disk().await;
@@ -60,9 +60,9 @@ async fn a_run_that_ends_on_a_full_disk_is_ended_by_the_next_process() {
     place.stop(service);
 }
 
-/// G11, B1: what an earlier version has left open behind an ended run is closed, booked and vouched for by the next start.
+/// G11, B1: The open log of an ended run, left by an earlier version, is closed, billed and sealed by the next start.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_open_log_of_an_ended_run_is_closed_and_booked() {
+async fn the_open_log_of_an_ended_run_is_closed_and_billed() {
     let place = Place::new("").await;
     let service = place.start();
     let run = service.run(&ask("hello")).await;
@@ -91,8 +91,8 @@ async fn the_open_log_of_an_ended_run_is_closed_and_booked() {
     place.stop(service);
 }
 
-/// G11: a run whose log cannot be opened ends at once, says why, and leaves no log that could be taken for a cut one; with a
-/// slot that waits for it, too.
+/// G11: A run whose log cannot be opened ends at once, says why, and leaves no log that looks truncated, also with a
+/// warm slot.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_cannot_open_its_log_ends_at_once_and_says_why() {
     let (place, disk) = with_audit_disk().await;
@@ -115,9 +115,9 @@ async fn a_run_that_cannot_open_its_log_ends_at_once_and_says_why() {
     place.assert_nothing_is_left();
 }
 
-/// A5: a full disk is not the caller's fault, and passes: it says so, and so does `/readyz`.
+/// A5: A full disk is a temporary error of the service, and both the response and `/readyz` say so.
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_asks_on_a_full_disk_is_told_to_ask_again() {
+async fn a_request_on_a_full_disk_is_told_to_retry() {
     let (place, disk) = (Place::new("").await, Disk::mount(16 << 20));
     move_to(&place.state_dir(), &disk.path("state"));
     let service = place.start();
@@ -127,7 +127,7 @@ async fn whoever_asks_on_a_full_disk_is_told_to_ask_again() {
     assert_eq!(ready.status, 503, "{}", ready.text());
     let said = ready.json()["checks"]["storage"].as_str().unwrap().to_owned();
     assert!(said.contains("No space left on device"), "{said}");
-    // The database has a little room left in its own files.
+    // The database has a little free room in its own files.
     let begun = Instant::now();
     let refused = loop {
         let answer = service.post("/api/v1/runs", &ask("hello")).await;
@@ -150,7 +150,7 @@ async fn whoever_asks_on_a_full_disk_is_told_to_ask_again() {
     place.stop(service);
 }
 
-/// A run whose calls have been answered when the disk has no room for their settlements any more.
+/// Makes a run whose calls are answered when the disk has no room for their settlements.
 async fn full_at_its_end(place: &Place, service: &Service, disk: &Disk) -> String {
     let run = service.run(&ask("hello")).await;
     place.provider.gate.wait_for_waiting(usize::try_from(CALLS).unwrap()).await;
@@ -159,8 +159,8 @@ async fn full_at_its_end(place: &Place, service: &Service, disk: &Disk) -> Strin
     run
 }
 
-/// A service whose audit logs are on a disk of their own, and whose agent makes calls that wait at the provider's gate: more
-/// than settle in what is left of a log's last page.
+/// Starts a service whose audit logs are on their own disk, and whose agent makes more calls at the provider's gate
+/// than a log's last page can settle.
 async fn with_audit_disk() -> (Place, Disk) {
     let (place, disk) = (Place::new("").await, Disk::mount(1 << 20));
     fs::create_dir(disk.path("audit")).unwrap();
@@ -186,7 +186,7 @@ fn write_agent(place: &Place, more: &str, change: impl Fn(String) -> String) {
     place.write_config(&format!("agents_dir = \"{}\"", agents.display()));
 }
 
-/// Puts a directory elsewhere, and a link in its place.
+/// Moves a directory and puts a link in its place.
 fn move_to(directory: &Path, elsewhere: &Path) {
     let mut copy = Command::new("cp");
     assert!(copy.arg("-aT").arg(directory).arg(elsewhere).status().unwrap().success());

@@ -1,4 +1,4 @@
-//! R5, L7, B4: the service is killed again and again while it works. Every run that was accepted ends, once.
+//! R5, L7, B4: Tests of a service that is killed again and again: every accepted run ends exactly once.
 
 mod delivering;
 
@@ -12,7 +12,7 @@ use super::{Place, ask};
 use crate::support::process::pause_for;
 use crate::support::service::Service;
 
-/// Killed at fifty moments, a prime number of milliseconds apart, so that they fall everywhere in a run.
+/// The service is killed at fifty moments, a prime number of milliseconds apart, so that they hit every step of a run.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_that_is_killed_fifty_times_loses_no_run() {
     let place = Place::new("").await;
@@ -22,7 +22,7 @@ async fn a_service_that_is_killed_fifty_times_loses_no_run() {
         for number in 0..3 {
             let key = format!("{round}-{number}");
             let run = accepted(&service, &key).await;
-            // The same key is the same run, whoever was killed in between.
+            // A repeated request with the same key returns the same run, whichever process was killed.
             assert_eq!(accepted(&service, &key).await, run);
             runs.insert(key, run);
         }
@@ -31,7 +31,7 @@ async fn a_service_that_is_killed_fifty_times_loses_no_run() {
         service.process.wait();
     }
     let mut service = place.start();
-    // However slow the machine is, nobody kills this one.
+    // This process is not killed, however slow the machine is.
     runs.insert("last".to_owned(), accepted(&service, "last").await);
     let rows = join_all(runs.values().map(|run| service.ended(run))).await;
     let distinct: BTreeSet<_> = runs.values().collect();

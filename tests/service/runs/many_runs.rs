@@ -1,4 +1,5 @@
-//! S1, G9: two hundred runs at once in one process; each is itself, and none pays for another.
+//! S1, G9: Tests of two hundred concurrent runs in one process: each has its own identity, and none is charged for
+//! another.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +16,7 @@ async fn two_hundred_runs_at_once_never_cross() {
     let asked = (0..200).map(|number| {
         let mut body = ask(&format!("I am number {number}"));
         body["account"] = json!(format!("acct-{number}"));
-        // Every second one may not call at all.
+        // Every second run may make no call.
         body["budget"] = json!({"max_turns": number % 2});
         let service = &service;
         async move { (number, service.run(&body).await) }

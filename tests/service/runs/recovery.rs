@@ -1,5 +1,5 @@
-//! A3, A5: what a start finds that is not what an earlier process has left: a grant that is revoked meanwhile, a database
-//! that is older than the runs, and signals that come too early.
+//! A3, A5: Tests of a start that finds changes since the last process: a revoked grant, a database older than the runs,
+//! and signals that come early.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -15,7 +15,7 @@ use super::{Place, ask};
 use crate::support::process::{Process, patience};
 use crate::support::service::{Grant, Service};
 
-/// A3: its token is worth nothing any more, and so is what it has asked for and was not begun.
+/// A3: A revoked grant's token is invalid, and its queued runs do not begin.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_revoked_grants_queued_run_does_not_begin() {
     let place = Place::new("").await;
@@ -35,7 +35,7 @@ async fn a_revoked_grants_queued_run_does_not_begin() {
     place.stop(service);
 }
 
-/// A5, B4: the run was queued when the backup was made, and has ended since. It is not paid for again.
+/// A5, B4: The run was queued when the backup was made, and has ended since. It is not executed and billed again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restored_backup_begins_no_run_again() {
     let place = Place::new("").await;
@@ -73,9 +73,9 @@ async fn a_restored_backup_begins_no_run_again() {
     place.stop(service);
 }
 
-/// A5: of two runs in one millisecond the later may have the lower id. That is no sign of a backup.
+/// A5: Of two runs in one millisecond, the later may have the lower id, which is no sign of a restored backup.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_start_after_runs_that_came_at_once_warns_of_no_backup() {
+async fn runs_in_one_millisecond_cause_no_backup_warning() {
     let place = Place::new("").await;
     let grant = place.grant(&[]);
     queue(&place, &grant, "run-2").await;
@@ -90,7 +90,7 @@ async fn a_start_after_runs_that_came_at_once_warns_of_no_backup() {
     place.stop(service);
 }
 
-/// A5, R5: the process was killed between the making of the log and its first record, so nothing has begun.
+/// A5, R5: The process was killed after the log file was made and before its first record, so the run has not begun.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_log_without_a_record_keeps_no_run_from_beginning() {
     let place = Place::new("").await;
@@ -107,7 +107,7 @@ async fn a_log_without_a_record_keeps_no_run_from_beginning() {
     place.stop(service);
 }
 
-/// R5: what comes while another process still has the state directory is remembered, and ends nothing.
+/// R5: A signal that arrives while another process still holds the state directory is remembered and obeyed later.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_signal_at_the_start_is_obeyed_when_the_service_is_ready() {
     let place = Place::new("").await;
@@ -142,7 +142,7 @@ fn has_handler(pid: u32, signal: u32) -> bool {
     caught.is_some_and(|mask| mask & (1 << (signal - 1)) != 0)
 }
 
-/// A run that was accepted by a process which has ended before it began.
+/// Queues a run that a process has accepted and not begun.
 async fn queue(place: &Place, grant: &Grant, run: &str) {
     let wanted = RunSubmission {
         grant: grant.id.clone(),
@@ -178,7 +178,7 @@ async fn bill(service: &Service) -> Value {
 }
 
 fn asked(place: &Place) -> usize {
-    // The bookkeeper asks for spend logs there, too.
+    // The reconciliation task also asks the provider for spend logs.
     place.provider.seen.requests().iter().filter(|request| request.method == "POST").count()
 }
 

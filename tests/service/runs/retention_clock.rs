@@ -1,4 +1,4 @@
-//! A5: what is old is told by the wall clock, and a wall clock may be wrong.
+//! A5: Tests of retention with a wrong wall clock.
 
 use std::time::{Duration, SystemTime};
 
@@ -7,9 +7,9 @@ use cogni_gateway::service::store::{self, RunStore};
 
 use super::{Place, ask};
 
-/// A process whose clock reads a hundred days more than that of the process before forgets none of its runs.
+/// A process whose clock is a hundred days ahead of the process before removes no runs.
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_forgotten_while_the_clock_cannot_be_trusted() {
+async fn nothing_is_removed_while_the_clock_cannot_be_trusted() {
     let place = Place::new("").await;
     let service = place.start();
     let run = service.run(&ask("hello")).await;
@@ -30,13 +30,13 @@ async fn nothing_is_forgotten_while_the_clock_cannot_be_trusted() {
     let mut service = place.start();
     let is_told = |said: &str| said.contains("the clock cannot be compared with an earlier one");
     tokio::task::block_in_place(|| service.process.until(is_told));
-    // What comes after in the first round has been done when the next run has ended.
+    // The first pass of the retention task is over when the next run has ended.
     let next = service.run(&ask("hello")).await;
     service.ended(&next).await;
     assert_eq!(service.get(&format!("/api/v1/runs/{run}")).await.status, 200);
     place.stop(service);
 
-    // The same age, by a clock that goes on from where it was.
+    // The same age, after a clock that advanced gradually.
     journal().note_time(SystemTime::now()).await.unwrap();
     let service = place.start();
     let path = format!("/api/v1/runs/{run}");

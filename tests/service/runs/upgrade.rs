@@ -1,4 +1,4 @@
-//! A5: the service's file, as an earlier program has left it, and as a later one has.
+//! A5: Tests of the service's database, as an earlier or a later version has left it.
 
 use std::path::{Path, PathBuf};
 
@@ -12,8 +12,8 @@ use super::{Place, ask};
 use crate::support::process::Process;
 use crate::support::service::Service;
 
-/// What the first program has written is served by this one: nothing of it is lost, and what that program could not yet
-/// do is not claimed.
+/// The service serves a database of the first version without losing anything, and claims nothing that the first
+/// version did not record.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_of_the_first_version_is_served() {
     let mut place = Place::new("").await;
@@ -94,8 +94,8 @@ async fn old_run_is_as_it_was(service: &Service) {
     insta::assert_snapshot!(proof["broken"].as_str().unwrap(), @"no seal was stored when the run ended, so the log cannot be checked against it: an earlier version made the run, or the log could not be closed");
 }
 
-/// A file that was written before types and fields got their present names reads the same. The text of each stored
-/// value is the old program's own.
+/// A database with the earlier names of types and fields is read the same. The stored texts were written by the earlier
+/// version.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_with_values_of_an_earlier_program_is_served() {
     let mut place = Place::new("").await;
@@ -131,7 +131,7 @@ async fn a_file_with_values_of_an_earlier_program_is_served() {
     place.stop(service);
 }
 
-/// The tables of a file, and how it gives room back.
+/// Returns the tables of a database, and its vacuum mode.
 fn shape(file: &Path) -> Vec<String> {
     let file = Connection::open(file).unwrap();
     let vacuum: u32 = file.pragma_query_value(None, "auto_vacuum", |row| row.get(0)).unwrap();
@@ -145,7 +145,7 @@ fn shape(file: &Path) -> Vec<String> {
     shape
 }
 
-/// What this program makes where there is nothing.
+/// Returns the shape of a new database.
 async fn shape_of_new() -> Vec<String> {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("state.db");
@@ -154,10 +154,9 @@ async fn shape_of_new() -> Vec<String> {
     shape(&file)
 }
 
-/// A file that a later program has brought to its own version is left as it is, and whoever starts this one is told.
-/// The later one finds all that was there.
+/// A database of a later version is not changed, and the start reports it. The later version still finds all its data.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_file_of_a_later_version_is_refused_and_left_alone() {
+async fn a_file_of_a_later_version_is_refused_and_not_changed() {
     let place = Place::new("").await;
     let mut service = place.start();
     let run = service.run(&ask("hello")).await;
@@ -171,7 +170,7 @@ async fn a_file_of_a_later_version_is_refused_and_left_alone() {
     let mut refused = Process::start(&mut place.command(), "the service does not start");
     let status = tokio::task::block_in_place(|| refused.wait());
     let said = refused.said().replace(&place.state_dir().display().to_string(), "STATE");
-    // A machine with few descriptors has a warning first.
+    // A machine with few descriptors prints a warning first.
     let error = said.lines().last().unwrap();
     insta::assert_snapshot!(format!("{status}\n{error}"), @"
     exit status: 2
@@ -198,7 +197,7 @@ async fn row(place: &Place, schema: DatabaseSchema, run: &str) -> RunRow {
     journal.find_run(run).await.unwrap().unwrap()
 }
 
-/// What a later program has added to each run.
+/// Returns the column that a later version has added to each run.
 async fn moods(place: &Place, schema: DatabaseSchema) -> Vec<(String, String)> {
     let later = SqliteDatabase::open_database(&database(place), &[schema]).unwrap();
     let moods = later.read_committed(|view| {
@@ -209,5 +208,5 @@ async fn moods(place: &Place, schema: DatabaseSchema) -> Vec<(String, String)> {
     moods.await.unwrap()
 }
 
-/// A step that nobody has thought of yet.
+/// A migration of a hypothetical later version.
 const LATER: &str = "ALTER TABLE run ADD COLUMN mood TEXT NOT NULL DEFAULT 'calm'";

@@ -1,4 +1,4 @@
-//! A2, R5: whatever an agent does in place of answering, its watchers are told a code and a reason, and then the end.
+//! A2, R5: Tests of agents that fail: watchers get a code and a reason, and then the end.
 
 use std::fmt::Write;
 use std::fs;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::super::{Place, ask};
 use super::{assert_once, kinds};
 
-/// Each is an agent's whole program.
+/// Each agent is a whole program.
 const AGENTS: &[(&str, &str)] = &[
     ("silent", "exit 0"),
     ("plain", "echo hello"),
@@ -66,7 +66,7 @@ async fn an_agent_that_fails_says_how() {
     place.assert_nothing_is_left();
 }
 
-/// G9: a budget that is spent is told as such.
+/// G9: A spent budget has its own code.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_budget_that_is_spent_is_an_error_with_a_code() {
     let place = Place::new("").await;
@@ -78,7 +78,7 @@ async fn a_budget_that_is_spent_is_an_error_with_a_code() {
     assert_once(&told);
     let error = told.iter().find(|told| told.kind == "error").unwrap();
     assert_eq!(error.data["code"], "budget_exhausted");
-    // By the agent, where it was quicker than we were.
+    // The agent itself may report it first.
     assert!(error.data["message"].as_str().unwrap().contains("budget"), "{}", error.data);
     service.process.terminate();
     place.assert_nothing_is_left();

@@ -1,5 +1,5 @@
-//! A4, R5: runs that an earlier process has accepted and that wait for a place: they can be cancelled where they are,
-//! and who stops the service leaves them to the next one.
+//! A4, R5: Tests of queued runs that an earlier process has accepted: they can be cancelled, and a shutdown leaves them
+//! to the next process.
 
 use std::fs;
 
@@ -36,7 +36,7 @@ async fn a_run_that_waits_is_cancelled_or_left_but_never_lost() {
 
     let begun = of_state(&service, "running").await;
     service.process.signal("TERM");
-    // Its watchers are sent away, to come again.
+    // Its watchers are disconnected and may reconnect.
     assert_eq!(left.rest().await, (String::new(), true));
     place.provider.gate.allow_answers(2);
     assert!(tokio::task::block_in_place(|| service.process.wait()).success());
@@ -50,12 +50,12 @@ async fn a_run_that_waits_is_cancelled_or_left_but_never_lost() {
     place.assert_nothing_is_left();
 }
 
-/// As a process has that is killed before it begins them.
+/// Stores runs as a process leaves them that is killed before it begins them.
 async fn accept(place: &Place, runs: &[&str]) {
     let database =
         SqliteDatabase::open_database(&place.state_dir().join("state.db"), &[store::SCHEMA]);
     let journal = RunStore::new(database.unwrap());
-    // The grant's own id is not known here; an admin sees them all.
+    // The grant's id is not known here; an admin sees all runs.
     for run in runs {
         let wanted = json!({
             "grant": "g1",
@@ -88,7 +88,7 @@ async fn of_state(service: &Service, state: &str) -> Vec<String> {
     ids.map(|run| Value::as_str(&run["id"]).unwrap().to_owned()).collect()
 }
 
-/// How many runs there may be at once.
+/// Sets the maximum number of concurrent runs.
 fn limit(place: &Place, most: usize) {
     let file = place.path().join("serve.toml");
     let most = format!("max_runs = {most}");
@@ -96,7 +96,7 @@ fn limit(place: &Place, most: usize) {
     fs::write(&file, config).unwrap();
 }
 
-/// Where the runs of a branch have a sandbox in common.
+/// Starts a service whose runs of one branch share a long-running sandbox.
 async fn residents() -> Place {
     let place = Place::new("gate=head").await;
     let agents = place.path().join("agents");
@@ -108,9 +108,10 @@ async fn residents() -> Place {
     place
 }
 
-/// R7: the place of a run that waits for the one before it is another run's meanwhile; those that wait are counted, too.
+/// R7: While a run waits for an earlier run of its branch, another run may use its permit; waiting runs are counted,
+/// too.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_that_waits_for_another_takes_no_place_from_others() {
+async fn a_run_that_waits_for_another_holds_no_permit() {
     let place = residents().await;
     limit(&place, 2);
     let mut service = place.start();
@@ -123,7 +124,7 @@ async fn a_run_that_waits_for_another_takes_no_place_from_others() {
     place.provider.gate.wait_for_waiting(1).await;
     let mut waiting = vec![];
     while waiting.len() < 2 {
-        // Each gives its place back a moment after it was accepted.
+        // Each run releases its permit shortly after it was accepted.
         let answer = service.post("/api/v1/runs", &on("line-1")).await;
         if answer.status == 429 || answer.status == 503 {
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
@@ -148,7 +149,7 @@ async fn a_run_that_waits_for_another_takes_no_place_from_others() {
     place.assert_nothing_is_left();
 }
 
-/// R7: a run that waits for the one before it in its branch's sandbox does not wait to be cancelled.
+/// R7: A run that waits for its branch's sandbox can be cancelled at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_waits_for_another_is_cancelled_at_once() {
     let place = residents().await;
@@ -171,7 +172,7 @@ async fn a_run_that_waits_for_another_is_cancelled_at_once() {
     place.assert_nothing_is_left();
 }
 
-/// Cancelled as soon as they are accepted, runs are in the middle of being started.
+/// The runs are cancelled as soon as they are accepted, while they are being started.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_is_starting_is_cancelled() {
     let place = Place::new("gate=head").await;

@@ -1,5 +1,5 @@
-//! B4, L7, R5: the service is killed while it brings work to a forge, and is told what its calls have cost. No call is
-//! charged twice, no work is delivered twice, no pull request is asked for twice.
+//! B4, L7, R5: Tests of a service that is killed while it delivers work and receives charge notices. No call is charged
+//! twice, no work is delivered twice, and no pull request is made twice.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use crate::support::process::pause_for;
 use crate::support::repository::git;
 use crate::support::service::{Service, wants};
 
-/// Killed at twenty moments, with two runs for a branch and one for none under way.
+/// The service is killed at twenty moments, with two runs for a branch and one without a branch.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_that_is_killed_while_it_delivers_does_nothing_twice() {
     let work = Work::new().await;
@@ -34,7 +34,7 @@ async fn a_service_that_is_killed_while_it_delivers_does_nothing_twice() {
         service.process.wait();
     }
     let mut service = work.place.start();
-    // However slow the machine is, nobody kills this one.
+    // This process is not killed, however slow the machine is.
     runs.insert(service.run(&work.asked(20, 2)).await, None);
     let rows = join_all(runs.keys().map(|run| service.ended(run))).await;
     for row in &rows {
@@ -54,7 +54,7 @@ struct Work {
 }
 
 impl Work {
-    /// The model of each run has it commit a file that is named after the run.
+    /// The model of each run makes it commit a file with the run's name.
     async fn new() -> Self {
         let commit = "echo made > $RUN_ID && git add $RUN_ID && git commit --quiet --message=Make";
         let mut place = Place::new(&wants(commit)).await;
@@ -74,13 +74,13 @@ impl Work {
         body
     }
 
-    /// All that runs ever asked the provider. The service asks it, too, for spend logs, which it has not.
+    /// Returns all calls of runs to the provider. The service also asks it for spend logs, which it does not have.
     fn calls(&self) -> Vec<RecordedRequest> {
         let all = self.place.provider.seen.requests().into_iter();
         all.filter(|call| call.header("x-litellm-call-id").is_some()).collect()
     }
 
-    /// Each of them, told by LiteLLM again and again.
+    /// Sends LiteLLM's notice for each call, again and again.
     async fn tell_costs(&self, service: &Service) {
         let calls = self.calls();
         let items: Vec<_> = calls.iter().map(receipt_of).collect();
@@ -105,7 +105,7 @@ impl Work {
         let mut pulled: Vec<_> =
             self.forge.hub.pulls(github_server::NAME).into_iter().map(|pull| pull.head).collect();
         pulled.sort();
-        // What a run had committed when it was killed is brought to its branch, and nobody is asked to pull that.
+        // Commits of a killed run are delivered to its branch, without a pull request.
         let asked = jobs.iter().filter(|job| job.order.pull_request.is_some());
         let asked: BTreeSet<_> = asked.map(|job| job.order.branch().to_string()).collect();
         assert_eq!(pulled, asked.into_iter().collect::<Vec<_>>());
@@ -120,11 +120,11 @@ impl Work {
         assert!(codes.contains(&None) && codes.contains(&Some("interrupted")), "{codes:?}");
     }
 
-    /// What is in the outbox when nothing is on its way any more.
+    /// Returns the outbox when all deliveries have ended.
     fn delivered(&self) -> Vec<DeliveryJob> {
         let outbox = DeliveryOutbox::open(&self.place.state_dir().join("outbox.sqlite")).unwrap();
         let open = || outbox.list_jobs(true).unwrap();
-        // The service looks for what is due twice a minute.
+        // The service looks for due rows twice a minute.
         let begun = Instant::now();
         while !open().is_empty() {
             assert!(begun.elapsed() < Duration::from_mins(4), "{:?}", open());
@@ -137,14 +137,14 @@ impl Work {
         self.place.state_dir().join("audit").join(format!("{id}.jsonl"))
     }
 
-    /// The files that a branch's commits have added, each as often as it was.
+    /// Returns the files that a branch's commits have added, repeated as often as they were added.
     fn made(&self, branch: &str) -> Vec<String> {
         let range = format!("main..{branch}");
         let log = ["log", "--format=", "--name-only", "--diff-filter=A", &range];
         git(&self.forge.bare(), &log).lines().map(str::to_owned).collect()
     }
 
-    /// Each call that the provider has seen is in the books, and each of them has one receipt.
+    /// Asserts that each call of the provider is in the billing store, with exactly one receipt.
     async fn assert_charged_once(
         &self,
         service: &Service,
@@ -189,7 +189,7 @@ fn branch(round: u64, number: u64) -> String {
     format!("kill-{}", (round * 2 + number) % 7)
 }
 
-/// A call as the provider was told of it: its id, and whose it is.
+/// Returns a call's id and its run, as the provider received them.
 fn call_id(call: &RecordedRequest) -> (&str, String) {
     let metadata = call.header("x-litellm-spend-logs-metadata").unwrap();
     let metadata: Value = serde_json::from_str(metadata).unwrap();
@@ -197,7 +197,7 @@ fn call_id(call: &RecordedRequest) -> (&str, String) {
     (call.header("x-litellm-call-id").unwrap(), run)
 }
 
-/// What LiteLLM's callback says of a call.
+/// Returns the notice that LiteLLM's callback would send for a call.
 fn receipt_of(call: &RecordedRequest) -> Value {
     let (id, run) = call_id(call);
     json!({
