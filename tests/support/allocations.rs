@@ -1,11 +1,11 @@
-//! Counting heap allocations: deterministic, so a promise about them is a test and not a bench.
+//! Counts heap allocations. The counts are deterministic, so a promise about them is a test and not a benchmark.
 
-/// How often `f` allocates or grows an allocation, on this thread.
+/// Returns how often `f` allocates or grows an allocation, on this thread.
 pub(crate) fn count(f: impl FnOnce()) -> u64 {
     allocation_counter::measure(f).count_total
 }
 
-/// How many bytes of what `f` allocates are in use at once at most, on this thread.
+/// Returns the peak of the bytes that `f` has allocated at one time, on this thread.
 pub(crate) fn peak(f: impl FnOnce()) -> u64 {
     allocation_counter::measure(f).bytes_max
 }

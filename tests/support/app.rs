@@ -1,4 +1,4 @@
-//! A gateway as the binary builds it, in front of a fake provider, in a directory of its own.
+//! A gateway as the program builds it, with a fake provider and its own directory.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use super::client::Client;
 use super::model_provider;
 
-/// A served run. Dropping it stops everything; [`TestApp::stop`] also checks what it leaves.
+/// A served run. Dropping it stops everything; [`TestApp::stop`] also checks the audit log and the socket.
 pub(crate) struct TestApp {
     pub(crate) upstream: model_provider::Running,
     pub(crate) socket: PathBuf,
@@ -36,7 +36,7 @@ impl TestApp {
         Self::with(|_| ()).await
     }
 
-    /// Starts with a configuration that differs from the ordinary one.
+    /// Starts with a changed configuration.
     pub(crate) async fn with(configure: impl FnOnce(&mut GatewayConfig)) -> Self {
         let upstream = model_provider::start("").await;
         let directory = tempfile::tempdir().unwrap();
@@ -63,7 +63,7 @@ impl TestApp {
         self.directory.path().join("access.log")
     }
 
-    /// The audit records so far, those that are only buffered left out.
+    /// Returns the audit records written so far, without buffered ones.
     pub(crate) fn records(&self) -> Vec<Value> {
         records(&self.audit_log())
     }
@@ -80,13 +80,13 @@ impl TestApp {
         }
     }
 
-    /// Begins to shut down, without waiting.
+    /// Begins a shutdown without waiting for it.
     pub(crate) fn begin_stop(&self) {
         self.stop.cancel();
     }
 
-    /// Shuts down in order, checks that the audit log proves itself and that the socket is gone, and
-    /// returns all records.
+    /// Shuts down in order, checks that the audit log proves itself and that the socket is gone, and returns all
+    /// records.
     pub(crate) async fn stop(self) -> Vec<Value> {
         self.stop.cancel();
         let log = self.audit_log();
@@ -99,7 +99,7 @@ impl TestApp {
     }
 }
 
-/// A run `run-1` of account `acct-1` against `upstream`, with all its files in one directory.
+/// The configuration of run `run-1` of account `acct-1` with this upstream and all its files in one directory.
 pub(crate) fn configuration(directory: &Path, upstream: SocketAddr) -> GatewayConfig {
     let mut config = GatewayConfig::default();
     "run-1".clone_into(&mut config.identity.run);
@@ -120,5 +120,5 @@ fn records(log: &Path) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// Names the variable by which the suite is run with the lane and without.
+/// The environment variable that turns the lane on or off for the whole suite.
 const LANE: &str = "COGNI_TEST_LANE";

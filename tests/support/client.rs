@@ -1,4 +1,4 @@
-//! Clients on a run's socket: an ordinary one, and one that sends whatever bytes a test wants.
+//! Clients on a run's socket: an ordinary client, and one that sends arbitrary bytes.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
-/// Makes each request on a connection of its own.
+/// A client that makes each request on a new connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
     socket: PathBuf,
@@ -28,7 +28,7 @@ pub(crate) struct Response {
     pub(crate) body: Bytes,
 }
 
-/// A response that is still coming.
+/// A response whose body is still arriving.
 pub(crate) struct Stream {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
@@ -40,7 +40,7 @@ impl Client {
         Self { socket: socket.to_owned(), authorization: None }
     }
 
-    /// One that shows a token with each request.
+    /// Makes the client send this token with each request.
     pub(crate) fn with_token(self, token: &str) -> Self {
         Self { authorization: Some(format!("Bearer {token}").parse().unwrap()), ..self }
     }
@@ -62,7 +62,7 @@ impl Client {
         self.open_with(path, body, headers).await.finish().await.unwrap()
     }
 
-    /// Sends and returns at the head of the response.
+    /// Sends a request and returns when the head of the response has arrived.
     pub(crate) async fn open(&self, path: &str, body: &Value) -> Stream {
         self.open_with(path, body, &[]).await
     }
@@ -76,7 +76,7 @@ impl Client {
         self.start(post(path, body, headers)).await.unwrap()
     }
 
-    /// Asks with whatever is wrong about it.
+    /// Sends a request that may be invalid.
     pub(crate) async fn ask(
         &self,
         method: Method,
@@ -91,7 +91,7 @@ impl Client {
         self.start(request).await.unwrap().finish().await.unwrap()
     }
 
-    /// Like [`Client::open`], where the connection may break before there is a response.
+    /// Sends as [`Client::open`] does, but returns an error if the connection breaks before the response.
     pub(crate) async fn start(&self, mut request: Request<Full<Bytes>>) -> hyper::Result<Stream> {
         if let Some(authorization) = &self.authorization {
             request.headers_mut().insert(AUTHORIZATION, authorization.clone());
@@ -102,7 +102,7 @@ impl Client {
         sender.send_request(request).await.map(Stream::from)
     }
 
-    /// A connection that opens with HTTP/2.
+    /// Opens an HTTP/2 connection.
     pub(crate) async fn http2(&self) -> http2::SendRequest<Full<Bytes>> {
         let socket = TokioIo::new(self.connect().await);
         let (sender, connection) = http2::handshake(TokioExecutor::new(), socket).await.unwrap();
@@ -110,7 +110,7 @@ impl Client {
         sender
     }
 
-    /// Sends bytes as they are, and returns all that comes back until the gateway closes.
+    /// Sends bytes unchanged, and returns everything that arrives until the gateway closes the connection.
     pub(crate) async fn raw(&self, bytes: &[u8]) -> String {
         let mut socket = UnixStream::connect(&self.socket).await.unwrap();
         // The gateway may answer and close before it has read everything.
@@ -120,7 +120,7 @@ impl Client {
         String::from_utf8_lossy(&answer).into_owned()
     }
 
-    /// Whether there is a listener.
+    /// Returns whether a process listens on the socket.
     pub(crate) async fn is_served(&self) -> bool {
         UnixStream::connect(&self.socket).await.is_ok()
     }
@@ -152,7 +152,7 @@ impl From<http::Response<Incoming>> for Stream {
 }
 
 impl Stream {
-    /// The next frame; `None` at an orderly end.
+    /// Returns the next frame; `None` at an orderly end.
     pub(crate) async fn frame(&mut self) -> hyper::Result<Option<Bytes>> {
         match self.body.frame().await {
             Some(frame) => Ok(Some(frame?.into_data().unwrap())),
@@ -160,13 +160,13 @@ impl Stream {
         }
     }
 
-    /// Reads the rest.
+    /// Reads the rest of the response.
     pub(crate) async fn finish(self) -> hyper::Result<Response> {
         let body = self.body.collect().await?.to_bytes();
         Ok(Response { status: self.status, headers: self.headers, body })
     }
 
-    /// Reads until the response ends or breaks, and says what came and whether it ended in order.
+    /// Reads until the response ends or breaks. Returns what arrived, and whether it ended in order.
     pub(crate) async fn rest(mut self) -> (String, bool) {
         let mut text = String::new();
         loop {
@@ -179,12 +179,12 @@ impl Stream {
     }
 }
 
-/// A JSON request, as an ordinary client makes it.
+/// An ordinary client's JSON request.
 pub(crate) fn post(path: &str, body: &Value, headers: &[(&str, &str)]) -> Request<Full<Bytes>> {
     request(Method::POST, path, &body.to_string(), headers)
 }
 
-/// A request with whatever is wrong about it; a body is JSON unless the headers say what it is.
+/// A request that may be invalid; the body is JSON unless a header states its type.
 pub(crate) fn request(
     method: Method,
     path: &str,

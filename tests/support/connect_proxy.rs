@@ -1,23 +1,23 @@
-//! A proxy as companies have one: it carries TLS to wherever it is asked to, and here always to one server.
+//! A company's HTTP proxy: it tunnels TLS to any requested host, and connects every host to one server.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-/// Carries connections until the test's process ends.
+/// Tunnels connections until the test's process ends.
 pub(crate) struct Tunnel {
     pub(crate) address: SocketAddr,
     asked: Arc<Mutex<Vec<String>>>,
 }
 
 impl Tunnel {
-    /// Whatever host it is asked for, `server` is behind it.
+    /// Starts a proxy that connects every host to `server`.
     pub(crate) fn to(server: SocketAddr) -> Self {
         Self::start(server, false)
     }
 
-    /// The same for whoever has a password, whatever it is.
+    /// Starts a proxy that also requires a password, any password.
     pub(crate) fn guarded(server: SocketAddr) -> Self {
         Self::start(server, true)
     }
@@ -30,14 +30,14 @@ impl Tunnel {
         thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
                 let asked = theirs.clone();
-                // A connection that ends in the middle is the client's to tell.
+                // The client reports a connection that breaks.
                 thread::spawn(move || drop(carry(client, server, &asked, is_guarded)));
             }
         });
         Self { address, asked }
     }
 
-    /// The head of each request so far: `CONNECT HOST:PORT`, and whether there was a password.
+    /// Returns the head of each request so far: `CONNECT HOST:PORT`, and whether it had a password.
     pub(crate) fn asked(&self) -> Vec<String> {
         self.asked.lock().unwrap().clone()
     }
@@ -71,7 +71,7 @@ fn carry(
     up.join().unwrap()
 }
 
-/// What is asked for, and whether with a password.
+/// Reads the requested host, and whether there was a password.
 fn head(from: &mut impl BufRead) -> io::Result<(String, bool)> {
     let (mut first, mut line, mut has_password) = (String::new(), String::new(), false);
     if from.read_line(&mut first)? == 0 {

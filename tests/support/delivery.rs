@@ -18,7 +18,7 @@ use cogni_gateway::telemetry::audit::AuditSigningKey;
 
 use super::github_server::{Running, credential};
 
-/// This machine's relay, as a process opens it.
+/// Opens this machine's relay, as a process does.
 pub(crate) fn relay(forge: &Running) -> Arc<DeliveryService> {
     Arc::new(DeliveryService::open(settings(forge)).unwrap())
 }
@@ -35,7 +35,7 @@ pub(crate) fn settings(forge: &Running) -> DeliveryConfig {
     }
 }
 
-/// What a run of this name makes is for review.
+/// Rules under which the work of a run with this name needs a review.
 const RULES: &str =
     "[[policy.paths]]\nwhy = 'it is ours'\nverdict = 'review'\nmatch = ['made-by-AGENTS.md']\n";
 
@@ -76,7 +76,7 @@ pub(crate) fn order(run: &str) -> DeliveryRequest {
     }
 }
 
-/// Before there was anything of it.
+/// The plan before any work of the run existed.
 pub(crate) fn plan(order: &DeliveryRequest) -> DeliveryPlan {
     DeliveryPlan {
         repository: order.repository.clone(),

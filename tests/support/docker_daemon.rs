@@ -1,4 +1,4 @@
-//! A Docker Engine of the test's own, beside the machine's: it can be stopped and killed without anybody else's loss.
+//! A Docker Engine for one test, beside the machine's own: the test can stop and kill it without affecting others.
 
 use std::fs::{self, File};
 use std::os::unix::net::UnixStream;
@@ -9,13 +9,13 @@ use tempfile::TempDir;
 
 use super::process::patience;
 
-/// Its containers, and all of its processes, go when it is dropped.
+/// A Docker Engine; dropping it removes its containers and ends all its processes.
 pub(crate) struct Dockerd {
     directory: TempDir,
     child: Option<Child>,
 }
 
-/// What becomes of running containers while no engine is there.
+/// What happens to running containers while the engine is down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Containers {
     EndWithIt,
@@ -23,7 +23,7 @@ pub(crate) enum Containers {
 }
 
 impl Dockerd {
-    /// With an image of the machine's engine.
+    /// Starts the engine with an image of the machine's engine.
     pub(crate) fn start(containers: Containers, image: &str) -> Self {
         let mut engine = Self { directory: tempfile::tempdir().unwrap(), child: None };
         engine.start_again(containers);
@@ -43,7 +43,7 @@ impl Dockerd {
         {
             command.arg(flag).arg(self.path(name));
         }
-        // It leaves the machine's network alone.
+        // The engine does not change the machine's network.
         command.args(["--bridge=none", "--iptables=false", "--ip6tables=false"]);
         command.args(["--ip-forward=false", "--ip-masq=false"]);
         command.arg(format!("--live-restore={}", containers == Containers::LiveOn));
@@ -59,7 +59,7 @@ impl Dockerd {
         });
     }
 
-    /// Asks it to end, and waits until it has.
+    /// Ends the engine with SIGTERM and waits for its end.
     pub(crate) fn stop(&mut self) {
         self.end("-TERM");
     }
@@ -68,8 +68,8 @@ impl Dockerd {
         self.end("-KILL");
     }
 
-    /// Its containerd ends with it, and has to be seen to be gone: where nobody waits for its remains, the next one would
-    /// take them for a containerd.
+    /// Ends the engine. Its containerd ends with it and must be reaped, because the next engine would take its remains
+    /// for a running containerd.
     fn end(&mut self, signal: &str) {
         let Some(mut child) = self.child.take() else { return };
         let pid_file = self.path("exec/containerd/containerd.pid");
@@ -84,12 +84,12 @@ impl Dockerd {
         self.path("docker.sock")
     }
 
-    /// The ids of all its containers.
+    /// Returns the ids of all its containers.
     pub(crate) fn containers(&self) -> String {
         self.said(&["ps", "--all", "--quiet"]).expect("it answers")
     }
 
-    /// What Docker's command line says about it; `None` where it fails.
+    /// Returns the output of Docker's command line for this engine; `None` if the command fails.
     fn said(&self, line: &[&str]) -> Option<String> {
         let output = self.docker().args(line).output().unwrap();
         output.status.success().then(|| String::from_utf8(output.stdout).unwrap().trim().to_owned())
@@ -112,7 +112,7 @@ impl Drop for Dockerd {
             self.said(&["rm", "--force", "--volumes", id]);
         }
         self.end("-TERM");
-        // A test that has failed may leave some.
+        // A failed test may leave mounts.
         let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
         let ours = mounts.lines().filter_map(|line| line.split(' ').nth(1));
         for mount in ours.filter(|at| Path::new(at).starts_with(self.directory.path())) {

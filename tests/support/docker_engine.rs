@@ -1,13 +1,13 @@
-//! A real Docker Engine, driven through its own command line as an operator would.
+//! A real Docker Engine, driven through its command line as an operator would.
 //!
-//! Everything made here carries one label, unique to its [`Engine`], and goes with it, also when a test panics.
+//! Every object carries a label that is unique to its [`Engine`], and is removed with it, also when a test panics.
 
 use std::io::{BufRead, BufReader, Read, Seek, Write};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
 use uuid::Uuid;
 
-/// The image under test, from `docker/build`.
+/// The image under test, built by `docker/build`.
 pub(crate) const GATEWAY: &str = "cogni-gateway:dev";
 
 /// A shell, socat, curl and nginx, copied from this machine by `docker/from-host`.
@@ -15,15 +15,15 @@ pub(crate) const HOST: &str = "cogni-gateway-test:host";
 
 pub(crate) const SOCKET: &str = "/var/run/docker.sock";
 
-/// busybox and nothing else, from `docker/from-host`.
+/// Only busybox, copied by `docker/from-host`.
 pub(crate) const BUSYBOX: &str = "cogni-gateway-test:busybox";
 
-/// The program that the gateway carries.
+/// The `cogni-init` that the gateway carries.
 pub(crate) fn init() -> &'static str {
     concat!(env!("OUT_DIR"), "/cogni-init")
 }
 
-/// Panics, and says what to run, where there is no engine or one of `images` is missing.
+/// Panics with the command to run, if there is no engine or one of the `images` is missing.
 pub(crate) fn need(images: &[&str]) {
     for image in images {
         let found = docker(&["image", "inspect", "--format", "{{.Id}}", image]);
@@ -40,13 +40,13 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// Panics, and says what to run, where there is no engine or no image to test.
+    /// Connects to the engine. Panics with the command to run, if there is no engine or no image to test.
     pub(crate) fn connect() -> Self {
         need(&[GATEWAY, HOST, BUSYBOX]);
         Self { label: format!("cogni-gateway-test={}", Uuid::now_v7()) }
     }
 
-    /// A network without a way out.
+    /// Makes a network without a route to the outside.
     pub(crate) fn internal_network(&self) -> String {
         let name = format!("cogni-{}", Uuid::now_v7());
         must(&["network", "create", "--internal", "--label", &self.label, &name]);
@@ -57,7 +57,7 @@ impl Engine {
         must(&["volume", "create", "--label", &self.label])
     }
 
-    /// With options of its driver.
+    /// Makes a volume with options of its driver.
     pub(crate) fn volume_of(&self, options: &[&str]) -> String {
         let options = options.iter().flat_map(|option| ["--opt", option]);
         let line: Vec<_> =
@@ -65,7 +65,7 @@ impl Engine {
         must(&line)
     }
 
-    /// An image like another, but for these lines of a Dockerfile.
+    /// Builds an image from another image and these lines of a Dockerfile.
     pub(crate) fn image(&self, like: &str, changes: &[&str]) -> String {
         let id = must(&["create", "--label", &self.label, like, "true"]);
         let changes = changes.iter().flat_map(|change| ["--change", change]);
@@ -73,7 +73,7 @@ impl Engine {
         must(&commit)
     }
 
-    /// `docker run --detach`, with `options` before the image and `command` after it.
+    /// Runs `docker run --detach`, with `options` before the image and `command` after it.
     pub(crate) fn run(&self, image: &str, options: &[&str], command: &[&str]) -> Container {
         let mut line = vec!["run", "--detach", "--label", &self.label];
         line.extend(options);
@@ -82,7 +82,7 @@ impl Engine {
         Container { id: must(&line) }
     }
 
-    /// The files of an image that are not empty, which leaves out what the engine itself puts there.
+    /// Returns the files of an image that are not empty; the engine itself adds only empty ones.
     pub(crate) fn files(&self, image: &str) -> Vec<String> {
         let id = must(&["create", "--label", &self.label, image]);
         let listing = untar("--list", &["--verbose"], &docker(&["export", &id]).stdout);
@@ -111,13 +111,14 @@ impl Drop for Engine {
     }
 }
 
-/// A container of an [`Engine`], and removed by it.
+/// A container of an [`Engine`], which removes it.
 pub(crate) struct Container {
     id: String,
 }
 
 impl Container {
-    /// What the command printed, and its exit code. A command that cannot be started fails the test.
+    /// Executes a command in the container; returns its output and exit code. A command that cannot be started fails
+    /// the test.
     pub(crate) fn exec(&self, command: &[&str]) -> Output {
         let output = docker(&[&["exec", &self.id], command].concat());
         assert!(
@@ -128,7 +129,7 @@ impl Container {
         output
     }
 
-    /// The command with its output as it comes.
+    /// Starts a command in the container and returns its output as it arrives.
     pub(crate) fn exec_live(&self, command: &[&str]) -> Live {
         let line = [&["exec", &self.id], command].concat();
         let mut child = Command::new("docker").args(line).stdout(Stdio::piped()).spawn().unwrap();
@@ -159,7 +160,7 @@ impl Container {
         [output.stdout, output.stderr].iter().map(|bytes| String::from_utf8_lossy(bytes)).collect()
     }
 
-    /// A file of the container, which needs neither to run nor to have a shell.
+    /// Reads a file of the container, which need not run or have a shell.
     pub(crate) fn read(&self, path: &str) -> String {
         let archive = docker(&["cp", &format!("{}:{path}", self.id), "-"]);
         assert!(archive.status.success(), "{archive:?}");
@@ -180,7 +181,7 @@ impl Live {
         assert!(lines.any(|line| line.contains(text)), "the output ended before `{text}`");
     }
 
-    /// The rest of the output, and the exit code.
+    /// Returns the rest of the output, and the exit code.
     pub(crate) fn finish(mut self) -> (String, Option<i32>) {
         let mut rest = String::new();
         self.output.read_to_string(&mut rest).unwrap();
@@ -188,7 +189,7 @@ impl Live {
     }
 }
 
-/// What tar prints for an archive.
+/// Returns tar's output for an archive.
 fn untar(mode: &str, options: &[&str], archive: &[u8]) -> String {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(archive).unwrap();
@@ -205,7 +206,7 @@ fn docker(line: &[&str]) -> Output {
         .expect("docker's command line is installed; `tests/run image` does it")
 }
 
-/// The output of a command that has to succeed.
+/// Returns the output of a command, which must succeed.
 pub(crate) fn must(line: &[&str]) -> String {
     let output = docker(line);
     assert!(

@@ -1,6 +1,6 @@
-//! Stands between a client and a real Docker Engine, and does to their calls what a bad day does.
+//! A proxy between a client and a real Docker Engine that injects faults.
 //!
-//! A fault strikes at a call, so that where it strikes does not depend on time.
+//! A fault is bound to a call, so its effect does not depend on timing.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use super::process::{patience, pause_for};
 
-/// What a client may ask of an engine.
+/// A call that a client makes to an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
     Version,
@@ -28,22 +28,23 @@ pub(crate) enum Call {
     Other,
 }
 
-/// What becomes of a call.
+/// The fault of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// It does not reach the engine, and nobody answers.
+    /// The call does not reach the engine, and gets no answer.
     Lost,
-    /// The engine has done it, and nobody answers.
+    /// The engine executes the call, and the answer is lost.
     AnswerLost,
-    /// The engine has done it, and half of its answer arrives.
+    /// The engine executes the call, and half of its answer arrives.
     AnswerCut,
-    /// The connection ends instead.
+    /// The connection is closed instead of an answer.
     Refused,
-    /// The engine has done it, and is slow to say so.
+    /// The engine executes the call, and the answer comes late.
     Late(Duration),
-    /// The engine does it later.
+    /// The engine executes the call later.
     Slow(Duration),
-    /// The engine has done it, and the connection ends; and nobody can look at it before [`Middleman::resume`].
+    /// The engine executes the call, the connection is closed, and further inspections fail until
+    /// [`Middleman::resume`].
     Forsaken,
 }
 
@@ -60,11 +61,11 @@ struct Shared {
 #[derive(Default)]
 struct State {
     plan: Plan,
-    /// In the order in which they came.
+    /// The calls in the order of their arrival.
     calls: Vec<Call>,
     has_struck: bool,
     is_down: bool,
-    /// Both ends of every connection, so that they can be cut.
+    /// Both ends of every connection, so that they can be closed.
     connections: Vec<UnixStream>,
 }
 
@@ -83,11 +84,11 @@ impl Middleman {
         let listener = UnixListener::bind(&socket).unwrap();
         let shared = Arc::new(Shared { engine: engine.to_owned(), state: Mutex::default() });
         let theirs = Arc::clone(&shared);
-        // Ends with the test's process.
+        // The thread ends with the test's process.
         thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
                 let shared = Arc::clone(&theirs);
-                // A connection that ends in the middle is what this is for.
+                // Connections that break are the purpose of this proxy.
                 thread::spawn(move || drop(shared.serve(client)));
             }
         });
@@ -98,14 +99,14 @@ impl Middleman {
         self.socket.to_str().unwrap()
     }
 
-    /// The next `call` meets `fault`, and no other does.
+    /// Injects `fault` into the next `call`, and into no other.
     pub(crate) fn strike(&self, call: Call, fault: Fault) {
         let mut state = self.shared.state();
         state.plan = Plan::Once(call, fault);
         state.has_struck = false;
     }
 
-    /// Every `call` meets `fault` from now on: a run and the sweep beside it ask the same.
+    /// Injects `fault` into every `call` from now on, because a run and a concurrent sweep make the same calls.
     pub(crate) fn strike_each(&self, call: Call, fault: Fault) {
         let mut state = self.shared.state();
         state.plan = Plan::Each(call, fault);
@@ -116,7 +117,7 @@ impl Middleman {
         self.shared.state().plan = Plan::Always(fault);
     }
 
-    /// Waits until the fault has struck.
+    /// Waits until a fault has been injected.
     pub(crate) fn until_struck(&self) {
         let calls = || format!("the fault does not strike: {:?}", self.calls());
         patience(|| self.shared.state().has_struck, calls);
@@ -126,7 +127,7 @@ impl Middleman {
         self.shared.state().calls.clone()
     }
 
-    /// Cuts every connection, and takes no new one.
+    /// Closes every connection, and accepts no new one.
     pub(crate) fn go_down(&self) {
         let mut state = self.shared.state();
         state.is_down = true;
@@ -135,7 +136,7 @@ impl Middleman {
         }
     }
 
-    /// From now on nothing meets a fault.
+    /// Injects no faults from now on.
     pub(crate) fn resume(&self) {
         self.shared.state().plan = Plan::None;
     }
@@ -150,7 +151,7 @@ impl Shared {
         self.state.lock().unwrap()
     }
 
-    /// One connection, until one of its ends has had enough.
+    /// Serves one connection until either end closes it.
     fn serve(&self, client: UnixStream) -> io::Result<()> {
         let engine = self.connect(&client)?;
         let ends = [client.try_clone()?, engine.try_clone()?];
@@ -215,7 +216,7 @@ impl Shared {
         }
     }
 
-    /// What `call` is to meet.
+    /// Returns the fault for `call`, if there is one.
     fn meet(&self, call: Call) -> Option<Fault> {
         let mut state = self.state();
         state.calls.push(call);
@@ -239,7 +240,7 @@ impl Call {
     fn of(head: &str) -> Self {
         let mut words = head.split([' ', '?']);
         let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-        // Without the API's version, and without ids.
+        // The path without the API's version and without ids.
         let mut parts =
             path.trim_start_matches('/').split('/').skip_while(|part| part.starts_with("v1."));
         match (method, parts.next(), parts.next(), parts.next()) {
@@ -258,7 +259,7 @@ impl Call {
     }
 }
 
-/// Copies one message of HTTP/1.1 as it comes, and returns its head.
+/// Copies one HTTP/1.1 message as it arrives, and returns its head.
 fn copy_message(from: &mut impl BufRead, to: &mut impl Write) -> io::Result<String> {
     let mut head = String::new();
     while !head.ends_with("\r\n\r\n") {
@@ -277,7 +278,7 @@ fn copy_message(from: &mut impl BufRead, to: &mut impl Write) -> io::Result<Stri
     Ok(head)
 }
 
-/// Its length; a chunk of none is the last.
+/// Copies a chunk and returns its length; an empty chunk is the last.
 fn copy_chunk(from: &mut impl BufRead, to: &mut impl Write) -> io::Result<u64> {
     let mut line = String::new();
     from.read_line(&mut line)?;
@@ -289,7 +290,7 @@ fn copy_chunk(from: &mut impl BufRead, to: &mut impl Write) -> io::Result<u64> {
     Ok(length)
 }
 
-/// Says nothing, for as long as the client waits; where it is refused, it does not have to.
+/// Sends nothing as long as the client waits; a refused client need not wait.
 fn hold(mut client: impl Read, fault: Option<Fault>) -> io::Result<()> {
     if fault != Some(Fault::Refused) {
         io::copy(&mut client, &mut io::sink())?;
@@ -297,7 +298,7 @@ fn hold(mut client: impl Read, fault: Option<Fault>) -> io::Result<()> {
     Ok(())
 }
 
-/// Both ways, each to its end.
+/// Copies in both directions until each has ended.
 fn splice(ways: [(BufReader<UnixStream>, UnixStream); 2]) -> io::Result<()> {
     let [there, back] = ways;
     let there = thread::spawn(move || pour(there));

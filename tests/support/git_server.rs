@@ -1,4 +1,4 @@
-//! A git server as a forge has one: smart HTTP by git's own `http-backend`, for whoever brings the token.
+//! A git server like GitHub's: smart HTTP by git's own `http-backend`, for clients with the token.
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;
@@ -20,8 +20,8 @@ use tokio::runtime::Builder;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
-/// Serves the repositories below a directory until it is dropped. It has a thread of its own, so that tests
-/// without a runtime can use it.
+/// Serves the repositories below a directory until it is dropped. The server has its own thread, so that tests without
+/// a runtime can use it.
 pub(crate) struct GitServer {
     pub(crate) address: SocketAddr,
     state: Arc<State>,
@@ -31,21 +31,21 @@ pub(crate) struct GitServer {
 
 struct State {
     root: PathBuf,
-    /// What `Authorization` has to be; it can change, as a token expires.
+    /// The required `Authorization` value; it can change, as a token expires.
     accepted: Mutex<String>,
     /// `METHOD path?query status` of each request.
     seen: Mutex<Vec<String>>,
-    /// The next so many answers to a push are lost, after git has done its part.
+    /// The number of further answers to pushes that are lost after git has executed the push.
     losing: Mutex<usize>,
 }
 
 impl GitServer {
-    /// `token` is accepted as GitHub accepts one: as the password of `x-access-token`.
+    /// Starts a server that accepts `token` as GitHub does: as the password of `x-access-token`.
     pub(crate) fn start(root: &Path, token: &str) -> Self {
         Self::launch(root, token, None)
     }
 
-    /// The same over TLS, as the name that the certificate is for.
+    /// Starts a server over TLS, with the certificate's name.
     pub(crate) fn start_tls(root: &Path, token: &str, tls: rustls::ServerConfig) -> Self {
         Self::launch(root, token, Some(TlsAcceptor::from(Arc::new(tls))))
     }
@@ -71,22 +71,22 @@ impl GitServer {
         Self { address: address.recv().unwrap(), state, stop, thread: Some(thread) }
     }
 
-    /// Where the repository in `directory`, below the root, is served.
+    /// Returns the URL of the repository in `directory`, below the root.
     pub(crate) fn url(&self, directory: &str) -> String {
         format!("http://{}/{directory}", self.address)
     }
 
-    /// From now on only this token is good.
+    /// Accepts only this token from now on.
     pub(crate) fn accept(&self, token: &str) {
         *self.state.accepted.lock().unwrap() = basic(token);
     }
 
-    /// The next push is done, and its answer lost.
+    /// Executes the next push and loses its answer.
     pub(crate) fn lose_an_answer(&self) {
         *self.state.losing.lock().unwrap() += 1;
     }
 
-    /// `METHOD path?query status` of each request so far.
+    /// Returns `METHOD path?query status` of each request so far.
     pub(crate) fn seen(&self) -> Vec<String> {
         self.state.seen.lock().unwrap().clone()
     }
@@ -103,7 +103,7 @@ async fn accept(listener: TcpListener, tls: Option<TlsAcceptor>, state: Arc<Stat
     loop {
         let (socket, _) = listener.accept().await.unwrap();
         let (tls, state) = (tls.clone(), state.clone());
-        // A client that leaves, or does not trust us, is no failure.
+        // A client that disconnects, or does not trust the certificate, is no failure.
         tokio::spawn(async move {
             match tls {
                 None => serve(socket, state).await,
@@ -154,7 +154,7 @@ async fn answer(
     Ok(response)
 }
 
-/// One request through the CGI program.
+/// Passes one request through the CGI program.
 fn backend(root: &Path, request: &Request<()>, body: &[u8]) -> Response<Full<Bytes>> {
     let header = |name: &str| text(request.headers(), name);
     let mut child = Command::new("git")
@@ -186,7 +186,7 @@ fn backend(root: &Path, request: &Request<()>, body: &[u8]) -> Response<Full<Byt
     parsed(&output)
 }
 
-/// A CGI program says its status in a header.
+/// Parses a CGI program's output, whose status is in a header.
 fn parsed(output: &[u8]) -> Response<Full<Bytes>> {
     let end =
         output.windows(4).position(|four| four == b"\r\n\r\n").expect("the head of a response");

@@ -1,4 +1,4 @@
-//! The stand-in for GitHub, running until the test drops it, with a repository that real git has made.
+//! The GitHub stand-in, which runs until the test drops it, with a repository that real git has made.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -15,13 +15,13 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::repository::{commit, git};
 
-/// What the stand-in calls its one repository.
+/// The stand-in's one repository.
 pub(crate) const NAME: &str = "acme/site";
 
-/// The token it accepts. No other text in the suite looks like it.
+/// The accepted token. No other text in the suite resembles it.
 pub(crate) const TOKEN: &str = "ghp_0nlyTheStandInKnowsIt";
 
-/// A stand-in on a port of its own: `main` has a commit, `sandbox/task-1` has one more.
+/// A stand-in on its own port: `main` has one commit, and `sandbox/task-1` has one more.
 pub(crate) struct Running {
     pub(crate) hub: FakeGithubHandle,
     pub(crate) place: TempDir,
@@ -53,7 +53,7 @@ impl Running {
         self.place.path().join("site.git")
     }
 
-    /// What people clone.
+    /// Returns the URL that people clone.
     pub(crate) fn clone_url(&self) -> String {
         format!("{}/{NAME}.git", self.hub.url())
     }
@@ -63,7 +63,7 @@ impl Running {
         repository.as_hosted().unwrap().clone()
     }
 
-    /// A client that is not made to wait.
+    /// Returns a client without rate limiting.
     pub(crate) fn api(&self) -> GithubClient {
         self.api_with(RetryPolicy {
             attempts: 3,
@@ -82,7 +82,7 @@ pub(crate) fn credential() -> ForgeCredential {
     ForgeCredential::Token(SecretString::new(TOKEN))
 }
 
-/// What git makes of a token in a header.
+/// Returns the form in which git sends a token in a header.
 pub(crate) fn basic(token: &str) -> String {
     let mut text = String::new();
     cogni_gateway::base::b64::encode_base64(

@@ -1,4 +1,4 @@
-//! An installation of sandboxes in this process, or in one that is to be killed: what it keeps, and what is left of it.
+//! An installation of sandboxes in this process, or in a process that the test kills, with checks for its leftovers.
 
 use std::env;
 use std::fs;
@@ -23,10 +23,10 @@ use super::docker_engine::{self, must};
 use super::process::{PATIENCE, patience};
 use super::run_command::entries;
 
-/// An installation of its own.
+/// An installation with its own directory.
 pub(crate) struct Place {
     directory: TempDir,
-    /// Another's.
+    /// The directory of another process's installation.
     path: Option<PathBuf>,
     driver: SandboxDriver,
     root: RootSource,
@@ -105,7 +105,8 @@ impl Place {
         }
     }
 
-    /// The first processes of the slots that wait, as this machine sees them: those that see our run directory.
+    /// Returns the first processes of the waiting slots, as this machine sees them: processes that see this run
+    /// directory.
     pub(crate) fn waiting(&self) -> Vec<String> {
         let is_slot = |pid: &String| {
             let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}"));
@@ -120,7 +121,7 @@ impl Place {
         path.file_name().unwrap().to_str().unwrap()
     }
 
-    /// Whatever there is of it, in words.
+    /// Describes everything that exists of this installation.
     pub(crate) fn left(&self) -> String {
         let filter = format!("label=cogni.dir={}", self.run_dir().display());
         let containers = must(&["ps", "--all", "--filter", &filter, "--format", "{{.Names}}"]);
@@ -131,7 +132,8 @@ impl Place {
         matches!(self.driver, SandboxDriver::Docker { .. })
     }
 
-    /// Starts `test` once more, as a process that is to be killed: there it is [`given`] this place.
+    /// Starts `test` once more as a process that will be killed. That process gets this installation from
+    /// [`given`].
     pub(crate) fn keeper(&self, test: &str) -> Keeper {
         let driver = if self.is_docker() { "docker" } else { "embedded" };
         let mut command = Command::new(env::current_exe().unwrap());
@@ -139,7 +141,7 @@ impl Place {
         Keeper(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
     }
 
-    /// What nobody answers for any more is taken away, and then nothing is left.
+    /// Sweeps objects without a living owner, and asserts that nothing remains.
     pub(crate) async fn sweep(&self) {
         let swept = self.sweeper().sweep().await.unwrap();
         assert!(swept.found.iter().all(|found| found.fate == SweepOutcome::Removed), "{swept:?}");
@@ -156,7 +158,7 @@ impl Place {
     }
 }
 
-/// The place that a process which is to be killed was started for.
+/// Returns the installation that this process was started for, if the test started it to be killed.
 pub(crate) fn given() -> Option<Place> {
     let path = Some(PathBuf::from(env::var_os(PATH)?));
     let is_docker = env::var(DRIVER).is_ok_and(|driver| driver == "docker");
@@ -167,11 +169,11 @@ pub(crate) fn given() -> Option<Place> {
 const DRIVER: &str = "COGNI_TEST_KEEPS_BY";
 const PATH: &str = "COGNI_TEST_KEEPS_IN";
 
-/// A process that keeps sandboxes, killed when it is dropped.
+/// A process with sandboxes that is killed when dropped.
 pub(crate) struct Keeper(Child);
 
 impl Keeper {
-    /// Without a word; its sandboxes end by themselves, and a sweep takes the rest away.
+    /// Kills the process without a signal handler; its sandboxes end by themselves, and a sweep removes the rest.
     pub(crate) async fn kill(mut self, place: &Place) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
@@ -187,7 +189,7 @@ impl Drop for Keeper {
     }
 }
 
-/// Something of a place that is kept in the background, until it is stopped.
+/// A background task of an installation, which runs until it is stopped.
 pub(crate) struct Keeping<'place> {
     pub(crate) place: &'place Place,
     stop: CancellationToken,
@@ -204,8 +206,8 @@ impl<'place> Keeping<'place> {
         Self { place, stop, task }
     }
 
-    /// After it nothing is left at the place, but for what a busy engine has made too late: this process's own sweep
-    /// takes that, and nothing else of a process that lives.
+    /// Stops the task and asserts that nothing remains, except objects that a busy engine has made too late. This
+    /// process's own sweep removes those, and nothing else of a living process.
     pub(crate) async fn stop(self) {
         self.stop.cancel();
         self.task.await.unwrap();
@@ -217,7 +219,7 @@ impl<'place> Keeping<'place> {
     }
 }
 
-/// The result, as its host reads it, without its timings.
+/// Returns the result as the host reads it, without its timings.
 pub(crate) fn run(prepared: PreparedRun) -> Pin<Box<dyn Future<Output = Value>>> {
     Box::pin(async {
         let result = Box::pin(prepared.run(CancellationToken::new(), tokio::io::sink())).await;

@@ -1,4 +1,4 @@
-//! The fake provider, running until the test drops it.
+//! The fake provider, which runs until the test drops it.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use cogni_gateway::fakes::model_provider::{FakeProvider, ProviderRequestLog, Res
 use serde_json::{Value, json};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// A provider on a port of its own.
+/// A provider on its own port.
 pub(crate) struct Running {
     pub(crate) addr: SocketAddr,
     pub(crate) seen: Arc<ProviderRequestLog>,
@@ -17,12 +17,12 @@ pub(crate) struct Running {
     _stop: DropGuard,
 }
 
-/// Starts a provider whose every answer follows `script`, unless a request names its own.
+/// Starts a provider whose answers follow `script`, unless a request names its own script.
 pub(crate) async fn start(script: &str) -> Running {
     start_at(SocketAddr::from(([127, 0, 0, 1], 0)), script).await
 }
 
-/// The same, at an address of this machine.
+/// Starts such a provider at this address.
 pub(crate) async fn start_at(addr: SocketAddr, script: &str) -> Running {
     let provider = FakeProvider::bind(addr, script.parse().unwrap()).await.unwrap();
     let stop = CancellationToken::new();
@@ -37,7 +37,7 @@ pub(crate) async fn start_at(addr: SocketAddr, script: &str) -> Running {
     running
 }
 
-/// A model that calls for the tool with `argv`, and then says what came of it.
+/// A model that calls the tool with `argv`, and then repeats the tool's result.
 pub(crate) fn calling(argv: &[&str]) -> String {
     calling_with(&json!({ "argv": argv }))
 }

@@ -1,4 +1,4 @@
-//! A program of its own: started, watched by what it says, and ended by its pid.
+//! A child process: started, watched by its output, and ended by its pid.
 
 use std::fs::{self, File};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
@@ -10,20 +10,21 @@ use std::time::{Duration, Instant};
 
 use tempfile::NamedTempFile;
 
-/// LiteLLM takes half a minute on two idle cores, and minutes on busy ones; the bound ends a test that waits for nothing.
+/// LiteLLM takes half a minute to start on two idle cores, and minutes on busy ones. The bound ends a test that waits
+/// for nothing.
 const START: Duration = Duration::from_mins(5);
 
-/// A bound, not a measure: what takes a second on an idle machine takes a minute on a busy one. A test has five minutes.
+/// A bound, not a measure: a step of a second on an idle machine takes a minute on a busy one. A test has five minutes.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(4);
 
-/// Killed when it is dropped, also when a test panics.
+/// A child process; killed when dropped, also when a test panics.
 pub(crate) struct Process {
     child: Child,
     output: NamedTempFile,
 }
 
 impl Process {
-    /// Fails the test, with `remedy`, where the program is not installed.
+    /// Starts the program; if it is not installed, the test fails with `remedy`.
     pub(crate) fn start(command: &mut Command, remedy: &str) -> Self {
         let output = NamedTempFile::new().unwrap();
         let file = || File::options().append(true).open(output.path()).unwrap();
@@ -32,7 +33,7 @@ impl Process {
         Self { child, output }
     }
 
-    /// Waits until `holds`; a program that ends meanwhile fails the test at once.
+    /// Waits until `holds` for the output; a program that ends meanwhile fails the test at once.
     pub(crate) fn until(&mut self, holds: impl Fn(&str) -> bool) {
         let begun = Instant::now();
         while !holds(&self.said()) {
@@ -42,7 +43,7 @@ impl Process {
         }
     }
 
-    /// What it has printed so far.
+    /// Returns the output so far.
     pub(crate) fn said(&self) -> String {
         String::from_utf8_lossy(&fs::read(self.output.path()).unwrap()).into_owned()
     }
@@ -51,7 +52,7 @@ impl Process {
         self.child.id()
     }
 
-    /// Sends a signal: `TERM`, `KILL`.
+    /// Sends a signal: `TERM` or `KILL`.
     pub(crate) fn signal(&self, name: &str) {
         let (signal, pid) = (format!("-{name}"), self.id().to_string());
         assert!(Command::new("kill").args([&signal, &pid]).status().unwrap().success());
@@ -65,7 +66,7 @@ impl Process {
         self.child.wait().unwrap()
     }
 
-    /// Asks it to end, and waits until it has.
+    /// Sends SIGTERM and waits for the end.
     pub(crate) fn terminate(&mut self) -> ExitStatus {
         self.signal("TERM");
         self.wait()
@@ -79,7 +80,7 @@ impl Drop for Process {
     }
 }
 
-/// Waits until `holds`, and fails with what `otherwise` says when [`PATIENCE`] is over.
+/// Waits until `holds`; fails with the text of `otherwise` after [`PATIENCE`].
 pub(crate) fn patience(mut holds: impl FnMut() -> bool, otherwise: impl FnOnce() -> String) {
     let begun = Instant::now();
     while !holds() {
@@ -100,8 +101,8 @@ pub(crate) fn pause_for(time: Duration) {
     thread::sleep(time);
 }
 
-/// A port for programs that cannot say which one they took. The kernel gives it to nobody who asks for any port, and each
-/// test, which is a process, begins to look at another place: so nobody takes it until the program does, which may be late.
+/// Returns a port for a program that cannot report its own port. The kernel never assigns a port of this range, and
+/// each test process searches from a different start, so the port stays free until the program takes it.
 pub(crate) fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let places = u32::from(FIXED.end - FIXED.start);
@@ -114,8 +115,8 @@ pub(crate) fn free_port() -> u16 {
     }
 }
 
-/// Where nobody listens: the old service that throws away what it is sent.
+/// An address without a listener: the port of the discard service.
 pub(crate) const NOBODY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9);
 
-/// Below what `ip_local_port_range` is on any Linux that nobody has told otherwise, and above what services like.
+/// Below `ip_local_port_range` of any Linux with default settings, and above the ports of common services.
 const FIXED: Range<u16> = 20_000..32_000;

@@ -1,25 +1,25 @@
-//! An upstream that a test plays itself, byte by byte.
+//! An upstream whose bytes the test sends itself.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-/// A server whose connections a test accepts when it wants to.
+/// Makes a server whose connections the test accepts.
 pub(crate) async fn listen() -> (TcpListener, SocketAddr) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
     (listener, address)
 }
 
-/// A whole request as it came, body included; what was there where the client left before.
+/// Reads a whole request including its body; after a disconnect, what arrived before.
 pub(crate) async fn request(stream: &mut TcpStream) -> String {
     let mut seen = vec![];
     while !is_whole(&seen) && stream.read_buf(&mut seen).await.unwrap_or_default() > 0 {}
     String::from_utf8(seen).unwrap()
 }
 
-/// Writes, and sees that it is sent.
+/// Writes and flushes.
 pub(crate) async fn say(stream: &mut TcpStream, text: &str) {
     stream.write_all(text.as_bytes()).await.unwrap();
     stream.flush().await.unwrap();

@@ -1,18 +1,18 @@
-//! Real repositories, made by git as a person would use it.
+//! Real repositories, made by git as a person would make them.
 
 use std::ffi::OsStr;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-/// A directory that git is run in, undisturbed by the configuration of whoever runs the tests.
+/// A directory for git commands, independent of the configuration of the user who runs the tests.
 #[derive(Clone, Debug)]
 pub(crate) struct Repository {
     pub(crate) path: PathBuf,
 }
 
 impl Repository {
-    /// A bare one, as a forge keeps it, whose default branch is `main`.
+    /// Makes a bare repository with the default branch `main`, as GitHub has.
     pub(crate) fn bare(path: &Path) -> Self {
         std::fs::create_dir_all(path).unwrap();
         let repository = Self { path: path.to_owned() };
@@ -20,7 +20,7 @@ impl Repository {
         repository
     }
 
-    /// One with files, on the branch `main`.
+    /// Makes a repository with files on the branch `main`.
     pub(crate) fn with_files(path: &Path) -> Self {
         std::fs::create_dir_all(path).unwrap();
         let repository = Self { path: path.to_owned() };
@@ -28,12 +28,12 @@ impl Repository {
         repository
     }
 
-    /// One that is there already.
+    /// Opens a repository that exists already.
     pub(crate) fn at(path: &Path) -> Self {
         Self { path: path.to_owned() }
     }
 
-    /// A bare one with one commit on `main`: a README and two directories.
+    /// Makes a bare repository with one commit on `main`: a README and two directories.
     pub(crate) fn seeded(path: &Path) -> Self {
         let bare = Self::bare(path);
         let work = Self::with_files(&path.with_extension("seed"));
@@ -45,27 +45,27 @@ impl Repository {
         bare
     }
 
-    /// Writes a file, and the directories above it.
+    /// Writes a file and its parent directories.
     pub(crate) fn write(&self, path: &str, content: impl AsRef<[u8]>) {
         let path = self.path.join(path);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, content).unwrap();
     }
 
-    /// Commits everything there is, and returns the commit's name.
+    /// Commits everything, and returns the commit's id.
     pub(crate) fn commit(&self, message: &str) -> String {
         self.git(["add", "-A"]);
         self.git(["commit", "-q", "--allow-empty", "-m", message]);
         self.git(["rev-parse", "HEAD"])
     }
 
-    /// Puts an object into the repository, however bad it is, and returns its name.
+    /// Adds an object to the repository, however malformed, and returns its id.
     pub(crate) fn object(&self, kind: &str, content: impl AsRef<[u8]>) -> String {
         let words = ["hash-object", "-w", "--literally", "--stdin", "-t", kind];
         self.git_with(words, content.as_ref())
     }
 
-    /// Puts a tree of these entries into the repository, in their order: mode, name, object.
+    /// Adds a tree with these entries in their order: mode, name, object.
     pub(crate) fn tree(&self, entries: &[(&str, &[u8], &str)]) -> String {
         let mut tree = vec![];
         for (mode, name, object) in entries {
@@ -79,20 +79,20 @@ impl Repository {
         self.object("tree", tree)
     }
 
-    /// Commits a tree on top of what is checked out, and moves the branch there; the files stay as they are.
+    /// Commits a tree on top of the current commit, and moves the branch there; the files stay unchanged.
     pub(crate) fn commit_tree(&self, tree: &str, message: &str) -> String {
         let commit = self.git(["commit-tree", tree, "-p", "HEAD", "-m", message]);
         self.git(["update-ref", "HEAD", &commit]);
         commit
     }
 
-    /// Runs git, which must be content, and returns what it prints, without the last line's end.
+    /// Runs git, which must succeed, and returns its output without the last newline.
     #[track_caller]
     pub(crate) fn git<A: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = A>) -> String {
         self.git_with(arguments, b"")
     }
 
-    /// Runs git with something to read.
+    /// Runs git with an input.
     #[track_caller]
     pub(crate) fn git_with<A: AsRef<OsStr>>(
         &self,
@@ -107,7 +107,7 @@ impl Repository {
         String::from_utf8_lossy(&output.stdout).trim_end_matches('\n').to_owned()
     }
 
-    /// Runs git, whatever becomes of it.
+    /// Runs git, which may fail.
     pub(crate) fn try_git<A: AsRef<OsStr>>(
         &self,
         arguments: impl IntoIterator<Item = A>,
@@ -128,7 +128,7 @@ impl Repository {
     }
 }
 
-/// Runs git in a directory, which has to succeed; what it prints.
+/// Runs git in a directory, which must succeed; returns its output.
 #[track_caller]
 pub(crate) fn git(directory: &Path, arguments: &[&str]) -> String {
     Repository::at(directory).git(arguments)
@@ -142,7 +142,7 @@ pub(crate) fn commit(work: &Path, file: &str, content: &str) {
     work.git(["commit", "--quiet", "--message", &format!("change {file}")]);
 }
 
-/// A program in a directory, with an identity and a time of its own, and no configuration but the repository's.
+/// A program in a directory, with a fixed identity and time, and only the repository's configuration.
 pub(crate) fn command(program: &str, directory: &Path) -> Command {
     let mut command = Command::new(program);
     command

@@ -1,4 +1,4 @@
-//! `cogni-gateway run` with a run directory of its own, and a check that nothing is left of each run.
+//! `cogni-gateway run` with its own run directory, and a check that nothing remains of each run.
 
 use std::fs::{self, File};
 use std::marker::PhantomData;
@@ -21,19 +21,19 @@ pub(crate) struct Sandboxed<D> {
     driver: PhantomData<D>,
 }
 
-/// What is different about a driver's runs.
+/// The parts of a run that depend on the driver.
 pub(crate) trait Driver {
-    /// Panics, and says what to do, where it cannot work.
+    /// Panics with the command to run, if the driver cannot work here.
     fn check();
 
-    /// What the command is told.
+    /// Adds the driver's options to the command.
     fn choose(command: &mut Command);
 
-    /// What there is of a run, in every state; empty where there is nothing.
+    /// Returns everything that exists of a run, in any state; empty if there is nothing.
     fn traces(run: &str) -> String;
 }
 
-/// What a run came to.
+/// The result of a run.
 pub(crate) struct Result {
     pub(crate) status: i32,
     pub(crate) json: Value,
@@ -59,7 +59,7 @@ impl<D: Driver> Sandboxed<D> {
         self.path().join("r")
     }
 
-    /// A run that is not wrong use, to its end.
+    /// Makes a run to its end; wrong use fails the test.
     pub(crate) fn run(&self, flags: &[&str], argv: &[&str]) -> Result {
         let (status, stdout, shown) = self.command(flags, argv);
         let json =
@@ -115,7 +115,7 @@ pub(crate) fn sh(script: &str) -> [&str; 3] {
     ["sh", "-c", script]
 }
 
-/// The version of the kernel's Landlock; 0 where there is none.
+/// Returns the version of the kernel's Landlock; 0 without Landlock.
 pub(crate) fn landlock() -> u32 {
     machine::probe_machine(Path::new("/"), InitBinary::None, None).landlock.unwrap_or(0)
 }

@@ -1,4 +1,4 @@
-//! `cogni-gateway serve` as its users have it: the program, a grant, and a client on its unix socket.
+//! `cogni-gateway serve` as users have it: the program, a grant, and a client on its unix socket.
 
 use std::fs;
 use std::ops::Deref;
@@ -14,22 +14,22 @@ use super::client::Client;
 use super::model_provider;
 use super::process::{Process, patience};
 
-/// All that outlives a process of the service.
+/// The files and servers that outlive a process of the service.
 pub(crate) struct Place {
     directory: TempDir,
     pub(crate) provider: model_provider::Running,
-    /// Who asks where a test does not say who.
+    /// The caller, unless a test names another one.
     pub(crate) owner: Grant,
     variables: Vec<(String, String)>,
 }
 
-/// A process of the service, asked by the owner of its place.
+/// A process of the service, with requests from its owner.
 pub(crate) struct Service {
     pub(crate) process: Process,
     owner: Grant,
 }
 
-/// Somebody who has a grant.
+/// A caller with a grant.
 #[derive(Clone)]
 pub(crate) struct Grant {
     pub(crate) id: String,
@@ -37,7 +37,7 @@ pub(crate) struct Grant {
     client: Client,
 }
 
-/// One SSE event.
+/// One server-sent event.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Told {
     pub(crate) seq: u64,
@@ -46,7 +46,7 @@ pub(crate) struct Told {
 }
 
 impl Place {
-    /// With a provider that follows `script`, and an owner who may do everything.
+    /// Makes a service whose provider follows `script`, and whose owner may do everything.
     pub(crate) async fn new(script: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let provider = model_provider::start(script).await;
@@ -56,7 +56,7 @@ impl Place {
         place
     }
 
-    /// What the service is told beside its configuration.
+    /// Sets an environment variable of the service.
     pub(crate) fn set(&mut self, name: &str, value: &str) {
         self.variables.push((name.to_owned(), value.to_owned()));
     }
@@ -77,14 +77,14 @@ impl Place {
         self.state_dir().join("audit").join(format!("{run}.jsonl"))
     }
 
-    /// What stands in the service's own file, also while it serves.
+    /// Opens the service's billing store, also while the service runs.
     pub(crate) fn books(&self) -> BillingStore {
         let database =
             SqliteDatabase::open_database(&self.state_dir().join("state.db"), &[billing::SCHEMA]);
         BillingStore::new(database.unwrap())
     }
 
-    /// The configuration, with lines of its own for `[serve]`, and tables after them.
+    /// Writes the configuration, with additional lines for `[serve]` and tables after them.
     pub(crate) fn write_config(&self, more: &str) {
         let text = format!(
             "access_log = \"off\"\n[serve]\nlisten = \"unix:{0}/api.sock\"\nstate_dir = \"{0}/state\"\nrun_dir = \"{0}/r\"\n\
@@ -94,23 +94,23 @@ impl Place {
         fs::write(self.path().join("serve.toml"), text).unwrap();
     }
 
-    /// A grant as an ordinary user has it: for agents in sandboxes, and one account.
+    /// Makes a grant as an ordinary user has it: for agents in sandboxes, and one account.
     pub(crate) fn grant(&self, more: &[&str]) -> Grant {
         let ordinary = ["--allow-sandbox", "--agent", "sandbox:*", "--account", "acct-1"];
         self.mint(&[&ordinary[..], more].concat())
     }
 
-    /// A grant for what the flags say, and nothing more.
+    /// Makes a grant with exactly these flags.
     pub(crate) fn mint(&self, flags: &[&str]) -> Grant {
         mint(&self.path(), flags)
     }
 
-    /// The command line, beside the service.
+    /// Runs a command of the command line beside the service.
     pub(crate) fn cogni(&self, arguments: &[&str]) -> String {
         cogni(&self.path(), arguments)
     }
 
-    /// Somebody who has no grant.
+    /// Returns a client without a grant.
     pub(crate) fn client(&self) -> Client {
         client(&self.path())
     }
@@ -136,14 +136,14 @@ impl Place {
         Service { process, owner: self.owner.clone() }
     }
 
-    /// Shuts a service down in order, and checks that nothing is left of any run.
+    /// Shuts a service down in order, and checks that nothing remains of any run.
     pub(crate) fn stop(&self, mut service: Service) {
         let status = tokio::task::block_in_place(|| service.process.terminate());
         assert!(status.success(), "{}", service.process.said());
         self.assert_nothing_is_left();
     }
 
-    /// Nothing is left of any run but what is kept of it.
+    /// Asserts that only the stored data of each run remains.
     pub(crate) fn assert_nothing_is_left(&self) {
         let left = || super::run_command::entries(&self.run_dir());
         tokio::task::block_in_place(|| {
@@ -171,28 +171,28 @@ impl Deref for Grant {
 }
 
 impl Grant {
-    /// A run of an agent, by its id.
+    /// Starts a run of an agent; returns its id.
     pub(crate) async fn run(&self, body: &Value) -> String {
         let answer = self.post("/api/v1/runs", body).await;
         assert!(answer.status.is_success(), "{} {}", answer.status, answer.text());
         answer.json()["id"].as_str().unwrap().to_owned()
     }
 
-    /// All that is told of a run, to its end.
+    /// Returns all events of a run, until its end.
     pub(crate) async fn events(&self, run: &str) -> Vec<Told> {
         let answer = self.get(&format!("/api/v1/runs/{run}/events")).await;
         assert_eq!(answer.status, 200, "{}", answer.text());
         told(answer.text())
     }
 
-    /// The run when it has ended.
+    /// Waits for the end of a run and returns the run.
     pub(crate) async fn ended(&self, run: &str) -> Value {
         self.events(run).await;
         self.get(&format!("/api/v1/runs/{run}")).await.json()
     }
 }
 
-/// A stream of events, taken apart.
+/// Parses a stream of events.
 pub(crate) fn told(text: &str) -> Vec<Told> {
     let field = |block: &str, name: &str| {
         block.lines().find_map(|line| Some(line.strip_prefix(name)?.trim_start().to_owned()))
@@ -207,17 +207,17 @@ pub(crate) fn told(text: &str) -> Vec<Told> {
     told.collect()
 }
 
-/// A conversation of one message with our own agent.
+/// A conversation with one message, for `cogni-agent`.
 pub(crate) fn ask(text: &str) -> Value {
     json!({"agent": "sandbox:agent", "model": "fake", "messages": [{"role": "user", "content": text}]})
 }
 
-/// The same as a chat.
+/// The same conversation as a chat.
 pub(crate) fn chat(text: &str) -> Value {
     json!({"graphName": "sandbox:agent", "model": "fake", "messages": [{"role": "user", "content": text}]})
 }
 
-/// A provider's script: the model wants our own agent to run a shell's command, and says then what came of it.
+/// A provider's script: the model calls the tool with a shell command, and then repeats the result.
 pub(crate) fn wants(command: &str) -> String {
     let arguments = json!({"argv": ["sh", "-c", command]}).to_string();
     let escaped = arguments.replace('%', "%25").replace(',', "%2c").replace(';', "%3b");
@@ -245,7 +245,7 @@ fn client(place: &Path) -> Client {
     Client::new(&place.join("api.sock"))
 }
 
-/// Those that were started for a run below this directory.
+/// Returns the processes that were started for a run below this directory.
 fn processes(run_dir: &Path) -> Vec<String> {
     let place = run_dir.display().to_string();
     let entries = fs::read_dir("/proc").unwrap().filter_map(Result::ok);

@@ -1,4 +1,4 @@
-//! Many runs behind one listener, as the binary serves them, and clients that bring tokens.
+//! Many runs behind one listener, as the program serves them, and clients with tokens.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -46,7 +46,7 @@ impl SharedApp {
         Self::with(|_, _| ()).await
     }
 
-    /// Starts with a configuration that differs from the ordinary one.
+    /// Starts with a changed configuration.
     pub(crate) async fn with(configure: impl FnOnce(&mut GatewayConfig, &Authority)) -> Self {
         let upstream = model_provider::start("").await;
         let (directory, authority) = (tempfile::tempdir().unwrap(), Authority::new());
@@ -61,12 +61,12 @@ impl SharedApp {
         Self { upstream, address, metrics, authority, runs, directory, keys, stop, served }
     }
 
-    /// A token for a run, valid for an hour.
+    /// Mints a token for a run, valid for an hour.
     pub(crate) fn token(&self, run: &str) -> String {
         self.keys.mint_token(run, Duration::from_hours(1), None, SystemTime::now()).unwrap()
     }
 
-    /// A token that has been valid for a minute, until some seconds from now.
+    /// Mints a token that has been valid for a minute, and expires in some seconds.
     pub(crate) fn token_until(&self, run: &str, seconds: i64) -> String {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
         let claims = RunTokenClaims {
@@ -78,12 +78,12 @@ impl SharedApp {
         self.keys.sign_claims(&claims, None).unwrap()
     }
 
-    /// One call on a connection of its own, by an OpenAI client that has `key` as its API key.
+    /// Makes one call on a new connection, as an OpenAI client with the API key `key`.
     pub(crate) async fn call(&self, key: &str, path: &str, body: &Value) -> Response {
         self.open(key, path, body).await.finish().await.unwrap()
     }
 
-    /// Returns at the head of the response.
+    /// Returns when the head of the response has arrived.
     pub(crate) async fn open(&self, key: &str, path: &str, body: &Value) -> Stream {
         let authorization = format!("Bearer {key}");
         self.send(post(path, body, &[("authorization", &authorization)])).await
@@ -107,7 +107,7 @@ impl SharedApp {
         sender
     }
 
-    /// A connection, with a certificate of the client's own where files are given.
+    /// Opens a TLS connection, with a client certificate if files are given.
     pub(crate) async fn tls(
         &self,
         own: Option<&Files>,
@@ -127,13 +127,13 @@ impl SharedApp {
         self.directory.path().join("access.log")
     }
 
-    /// A run's records, those that are only buffered left out.
+    /// Returns a run's records, without buffered ones.
     pub(crate) fn records(&self, run: &str) -> Vec<Value> {
         let text = std::fs::read_to_string(self.audit_log(run)).unwrap();
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
-    /// What Prometheus sees.
+    /// Returns the metrics that Prometheus scrapes.
     pub(crate) async fn scrape(&self) -> String {
         let mut stream = TcpStream::connect(self.metrics.unwrap()).await.unwrap();
         stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
@@ -154,7 +154,7 @@ impl SharedApp {
     }
 }
 
-/// Two runs, with files in `directory`.
+/// Two runs with files in `directory`.
 pub(crate) fn shared(
     directory: &Path,
     upstream: SocketAddr,

@@ -1,4 +1,4 @@
-//! A disk so small that a test can fill it. Mounting one needs root, as the Docker tests do.
+//! A disk so small that a test can fill it. Mounting it needs root, as the Docker tests do.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
@@ -7,7 +7,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-/// A tmpfs of its own; unmounted when dropped.
+/// A tmpfs that is unmounted when dropped.
 pub(crate) struct Disk(TempDir);
 
 impl Disk {
@@ -31,7 +31,7 @@ impl Disk {
         self.0.path().join(name)
     }
 
-    /// Takes up every free page.
+    /// Fills every free page.
     pub(crate) fn fill(&self) {
         let mut ballast =
             OpenOptions::new().append(true).create(true).open(self.ballast()).unwrap();
@@ -44,7 +44,7 @@ impl Disk {
         }
     }
 
-    /// Gives back one page of what [`fill`](Self::fill) took.
+    /// Frees one page that [`fill`](Self::fill) took.
     pub(crate) fn free_one_page(&self) {
         let ballast = File::options().write(true).open(self.ballast()).unwrap();
         let pages = ballast.metadata().unwrap().len() / PAGE as u64;
@@ -62,7 +62,7 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        // Lazily: a failing test may still hold files open.
+        // The unmount is lazy, because a failing test may still hold files open.
         let unmounted = Command::new("umount").arg("-l").arg(self.0.path()).status().unwrap();
         assert!(unmounted.success() || std::thread::panicking());
     }

@@ -1,4 +1,4 @@
-//! What the tests of several rooms share.
+//! Helpers that several test modules share.
 
 pub(crate) mod allocations;
 pub(crate) mod app;

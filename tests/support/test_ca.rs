@@ -1,4 +1,4 @@
-//! A certificate authority of a test's own.
+//! A certificate authority for tests.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,14 +7,14 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair}
 use rustls::pki_types::PrivatePkcs8KeyDer;
 use tempfile::TempDir;
 
-/// A certificate authority, and its file.
+/// A CA and the file of its certificate.
 pub(crate) struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
     pub(crate) file: PathBuf,
     place: TempDir,
 }
 
-/// The two files of somebody who has a certificate.
+/// The two files of a server or client with a certificate.
 pub(crate) struct Files {
     pub(crate) certificate: PathBuf,
     pub(crate) key: PathBuf,
@@ -42,7 +42,7 @@ impl Authority {
         config
     }
 
-    /// Files with a certificate for `name`, and its key.
+    /// Makes a certificate for `name` and its key.
     pub(crate) fn files(&self, name: &str) -> Files {
         let (certificate, key) = self.issue(name);
         let write = |ending: &str, pem: String| {
@@ -56,7 +56,7 @@ impl Authority {
         }
     }
 
-    /// A client that trusts this authority, with a certificate of its own where files are given.
+    /// Makes a TLS client that trusts this CA, with a client certificate if files are given.
     pub(crate) fn client(&self, own: Option<&Files>, protocols: &[&str]) -> rustls::ClientConfig {
         use rustls::pki_types::pem::PemObject as _;
         use rustls::pki_types::{CertificateDer, PrivateKeyDer};

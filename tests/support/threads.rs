@@ -1,4 +1,4 @@
-//! A client and a provider that are plain threads: where a gateway's cost is counted, nothing else runs in its runtime.
+//! A client and a provider on plain threads, so that the runtime of a measured gateway runs nothing else.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -27,7 +27,7 @@ impl ThreadClient {
         Self::connect(&self.path, self.read.clone())
     }
 
-    /// Makes a call with a prompt of 2 KB, whose answer is a stream of so many frames, or unary where there are none.
+    /// Makes a call with a prompt of 2 KB, whose answer is a stream with this many frames, or a unary one for zero.
     pub(crate) fn call(&mut self, frames: u32) {
         if let Some(length) = self.begin(frames) {
             self.socket.read_exact(&mut vec![0; length]).unwrap();
@@ -40,13 +40,13 @@ impl ThreadClient {
         while read_chunk(&mut self.socket) > 0 {}
     }
 
-    /// Begins a call whose answer is a stream, and reads its first frame.
+    /// Begins a call with a streamed answer, and reads its first frame.
     pub(crate) fn open_stream(&mut self) {
         self.begin(2);
         read_chunk(&mut self.socket);
     }
 
-    /// Sends a request, and reads the head of its answer: the length of the body, where that is told.
+    /// Sends a request and reads the head of its answer; returns the length of the body, if the head has it.
     fn begin(&mut self, frames: u32) -> Option<usize> {
         let (is_stream, prompt) = (frames > 0, TEXT.repeat(2048 / TEXT.len()));
         let body = format!(
@@ -63,8 +63,8 @@ impl ThreadClient {
     }
 }
 
-/// Starts a provider that answers as the seed of a request says. It sends each frame of a stream when its sender was told that
-/// the frame before has been read.
+/// Starts a provider that answers as the seed of a request says. It sends each frame of a stream when its sender was
+/// told that the frame before has been read.
 pub(crate) fn start_provider() -> (SocketAddr, Sender<()>) {
     let (read, was_read) = mpsc::channel();
     let was_read = Arc::new(Mutex::new(was_read));
@@ -113,8 +113,8 @@ fn answer(socket: &mut impl Write, frames: u64, was_read: &Mutex<Receiver<()>>) 
     socket.write_all(end.as_bytes()).unwrap();
 }
 
-/// Reads a head up to its empty line, and returns the length that it gives to the body, 0 where it gives none. `None` where the peer
-/// has left.
+/// Reads a head up to its empty line, and returns the body's length from it, or 0. Returns `None` if the peer has
+/// disconnected.
 fn read_head(socket: &mut impl BufRead) -> Option<usize> {
     let mut length = 0;
     loop {
@@ -132,7 +132,7 @@ fn read_head(socket: &mut impl BufRead) -> Option<usize> {
     }
 }
 
-/// Reads a chunk; says how long it was.
+/// Reads a chunk; returns its length.
 fn read_chunk(socket: &mut impl BufRead) -> usize {
     let mut line = String::new();
     socket.read_line(&mut line).unwrap();
@@ -141,5 +141,5 @@ fn read_chunk(socket: &mut impl BufRead) -> usize {
     length
 }
 
-/// 72 bytes with an escape, as a line of a text has one.
+/// 72 bytes with an escape, as a line of text has.
 const TEXT: &str = r"The quick brown fox jumps over the lazy dog, again and again, and on.\n ";

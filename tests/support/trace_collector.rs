@@ -1,4 +1,4 @@
-//! A collector of spans, as OpenTelemetry's protocol has it.
+//! A collector of spans in OpenTelemetry's protocol.
 
 use std::fmt::Write;
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message;
 use tokio::net::TcpListener;
 
-/// A collector that keeps what it is sent.
+/// A collector that stores what it receives.
 pub(crate) struct Collector {
     pub(crate) address: SocketAddr,
     seen: Arc<Mutex<Seen>>,
@@ -82,7 +82,7 @@ async fn take(
     Ok(response)
 }
 
-/// A span in words, ids and times left out.
+/// Formats a span without ids and times.
 pub(crate) fn shown(span: &Span, indent: &str) -> String {
     let mut text = format!("{indent}{} (kind {})", span.name, span.kind);
     if let Some(status) = &span.status {

@@ -127,7 +127,7 @@ fn a_call_lost_in_a_crash_is_charged_its_reservation() {
 
 /// B1, G11: A record that was changed later gives no usage; the records before it do.
 #[test]
-fn a_log_that_was_changed_gives_what_stands_before_and_says_where_it_is_broken() {
+fn a_changed_log_gives_the_records_before_the_change_and_names_it() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("audit.jsonl");
     let mut bytes = WHOLE.clone();
