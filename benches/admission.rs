@@ -1,4 +1,4 @@
-//! What it costs to admit a body: scan it as it arrives, keep its frames, read its fields, edit it.
+//! Measures the admission of a body: scanning it as it arrives, storing its frames, reading its fields, and editing it.
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a bench is not production code")]
 
 use std::hint::black_box;
@@ -8,7 +8,7 @@ use cogni_gateway::llm::protocol::GatewayRoute;
 use cogni_gateway::llm::request::{BodyPolicy, BodyReader, LlmCall, admit_body};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 
-/// What the messages of a request are made of, from easy to hard to read.
+/// Contents for the messages of a request, from easy to hard to scan.
 const CONTENTS: [(&str, &str); 5] = [
     ("plain", "the quick brown fox jumps over the lazy dog, and then again and again. "),
     (
@@ -20,7 +20,7 @@ const CONTENTS: [(&str, &str); 5] = [
     ("chinese_escaped", r"\u4f60\u597d\u4e16\u754c"),
 ];
 
-/// Bytes that a socket reader hands on at once.
+/// The number of bytes that a socket reader passes on at once.
 const FRAME: usize = 64 * 1024;
 
 fn admission(c: &mut Criterion) {
@@ -53,7 +53,7 @@ fn admitted(frames: &[Bytes]) -> LlmCall {
     admit_body(&BodyPolicy::default(), reader.finish_body().unwrap()).unwrap()
 }
 
-/// One long prompt.
+/// A request with one long prompt.
 fn one_message(text: &str, size: usize) -> String {
     let text = text.repeat(size / text.len());
     format!(
@@ -61,7 +61,7 @@ fn one_message(text: &str, size: usize) -> String {
     )
 }
 
-/// An agent's conversation: short messages, tool calls and their results.
+/// A conversation of an agent: short messages, tool calls and their results.
 fn many_messages(size: usize) -> String {
     let turn = r#"{"role":"assistant","content":null,"tool_calls":[{"id":"call_0123456789abcdef","type":"function","function":{"name":"exec","arguments":"{\"command\":\"ls -la /workspace\"}"}}]},{"role":"tool","tool_call_id":"call_0123456789abcdef","content":"total 12\ndrwxr-xr-x 2 root root 4096 Nov 21 23:05 .\n"}"#;
     let turns = vec![turn; size.div_ceil(turn.len())].join(",");

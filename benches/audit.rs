@@ -1,4 +1,4 @@
-//! What the log costs a request: its admission and its settlement, and the text alone.
+//! Measures the audit log's cost per request: admission and settlement, and the text alone.
 #![expect(clippy::unwrap_used, reason = "a bench has nobody to report to")]
 
 use std::fs::File;
@@ -30,7 +30,7 @@ fn call(c: &mut Criterion) {
     }
 }
 
-/// An admission that waits for the disk, alone: no other shares its sync.
+/// Measures a single admission that waits for the disk; no other admission shares its sync.
 fn fsync(c: &mut Criterion) {
     let folder = tempfile::tempdir().unwrap();
     let path = Some(folder.path().join("fsync"));
@@ -47,7 +47,7 @@ fn fsync(c: &mut Criterion) {
     });
 }
 
-/// The parts: chaining the two records, and one `write` of as many bytes.
+/// Measures the parts: chaining the two records, and one `write` of the same size.
 fn parts(c: &mut Criterion) {
     let head = RecordHeader { time: b"2026-11-21T23:10:33.125Z", run: "\"0197a1b2-c3d4\"" };
     let mut chain = HashChain::START;
@@ -79,7 +79,7 @@ fn parts(c: &mut Criterion) {
     });
 }
 
-/// What inline writing avoids: a record handed to a writer thread that answers when it is written.
+/// Measures what inline writing avoids: passing a record to a writer thread and waiting for its reply.
 fn hand_over(c: &mut Criterion) {
     let (records, inbox) = std::sync::mpsc::sync_channel::<(
         Vec<u8>,

@@ -1,8 +1,8 @@
-//! The bridge of a sandbox beside socat and beside none, in one run: what it adds to an event of a stream, and what it
-//! carries.
+//! Compares the bridge of a sandbox with socat and with a direct connection, in one session: the latency that it adds
+//! to an event of a stream, and its throughput.
 //!
-//! `-- --test` only shows that it runs. An event crosses the bridge and one byte comes back before the next is sent, so
-//! that nothing queues; the figure is the way there.
+//! `-- --test` only shows that the benchmark runs. One byte comes back for each event before the next event is sent, so
+//! that nothing queues; the figure is the time of the event's way.
 #![expect(
     clippy::disallowed_methods,
     clippy::print_stdout,
@@ -42,7 +42,7 @@ fn main() {
     }
 }
 
-/// Measures connections that `pair` makes: the agent's end, and the gateway's.
+/// Measures connections that `pair` makes: the agent's end and the gateway's end.
 fn row<C: Read + Write + Send + 'static>(
     name: &str,
     events: usize,
@@ -69,7 +69,7 @@ impl Bridge {
         while TcpStream::connect(("127.7.7.7", port)).is_err() {
             thread::sleep(Duration::from_millis(10));
         }
-        // Ours has asked whether the socket answers; each has passed on the connection just made.
+        // `cogni-init` has checked the socket; each bridge has forwarded the connection that was just made.
         let asked = usize::from(port == 8072);
         for _ in 0..=asked {
             listener.accept().unwrap();
@@ -86,13 +86,14 @@ impl Bridge {
 
 impl Drop for Bridge {
     fn drop(&mut self) {
-        // Both are killed with what they have started: ours by itself, socat's children when their connections end.
+        // Both bridges are killed with everything that they have started: `cogni-init` ends its children, and socat's
+        // children end with their connections.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// Half of the events took less than the first, and 99 in 100 less than the second.
+/// Returns the median and the 99th percentile of the events' latencies.
 fn lag(
     mut client: impl Read + Write + Send + 'static,
     mut gateway: UnixStream,
@@ -120,7 +121,7 @@ fn lag(
     (lags[lags.len() / 2], lags[lags.len() * 99 / 100])
 }
 
-/// MiB a second.
+/// Returns the throughput in MiB per second.
 fn rate(mut from: impl Write + Send + 'static, mut to: impl Read, mebibytes: u32) -> f64 {
     let begun = Instant::now();
     let writer = thread::spawn(move || {
@@ -135,5 +136,5 @@ fn rate(mut from: impl Write + Send + 'static, mut to: impl Read, mebibytes: u32
     f64::from(mebibytes) / begun.elapsed().as_secs_f64()
 }
 
-/// A usual event of a chat stream.
+/// The size of a typical event of a chat stream.
 const EVENT: usize = 240;

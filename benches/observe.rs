@@ -1,6 +1,6 @@
-//! What it costs to be seen: metrics per frame and per call, a line of the access log, a scrape.
+//! Measures the cost of telemetry: metrics per frame and per call, a line of the access log, and a scrape.
 //!
-//! `cargo bench --bench observe`. Allocations are counted first, and named beside the times.
+//! `cargo bench --bench observe`. Allocations are counted first and printed beside the times.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -70,7 +70,7 @@ fn access_log(criterion: &mut Criterion) {
     log.flush_log();
     let counted = allocation_counter::measure(batch);
     let name = format!("{LINES} access-log lines ({} allocations)", counted.count_total);
-    // Flushed between the measurements, or the backlog would fill up and lines be dropped.
+    // The log is flushed between the measurements; otherwise the backlog would fill up and lines would be dropped.
     criterion.bench_function(&name, |bencher| {
         bencher.iter_batched(|| log.flush_log(), |()| batch(), BatchSize::PerIteration);
     });
@@ -109,7 +109,7 @@ fn unlimited() -> Arc<BudgetLedger> {
     Arc::new(BudgetLedger::new(BudgetLimits::default(), PriorUsage::default()))
 }
 
-/// Fewer than fill a batch, so that no measurement wakes the writer.
+/// Fewer lines than a batch, so that no measurement wakes the writer.
 const LINES: usize = 30;
 
 criterion_group!(benches, metrics, access_log);

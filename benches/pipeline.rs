@@ -1,7 +1,7 @@
-//! What one call costs: its head alone, and the whole exchange from socket to socket.
+//! Measures the cost of one call: its head alone, and the whole exchange from socket to socket.
 //!
-//! The exchange runs in one thread with its client and its provider, so what it shows is the sum of
-//! all three; `side_by_side` tells them apart. Audit log, budget, metrics and access log are on.
+//! The gateway runs in one thread with its client and its provider, so the figure is the sum of all three;
+//! `side_by_side` separates them. Audit log, budget, metrics and access log are on.
 
 use std::hint::black_box;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -70,7 +70,7 @@ fn head(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// What the budget adds to a call that is limited in every way.
+/// Measures what the budget adds to a call with every kind of limit.
 fn stages(criterion: &mut Criterion) {
     let prices =
         PriceTable::load_table(&price::PriceConfig::default()).expect("the built-in table");
@@ -133,7 +133,7 @@ fn exchange(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// A provider, a gateway and a client's connection, all on the current runtime.
+/// Starts a provider, a gateway and a client's connection on the current runtime.
 async fn start(directory: &Path) -> SendRequest<Body> {
     let script = format!("chunks={STREAM_CHUNKS}").parse().expect("a valid script");
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));

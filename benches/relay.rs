@@ -1,7 +1,7 @@
-//! The relay of a run's work beside git alone, in one run: commits taken out of a workspace, looked at, made anew, judged
-//! and pushed, against `git fetch` and `git push` of the same.
+//! Compares the relay's handling of a run's work with git alone, in one session: extracting commits from a workspace,
+//! checking, rewriting, reviewing and pushing them, against `git fetch` and `git push` of the same commits.
 //!
-//! `-- --test` only shows that it runs. The memory is the largest that any git has held so far.
+//! `-- --test` only shows that the benchmark runs. The memory is the peak of any git process so far.
 #![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a bench is not production code")]
 
 #[expect(dead_code, reason = "the tests of the relay need more of it")]
@@ -10,7 +10,7 @@ mod place;
 #[expect(dead_code, reason = "the tests of the relay need more of it")]
 #[path = "../tests/support/repository.rs"]
 mod repository;
-/// Where the tests have it.
+/// The tests have this module at the same path.
 mod support {
     pub(crate) use super::repository;
 }
@@ -60,7 +60,7 @@ fn main() {
     }
 }
 
-/// Commits on top of `start`, each with a file of its own.
+/// Imports commits on top of `start`, each with its own file.
 fn import(repository: &Path, branch: &str, start: &str, commits: usize, bytes: usize) {
     let mut child = Command::new("git")
         .arg("--git-dir")
@@ -87,7 +87,7 @@ fn import(repository: &Path, branch: &str, start: &str, commits: usize, bytes: u
     assert!(child.wait().unwrap().success());
 }
 
-/// What does not compress, and is the same each time.
+/// Incompressible bytes that are the same each time.
 fn noise(mut seed: u64, bytes: usize) -> Vec<u8> {
     let step = || {
         seed ^= seed << 13;
@@ -98,7 +98,7 @@ fn noise(mut seed: u64, bytes: usize) -> Vec<u8> {
     std::iter::repeat_with(step).take(bytes).collect()
 }
 
-/// The same work by git alone, with none of the looking: into a mirror, and on to a remote.
+/// Does the same with git alone and without any checks: into a mirror, and on to a remote.
 fn plain(place: &Place, workspace: &Path, branch: &str) -> Duration {
     let git = |words: &[&str]| {
         let done = Command::new("git").current_dir(place.path("")).args(words).status().unwrap();
@@ -128,7 +128,7 @@ fn median(mut times: Vec<Duration>) -> Duration {
     times[times.len() / 2]
 }
 
-/// Bytes.
+/// Returns the peak memory of child processes in bytes.
 fn peak_of_children() -> u64 {
     let usage = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_CHILDREN);
     u64::try_from(usage.unwrap().max_rss()).unwrap() << 10

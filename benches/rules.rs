@@ -1,4 +1,4 @@
-//! What it costs to ask rules about a call.
+//! Measures the evaluation of rules for a call.
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a bench is not production code")]
 
 use std::collections::HashMap;
@@ -9,7 +9,7 @@ use cel::{Context, Program, Value};
 use cogni_gateway::gateway::pipeline::rule::{RuleConfig, RuleContext, RuleSet};
 use criterion::{Criterion, criterion_group, criterion_main};
 
-/// Conditions that do not hold for the call below, so that only asking is measured.
+/// Conditions that do not match the call below, so that only the evaluation is measured.
 const CONDITIONS: [(&str, &str); 4] = [
     ("compare", "usage.total_tokens > 1000000"),
     ("prefix_and_compare", "request.model.startsWith('claude-') && usage.total_tokens > 1000000"),
@@ -46,7 +46,7 @@ fn rules(c: &mut Criterion) {
     group.finish();
 }
 
-/// The same condition for the interpreter of `cel`, with what it asks for of the same call.
+/// The same condition for the interpreter of the `cel` crate, with the values of the same call that it needs.
 fn in_cel(when: &str) -> (Program, Context<'static, 'static>) {
     let one = |name: &str, value: Value| {
         Value::Map(HashMap::from([(Key::from(name.to_owned()), value)]).into())
@@ -57,7 +57,7 @@ fn in_cel(when: &str) -> (Program, Context<'static, 'static>) {
     (Program::compile(when).unwrap(), context)
 }
 
-/// So many rules with the same condition.
+/// A set with this many rules of the same condition.
 fn rules_of(when: &str, count: usize) -> RuleSet {
     let rule = |number| RuleConfig {
         name: format!("r-{number}"),

@@ -1,4 +1,4 @@
-//! What it costs to look at a frame: per protocol, with and without the filter, and per body.
+//! Measures the observation of a frame: per protocol, with and without the usage filter, and per body.
 #![expect(clippy::unwrap_used, reason = "a bench is not production code")]
 
 use std::hint::black_box;
@@ -56,7 +56,7 @@ fn events(c: &mut Criterion) {
         group.bench_function(name, |b| {
             b.iter(|| observer.read_frame(black_box(frame.clone())).unwrap());
         });
-        // The same where the run's output is limited, and the text is counted.
+        // The run's output is limited here, so the text is counted, too.
         let mut observer = ResponseObserver::new(route, ResponseFormat::Sse, usage_chunk)
             .with_allowance(UNREACHED);
         group.bench_function(format!("{name}_limited"), |b| {
@@ -66,7 +66,7 @@ fn events(c: &mut Criterion) {
     group.finish();
 }
 
-/// Reads of 16 KiB, as a fast upstream fills them: events joined, and cut at the edges.
+/// Measures reads of 16 KiB from a fast upstream: events joined, and split at the edges.
 fn reads(c: &mut Criterion) {
     let mut group = c.benchmark_group("read_16k");
     for (name, usage_chunk) in [("chat", UsageChunkMode::Show), ("chat_hide", UsageChunkMode::Hide)]

@@ -1,4 +1,5 @@
-# The example agent of compose.yaml: a shell and curl. Its way to the run's socket is mounted into it, as into any image.
+# The example agent of compose.yaml: a shell and curl. As for any image, `cogni-init` is mounted and connects it to the run's
+# socket.
 FROM debian:bookworm-slim
 RUN apt-get update \
     && apt-get install -y --no-install-recommends ca-certificates curl \

@@ -1,10 +1,11 @@
-//! How optimised builds of the gateway are linked: for a quick start.
+//! Linker options of optimised builds, for a quick start.
 //!
-//! Relocations of the program's own addresses are packed: a hundredth of the bytes. The loader of glibc 2.36 and newer can read them;
-//! Debian 12 and Ubuntu 24.04 have it. A program so linked does not start with an older glibc, so the option is left out where the
-//! build machine's is older. A static program brings its own.
+//! Relocations of the program's own addresses are packed into a hundredth of the bytes. The loader of glibc 2.36 and
+//! newer can read them; Debian 12 and Ubuntu 24.04 have it. Such a program does not start with an older glibc, so the
+//! option is left out if the build machine's glibc is older. A static program has its own loader.
 //!
-//! GNU ld and lld, which rustc brings for x86-64, have the option. Where a linker was chosen, by any flag, it is told nothing.
+//! GNU ld and lld, which rustc includes for x86-64, support the option. If a flag selects another linker, the option is
+//! left out.
 
 use std::env;
 use std::process::Command;
@@ -23,7 +24,7 @@ pub(crate) fn print_arguments(target: &str) {
     }
 }
 
-/// Whether a setting of the user says how to link.
+/// Returns whether a user's setting selects a linker.
 fn is_linker_chosen() -> bool {
     let flags = env::var("CARGO_ENCODED_RUSTFLAGS").unwrap_or_default();
     env::var_os("RUSTC_LINKER").is_some() || flags.contains("link")
@@ -33,7 +34,7 @@ fn is_host(target: &str) -> bool {
     env::var("HOST").is_ok_and(|host| host == target)
 }
 
-/// The version of this machine's glibc, from a line as `glibc 2.36`.
+/// Reads the version of this machine's glibc from a line such as `glibc 2.36`.
 fn glibc() -> Option<(u32, u32)> {
     let said = Command::new("getconf").arg("GNU_LIBC_VERSION").output().ok()?;
     let said = String::from_utf8(said.stdout).ok()?;

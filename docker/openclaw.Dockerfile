@@ -1,14 +1,14 @@
-# OpenClaw as it comes from npm, for runs of `cogni-gateway run`: Debian with a shell and the tools that coding agents reach
-# for, Node, and nothing that listens or phones. Its way to a model is mounted into it, as into any image.
+# OpenClaw from npm, for `cogni-gateway run`: Debian with a shell, the tools that coding agents use, and Node. Nothing in it
+# listens or reports to a server. As for any image, `cogni-init` is mounted and connects it to a model.
 #
 #   docker build -f docker/openclaw.Dockerfile -t cogni-openclaw:dev docker/openclaw
 #
-# Where no base image can be pulled, docker/openclaw/build makes the same image of Debian's, PyPI's and npm's packages: it
-# takes versions, packages and settings from here and from package-lock.json, so they stand nowhere else.
+# On machines that cannot pull a base image, docker/openclaw/build makes the same image from packages of Debian, PyPI and npm. It
+# reads versions, packages and settings from this file and from package-lock.json.
 
 FROM node:24.19.0-bookworm-slim AS openclaw
 COPY package.json package-lock.json /opt/openclaw/
-# Of all the packages' scripts only OpenClaw's own is run; without it, it does not start.
+# Only OpenClaw's own install script runs; without it, OpenClaw does not start. No script of another package runs.
 RUN cd /opt/openclaw && npm ci --ignore-scripts --no-audit --no-fund && npm rebuild openclaw
 
 FROM debian:bookworm-slim
@@ -25,6 +25,6 @@ COPY --from=openclaw /opt/openclaw/node_modules/ /opt/openclaw/node_modules/
 USER 1001:1001
 WORKDIR /workspace
 ENV PATH=/usr/local/bin:/usr/bin:/bin HOME=/workspace
-# Below the workspace, which is all that can be written for longer than a run. What a shell's own files say is not asked.
+# The files are in the workspace, the only place that outlives a run. The shell's own startup files are not read.
 ENV OPENCLAW_CONFIG_PATH=/workspace/.openclaw/openclaw.json OPENCLAW_STATE_DIR=/workspace/.openclaw-state OPENCLAW_LOAD_SHELL_ENV=0
 CMD ["openclaw", "--help"]

@@ -1,4 +1,4 @@
-//! The gateway once more, for `tests/run` to link as a static program: an image from scratch has no libc.
+//! The gateway as a separate program, which `tests/run` links statically, because an image from scratch has no libc.
 
 use std::process::ExitCode;
 

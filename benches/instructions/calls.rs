@@ -1,5 +1,6 @@
-//! What a whole call costs: a gateway with everything on is run in a process of its own, and its client and its provider
-//! are here. What SHA-256 and signatures take is left out: valgrind has no SHA instructions, and shows them tenfold.
+//! Counts the instructions of a whole call: a gateway with all features runs in its own process, and its client and
+//! provider run here. SHA-256 and signatures are left out, because valgrind has no SHA instructions and shows ten times
+//! their cost.
 
 use std::io::{self, Read as _};
 use std::os::unix::net::UnixStream;
@@ -19,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::threads::{ThreadClient, start_provider};
 
-/// A kind of call, and the instructions that one of it takes, or one frame of its stream.
+/// A kind of call, and the instructions of one call or of one frame of its stream.
 pub(crate) struct CallCase {
     pub(crate) name: &'static str,
     pub(crate) figure: u64,
@@ -27,17 +28,17 @@ pub(crate) struct CallCase {
     pub(crate) is_stream: bool,
 }
 
-/// The word before the settings of a gateway that is served in a process of its own.
+/// The argument before the settings of a gateway that is served in its own process.
 pub(crate) const SERVED: &str = "served";
 
 impl CallCase {
-    /// Instructions of a gateway for one call, or one frame.
+    /// Returns the gateway's instructions for one call or one frame.
     pub(crate) fn count(&self) -> Result<u64> {
         let (few, many) = if self.is_stream { (50, 1050) } else { (200, 1000) };
         Ok((self.run(many)? - self.run(few)?) / u64::from(many - few))
     }
 
-    /// Instructions of a gateway that serves so many calls, or one call with so many frames.
+    /// Returns the instructions of a gateway that serves this many calls, or one call with this many frames.
     fn run(&self, times: u32) -> Result<u64> {
         let directory = tempfile::tempdir()?;
         let counted = directory.path().join("callgrind.out");
@@ -98,7 +99,7 @@ pub(crate) fn serve(lane: &str, provider: &str, directory: &Path) -> Result<()> 
     runtime.block_on(GatewayProcess::build_process(config)?.serve_until_cancelled(stop))
 }
 
-/// The instructions in callgrind's file, without those of digests and signatures.
+/// Reads the instructions from callgrind's file, without those of digests and signatures.
 fn read_cost(file: &str) -> Result<u64> {
     let (mut all, mut left_out) = (0, 0);
     let mut functions = std::collections::HashMap::new();
@@ -127,5 +128,5 @@ fn read_cost(file: &str) -> Result<u64> {
     Ok(all - left_out)
 }
 
-/// Clients at the same time, each with a connection of its own.
+/// The number of concurrent clients, each with its own connection.
 const CLIENTS: u32 = 8;

@@ -1,9 +1,9 @@
-//! What reading costs in instructions, by case, and what a whole call does: counted by callgrind, so the same in each run,
-//! and held to figures.
+//! Counts the instructions of reading, by case, and of whole calls. callgrind counts them, so each session gives the
+//! same count, which is compared with a figure.
 //!
-//! `cargo bench --bench instructions` fails where a case takes 5 % more than its figure below. A figure that is no
-//! longer true is changed here, in the commit that changes it. Without valgrind, or in a debug build, each case is
-//! run and nothing is counted.
+//! `cargo bench --bench instructions` fails if a case takes 5 % more than its figure below. A commit that changes a
+//! count also changes the figure here. Without valgrind, or in a debug build, each case runs once and nothing is
+//! counted.
 
 #![expect(
     clippy::disallowed_methods,
@@ -32,7 +32,7 @@ use cogni_gateway::llm::response::{
 
 use calls::{CallCase, SERVED, serve};
 
-/// A case, what it takes for one frame or body, and how it is done so many times.
+/// A case, its instructions per frame or body, and the function that runs it a number of times.
 struct Case {
     name: &'static str,
     figure: u64,
@@ -144,7 +144,7 @@ fn main() -> Result<ExitCode> {
     Ok(if has_grown { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Prints what was taken; says whether it is more than it was.
+/// Prints the count; returns whether it exceeds its figure.
 fn tell(name: &str, taken: u64, figure: u64) -> Result<bool> {
     let is_more = taken * 100 > figure * 105;
     let note = if is_more { "more than its figure" } else { "" };
@@ -152,7 +152,7 @@ fn tell(name: &str, taken: u64, figure: u64) -> Result<bool> {
     Ok(is_more)
 }
 
-/// Instructions of a process that runs the case so many times.
+/// Returns the instructions of a process that runs the case this many times.
 fn count(case: &Case, times: u32) -> Result<u64> {
     let program = env::current_exe()?;
     let output = Command::new("valgrind")
@@ -167,7 +167,7 @@ fn count(case: &Case, times: u32) -> Result<u64> {
     Ok(counted.trim().parse()?)
 }
 
-/// Frames of one event, each with another text, or number.
+/// Reads frames of one event each, with varying texts or numbers.
 fn frames(stream: &Stream, usage_chunk: UsageChunkMode, is_limited: bool, times: u32) {
     let mut observer = ResponseObserver::new(stream.route, ResponseFormat::Sse, usage_chunk);
     if is_limited {
@@ -191,7 +191,7 @@ fn frames(stream: &Stream, usage_chunk: UsageChunkMode, is_limited: bool, times:
     }
 }
 
-/// Whole answers, each to an observer of its own.
+/// Reads whole answers, each with a new observer.
 fn answers(route: GatewayRoute, answer: &str, times: u32) {
     let answer = Bytes::from(answer.replace("TEXT", &TEXT.repeat(14)));
     for _ in 0..times {
@@ -201,7 +201,7 @@ fn answers(route: GatewayRoute, answer: &str, times: u32) {
     }
 }
 
-/// Requests that are read, judged, limited and written.
+/// Reads, checks, limits and writes requests.
 fn requests(size: usize, frame: usize, times: u32) {
     let policy = BodyPolicy::default();
     let prompt = TEXT.repeat(size / TEXT.len());
@@ -252,13 +252,14 @@ const MESSAGES_ANSWER: &str = r#"{"id":"msg_01XFDUDYJgAACzvnptvVoYEL","type":"me
 
 const RESPONSES_ANSWER: &str = r#"{"id":"resp_68f0c0ffee","object":"response","created_at":1763769600,"status":"completed","error":null,"incomplete_details":null,"model":"gpt-5-mini","output":[{"id":"msg_68f0c0ffee","type":"message","status":"completed","role":"assistant","content":[{"type":"output_text","text":"TEXT","annotations":[]}]}],"parallel_tool_calls":true,"tools":[],"usage":{"input_tokens":500,"input_tokens_details":{"cached_tokens":0},"output_tokens":250,"output_tokens_details":{"reasoning_tokens":0},"total_tokens":750},"metadata":{}}"#;
 
-/// 72 bytes with an escape, as a line of an answer has one.
+/// 72 bytes with an escape, as a line of an answer has.
 const TEXT: &str = r"The quick brown fox jumps over the lazy dog, again and again, and on.\n ";
 
 const WORDS: &[&str] = &[" streams", " a", ",", " record", " rides\\n", " in", " the", " response"];
 
-/// The word before a case and a number, in a process whose instructions are counted.
+/// The argument before a case and a number, in a process whose instructions are counted.
 const COUNTED: &str = "counted";
 
-/// Times that a case is run; three times that much in another process tells what starting one costs.
+/// The number of times a case runs. Another process runs it three times as often, so that the cost of starting a
+/// process can be subtracted.
 const TIMES: u32 = 200;

@@ -1,4 +1,4 @@
-//! What a sandbox that waits takes of memory: its first process, and the one that this machine needs beside it.
+//! Measures the memory of a waiting sandbox: its first process, and the process that supports it on this machine.
 
 use std::fs;
 
@@ -25,7 +25,7 @@ pub(super) fn print(subjects: &[Subject]) {
     }
 }
 
-/// The pids of a slot's first process and of its parent, of which this is the name.
+/// Returns the pids of a slot's first process and of its parent, whose name is given.
 fn waiting(parent_is: &str) -> Option<(String, String)> {
     let pids = fs::read_dir("/proc").unwrap().flatten();
     let pids = pids.filter_map(|entry| entry.file_name().into_string().ok());
@@ -40,7 +40,7 @@ fn line(pid: &str) -> String {
     fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default()
 }
 
-/// Resident, and proportional.
+/// Returns resident and proportional memory.
 fn memory(pid: &str) -> (u64, u64) {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
     let field = |name: &str| {

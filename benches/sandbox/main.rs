@@ -1,18 +1,19 @@
-//! Our sandboxes beside others of this machine, in one run: how soon a program says its first word, how soon all is
-//! over, how many there are in a second, and what one that waits takes of memory.
+//! Compares the gateway's sandboxes with others on this machine, in one session: the time until a program's first
+//! output, the time until the end, runs per second, and the memory of a waiting sandbox.
 //!
-//! `cargo bench --bench sandbox -- [--quick | --test] [--rounds COUNT] [--only NAME] [--run-dir DIR]`. What is not on
-//! this machine is said to be `not here`. It needs root.
+//! `cargo bench --bench sandbox -- [--quick | --test] [--rounds COUNT] [--only NAME] [--run-dir DIR]`. A subject that
+//! this machine does not have is reported as `not here`. It needs root.
 //!
-//! How it is kept honest:
-//! - Every subject runs `sh -c 'echo up'`; the first byte is timed where it arrives, which is here.
-//! - In a round each subject has one run, and every round begins with another one; ratios are taken round by round.
-//! - Ours are what a server would have: no process is started for them but their own, and each has its gateway, which
-//!   the others do not have. The others are started as their command lines, which is how they are used.
-//! - Runs have their directories in memory, which is where `/run` is on most machines; on a disk, taking one away takes
+//! How the comparison is kept fair:
+//! - Every subject runs `sh -c 'echo up'`; the arrival of the first byte is timed here.
+//! - Each subject has one run in a round, and every round begins with another subject; ratios are computed round by
+//!   round.
+//! - The gateway's sandboxes are made as in a server: only their own processes are started, and each has its gateway,
+//!   which the others do not have. The others are started by their command lines, which is how they are used.
+//! - Runs have their directories in memory, as `/run` is on most machines; on a disk, the removal of a directory takes
 //!   longer than the run.
-//! - `docker run` has the flags of our own containers, runc our own `config.json` but for the filter of system calls,
-//!   which it knows in another form. bwrap has no limits on memory, processes and processors: it knows none.
+//! - `docker run` has the flags of the gateway's own containers, and runc has its `config.json`, except for the seccomp
+//!   filter, which runc expects in another form. bwrap supports no limits of memory, processes and processors.
 #![expect(
     clippy::cast_precision_loss,
     clippy::disallowed_methods,
@@ -30,14 +31,14 @@ use std::time::{Duration, Instant};
 
 use ours::Ours;
 
-/// What one run took.
+/// The times of one run.
 #[derive(Clone, Copy)]
 struct Took {
     first: Duration,
     whole: Duration,
 }
 
-/// A way to run the program, or why there is none here.
+/// A way to run the program, or the reason why this machine does not have it.
 struct Subject {
     name: &'static str,
     way: Result<Way, String>,
@@ -127,7 +128,7 @@ impl Way {
         }
     }
 
-    /// Runs in a second; none where a run needs something to be there before.
+    /// Returns the runs per second; `None` if a run needs something that must be made before.
     fn rate(&self, parallel: usize, runs: usize) -> Option<f64> {
         let begun = Instant::now();
         match self {
@@ -182,7 +183,7 @@ fn print_rates(subjects: &[Subject], scale: &Scale) {
     }
 }
 
-/// Of a hundred, the value that so many do not exceed.
+/// Returns the value that this many of a hundred do not exceed.
 fn part(mut values: Vec<f64>, hundredths: usize) -> f64 {
     values.sort_by(f64::total_cmp);
     values[(values.len() * hundredths / 100).min(values.len() - 1)]

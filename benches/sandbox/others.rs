@@ -1,4 +1,4 @@
-//! What else this machine may have to run a program in, by their command lines.
+//! Other ways to run a program in a sandbox on this machine, by their command lines.
 
 use std::fs;
 use std::io::Read;
@@ -18,12 +18,12 @@ use serde_json::{Value, json};
 
 use super::Took;
 
-/// A shell and little else, from `docker/from-host`.
+/// An image with a shell and little else, built by `docker/from-host`.
 pub(super) const IMAGE: &str = "cogni-gateway-test:host";
 
 pub(super) const PROGRAM: [&str; 3] = ["sh", "-c", "echo up"];
 
-/// One command line; `{}` stands for a name that no other run has.
+/// A command line; `{}` stands for a name that no other run has.
 pub(super) struct Bundle(Vec<String>);
 
 impl Bundle {
@@ -61,7 +61,7 @@ impl Bundle {
     }
 }
 
-/// With the flags that our own containers have, as `create_body` says them.
+/// `docker run` with the flags of the gateway's own containers, as `create_body` has them.
 pub(super) fn docker_run() -> Result<Bundle, String> {
     installed("docker")?;
     let found = Command::new("docker").args(["image", "inspect", IMAGE]).output().unwrap();
@@ -90,7 +90,7 @@ pub(super) fn docker_run() -> Result<Bundle, String> {
     Ok(Bundle(line))
 }
 
-/// With what our own driver makes of the same spec.
+/// runc with the configuration that the embedded driver makes of the same specification.
 pub(super) fn runc(path: &Path) -> Result<Bundle, String> {
     installed("runc")?;
     let path = path.join("runc");
@@ -125,13 +125,13 @@ pub(super) fn runc(path: &Path) -> Result<Bundle, String> {
         is_rootless: false,
     };
     let mut config = serde_json::to_value(oci::build_oci_spec(&spec, &place)).unwrap();
-    // A network of its own is what ours has too; here the runtime makes it.
+    // The embedded driver gives each sandbox its own network; here the runtime makes one.
     for namespace in config["linux"]["namespaces"].as_array_mut().unwrap() {
         if namespace["type"] == "network" {
             *namespace = json!({ "type": "network" });
         }
     }
-    // Each container has a group of its own, by its name.
+    // Each container has its own control group, by its name.
     config["linux"].as_object_mut().unwrap().remove("cgroupsPath");
     config["process"]["terminal"] = Value::Bool(false);
     fs::write(path.join("config.json"), config.to_string()).unwrap();
@@ -147,7 +147,7 @@ pub(super) fn runc(path: &Path) -> Result<Bundle, String> {
     Ok(Bundle(line.map(str::to_owned).into()))
 }
 
-/// This machine's, as our own driver shows them; links are made anew.
+/// The programs of this machine that the embedded driver mounts; links are made again.
 fn programs(root: &Path) -> Vec<BindMount> {
     let mut programs = vec![];
     for path in ["/usr", "/bin", "/sbin", "/lib", "/lib64"].map(Path::new) {

@@ -1,4 +1,4 @@
-//! Our own sandboxes, made in this process as a server would make them.
+//! The gateway's own sandboxes, made in this process as a server makes them.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use super::Took;
 use super::others::{IMAGE, PROGRAM};
 
-/// A driver, and what it makes sandboxes of.
+/// A driver, and the root of its sandboxes.
 #[derive(Clone)]
 pub(super) struct Kind {
     driver: SandboxDriver,
@@ -167,7 +167,7 @@ impl Warm {
     }
 }
 
-/// When the first byte has come.
+/// The time at which the first byte has arrived.
 struct First(Option<Instant>);
 
 impl AsyncWrite for First {

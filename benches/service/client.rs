@@ -1,4 +1,4 @@
-//! Whoever asks a service: one connection for each request, which is the dearest way to ask.
+//! A client of the service that opens one connection per request, which is the most expensive way.
 
 use std::net::SocketAddr;
 use std::process::Child;
@@ -18,7 +18,7 @@ impl Client {
         Self { address }
     }
 
-    /// The status and the body.
+    /// Returns the status and the body.
     pub(super) async fn send(
         &self,
         method: &str,
@@ -33,7 +33,7 @@ impl Client {
         (status.expect("an answer has a status"), serde_json::from_str(body).unwrap_or_default())
     }
 
-    /// The data of each event, to the last.
+    /// Reads the data of each event until the last.
     pub(super) async fn events(&self, path: &str, mut told: impl FnMut(&Value)) {
         let mut lines = self.open("GET", path, None).await.lines();
         while let Some(line) = lines.next_line().await.unwrap() {
@@ -56,7 +56,7 @@ impl Client {
     }
 }
 
-/// SIGTERM.
+/// Sends SIGTERM.
 pub(super) fn terminate(child: &Child) -> nix::Result<()> {
     kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM)
 }

@@ -1,12 +1,12 @@
-//! A service under load: how many runs it accepts and ends in a second, how late a word of an agent reaches whoever
-//! watches, what a thousand runs that wait cost, and how soon the API answers while two hundred runs live.
+//! Measures a service under load: the runs that it accepts and ends per second, the delay of an agent's text to a
+//! watcher, the cost of a thousand waiting runs, and the API's response time while two hundred runs are open.
 //!
 //! `cargo bench --bench service -- [--quick | --test] [--run-dir DIR]`. It needs root.
 //!
-//! How it is kept honest:
-//! - It is the program itself, with its database on a disk, asked over TCP by a client on the same two processors.
-//! - Runs are in sandboxes of the embedded driver, each with its gateway, its audit log and limits of its own.
-//! - An agent stamps its words with the machine's clock when it prints them; the client looks at the same clock.
+//! How the measurement is kept fair:
+//! - The program itself runs with its database on a disk, and a client on the same two processors connects over TCP.
+//! - Runs are in sandboxes of the embedded driver, each with its own gateway, audit log and limits.
+//! - An agent prints the machine's clock with its text, and the client reads the same clock.
 #![expect(
     clippy::cast_precision_loss,
     clippy::print_stdout,
@@ -55,7 +55,7 @@ fn main() {
     });
 }
 
-/// From the first question to the last answer, and to the end of the last run.
+/// Measures from the first request to the last answer, and to the end of the last run.
 async fn admissions(served: &Served, scale: &Scale) {
     let begun = Instant::now();
     let asked = stream::iter(0..scale.admissions).map(|_| served.run("bench:true"));
@@ -71,7 +71,7 @@ async fn admissions(served: &Served, scale: &Scale) {
     );
 }
 
-/// From an agent's print to a client's read.
+/// Measures from an agent's print to a client's read.
 async fn latency(served: &Served, scale: &Scale) {
     let run = served.run_with("bench:talk", &scale.words.to_string()).await;
     let mut late = vec![];
@@ -86,7 +86,7 @@ async fn latency(served: &Served, scale: &Scale) {
     println!("a word, from the agent's print to the client: {}", percentiles(&mut late));
 }
 
-/// Runs that do nothing.
+/// Measures runs that do nothing.
 async fn idle(served: &Served, scale: &Scale) {
     let before = served.memory();
     let asked = stream::iter(0..scale.idle).map(|_| served.run("bench:wait"));
@@ -104,7 +104,7 @@ async fn idle(served: &Served, scale: &Scale) {
     served.cancel(&runs).await;
 }
 
-/// While others live.
+/// Measures the API while other runs are open.
 async fn api(served: &Served, scale: &Scale) {
     let asked = stream::iter(0..scale.live).map(|_| served.run("bench:wait"));
     let runs: Vec<_> = asked.buffer_unordered(16).collect().await;

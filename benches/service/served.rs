@@ -1,4 +1,4 @@
-//! The program, serving.
+//! The program as a serving process.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -12,14 +12,14 @@ use tempfile::TempDir;
 use super::client::{self, Client};
 use super::conversation;
 
-/// A service, which ends with this.
+/// A service that ends when this value is dropped.
 pub(super) struct Served {
     child: Child,
     client: Client,
     _directories: (TempDir, TempDir),
 }
 
-/// An agent that is over at once, one that says so many words, and one that waits to be ended.
+/// An agent that ends at once, one that prints a number of texts, and one that waits to be ended.
 const AGENTS: &[(&str, &str)] = &[
     ("bench:true", "argv = [\"true\"]"),
     (
@@ -110,7 +110,7 @@ impl Served {
         self.client.send("GET", path, None).await
     }
 
-    /// Hears a run's events to the last.
+    /// Reads a run's events until the last.
     pub(super) async fn watch(&self, run: &str, told: impl FnMut(&Value)) {
         self.client.events(&format!("/api/v1/runs/{run}/events"), told).await;
     }
@@ -119,7 +119,7 @@ impl Served {
         self.watch(run, |_| ()).await;
     }
 
-    /// Returns when its sandbox is being made.
+    /// Returns when the run's sandbox is being made.
     pub(super) async fn begun(&self, run: &str) {
         while self.get(&format!("/api/v1/runs/{run}")).await.1["state"] == "queued" {
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -135,14 +135,14 @@ impl Served {
         }
     }
 
-    /// Bytes that are its own.
+    /// Returns the process's private memory in bytes.
     pub(super) fn memory(&self) -> u64 {
         let text = fs::read_to_string(format!("/proc/{}/smaps_rollup", self.child.id())).unwrap();
         let line = text.lines().find(|line| line.starts_with("Private_Dirty:")).unwrap();
         line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
     }
 
-    /// Of all its threads.
+    /// Returns the processor time of all its threads.
     pub(super) fn processor_time(&self) -> Duration {
         let text = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
         let fields: Vec<_> = text.rsplit_once(") ").unwrap().1.split(' ').collect();

@@ -1,4 +1,4 @@
-//! The one clock that all processes share, and an alarm on it.
+//! The one clock that all processes share, and an alarm based on it.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
@@ -8,12 +8,12 @@ use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{self, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 use nix::time::ClockId;
 
-/// Nanoseconds of `CLOCK_MONOTONIC`: comparable between processes of one machine.
+/// Returns nanoseconds of `CLOCK_MONOTONIC`, which can be compared between processes of one machine.
 pub(crate) fn now() -> u64 {
     nanos(ClockId::CLOCK_MONOTONIC.now().expect("every Linux has this clock"))
 }
 
-/// Nanoseconds of a reading that is never negative.
+/// Converts a reading, which is never negative, to nanoseconds.
 pub(crate) fn nanos(reading: TimeSpec) -> u64 {
     u64::try_from(Duration::from(reading).as_nanos()).expect("less than 584 years")
 }
@@ -30,7 +30,7 @@ impl Alarm {
         Ok(Self { timer: TimerFd::new(timerfd::ClockId::CLOCK_MONOTONIC, flags)?, due: None })
     }
 
-    /// Rings at `due`, or never. Setting it anew also silences a ring.
+    /// Sets the alarm to `due`, or turns it off. Setting it again also clears a pending wake-up.
     pub(crate) fn set(&mut self, due: Option<u64>) -> Result<()> {
         if self.due == due {
             return Ok(());

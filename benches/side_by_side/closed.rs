@@ -1,4 +1,4 @@
-//! Closed-loop load: each client waits for its answer, then asks again.
+//! Closed-loop load: each client waits for its answer before the next request.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -13,20 +13,19 @@ use crate::http::{self, Part, Reader};
 use crate::provider::unless_blocked;
 use crate::script::{self, Call, Transcript};
 
-/// What is asked, by how many, for how long.
+/// The request, the number of clients, and the duration.
 #[derive(Clone, Copy)]
 pub(crate) struct Load {
     pub(crate) call: Call,
-    /// Size of a request's body.
+    /// The size of a request's body.
     pub(crate) bytes: usize,
     pub(crate) clients: usize,
     pub(crate) warm_up: Duration,
     pub(crate) window: Duration,
 }
 
-/// Asks until the time is over. Calls `edge` as the window opens and as it closes, and returns
-/// how long the answers in between took: unary ones until complete, streams until their first
-/// byte of body, in nanoseconds.
+/// Makes requests until the time is over. Calls `edge` when the window opens and when it closes. Returns how long the
+/// answers in between took, in nanoseconds: unary ones until complete, streams until the first byte of their body.
 pub(crate) fn run(
     load: &Load,
     socket: &Path,
@@ -72,7 +71,7 @@ pub(crate) fn run(
             is_open = true;
             edge()?;
         }
-        // On a machine that is busy with other things, the window waits for something to show.
+        // On a machine that is busy with other things, the window stays open until there are enough answers.
         if now >= closes && took.len() >= load.clients {
             edge()?;
             return Ok(took);
@@ -85,14 +84,14 @@ struct Caller {
     call: Call,
     response: Reader,
     progress: Progress,
-    /// How much of the request was written.
+    /// The number of bytes of the request that are written.
     written: usize,
     is_blocked: bool,
     asked_at: u64,
     answered_at: Option<u64>,
 }
 
-/// How much of the expected answer was seen.
+/// How much of the expected answer has arrived.
 enum Progress {
     Answer(usize),
     Stream(Transcript),
@@ -125,7 +124,7 @@ impl Caller {
         self.write(request, epoll, slot)
     }
 
-    /// Writes what the socket takes, and asks to be told when it takes the rest.
+    /// Writes what the socket takes, and registers for the rest.
     fn write(&mut self, request: &[u8], epoll: &Epoll, slot: usize) -> Result<()> {
         while self.written < request.len() {
             match unless_blocked(self.socket.write(&request[self.written..]))? {
@@ -141,7 +140,7 @@ impl Caller {
         Ok(())
     }
 
-    /// Reads once. Returns the duration when the answer is complete.
+    /// Reads once. Returns the duration if the answer is complete.
     fn receive(&mut self, scratch: &mut [u8]) -> Result<Option<u64>> {
         let Some(read) = unless_blocked(self.socket.read(scratch))? else { return Ok(None) };
         ensure!(read > 0, "the subject closed the connection");
@@ -188,7 +187,7 @@ impl Progress {
     }
 }
 
-/// Fails with the whole response where it is not a success.
+/// Fails with the whole response if it is not a success.
 pub(crate) fn expect_ok(head: &[u8], response: &[u8]) -> Result<()> {
     let is_ok = http::status(head)? == 200;
     ensure!(is_ok, "refused:\n{}", String::from_utf8_lossy(response));
@@ -200,5 +199,5 @@ fn interest(slot: usize, blocked: bool) -> EpollEvent {
     EpollEvent::new(flags | EpollFlags::EPOLLIN, slot as u64)
 }
 
-/// Milliseconds: longer than anything measured here takes.
+/// Milliseconds: longer than any measured call takes.
 pub(crate) const PATIENCE: u16 = 10_000;

@@ -1,8 +1,8 @@
-//! One process that serves many runs: what a runner that hosts the gateways of its sandboxes is.
+//! One process that serves many runs, as a runner with the gateways of its sandboxes is.
 //!
-//! Each run has its own socket, ledger, audit log and headers; the upstream's connections, the
-//! metrics and the access log are the process's. Where the machine allows too few open files for an
-//! audit log each, only the runs that will stream have one.
+//! Each run has its own socket, ledger, audit log and headers; the upstream's connections, the metrics and the access
+//! log belong to the process. If the machine allows too few open files for one audit log per run, only the runs that
+//! will stream have one.
 
 use std::fs;
 use std::io::{self, Read as _, Write as _};
@@ -31,18 +31,18 @@ use tokio::sync::Semaphore;
 use crate::meter;
 use crate::subject::{ACCOUNT, KEY, METADATA};
 
-/// The socket of one run.
+/// The path of a run's socket.
 pub(crate) fn socket(dir: &Path, run: usize) -> PathBuf {
     dir.join(format!("{run}/llm.sock"))
 }
 
-/// Which runs have an audit log: every one, or every `stride`th where few files may be open.
+/// Returns which runs have an audit log: every run, or every `stride`th run if few files may be open.
 pub(crate) fn audited(runs: usize, stride: usize) -> Result<usize> {
     Ok(if 2 * runs + SPARE <= meter::allowed_files()? { 1 } else { stride })
 }
 
-/// Serves `runs` sockets in `dir` in front of the provider on `port`, until stdin is closed. One run
-/// in `stride` will stream.
+/// Serves `runs` sockets in `dir` in front of the provider on `port`, until stdin is closed. One run in `stride` will
+/// stream.
 pub(crate) fn serve(dir: &Path, runs: usize, stride: usize, port: u16) -> Result<()> {
     let audited = audited(runs, stride)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -69,7 +69,7 @@ pub(crate) fn serve(dir: &Path, runs: usize, stride: usize, port: u16) -> Result
     })
 }
 
-/// What the runs of the process share.
+/// The parts of the process that all runs share.
 struct Host {
     dir: PathBuf,
     config: GatewayConfig,
@@ -111,7 +111,7 @@ impl Host {
         let GatewayConfig { identity, upstream, budget, audit, .. } = &self.config;
         let socket = socket(&self.dir, number);
         fs::create_dir(socket.parent().context("a socket lies in a directory")?)?;
-        // Not the library's listener: it keeps a second descriptor.
+        // The library's own listener is not used, because it holds a second descriptor.
         let listener = UnixListener::bind(&socket)?;
         listener.set_nonblocking(true)?;
         let mut identity = identity.clone();
@@ -169,7 +169,7 @@ impl Host {
     }
 }
 
-/// Files of a thousand streams, each with a client and an upstream, and of the process itself.
+/// The files of a thousand streams, each with a client and an upstream, and of the process itself.
 const SPARE: usize = 3000;
-/// As `cogni-gateway proxy` does it.
+/// The same interval as in `cogni-gateway proxy`.
 const FLUSH_INTERVAL: Duration = Duration::from_millis(100);

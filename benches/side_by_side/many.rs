@@ -1,4 +1,4 @@
-//! Many runs in one process: what an idle run costs, and how a thousand stream side by side.
+//! Measures many runs in one process: the cost of an idle run, and a thousand concurrent streams.
 
 use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use crate::stream::{self, Course};
 use crate::subject::{Provider, Subject, pause};
 use crate::table::{Table, Value};
 
-/// How many of each.
+/// The numbers of runs and streams.
 #[derive(Clone, Copy)]
 struct Scale {
     runs: usize,
@@ -53,7 +53,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Nothing happens on any socket.
+/// Measures the process while nothing happens on any socket.
 fn idle(scale: Scale, provider: &Provider) -> Result<Vec<Value>> {
     let alone = Host::start(1, 1, provider)?.tree.memory()?;
     let host = Host::start(scale.runs, scale.stride(), provider)?;
@@ -71,7 +71,7 @@ fn idle(scale: Scale, provider: &Provider) -> Result<Vec<Value>> {
     ])
 }
 
-/// One stream on each of some sockets, at the pace of a slow model.
+/// Measures one stream on each of some sockets, at the pace of a slow model.
 fn streaming(scale: Scale, provider: &Provider) -> Result<Vec<Value>> {
     let host = Host::start(scale.runs, scale.stride(), provider)?;
     let idle = host.tree.memory()?;
@@ -109,7 +109,7 @@ fn streaming(scale: Scale, provider: &Provider) -> Result<Vec<Value>> {
 struct Host {
     child: Child,
     tree: Tree,
-    /// From the start of the process until the last socket was bound, in nanoseconds.
+    /// The time from the start of the process until the last socket was bound, in nanoseconds.
     start: u64,
     dir: TempDir,
 }
@@ -135,11 +135,11 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // The end of its stdin ends it.
+        // Closing its stdin ends the process.
         drop(self.child.stdin.take());
         let _ended = self.child.wait();
     }
 }
 
-/// How long an idle process is watched.
+/// How long an idle process is observed.
 const LOOK: Duration = Duration::from_secs(2);

@@ -12,18 +12,18 @@ use crate::subject::{Provider, Running, Setup, Subject};
 use crate::syscalls;
 use crate::table::Value;
 
-/// How long and how often.
+/// The duration and the repetitions.
 #[derive(Clone, Copy)]
 pub(crate) struct Scale {
     pub(crate) rounds: usize,
     pub(crate) starts: usize,
     pub(crate) warm_up: Duration,
     pub(crate) window: Duration,
-    /// Concurrent streams of the paced measurements, and the time between their chunks.
+    /// The concurrent streams of the paced measurements, and the time between their chunks.
     pub(crate) paces: &'static [(usize, Duration)],
-    /// Streams that are open while memory is read.
+    /// The number of streams that are open while memory is read.
     pub(crate) open: usize,
-    /// Chunks of each unpaced stream.
+    /// The number of chunks of each unpaced stream.
     pub(crate) burst: u32,
 }
 
@@ -33,7 +33,7 @@ impl Scale {
         starts: 20,
         warm_up: Duration::from_millis(200),
         window: Duration::from_millis(1200),
-        // The last is more than one processor can carry through nginx: it shows the queue.
+        // The last pace is more than one processor can carry through nginx: it shows the queue.
         paces: &[
             (1, Duration::from_millis(20)),
             (100, Duration::from_millis(20)),
@@ -43,7 +43,7 @@ impl Scale {
         open: 1000,
         burst: 40_000,
     };
-    /// Everything, but only just.
+    /// Measures everything briefly.
     pub(crate) const QUICK: Self = Self {
         rounds: 1,
         starts: 2,
@@ -55,7 +55,7 @@ impl Scale {
     };
 }
 
-/// A short request, 1 client: what the detour adds to the time of an answer.
+/// Measures a short request with 1 client: what the proxy adds to the time of an answer.
 pub(crate) fn unary_alone(scale: Scale, running: &Running) -> Result<Vec<Value>> {
     let name = "unary 2 KB, 1 client";
     let seen = unary(load(scale, 1, 2048), running)?;
@@ -64,7 +64,7 @@ pub(crate) fn unary_alone(scale: Scale, running: &Running) -> Result<Vec<Value>>
     Ok(values)
 }
 
-/// A short request, 16 clients: what an answer costs.
+/// Measures a short request with 16 clients: the cost of an answer.
 pub(crate) fn unary_crowd(scale: Scale, running: &Running) -> Result<Vec<Value>> {
     let name = "unary 2 KB, 16 clients";
     let seen = unary(load(scale, 16, 2048), running)?;
@@ -73,7 +73,7 @@ pub(crate) fn unary_crowd(scale: Scale, running: &Running) -> Result<Vec<Value>>
     Ok(values)
 }
 
-/// A long prompt, 4 clients.
+/// Measures a long prompt with 4 clients.
 pub(crate) fn long_prompt(scale: Scale, running: &Running) -> Result<Vec<Value>> {
     let name = "unary 1 MB prompt, 4 clients";
     let seen = unary(load(scale, 4, 1 << 20), running)?;
@@ -82,7 +82,7 @@ pub(crate) fn long_prompt(scale: Scale, running: &Running) -> Result<Vec<Value>>
     Ok(values)
 }
 
-/// Short streams one after the other, on one connection.
+/// Measures short streams one after the other, on one connection.
 pub(crate) fn first_byte(scale: Scale, running: &Running) -> Result<Vec<Value>> {
     let call = Call::Stream { chunks: 1, interval: Duration::from_micros(1) };
     let seen = unary(Load { call, ..load(scale, 1, 2048) }, running)?;
@@ -91,7 +91,7 @@ pub(crate) fn first_byte(scale: Scale, running: &Running) -> Result<Vec<Value>> 
     Ok(value.into_iter().collect())
 }
 
-/// Streams as a model would feed them.
+/// Measures streams at the pace of a model.
 pub(crate) fn paced(
     scale: Scale,
     (streams, interval): (usize, Duration),
@@ -103,7 +103,7 @@ pub(crate) fn paced(
     let Some(seen) = flow(course, running)? else { return Ok(vec![]) };
     let mut values = percentiles(&format!("{name}: chunk lag"), &seen.lags);
     values.extend(seen.cpu_per_chunk(&name));
-    // Too few chunks per second say that the pace was not kept; lag then measures the queue.
+    // Too few chunks per second mean that the pace was not kept; the lag then measures the queue.
     let asked = streams as f64 / interval.as_secs_f64();
     let kept = 100.0 * seen.chunks_per_second() / asked;
     values.push(Value::higher(format!("{name}: pace kept %"), kept));
@@ -114,7 +114,7 @@ pub(crate) fn paced(
     Ok(values)
 }
 
-/// Eight streams as fast as they go.
+/// Measures eight streams at full speed.
 pub(crate) fn unpaced(scale: Scale, running: &Running) -> Result<Vec<Value>> {
     let name = "8 streams as fast as possible";
     let interval = Duration::ZERO;
@@ -125,7 +125,7 @@ pub(crate) fn unpaced(scale: Scale, running: &Running) -> Result<Vec<Value>> {
     Ok(values)
 }
 
-/// Resident memory of a process that has served a little, and what each open stream adds.
+/// Measures the resident memory of a process that has served a few calls, and what each open stream adds.
 pub(crate) fn memory(scale: Scale, running: &Running) -> Result<Vec<Value>> {
     if running.tree().pids().is_empty() {
         return Ok(vec![]);
@@ -150,7 +150,7 @@ pub(crate) fn memory(scale: Scale, running: &Running) -> Result<Vec<Value>> {
     ])
 }
 
-/// From the start of the process until `/health` answers.
+/// Measures from the start of the process until `/health` answers.
 pub(crate) fn start(subject: Subject, provider: &Provider, setup: Setup) -> Result<Vec<Value>> {
     let running = Running::start(subject, provider, setup)?;
     if running.tree().pids().is_empty() {
@@ -159,7 +159,7 @@ pub(crate) fn start(subject: Subject, provider: &Provider, setup: Setup) -> Resu
     Ok(vec![Value::lower("start to first /health, ms", running.start as f64 / 1e6)])
 }
 
-/// System calls per short request, per long one and per paced chunk.
+/// Measures the system calls per short request, per long request and per paced chunk.
 pub(crate) fn system_calls(scale: Scale, running: &Running) -> Result<Vec<Value>> {
     let tree = running.tree();
     if tree.pids().is_empty() {
@@ -170,7 +170,7 @@ pub(crate) fn system_calls(scale: Scale, running: &Running) -> Result<Vec<Value>
         let load = Load { warm_up: Duration::ZERO, ..load(scale, 1, bytes) };
         let work = || closed::run(&load, &running.socket, || Ok(()));
         let (calls, answers) = syscalls::during(tree, work)?;
-        // The first answer falls before the window.
+        // The first answer arrives before the window.
         let per_answer = calls as f64 / (answers.len() + 1) as f64;
         values.push(Value::lower(format!("system calls: {name}"), per_answer));
     }
@@ -186,7 +186,7 @@ pub(crate) fn system_calls(scale: Scale, running: &Running) -> Result<Vec<Value>
     Ok(values)
 }
 
-/// What one window showed.
+/// The results of one window.
 struct Seen {
     /// Nanoseconds per answer or, for streams, until the first byte.
     took: Vec<u64>,
@@ -195,7 +195,7 @@ struct Seen {
     cpu: Option<u64>,
 }
 
-/// The same for streams.
+/// The results of one window of streams.
 struct Flowed {
     first_bytes: Vec<u64>,
     lags: Vec<u64>,
@@ -233,7 +233,7 @@ fn unary(load: Load, running: &Running) -> Result<Seen> {
     Ok(Seen { took, window, cpu })
 }
 
-/// Nothing where the machine was so busy that the streams did not all flow at once.
+/// Returns `None` if the machine was so busy that the streams did not all flow at the same time.
 fn flow(course: Course, running: &Running) -> Result<Option<Flowed>> {
     let mut edges = Edges::default();
     let sockets = std::slice::from_ref(&running.socket);
@@ -243,7 +243,7 @@ fn flow(course: Course, running: &Running) -> Result<Option<Flowed>> {
     Ok((!lags.is_empty()).then_some(Flowed { first_bytes, lags, window, cpu }))
 }
 
-/// Readings as the window opened and closed.
+/// The readings when the window opened and when it closed.
 #[derive(Default)]
 struct Edges(Vec<(u64, u64)>);
 
@@ -253,7 +253,7 @@ impl Edges {
         Ok(())
     }
 
-    /// Length of the window, and the subject's processor time where there is a subject.
+    /// Returns the length of the window, and the subject's processor time if there is a subject.
     fn between(&self) -> (u64, Option<u64>) {
         match self.0[..] {
             [(opened, before), (closed, after)] => {
@@ -269,7 +269,7 @@ fn load(scale: Scale, clients: usize, bytes: usize) -> Load {
     Load { call: Call::Unary, bytes, clients, warm_up, window }
 }
 
-/// Enough chunks for all streams to flow for twice the window once the last one has begun.
+/// Returns a course with enough chunks for all streams to flow for twice the window after the last one has begun.
 fn paced_course(scale: Scale, streams: usize, interval: Duration) -> Course {
     let ramp = STAGGER * u32::try_from(streams).unwrap_or(u32::MAX);
     let whole = ramp + scale.window * 2;
@@ -278,7 +278,7 @@ fn paced_course(scale: Scale, streams: usize, interval: Duration) -> Course {
     Course { streams, stagger: STAGGER, chunks, interval }
 }
 
-/// The usual three, in microseconds, as far as there are samples enough to speak of them.
+/// The usual three percentiles in microseconds, as far as there are enough samples.
 pub(crate) fn percentiles(name: &str, nanos: &[u64]) -> Vec<Value> {
     let mut nanos = nanos.to_vec();
     let named = [("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)];
@@ -288,11 +288,11 @@ pub(crate) fn percentiles(name: &str, nanos: &[u64]) -> Vec<Value> {
     values.collect()
 }
 
-/// The quantile in microseconds, if at least one sample lies beyond it.
+/// Returns the quantile in microseconds if at least one sample lies beyond it.
 fn percentile(nanos: &mut [u64], q: f64) -> Option<f64> {
     let at = (nanos.len() as f64 * q) as usize;
     (at + 1 < nanos.len()).then(|| *nanos.select_nth_unstable(at).1 as f64 / 1e3)
 }
 
-/// Not a divisor of the interval, so that the streams' chunks spread over all of it.
+/// Not a divisor of the interval, so that the streams' chunks spread over the whole interval.
 const STAGGER: Duration = Duration::from_micros(1020);

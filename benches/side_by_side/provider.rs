@@ -33,22 +33,22 @@ struct Provider {
     unix: UnixListener,
     peers: Vec<Option<Peer>>,
     accepted: u64,
-    /// Paced streams by the time of their next chunk.
+    /// Paced streams, ordered by the time of their next chunk.
     due: BinaryHeap<Reverse<(u64, Seat)>>,
-    /// Unpaced streams whose sockets take more.
+    /// Unpaced streams whose sockets take more data.
     eager: VecDeque<Seat>,
     event: Event,
     scratch: Vec<u8>,
 }
 
-/// A slot and the peer it was given to: the slot may have been given away since.
+/// A slot and the peer that it was given to; the slot may belong to another peer by now.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Seat {
     slot: usize,
     peer: u64,
 }
 
-/// One connection. Reading and writing a socket is the same for both families.
+/// A connection. Reading and writing are the same for both socket families.
 struct Peer {
     id: u64,
     socket: File,
@@ -59,7 +59,7 @@ struct Peer {
     flow: Option<Flow>,
 }
 
-/// A stream under way.
+/// An open stream.
 #[derive(Clone, Copy)]
 struct Flow {
     sent: u32,
@@ -92,7 +92,7 @@ impl Provider {
         })
     }
 
-    /// Waits once and does what there is to do. False when stdin was closed.
+    /// Waits once and handles the events. Returns false if stdin was closed.
     fn turn(&mut self) -> Result<bool> {
         let mut events = [EpollEvent::empty(); 256];
         let patience = if self.eager.is_empty() { EpollTimeout::NONE } else { EpollTimeout::ZERO };
@@ -152,7 +152,7 @@ impl Provider {
         Ok(())
     }
 
-    /// Reads and writes what one peer's socket allows. A peer that breaks off is forgotten.
+    /// Reads and writes as much as one peer's socket allows. A peer that breaks off is removed.
     fn attend(&mut self, slot: usize, ready: EpollFlags) {
         let mut result = Ok(());
         if ready.contains(EpollFlags::EPOLLOUT) {
@@ -191,7 +191,7 @@ impl Provider {
         }
     }
 
-    /// Sends the head with the first chunk, as a provider does that has waited for its model.
+    /// Sends the head with the first chunk, as a provider does after it has waited for its model.
     fn begin(&mut self, slot: usize) -> Result<()> {
         let mut bytes = script::stream_head();
         let now = clock::now();
@@ -229,19 +229,19 @@ impl Provider {
         flow.is_some_and(|flow| flow.interval == 0)
     }
 
-    /// One chunk for each unpaced stream whose socket is not full.
+    /// Sends one chunk for each unpaced stream whose socket is not full.
     fn send_eager(&mut self) {
         for _ in 0..self.eager.len() {
             let Some(seat) = self.eager.pop_front() else { return };
             let more = self.send_chunk(seat).is_some();
-            // A full socket says when it takes more, and `flush` puts it back in the queue.
+            // A full socket reports when it takes more, and `flush` puts it back into the queue.
             if more && self.peers[seat.slot].as_ref().is_some_and(|peer| peer.unsent.is_empty()) {
                 self.eager.push_back(seat);
             }
         }
     }
 
-    /// Sends the next chunk, or all that follows the last one. Returns a stream that has more.
+    /// Sends the next chunk, or everything after the last chunk. Returns the stream if it has more.
     fn send_chunk(&mut self, seat: Seat) -> Option<Flow> {
         let peer = self.peers.get_mut(seat.slot)?.as_mut().filter(|peer| peer.id == seat.peer)?;
         let flow = peer.flow.as_mut()?;
@@ -284,7 +284,7 @@ impl Provider {
         Ok(())
     }
 
-    /// Asks to be told when a full socket takes more.
+    /// Registers for the event that a full socket takes more.
     fn listen(&self, slot: usize) -> Result<()> {
         let Some(peer) = &self.peers[slot] else { return Ok(()) };
         if !peer.unsent.is_empty() {
@@ -296,7 +296,7 @@ impl Provider {
 }
 
 impl Peer {
-    /// Takes a piece of the request. True when it is complete.
+    /// Takes a piece of the request. Returns true when the request is complete.
     fn take(&mut self, bytes: &[u8]) -> Result<bool> {
         let Self { head, body, request, .. } = self;
         let used = request.feed(bytes, |part| {
@@ -327,7 +327,7 @@ impl Peer {
     }
 }
 
-/// The result, or nothing where the socket would have made us wait.
+/// Returns the result, or `None` if the socket would block.
 pub(crate) fn unless_blocked<T>(result: io::Result<T>) -> Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
@@ -340,9 +340,9 @@ const TCP: u64 = u64::MAX;
 const UNIX: u64 = u64::MAX - 1;
 const ALARM: u64 = u64::MAX - 2;
 const STDIN: u64 = u64::MAX - 3;
-/// One read's worth; a 1 MB prompt then stays within the processor's cache.
+/// The size of one read; a 1 MB prompt then stays within the processor's cache.
 const SCRATCH: usize = 64 * 1024;
-/// Nanoseconds that unpaced streams wait after their first chunk, so that all of them are there.
+/// Nanoseconds that unpaced streams wait after their first chunk, so that all of them have begun.
 const GATHERING: u64 = 30_000_000;
-/// How much of a body is looked at for the model's name.
+/// How many bytes of a body are searched for the model's name.
 const KEPT: usize = 64 * 1024;

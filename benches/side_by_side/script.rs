@@ -1,26 +1,26 @@
-//! What both ends agreed on beforehand: requests, answers, events, and how to tell them apart.
+//! The protocol between both ends: requests, answers, events, and how they are recognised.
 //!
-//! The model's name in the body chooses the answer, because it is the one thing that every
-//! proxy hands on untouched. Every event has the same length and says when it was sent.
+//! The model's name in the body selects the answer, because every proxy passes it on unchanged. Every event has the
+//! same length and contains the time when it was sent.
 
 use std::fmt::Write as _;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 
-/// What is asked of the provider.
+/// A request to the provider.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Call {
     /// One short answer.
     Unary,
-    /// The head of the request as the provider saw it.
+    /// The head of the request as the provider received it.
     Echo,
-    /// A stream of this many chunks, this far apart (zero: as fast as possible).
+    /// A stream of this many chunks with this interval (zero: at full speed).
     Stream { chunks: u32, interval: Duration },
 }
 
 impl Call {
-    /// The name that makes the provider do this.
+    /// The model name that selects this answer.
     fn model(self) -> String {
         match self {
             Self::Unary => "bench-unary".to_owned(),
@@ -31,7 +31,7 @@ impl Call {
         }
     }
 
-    /// Reads the name from a body. A body cut short by its reader is a long prompt: unary.
+    /// Reads the name from a body. A body that its reader has truncated is a long prompt: unary.
     pub(crate) fn of(body: &[u8]) -> Self {
         Self::parse(body).unwrap_or(Self::Unary)
     }
@@ -48,8 +48,8 @@ impl Call {
     }
 }
 
-/// A whole request whose body has about `size` bytes, as an SDK in a sandbox would send it,
-/// with three headers that a gateway must overwrite.
+/// A whole request whose body has about `size` bytes, as an SDK in a sandbox sends it, with three headers that a
+/// gateway must overwrite.
 pub(crate) fn request(call: Call, size: usize) -> Vec<u8> {
     let streaming = matches!(call, Call::Stream { .. });
     let mut body = format!(r#"{{"model":"{}","stream":{streaming},"#, call.model());
@@ -105,7 +105,7 @@ impl Event {
         Self { frame, at }
     }
 
-    /// The frame of the event number `index`, sent at `now` (nanoseconds).
+    /// Returns the frame of event number `index`, sent at `now` (nanoseconds).
     pub(crate) fn stamp(&mut self, index: u32, now: u64) -> &[u8] {
         digits(&mut self.frame[self.at..self.at + INDEX], u64::from(index));
         digits(&mut self.frame[self.at + INDEX + 1..self.at + STAMP], now);
@@ -114,7 +114,7 @@ impl Event {
     }
 }
 
-/// What follows the last content event: finish reason, usage, `[DONE]`, end of the message.
+/// Returns everything after the last content event: finish reason, usage, `[DONE]`, end of the message.
 pub(crate) fn stream_end(chunks: u32) -> Vec<u8> {
     let mut end = vec![];
     for event in closing(chunks) {
@@ -137,17 +137,17 @@ impl Transcript {
         Self { partial: vec![], seen: 0, chunks, closing: closing(chunks).concat().into_bytes() }
     }
 
-    /// Content events seen so far.
+    /// The number of content events so far.
     pub(crate) fn seen(&self) -> u32 {
         self.seen
     }
 
-    /// Whether every chunk, the usage chunk and `[DONE]` came, and nothing else.
+    /// Returns whether every chunk, the usage chunk and `[DONE]` have arrived, and nothing else.
     pub(crate) fn is_whole(&self) -> bool {
         self.seen == self.chunks && self.partial == self.closing
     }
 
-    /// Calls `sink` with the sending time of each content event that is complete.
+    /// Calls `sink` with the sending time of each complete content event.
     pub(crate) fn read(&mut self, mut bytes: &[u8], mut sink: impl FnMut(u64)) -> Result<()> {
         while self.seen < self.chunks && self.partial.len() + bytes.len() >= EVENT {
             if self.partial.is_empty() {
@@ -206,13 +206,13 @@ fn number(field: &[u8]) -> Option<u64> {
     field.iter().try_fold(0, |sum: u64, byte| Some(sum * 10 + digit(byte)?))
 }
 
-/// Width of the event's number.
+/// The width of the event's number.
 const INDEX: usize = 8;
 /// Number, space, nanoseconds.
 const STAMP: usize = INDEX + 1 + 19;
 const EVENT: usize = BEFORE.len() + STAMP + AFTER.len();
 
-/// Source code, as prompts of coding agents are: escapes in every line.
+/// Source code, as prompts of coding agents contain: escapes in every line.
 const LINE: &str = r#"    let value = map.get(\"key\").unwrap_or(&default); // line of a file\n"#;
 
 const BEFORE: &str = concat!(
@@ -237,7 +237,7 @@ pub(crate) const ANSWER: &str = concat!(
     "\"completion_tokens\":64,\"total_tokens\":576,\"prompt_tokens_details\":{\"cached_tokens\":0}}}"
 );
 
-/// Headers of the OpenAI Python SDK, and those a dishonest agent would add.
+/// The headers of the OpenAI Python SDK, and those that a dishonest agent would add.
 const REQUEST_HEAD: &str = concat!(
     "POST /v1/chat/completions HTTP/1.1\r\n",
     "Host: localhost:8080\r\n",
@@ -259,7 +259,7 @@ const REQUEST_HEAD: &str = concat!(
     "x-litellm-spend-logs-metadata: {\"run_id\":\"spoofed\"}\r\n",
 );
 
-/// Headers LiteLLM sends with every answer (the longer ones among some thirty).
+/// The headers that LiteLLM sends with every answer (the longer ones among some thirty).
 const RESPONSE_HEAD: &str = concat!(
     "HTTP/1.1 200 OK\r\n",
     "date: Tue, 10 Nov 2026 09:00:00 GMT\r\n",

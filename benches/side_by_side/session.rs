@@ -1,4 +1,4 @@
-//! One run of the benchmark: which measurements, in which order, and what disturbed them.
+//! One session of the benchmark: which measurements, in which order, and what disturbed them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +16,7 @@ use crate::subject::{Provider, Running, Setup, Subject};
 use crate::syscalls;
 use crate::table::{Table, Value, median};
 
-/// Measures what the arguments ask for and prints the table.
+/// Makes the requested measurements and prints the table.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let mut session = Session::new(arguments)?;
     session.measure()?;
@@ -41,7 +41,7 @@ struct Session {
     disturbances: Vec<Disturbance>,
 }
 
-/// How far the figures may be trusted.
+/// The conditions that tell how far the figures can be trusted.
 #[derive(Serialize)]
 struct Conditions {
     versions: BTreeMap<&'static str, String>,
@@ -52,7 +52,7 @@ struct Conditions {
     stolen_by_hypervisor: [f64; 2],
 }
 
-/// Shares of our processors' time that we did not have during one measurement.
+/// The shares of the processors' time that the session did not have during one measurement.
 struct Disturbance {
     others: f64,
     stolen: f64,
@@ -123,7 +123,7 @@ impl Session {
         Ok(())
     }
 
-    /// With a fresh process each time: memory that was once used is not given back.
+    /// Uses a new process each time, because used memory is not returned to the system.
     fn memory(&mut self) -> Result<()> {
         if !self.is_asked_for("memory")? {
             return Ok(());
@@ -225,7 +225,7 @@ fn in_turn(
     if round.is_multiple_of(2) { Box::new(running.iter()) } else { Box::new(running.iter().rev()) }
 }
 
-/// Clocks of the machine, and of all that takes part.
+/// The clocks of the machine and of all processes of the session.
 struct Reading {
     at: u64,
     ticks: Ticks,

@@ -1,4 +1,4 @@
-//! Streams side by side, each asked for once and read to its end.
+//! Concurrent streams, each requested once and read to its end.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -14,30 +14,30 @@ use crate::http::{Part, Reader};
 use crate::provider::unless_blocked;
 use crate::script::{self, Call, Transcript};
 
-/// How many streams, how they begin, and what flows in them.
+/// The number of streams, their begin, and their content.
 #[derive(Clone, Copy)]
 pub(crate) struct Course {
     pub(crate) streams: usize,
-    /// Time between the beginnings of two streams: spreads their chunks over the interval.
+    /// The time between the beginnings of two streams, which spreads their chunks over the interval.
     pub(crate) stagger: Duration,
     pub(crate) chunks: u32,
     pub(crate) interval: Duration,
 }
 
-/// What was seen. The window lasts from the first chunk of the last stream to begin until the
-/// first stream has no more chunks: all streams flow in it. Where one ended before, it stays empty.
+/// The results. The window lasts from the first chunk of the stream that begins last until the first stream has no more
+/// chunks, so all streams flow in it. If a stream ended earlier, the window is empty.
 #[derive(Default)]
 pub(crate) struct Seen {
-    /// From request to first byte of body, per stream, in nanoseconds.
+    /// The time from the request to the first byte of the body, per stream, in nanoseconds.
     pub(crate) first_bytes: Vec<u64>,
-    /// From the provider's stamp until read here, per chunk in the window, in nanoseconds.
+    /// The time from the provider's stamp to the read here, per chunk in the window, in nanoseconds.
     pub(crate) lags: Vec<u64>,
-    /// Length of the window in nanoseconds.
+    /// The length of the window in nanoseconds.
     pub(crate) window: u64,
 }
 
-/// Runs the course over these sockets in turn. Calls `edge` as the window opens and as it closes.
-/// Fails unless every chunk, the usage chunk and `[DONE]` of every stream came.
+/// Runs the course over these sockets in turn. Calls `edge` when the window opens and when it closes. Fails unless
+/// every chunk, the usage chunk and `[DONE]` of every stream have arrived.
 pub(crate) fn run(
     course: Course,
     sockets: &[PathBuf],
@@ -69,7 +69,7 @@ struct Field {
     began_at: u64,
     asked: usize,
     begun: usize,
-    /// Streams that have not ended.
+    /// The streams that have not ended.
     open: usize,
     is_ending: bool,
     window: Window,
@@ -78,7 +78,7 @@ struct Field {
 
 enum Window {
     Before,
-    /// Since when.
+    /// The time when the window opened.
     Open(u64),
     After,
 }
@@ -110,7 +110,7 @@ impl Field {
         }
         let mut alarm = Alarm::new()?;
         epoll.add(&alarm, EpollEvent::new(EpollFlags::EPOLLIN, ALARM))?;
-        // Time for the subject to accept all that connected.
+        // This gives the subject time to accept all connections.
         let began_at = clock::now() + u64::try_from(SETTLE.as_nanos())?;
         alarm.set(Some(began_at))?;
         let call = Call::Stream { chunks: course.chunks, interval: course.interval };
@@ -130,7 +130,7 @@ impl Field {
         })
     }
 
-    /// Asks for the streams whose time has come.
+    /// Makes the requests whose time has come.
     fn ask(&mut self) -> Result<()> {
         while self.asked < self.streams.len() {
             let stagger = u64::try_from(self.course.stagger.as_nanos())?;
@@ -203,5 +203,5 @@ impl Field {
 
 const ALARM: u64 = u64::MAX;
 const SETTLE: Duration = Duration::from_millis(50);
-/// Bytes of each request's body.
+/// The size of each request's body.
 const BODY: usize = 2048;

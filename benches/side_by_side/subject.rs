@@ -1,4 +1,4 @@
-//! What is measured: our gateway, two nginx, and nothing at all, each as a process of its own.
+//! The measured subjects: the gateway, two builds of nginx, and a direct connection, each in its own process.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -21,7 +21,7 @@ use crate::script::{self, Call};
 /// The columns of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Subject {
-    /// The client talks to the provider: what all of them add to.
+    /// The client talks to the provider directly: the base of all comparisons.
     Direct,
     /// nginx as Debian builds it.
     Nginx,
@@ -45,7 +45,7 @@ impl Subject {
         matches!(self, Self::Nginx | Self::NginxWheel)
     }
 
-    /// What the program says it is.
+    /// Returns the version that the program prints.
     pub(crate) fn version(self) -> Result<String> {
         let Some(binary) = self.binary()? else { return Ok(String::new()) };
         let flag = if self.is_nginx() { "-v" } else { "--version" };
@@ -54,7 +54,7 @@ impl Subject {
         Ok(said.trim().trim_start_matches("nginx version: ").to_owned())
     }
 
-    /// The program that is measured; nothing for [`Subject::Direct`].
+    /// Returns the measured program; `None` for [`Subject::Direct`].
     pub(crate) fn binary(self) -> Result<Option<PathBuf>> {
         match self {
             Self::Direct => Ok(None),
@@ -72,21 +72,21 @@ impl Subject {
     }
 }
 
-/// What a proxy is told about its run.
+/// The identity of a run for a proxy.
 pub(crate) struct Identity<'a> {
     pub(crate) dir: &'a Path,
     pub(crate) socket: &'a Path,
-    /// Where the provider listens on loopback.
+    /// The provider's port on loopback.
     pub(crate) port: u16,
     pub(crate) setup: Setup,
 }
 
-/// What every proxy is told.
+/// The settings of every proxy.
 #[derive(Clone, Copy)]
 pub(crate) struct Setup {
-    /// Threads, or processes in nginx.
+    /// The number of threads, or of processes in nginx.
     pub(crate) workers: usize,
-    /// Whether nginx reads a whole request before it turns to the upstream.
+    /// Whether nginx reads a whole request before it connects to the upstream.
     pub(crate) buffers_requests: bool,
 }
 
@@ -114,7 +114,7 @@ impl Provider {
         Ok(Self { child, port, socket, tree, _dir: dir })
     }
 
-    /// On loopback.
+    /// The port on loopback.
     pub(crate) fn port(&self) -> u16 {
         self.port
     }
@@ -126,7 +126,7 @@ impl Provider {
 
 impl Drop for Provider {
     fn drop(&mut self) {
-        // The end of its stdin ends it.
+        // Closing its stdin ends the process.
         drop(self.child.stdin.take());
         let _ended = self.child.wait();
     }
@@ -134,9 +134,9 @@ impl Drop for Provider {
 
 /// A subject that answers.
 pub(crate) struct Running {
-    /// Where clients connect.
+    /// The socket for clients.
     pub(crate) socket: PathBuf,
-    /// From the start of the process until its first answer, in nanoseconds.
+    /// The time from the start of the process until its first answer, in nanoseconds.
     pub(crate) start: u64,
     tree: Tree,
     child: Option<Child>,
@@ -183,7 +183,7 @@ impl Running {
         Ok(self.child.as_mut().map_or(Ok(None), Child::try_wait)?)
     }
 
-    /// Proves that the proxy does its work: refuses what is not served and overwrites headers.
+    /// Checks that the proxy does its work: it refuses unknown paths and overwrites headers.
     pub(crate) fn check(&self) -> Result<()> {
         if self.child.is_none() {
             return Ok(());
@@ -219,7 +219,7 @@ impl Drop for Running {
     }
 }
 
-/// Our gateway, with all that nginx does not do switched on.
+/// The gateway with all features that nginx does not have.
 fn ours(binary: &Path, identity: &Identity<'_>) -> Command {
     let mut command = Command::new(binary);
     command
@@ -240,7 +240,7 @@ fn ours(binary: &Path, identity: &Identity<'_>) -> Command {
     command
 }
 
-/// Asks once, after a pause where nobody listens yet.
+/// Makes one health check, after a pause if no process listens yet.
 fn is_healthy(socket: &Path) -> Result<bool> {
     if UnixStream::connect(socket).is_err() {
         pause(Duration::from_micros(200));
@@ -251,7 +251,7 @@ fn is_healthy(socket: &Path) -> Result<bool> {
     Ok(true)
 }
 
-/// One request on a connection of its own: status and body.
+/// Makes one request on a new connection; returns status and body.
 pub(crate) fn exchange(socket: &Path, request: &[u8]) -> Result<(u16, Vec<u8>)> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(Duration::from_secs(10)))?;
@@ -273,13 +273,13 @@ pub(crate) fn exchange(socket: &Path, request: &[u8]) -> Result<(u16, Vec<u8>)> 
     Ok((status, body))
 }
 
-/// Leaves the processor to others for a while.
+/// Sleeps, so that other processes get the processor.
 #[expect(clippy::disallowed_methods, reason = "this program has no runtime whose thread to block")]
 pub(crate) fn pause(duration: Duration) {
     std::thread::sleep(duration);
 }
 
-/// What an agent must not see, and must not be able to choose.
+/// A key that an agent must neither see nor choose.
 pub(crate) const KEY: &str = "sk-bench-master-key";
 pub(crate) const ACCOUNT: &str = "account-7f3a";
 pub(crate) const RUN: &str = "run-0199a3b2";

@@ -1,4 +1,4 @@
-//! System calls of a subject, counted by strace outside every timed run.
+//! Counts a subject's system calls with strace, outside every timed measurement.
 
 use std::fs;
 use std::path::Path;
@@ -12,12 +12,12 @@ use nix::unistd::Pid;
 use crate::meter::Tree;
 use crate::subject::pause;
 
-/// Whether strace can be used here.
+/// Returns whether strace works here.
 pub(crate) fn are_countable() -> bool {
     Path::new("/usr/bin/strace").exists()
 }
 
-/// Calls made by all threads of the tree while `work` runs.
+/// Returns the number of calls by all threads of the tree while `work` runs.
 pub(crate) fn during<T>(tree: &Tree, work: impl FnOnce() -> Result<T>) -> Result<(u64, T)> {
     let dir = tempfile::TempDir::new()?;
     let summary = dir.path().join("summary");
@@ -48,14 +48,14 @@ fn attached(tree: &Tree) -> Result<()> {
     Ok(())
 }
 
-/// Strace detaches and writes its summary on an interrupt.
+/// On an interrupt, strace detaches and writes its summary.
 fn interrupt(strace: &mut Child) -> Result<()> {
     kill(Pid::from_raw(i32::try_from(strace.id())?), Signal::SIGINT)?;
     strace.wait()?;
     Ok(())
 }
 
-/// The number of calls in the last line: `100.00 0.001 2 1234 56 total`.
+/// Reads the number of calls from the last line: `100.00 0.001 2 1234 56 total`.
 fn total(summary: &str) -> Result<u64> {
     let line = summary.lines().find(|line| line.ends_with(" total"));
     let calls = line.and_then(|line| line.split_whitespace().nth(3));

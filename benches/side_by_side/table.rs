@@ -1,4 +1,4 @@
-//! What was measured, pair by pair, and how it is printed.
+//! The measured values, pair by pair, and their output.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::subject::Subject;
 
-/// Which of two values wins.
+/// Which of two values is better.
 #[derive(Clone, Copy, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Better {
@@ -57,7 +57,7 @@ impl Table {
         self.rows[at].values.entry(subject.name()).or_default().push(value.number);
     }
 
-    /// For each row of this name, a row that says what the subjects add to `base`.
+    /// Adds, for each row of this name, a row with what the subjects add to `base`.
     pub(crate) fn compare(&mut self, name: &str, base: Subject) {
         let mut added = vec![];
         for row in self.rows.iter().filter(|row| row.name.contains(name)) {
@@ -75,7 +75,7 @@ impl Table {
         self.rows.append(&mut added);
     }
 
-    /// A Markdown table: medians with the spread of the rounds, and our ratio to the better nginx.
+    /// Renders a Markdown table: medians with the spread of the rounds, and the gateway's ratio to the better nginx.
     pub(crate) fn render(&self, subjects: &[Subject]) -> String {
         let mut text = String::from("| measurement |");
         for subject in subjects {
@@ -102,7 +102,7 @@ impl Table {
 }
 
 impl Row {
-    /// Our value over that of the better nginx, round by round.
+    /// Returns the gateway's value over that of the better nginx, round by round.
     fn ratio(&self, subjects: &[Subject]) -> Option<String> {
         let ours = self.values.get(Subject::Ours.name())?;
         let rivals = subjects.iter().filter(|subject| subject.is_nginx());
@@ -120,7 +120,7 @@ impl Row {
     }
 }
 
-/// The median, with half the distance between the quartiles.
+/// Formats the median with half the distance between the quartiles.
 fn cell(values: &[f64]) -> String {
     if let [only] = values {
         return short(*only);
@@ -141,7 +141,7 @@ pub(crate) fn median(values: &[f64]) -> f64 {
     quantile(values, 0.5)
 }
 
-/// Interpolated between neighbours, as there are few rounds.
+/// Interpolates between neighbours, because there are few rounds.
 fn quantile(values: &[f64], q: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -1,10 +1,11 @@
-//! Builds `cogni-init`, the first process of a sandbox, and hands it to the compiler: the gateway carries it in its own file.
+//! Builds `cogni-init`, the first process of a sandbox, and passes it to the compiler: the gateway contains it in its
+//! own file.
 //!
-//! `cogni-init` runs in images that have no libc, so it is linked statically, with a profile of its own (`init` in Cargo.toml).
-//! Cargo has no stable way to depend on a program of another profile, so this script calls cargo once more. It builds in
+//! `cogni-init` runs in images without libc, so it is linked statically, with its own profile (`init` in Cargo.toml).
+//! Cargo has no stable way to depend on a program of another profile, so this script calls cargo again. It builds in
 //! `target/init`, which debug and release builds share.
 //!
-//! What the linker is told beside that is in `docker/link.rs`.
+//! `docker/link.rs` has the other linker options.
 #![expect(
     clippy::panic,
     clippy::print_stdout,
@@ -21,7 +22,7 @@ use std::hash::{DefaultHasher, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The files that `cogni-init` is made of.
+/// The source files of `cogni-init`.
 const SOURCES: &[&str] = &[
     "Cargo.lock",
     "Cargo.toml",
@@ -70,7 +71,7 @@ fn build(target: &str, target_dir: &Path) -> PathBuf {
         .args(["--target", target, "--target-dir"])
         .arg(target_dir)
         .env("RUSTFLAGS", "-C target-feature=+crt-static -C relocation-model=static");
-    // The outer cargo's settings are not for this build: flags, and the wrapper by which clippy takes rustc's place.
+    // Settings of the outer cargo must not reach this build: flags, and the wrapper with which clippy replaces rustc.
     for name in
         ["CARGO_ENCODED_RUSTFLAGS", "RUSTC_WORKSPACE_WRAPPER", "CLIPPY_ARGS", "CARGO_BUILD_TARGET"]
     {

@@ -1,4 +1,4 @@
-//! Whatever bytes a log file holds: recovery never panics, and what it takes up proves itself.
+//! For any bytes in a log file: recovery never panics, and every log that it accepts proves itself.
 #![cfg_attr(fuzzing, no_main)]
 
 use std::collections::BTreeMap;
@@ -23,8 +23,8 @@ fn recover(log: &[u8]) {
     assert_eq!((report.spent, report.open), (scan.spent, scan.open.len() as u64));
 }
 
-/// Chains each line, a digit for the event and an object with the fields. No fuzzer finds a
-/// SHA-256, so without this it would never see what comes after the first hash.
+/// Chains each line, which has a digit for the event and an object with the fields. No fuzzer finds a SHA-256, so the
+/// fuzzer would otherwise never get past the first hash.
 fn chained(data: &[u8]) -> Vec<u8> {
     let (mut chain, mut lines) = (HashChain::START, vec![]);
     for line in data.split(|byte| *byte == b'\n') {

@@ -1,4 +1,4 @@
-//! A bundle's head is read to the byte, or refused.
+//! For any bundle header: it is read to the byte, or refused.
 #![cfg_attr(fuzzing, no_main)]
 
 use cogni_gateway::relay::repo::bundle::BundleHeader;
@@ -10,7 +10,7 @@ cogni_gateway_fuzz::fuzz_target!(|data: &[u8]| {
         let at = usize::try_from(header.pack_at).expect("it is in memory");
         let head = &data[..at];
         assert!(head.ends_with(b"\n\n"));
-        // What follows the head does not change it, and without its end it is none.
+        // Bytes after the header do not change it, and a header without its end is refused.
         assert_eq!(BundleHeader::parse(head, wanted), Ok(header.clone()));
         assert!(BundleHeader::parse(&head[..at - 1], wanted).is_err());
         let line = format!("{} {wanted}\n", header.tip);

@@ -1,4 +1,4 @@
-//! A commit that is accepted is the one that git reads; made anew, it is so again.
+//! For any accepted commit: git reads the same commit, and the rewritten commit is accepted again.
 #![cfg_attr(fuzzing, no_main)]
 
 use std::collections::HashMap;
@@ -21,11 +21,11 @@ cogni_gateway_fuzz::fuzz_target!(|data: &[u8]| {
         assert_eq!((again.author, again.encoding), (commit.author, None));
         assert!(again.message.starts_with(commit.message.trim_ascii_end()));
     }
-    // Trees are git's to read; what is checked of them beforehand must never be more than an answer.
+    // Git reads trees itself; the check before that may only accept or refuse.
     let _ = tree::check_tree(data);
 });
 
-/// The tree and the parents, in the way of git's `parse_commit_buffer`.
+/// Returns the tree and the parents, as git's `parse_commit_buffer` reads them.
 fn git_reads(data: &[u8]) -> (ObjectId, Vec<ObjectId>) {
     let tree = ObjectId::parse(&data[5..45]).expect("it begins with a tree");
     let (mut rest, mut parents) = (&data[46..], vec![]);
@@ -36,7 +36,7 @@ fn git_reads(data: &[u8]) -> (ObjectId, Vec<ObjectId>) {
     (tree, parents)
 }
 
-/// Whether git's own check of an object's form has nothing against it.
+/// Returns whether git's own check accepts the form of an object.
 fn git_accepts(kind: &str, content: &[u8]) -> bool {
     let mut git = Command::new("git")
         .args(["hash-object", "--stdin", "-t", kind])

@@ -1,5 +1,5 @@
-//! Whatever head a client sends: only an exact route is served, and what goes upstream is one
-//! well-formed head that says of us what we say, once.
+//! For any request head: only an exact route is served, and the upstream gets one well-formed head with the gateway's
+//! identity headers, once.
 #![cfg_attr(fuzzing, no_main)]
 
 use std::sync::Arc;
@@ -24,7 +24,7 @@ fuzz_target!(|data: &[u8]| {
     check(&head.to_http1_bytes(0));
 });
 
-/// The request as hyper would hand it on; what is not HTTP never gets so far.
+/// Parses the request as hyper would; bytes that are not HTTP are skipped.
 fn parse(data: &[u8]) -> Option<Request<()>> {
     let mut fields = [httparse::EMPTY_HEADER; 64];
     let mut head = httparse::Request::new(&mut fields);
@@ -64,7 +64,7 @@ fn check(head: &[u8]) {
     assert_eq!(value("x-litellm-end-user-id"), Some(&b"acct-1"[..]));
 }
 
-/// All that ever goes to LiteLLM.
+/// All headers that LiteLLM ever receives.
 const SENT: &[&str] = &[
     "host",
     "user-agent",

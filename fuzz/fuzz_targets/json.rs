@@ -1,5 +1,5 @@
-//! Whatever bytes a client sends: the scanner accepts them if and only if a strict reader does, and
-//! says the same however they are split.
+//! For any bytes: the scanner accepts them if and only if a strict reader does, with the same result however they are
+//! split.
 #![cfg_attr(fuzzing, no_main)]
 
 #[path = "../../tests/llm/request/strict_json.rs"]
@@ -20,7 +20,7 @@ fuzz_target!(|data: &[u8]| {
 });
 
 fn scan<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> Result<JsonDocument, JsonError> {
-    // As deep as `serde_json` goes.
+    // The depth limit of `serde_json`.
     let mut scanner = JsonScanner::new(JsonLimits { depth: 127, members: u16::MAX });
     frames.into_iter().try_for_each(|frame| scanner.feed_frame(frame))?;
     scanner.finish_document()

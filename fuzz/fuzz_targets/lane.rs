@@ -1,5 +1,5 @@
-//! Whatever bytes come on a run's socket, in whatever pieces: with the lane and without, the upstream gets the same
-//! requests, the client the same answers, and the same is written down.
+//! For any bytes on a run's socket, in any pieces: with the lane and without, the upstream gets the same requests, the
+//! client gets the same answers, and the same records are written.
 #![cfg_attr(fuzzing, no_main)]
 
 #[path = "../../tests/gateway/lane/oracle.rs"]
@@ -11,7 +11,7 @@ use cogni_gateway_fuzz::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
     let [cut, request @ ..] = data else { return };
-    // What the lane does not take is handed over as it came: both ways are one.
+    // The lane hands other requests to hyper unchanged, so both servers are the same for them.
     let mut received = Bytes::copy_from_slice(request);
     if head::parse_head(&mut received, 100, 32 << 20).is_none() {
         return;

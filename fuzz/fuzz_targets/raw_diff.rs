@@ -1,4 +1,4 @@
-//! A raw diff is read whole, in any number of parts, or refused.
+//! For any bytes: a raw diff is read completely in any number of parts, or refused.
 #![cfg_attr(fuzzing, no_main)]
 
 use cogni_gateway::relay::git::cat_file::{BatchPart, BatchReader};
@@ -15,7 +15,7 @@ cogni_gateway_fuzz::fuzz_target!(|data: &[u8]| {
             diff::parse_raw_diff(&[data, data].concat()).expect("changes follow each other");
         assert_eq!(twice.len(), 2 * changes.len());
     }
-    // The same bytes as objects, in two pieces and in one.
+    // Reads the bytes as objects, in two pieces and in one.
     let read = |pieces: &[&[u8]]| {
         let (mut reader, mut parts) = (BatchReader::default(), 0);
         let take = |reader: &mut BatchReader, piece: &[u8], parts: &mut usize| {

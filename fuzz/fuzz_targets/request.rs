@@ -1,5 +1,5 @@
-//! Whatever JSON a client sends, on each protocol: what goes up is JSON, has no field that may not be
-//! there, differs in nothing but what is ours, and would be admitted again as it is.
+//! For any JSON of a client, in each protocol: the body that goes upstream is JSON, has no forbidden field, differs
+//! only in the gateway's own fields, and would be admitted again unchanged.
 #![cfg_attr(fuzzing, no_main)]
 
 #[path = "../../tests/llm/request/body_invariants.rs"]
@@ -10,7 +10,7 @@ use cogni_gateway_fuzz::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
     let [route, size, body @ ..] = data else { return };
-    // The first six take a body.
+    // The first six routes take a body.
     let route = GatewayRoute::ALL[usize::from(*route) % 6];
     sound::check(route, usize::from(*size), body);
 });

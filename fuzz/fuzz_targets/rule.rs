@@ -1,5 +1,5 @@
-//! Whatever an operator writes as a condition: it is a rule that can be asked, or a mistake with a
-//! place within the text; never a panic, a hang, or a stack that overflows.
+//! For any text of a condition: it is a rule that can be evaluated, or an error with a position inside the text; never
+//! a panic, a hang, or a stack overflow.
 #![cfg_attr(fuzzing, no_main)]
 
 use cogni_gateway::gateway::pipeline::rule::{RuleConfig, RuleContext, RuleProblem, RuleSet};

@@ -1,5 +1,5 @@
-//! Whatever bytes a provider sends, and however they are split: the same reading, nothing changed in
-//! pass-through, nothing added by the filter, and where a stream is cut, an end that is understood.
+//! For any bytes of a provider, however they are split: the reading is the same, pass-through changes nothing, the
+//! filter adds nothing, and a cut stream has a valid end.
 #![cfg_attr(fuzzing, no_main)]
 
 use bytes::Bytes;
@@ -10,7 +10,7 @@ use cogni_gateway::llm::response::{
 };
 use cogni_gateway_fuzz::fuzz_target;
 
-// Three bytes choose the route and where to cut, again and again; the rest is the response.
+// Three bytes select the route and the split positions, repeatedly; the rest is the response.
 fuzz_target!(|data: &[u8]| {
     let [route, one, other, response @ ..] = data else { return };
     let route = GatewayRoute::ALL[usize::from(*route) % GatewayRoute::ALL.len()];
@@ -31,7 +31,7 @@ fuzz_target!(|data: &[u8]| {
     check_limited(route, u64::from(*one), response);
 });
 
-/// What was cut has ended, in a way that its protocol understands.
+/// A cut stream has ended in a way that its protocol defines.
 fn check_limited(route: GatewayRoute, granted: u64, response: &[u8]) {
     let cutoff = if granted.is_multiple_of(2) { CutoffMode::Graceful } else { CutoffMode::Error };
     let allowance = CallAllowance { input: Tokens(1), output: Tokens(granted / 16), cutoff };
@@ -53,7 +53,7 @@ fn check_limited(route: GatewayRoute, granted: u64, response: &[u8]) {
     }
 }
 
-/// What passes, and what is told, of a response in pieces of two sizes by turns.
+/// Returns what passes and what is reported for a response in pieces of two alternating sizes.
 fn read(mut observer: ResponseObserver, response: &[u8], pieces: [usize; 2]) -> (Vec<u8>, String) {
     let (mut passed, mut rest) = (vec![], Bytes::copy_from_slice(response));
     for piece in pieces.into_iter().cycle() {

@@ -1,4 +1,4 @@
-//! Whatever a client sends as its token: it is believed if and only if we have signed it, in this spelling.
+//! For any text as a token: it is valid if and only if the gateway has signed it, in this spelling.
 #![cfg_attr(fuzzing, no_main)]
 
 use std::time::{Duration, UNIX_EPOCH};
@@ -27,6 +27,6 @@ fuzz_target!(|data: &[u8]| {
     }
 });
 
-/// The seeds are signed with these.
+/// The seeds are signed with these keys.
 const KEYS: &str = "a = 1111111111111111111111111111111111111111111111111111111111111111\n\
                     b = 2222222222222222222222222222222222222222222222222222222222222222";

@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// Makes a program of a function of bytes that must not panic.
+/// Makes a program of a function that takes bytes and must not panic.
 #[macro_export]
 macro_rules! fuzz_target {
     (|$data:ident: &[u8]| $body:block) => {
@@ -68,7 +68,7 @@ fn run_for(name: &str, time: Duration, check: impl Fn(&[u8])) -> ExitCode {
         collect(&folder, &mut samples);
     }
     let seeds = samples.len();
-    // A fixed seed: the inputs of a run are the same on every machine, only their number differs.
+    // A fixed seed: the inputs are the same on every machine, and only their number differs.
     let mut mutator = mutate::Mutator::new(samples, 0x00c0_6e1f);
     let begun = Instant::now();
     let mut count = 0_u64;
@@ -88,7 +88,7 @@ fn run_for(name: &str, time: Duration, check: impl Fn(&[u8])) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Every file under `folder`, in the order of their paths. A folder that is not there has none.
+/// Collects every file under `folder`, ordered by path. A missing folder has none.
 fn collect(folder: &Path, samples: &mut Vec<Vec<u8>>) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     let mut paths: Vec<PathBuf> =

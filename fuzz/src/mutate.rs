@@ -1,6 +1,7 @@
-//! Makes inputs out of samples: small cuts, copies and changes, as libFuzzer's own mutators do, without its feedback.
+//! Makes inputs from samples by small cuts, copies and changes, as libFuzzer's mutators do, without its feedback.
 
-/// What parsers of this package treat specially. Inserted whole, since chance would take ages to spell them.
+/// Texts that parsers of this package treat specially. They are inserted whole, because random bytes would take too
+/// long to spell them.
 const TOKENS: &[&[u8]] = &[
     b"data: ",
     b"data:",
@@ -37,7 +38,7 @@ const TOKENS: &[&[u8]] = &[
     b"%2e",
 ];
 
-/// Past this an input only makes the run slower: a target may cut it at every byte.
+/// A longer input only makes the target slower, because a target may split it at every byte.
 const LONGEST: usize = 4 << 10;
 
 pub struct Mutator {
@@ -52,7 +53,7 @@ impl Mutator {
         Self { samples, input: vec![], state: seed | 1 }
     }
 
-    /// The next input: a sample with a few changes, or, one time in sixteen, plain noise.
+    /// Returns the next input: a sample with a few changes or, one time in sixteen, noise.
     pub fn next(&mut self) -> &[u8] {
         self.input.clear();
         if self.below(16) == 0 {
@@ -102,7 +103,7 @@ impl Mutator {
         self.input.splice(at..at, bytes.iter().copied());
     }
 
-    /// A part of the input, short more often than long.
+    /// A range of the input, more often short than long.
     fn range(&mut self) -> (usize, usize) {
         let from = self.below(self.input.len() + 1);
         let most = 1 << self.below(10);
@@ -117,7 +118,7 @@ impl Mutator {
         usize::try_from(self.random() >> 33).expect("31 bits") % bound
     }
 
-    /// xorshift64*: enough for this, and no dependency.
+    /// xorshift64*: good enough here, without a dependency.
     fn random(&mut self) -> u64 {
         self.state ^= self.state >> 12;
         self.state ^= self.state << 25;
