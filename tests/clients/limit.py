@@ -1,4 +1,4 @@
-"""The limits that a client is made to meet, and what it should do then."""
+"""The limits that each client meets, and the behaviour that is expected then."""
 
 import contextlib
 import threading
@@ -12,15 +12,15 @@ class Limit(typing.NamedTuple):
     name: str
     # The gateway's settings.
     settings: dict
-    # Sees to it that the limit is reached: for a block, given the gateway.
+    # Makes the gateway reach the limit for the duration of a block.
     reached: typing.Callable
-    # Whether the client gets its answer in the end; `None` is not judged.
+    # Whether the client gets its answer in the end; `None` means either.
     is_answered: bool | None
-    # How often each of the client's calls may be attempted; where nothing is said, it is measured, not judged.
+    # How many attempts each of the client's calls may take; without a value, the attempts are measured and not judged.
     attempts: tuple
-    # Whether it holds for calls only that make a model generate.
+    # Whether the limit applies only to calls that make a model generate.
     is_of_turns: bool = False
-    # How the provider answers.
+    # The provider's script.
     script: str = ""
 
 
@@ -31,7 +31,7 @@ def nothing(_gateway):
 
 @contextlib.contextmanager
 def one_call_spent(gateway):
-    """11 tokens in and 5 out, which is what the fake provider says of any call."""
+    """11 input tokens and 5 output tokens, which the fake provider reports for any call."""
     connection, response = gateway.post("/v1/chat/completions", {"model": OURS, "messages": []})
     assert response.status == 200, response.read()
     response.read()
@@ -47,7 +47,7 @@ def time_over(_gateway):
 
 @contextlib.contextmanager
 def place_taken(gateway):
-    """One call of ours is open all the time."""
+    """Keeps one call of the test open all the time."""
     call = open_call(gateway)
     yield
     leave(call)
@@ -55,7 +55,7 @@ def place_taken(gateway):
 
 @contextlib.contextmanager
 def place_taken_at_first(gateway):
-    """One call of ours is open until the client has been refused once."""
+    """Keeps one call of the test open until the client has been refused once."""
     call = open_call(gateway)
     over = threading.Event()
 
@@ -72,7 +72,7 @@ def place_taken_at_first(gateway):
 
 
 def open_call(gateway):
-    """So slow that nobody has to read it: a call whose client does not read would be cut."""
+    """The stream is so slow that its client need not read it; a faster one would be cut because its client does not read."""
     body = {"model": f"{OURS}chunks=100000;interval=10s", "stream": True, "messages": []}
     call = gateway.post("/v1/chat/completions", body)
     assert call[1].status == 200, call[1].read()
@@ -91,7 +91,7 @@ LIMITS = [
     Limit("money", {"MAX_COST_USD": "0.000000001"}, nothing, False, (1,)),
     Limit("deadline", {"RUN_DEADLINE_SECONDS": "1"}, time_over, False, (1,)),
     Limit("model", {"MODELS": "another"}, nothing, False, (1,)),
-    # Its answer ends as by a model at its limit. Who goes on after that meets the end of the budget once.
+    # The client's answer ends as a model's does at its limit. A client that continues then meets the spent budget once.
     Limit("cut off", {"MAX_OUTPUT_TOKENS": "20"}, nothing, None, (1, 2), is_of_turns=True, script="chunks=100000"),
     Limit("busy, then free", {"MAX_CONCURRENT": "1"}, place_taken_at_first, True, (2,)),
     Limit("busy for good", {"MAX_CONCURRENT": "1"}, place_taken, False, ()),

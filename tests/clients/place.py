@@ -1,4 +1,4 @@
-"""What a client meets: the fake provider, a real gateway above it, and a TCP port that leads to the run's socket."""
+"""The environment of a client: the fake provider, a real gateway in front of it, and a TCP port that leads to the run's socket."""
 
 import contextlib
 import http.client
@@ -18,12 +18,12 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 KEPT = ROOT / "target/clients"
 PROGRAM = ROOT / "target/debug/cogni-gateway"
 ANSWER = "hello from the fake provider"
-# Our own calls name a model that begins so, and are not counted. The rest of its name is a script.
+# The test's own calls name a model with this prefix, and are not counted. The rest of the name is a script.
 OURS = "fake/"
 
 
 class Provider:
-    """`cogni-gateway provider` with a script, for as long as the block lasts."""
+    """Runs `cogni-gateway provider` with a script for the duration of the block."""
 
     def __init__(self, script):
         self.script = script
@@ -40,11 +40,11 @@ class Provider:
 
 
 class Gateway:
-    """`cogni-gateway proxy` with some limits, for as long as the block lasts. Its files go when the block ends."""
+    """Runs `cogni-gateway proxy` with some limits for the duration of the block, and removes its files afterwards."""
 
     def __init__(self, provider, limits):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="run-", dir=KEPT))
-        # From here, which is where we are: a socket's path may have 107 bytes, wherever this tree lies.
+        # The path is relative to the working directory, because a socket's path is limited to 107 bytes.
         self.socket = str((self.folder / "llm.sock").relative_to(ROOT))
         self.settings = {
             "SOCKET_PATH": self.socket,
@@ -71,7 +71,7 @@ class Gateway:
         remove(self.folder)
 
     def end(self):
-        """Ends the process, so that all of its log is written."""
+        """Ends the process, so that its whole log is written."""
         if self.process.poll() is None:
             self.bridge.shutdown()
             self.bridge.server_close()
@@ -85,18 +85,18 @@ class Gateway:
             return connection.getresponse().status == 200
 
     def post(self, path, body):
-        """A call of our own. Returns the connection and its response, which is not read yet."""
+        """Makes a call of the test's own. Returns the connection and its response, which is not read yet."""
         connection = Connection(self.socket)
         connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
         return connection, connection.getresponse()
 
     def refused(self):
-        """The refusals that stand in the audit so far."""
+        """Returns the refusals in the audit log so far."""
         lines = (self.folder / "audit.jsonl").read_text().splitlines()
         return [record for record in map(json.loads, lines) if record["event"] == "request.refused"]
 
     def requests(self):
-        """Every request of the client's, from the access log: its pairs of key and value."""
+        """Returns every request of the client from the access log, as pairs of key and value."""
         self.end()
         lines = (self.folder / "access.log").read_text().splitlines()
         requests = [dict(pair.split("=", 1) for pair in shlex.split(line)) for line in lines]
@@ -117,7 +117,7 @@ class Connection(http.client.HTTPConnection):
 
 
 class Bridge(socketserver.ThreadingTCPServer):
-    """Leads each connection to a free port on to a unix socket, as socat does in a sandbox."""
+    """Forwards each connection to a free port to a unix socket, as socat does in a sandbox."""
 
     daemon_threads = True
     block_on_close = False
@@ -128,7 +128,7 @@ class Bridge(socketserver.ThreadingTCPServer):
 
 
 class Passage(socketserver.BaseRequestHandler):
-    """One connection, both ways, until both ends have said all."""
+    """Forwards one connection in both directions until both ends are finished."""
 
     def handle(self):
         with socket.socket(socket.AF_UNIX) as inner, contextlib.suppress(OSError):
@@ -153,7 +153,7 @@ def end(process):
 
 
 def remove(folder):
-    """What has just been killed may still write into it."""
+    """A process that was just killed may still write into the folder."""
 
     def is_gone():
         shutil.rmtree(folder, ignore_errors=True)
@@ -163,7 +163,7 @@ def remove(folder):
 
 
 def patience(holds, otherwise):
-    """Waits until `holds`; after a minute it fails with what `otherwise` says."""
+    """Waits until `holds`; after a minute it fails with the text of `otherwise`."""
     begun = time.monotonic()
     while not holds():
         assert time.monotonic() - begun < 60, otherwise()

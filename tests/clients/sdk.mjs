@@ -1,5 +1,5 @@
-// One call with an SDK for JavaScript: sdk.mjs URL MODEL CALL, where a CALL is one of those below.
-// It prints what came as text, or how it was refused.
+// sdk.mjs URL MODEL CALL: makes one call with a JavaScript SDK, where CALL is one of those below. It prints the received text, or
+// the refusal.
 
 import Anthropic from "@anthropic-ai/sdk";
 import OpenAI from "openai";

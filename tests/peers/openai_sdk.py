@@ -17,7 +17,7 @@ def chat(client, model):
 
 
 def chat_stream(client, model, **more):
-    """A client that does not ask for usage must not see a chunk of it: it has no choices, and many clients index them."""
+    """Checks that a client which does not ask for usage gets no usage chunk: that chunk has no choices, and many clients index them."""
     text, finish, counted, without_choices = "", None, None, 0
     for chunk in client.chat.completions.create(model=model, messages=HELLO, stream=True, **more):
         counted = chunk.usage or counted

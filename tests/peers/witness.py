@@ -1,4 +1,4 @@
-"""A callback of LiteLLM's that writes down what LiteLLM saw of each call, whole, as a line of JSON in the file $WITNESS."""
+"""A LiteLLM callback that records everything LiteLLM saw of each call, as a line of JSON in the file $WITNESS."""
 
 import json
 import os
@@ -31,7 +31,7 @@ class Witness(CustomLogger):
 
 
 def plain(value, depth=12):
-    """As JSON has it. What LiteLLM nests in circles is cut off."""
+    """Converts a value to JSON. Circular references of LiteLLM's objects are cut off."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if depth == 0:

@@ -1,7 +1,7 @@
 // Prisma's query engine for LiteLLM's Python client, where its binary cannot be downloaded.
 //
-// The client starts an engine, asks it in GraphQL over loopback HTTP, and wants plain JSON back. npm has the same engine as
-// WebAssembly (`@prisma/client`), which is asked in JSON and answers with tagged values. This stands between the two.
+// The client starts an engine, queries it in GraphQL over loopback HTTP, and expects plain JSON. npm has the same engine as
+// WebAssembly (`@prisma/client`), which takes queries in JSON and returns tagged values. This program translates between the two.
 'use strict';
 
 const fs = require('fs');
@@ -14,7 +14,7 @@ const { parse, valueFromASTUntyped } = require('graphql');
 
 const runtime = path.join(path.dirname(require.resolve('@prisma/client/package.json')), 'runtime');
 const port = Number(process.argv[process.argv.indexOf('-p') + 1]);
-// The client's generator is not ours; this one lets the engine take a driver of JavaScript's.
+// The client's generator cannot be used here; this one lets the engine use a JavaScript driver.
 const generator = 'generator client {\n provider = "prisma-client-js"\n previewFeatures = ["driverAdapters"]\n}\n';
 const schema = generator + fs.readFileSync(process.env.PRISMA_DML_PATH, 'utf8').replace(/^generator\s+\w+\s*\{[^}]*\}/gm, '');
 const pool = new Pool({ connectionString: process.env.DATABASE_URL });
@@ -40,7 +40,7 @@ const ACTIONS = [
   'executeRaw',
 ];
 
-// The fields of type Json, by model: GraphQL has their values as plain text, the engine wants to be told.
+// The fields of type Json, by model: GraphQL has their values as plain text, and the engine needs them marked.
 const JSON_FIELDS = Object.fromEntries([...schema.matchAll(/^model\s+(\w+)\s*\{([\s\S]*?)^\}/gm)].map(([, model, body]) =>
   [model, new Set([...body.matchAll(/^\s*(\w+)\s+Json\b/gm)].map(([, field]) => field))]));
 
@@ -49,7 +49,7 @@ function question(field, variables) {
   if (!action) throw new Error(`no action is called ${field.name.value}`);
   const modelName = field.name.value.slice(action.length) || undefined;
   const query = { arguments: given(field, variables), selection: selection(field, variables) };
-  // PostgreSQL's own type of names is unknown to the driver; LiteLLM asks for the names of its views.
+  // The driver does not know PostgreSQL's type `name`; LiteLLM queries the names of its views.
   if (action === 'queryRaw') query.arguments.query = query.arguments.query.replace('ARRAY_AGG(viewname)', 'ARRAY_AGG(viewname::text)');
   for (const part of ['data', 'create', 'update']) {
     if (modelName && part in query.arguments) query.arguments[part] = marked(query.arguments[part], JSON_FIELDS[modelName]);
@@ -103,7 +103,7 @@ async function answer({ query, variables }, transaction) {
   return { data };
 }
 
-// A batch is a transaction: all of it, or nothing.
+// A batch is a transaction: everything succeeds or nothing does.
 async function batch(queries, transaction) {
   if (transaction) return { batchResult: await Promise.all(queries.map((query) => answer(query, transaction))) };
   const { id } = JSON.parse(await engine.startTransaction(JSON.stringify({ max_wait: 5000, timeout: 30000 }), '{}'));
@@ -140,7 +140,7 @@ const server = http.createServer(async (request, response) => {
   });
   response.setHeader('content-type', 'application/json').end(JSON.stringify(answered));
 });
-// Whoever started this may be killed and have no time to say so.
+// The parent process may be killed without being able to end this process.
 const parent = process.ppid;
 setInterval(() => process.ppid === parent || process.exit(), 1000);
 process.on('SIGTERM', () => process.exit());
