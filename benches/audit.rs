@@ -1,5 +1,5 @@
 //! Measures the audit log's cost per request: admission and settlement, and the text alone.
-#![expect(clippy::unwrap_used, reason = "a bench has nobody to report to")]
+#![expect(clippy::unwrap_used, reason = "a bench panics on an error")]
 
 use std::fs::File;
 use std::hint::black_box;

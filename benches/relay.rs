@@ -22,7 +22,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use place::Place;
+use place::RelaySetup;
 
 fn main() {
     let once = env::args().any(|argument| argument == "--test");
@@ -44,7 +44,7 @@ fn main() {
     for (name, commits, bytes) in works {
         let (mut ours, mut theirs) = (vec![], vec![]);
         for round in 0..rounds {
-            let place = Place::new();
+            let place = RelaySetup::new();
             let run = place.begin(&format!("bench-{round}"), "workspace");
             let branch = run.state.branch.to_ref();
             import(&run.workspace.path, &branch, &run.state.start.to_string(), commits, bytes);
@@ -99,7 +99,7 @@ fn noise(mut seed: u64, bytes: usize) -> Vec<u8> {
 }
 
 /// Does the same with git alone and without any checks: into a mirror, and on to a remote.
-fn plain(place: &Place, workspace: &Path, branch: &str) -> Duration {
+fn plain(place: &RelaySetup, workspace: &Path, branch: &str) -> Duration {
     let git = |words: &[&str]| {
         let done = Command::new("git").current_dir(place.path("")).args(words).status().unwrap();
         assert!(done.success(), "{words:?}");

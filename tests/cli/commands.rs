@@ -80,7 +80,7 @@ fn a_socket_that_cannot_be_given_away_is_removed() {
 /// G2: SIGTERM lets an open stream end, and then the process ends; the next process replaces it.
 #[tokio::test(flavor = "multi_thread")]
 async fn sigterm_drains_an_open_stream() {
-    let upstream = model_provider::start("").await;
+    let upstream = model_provider::start_default().await;
     let run = Run::new(&upstream.addr.to_string());
     for starts in 1..=2 {
         let mut gateway = run.start();
@@ -103,7 +103,7 @@ async fn sigterm_drains_an_open_stream() {
 /// G13: SIGHUP reads the file again; a wrong file changes nothing and is reported.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hangup_reads_the_file_again() {
-    let upstream = model_provider::start("").await;
+    let upstream = model_provider::start_default().await;
     let run = Run::new(&upstream.addr.to_string());
     run.configure("[policy.body]\nmodels = ['fake']");
     let mut gateway = run.start();
@@ -122,7 +122,7 @@ async fn a_hangup_reads_the_file_again() {
         assert_eq!(status("fake/output=7").await, 403);
         assert_eq!(reload_failed(&gateway), "1");
     }
-    assert!(gateway.said().contains("unknown field `model`"), "{}", gateway.said());
+    assert!(gateway.output().contains("unknown field `model`"), "{}", gateway.output());
 
     run.configure("[policy.body]\nmodels = ['fake/output=7']\n[budget]\nmax_output_tokens = 1");
     gateway.signal("HUP");
@@ -146,7 +146,7 @@ async fn a_hangup_reads_the_file_again() {
 
 /// Returns the metric of the last reload.
 fn reload_failed(gateway: &Process) -> String {
-    let said = gateway.said();
+    let said = gateway.output();
     let address = said.split("metrics=").nth(1).unwrap().split(' ').next().unwrap();
     let mut scrape = TcpStream::connect(address).unwrap();
     scrape.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
@@ -159,7 +159,7 @@ fn reload_failed(gateway: &Process) -> String {
 /// G11: `kill -9` in the middle of 100 streams loses no admission, and the next process charges for them.
 #[tokio::test(flavor = "multi_thread")]
 async fn kill_9_amid_a_hundred_streams_loses_nothing() {
-    let upstream = model_provider::start("").await;
+    let upstream = model_provider::start_default().await;
     let run = Run::new(&upstream.addr.to_string());
     let mut gateway = run.start();
     let mut streams = vec![];
@@ -198,7 +198,7 @@ async fn kill_9_amid_a_hundred_streams_loses_nothing() {
 /// G11: The key is in no log, error, argument or record, at any log level.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_key_is_written_nowhere() {
-    let upstream = model_provider::start("").await;
+    let upstream = model_provider::start_default().await;
     let run = Run::new(&upstream.addr.to_string());
     let mut gateway = run.start();
     for model in ["fake", "fake/status=401", "fake/fault=reset@head", "fake/fault=garbage@head"] {
@@ -211,8 +211,8 @@ async fn the_key_is_written_nowhere() {
     gateway.signal("TERM");
     gateway.wait();
     assert!(upstream.seen.last_request().unwrap().header("authorization").unwrap().contains(KEY));
-    assert!(gateway.said().contains("ready"));
-    assert!(!gateway.said().contains(KEY), "{}", gateway.said());
+    assert!(gateway.output().contains("ready"));
+    assert!(!gateway.output().contains(KEY), "{}", gateway.output());
     let files = fs::read_dir(run.0.path()).unwrap().map(|file| file.unwrap().path());
     let files: Vec<_> = files.filter(|file| file.is_file()).collect();
     assert!(files.len() >= 2, "{files:?}");

@@ -14,17 +14,18 @@ fn every_setting_can_be_given_in_each_way() {
     for setting in SETTINGS {
         let row = EXAMPLES.iter().find(|(name, ..)| *name == setting.name);
         let (name, value, file) = *row.unwrap_or_else(|| panic!("{} has no example", setting.name));
-        let plain = Given::default().with("RUN_ID", "r").read().unwrap();
-        let variable = Given::default().with("RUN_ID", "r").with(name, value).read().unwrap();
+        let plain = CommandInput::default().with("RUN_ID", "r").read().unwrap();
+        let variable =
+            CommandInput::default().with("RUN_ID", "r").with(name, value).read().unwrap();
         assert_ne!(plain, variable, "{name} does nothing");
         if setting.is_secret {
-            let path = Place::holding(value);
-            let by_flag = Given::default().flag(&setting.flag_name(), path.path()).read();
+            let path = TempFile::holding(value);
+            let by_flag = CommandInput::default().flag(&setting.flag_name(), path.path()).read();
             // A secret must be given only once.
             let twice = by_flag.is_err() && name == "LITELLM_MASTER_KEY";
             assert!(twice || by_flag.unwrap().audit == variable.audit);
             let by_file =
-                Given::bare().with("RUN_ID", "r").with(&format!("{name}_FILE"), path.path());
+                CommandInput::bare().with("RUN_ID", "r").with(&format!("{name}_FILE"), path.path());
             let by_file = if name == "LITELLM_MASTER_KEY" {
                 by_file
             } else {
@@ -35,13 +36,19 @@ fn every_setting_can_be_given_in_each_way() {
             assert_eq!(GatewayConfig { files: vec![], ..by_file }, variable, "{name}_FILE");
             continue;
         }
-        let flag =
-            Given::default().with("RUN_ID", "r").flag(&setting.flag_name(), value).read().unwrap();
+        let flag = CommandInput::default()
+            .with("RUN_ID", "r")
+            .flag(&setting.flag_name(), value)
+            .read()
+            .unwrap();
         assert_eq!(flag, variable, "--{}", setting.flag_name());
         if let Some(file) = file {
-            let path = Place::holding(file);
-            let file =
-                Given::default().with("RUN_ID", "r").flag("config", path.path()).read().unwrap();
+            let path = TempFile::holding(file);
+            let file = CommandInput::default()
+                .with("RUN_ID", "r")
+                .flag("config", path.path())
+                .read()
+                .unwrap();
             assert_eq!(file.files, [PathBuf::from(path.path())], "kept from sandboxes");
             assert_eq!(GatewayConfig { files: vec![], ..file }, variable, "{name} in a file");
         }
@@ -52,8 +59,8 @@ fn every_setting_can_be_given_in_each_way() {
 #[test]
 fn a_flag_wins_over_a_variable_and_a_variable_over_the_file() {
     let file =
-        Place::holding("[budget]\nmax_turns = 1\nmax_concurrent = 1\nrequests_per_minute = 1");
-    let config = Given::default()
+        TempFile::holding("[budget]\nmax_turns = 1\nmax_concurrent = 1\nrequests_per_minute = 1");
+    let config = CommandInput::default()
         .with("CONFIG", file.path())
         .with("MAX_CONCURRENT", "2")
         .with("REQUESTS_PER_MINUTE", "2")
@@ -68,21 +75,21 @@ fn a_flag_wins_over_a_variable_and_a_variable_over_the_file() {
 /// G9: A limit that each restart would reset is refused.
 #[test]
 fn a_budget_that_a_restart_would_reset_is_refused() {
-    let check = |given: Given| given.read().unwrap().check_budgets_durable();
-    let limited = || Given::default().with("MAX_TURNS", "1");
+    let check = |given: CommandInput| given.read().unwrap().check_budgets_durable();
+    let limited = || CommandInput::default().with("MAX_TURNS", "1");
     let error = check(limited()).unwrap_err();
     insta::assert_snapshot!(error, @"there is a budget, and `AUDIT_LOG_PATH` is not set: without an audit log each restart begins the budget anew; set `AUDIT_LOG_PATH`, or say `ALLOW_BUDGET_RESET=true`");
     check(limited().with("AUDIT_LOG_PATH", "/a.jsonl")).unwrap();
     check(limited().with("ALLOW_BUDGET_RESET", "true")).unwrap();
-    check(Given::default().with("MAX_CONCURRENT", "1")).unwrap();
+    check(CommandInput::default().with("MAX_CONCURRENT", "1")).unwrap();
 }
 
 /// A duration that no clock can represent is refused.
 #[test]
 fn a_duration_beyond_every_clock_is_refused() {
     for (table, name) in [("budget", "deadline"), ("upstream", "idle_timeout")] {
-        let file = Place::holding(&format!("[{table}]\n{name} = '584000000000years'"));
-        let error = Given::default().with("CONFIG", file.path()).error();
+        let file = TempFile::holding(&format!("[{table}]\n{name} = '584000000000years'"));
+        let error = CommandInput::default().with("CONFIG", file.path()).error();
         assert!(error.starts_with(&format!("`{table}.{name}` is `")), "{error}");
         assert!(error.ends_with("give at most 36500 days"), "{error}");
     }
@@ -91,27 +98,29 @@ fn a_duration_beyond_every_clock_is_refused() {
 /// G15: One body of the maximum size must fit into the run's memory limit.
 #[test]
 fn a_body_that_never_fits_is_refused() {
-    let file = Place::holding("[policy]\nmax_body_bytes = 200000000");
-    let error = Given::default().with("CONFIG", file.path()).error();
+    let file = TempFile::holding("[policy]\nmax_body_bytes = 200000000");
+    let error = CommandInput::default().with("CONFIG", file.path()).error();
     insta::assert_snapshot!(error, @"`policy.max_body_bytes` is `200000000` and `server.max_run_body_bytes` is `104857600`; one body must fit, so raise the second or lower the first");
 }
 
 /// G2: An empty upstream is refused, and does not mean the default upstream.
 #[test]
 fn an_empty_upstream_is_refused() {
-    let error = Given::default().with("LITELLM_HOST", "").error();
+    let error = CommandInput::default().with("LITELLM_HOST", "").error();
     insta::assert_snapshot!(error, @"`LITELLM_HOST` is empty; give the upstream's address, or unset it");
 }
 
 /// G2: Compose files leave variables empty, which means the same as leaving them out.
 #[test]
 fn an_empty_variable_is_no_value() {
-    let plain = Given::default().read().unwrap();
+    let plain = CommandInput::default().read().unwrap();
     for setting in SETTINGS {
-        if Given::default().variables.contains_key(setting.name) || setting.name == "LITELLM_HOST" {
+        if CommandInput::default().variables.contains_key(setting.name)
+            || setting.name == "LITELLM_HOST"
+        {
             continue;
         }
-        let given = Given::default().with(setting.name, "");
+        let given = CommandInput::default().with(setting.name, "");
         let given = given.with(&format!("{}_FILE", setting.name), "").with("CONFIG", "");
         assert_eq!(given.read().unwrap(), plain, "{}", setting.name);
     }
@@ -120,8 +129,10 @@ fn an_empty_variable_is_no_value() {
 /// G2: The error of a wrong value names the variable, the value, and the allowed values.
 #[test]
 fn a_wrong_value_names_its_variable_and_what_is_allowed() {
-    let said: Vec<_> =
-        WRONG.iter().map(|(name, value)| Given::default().with(name, value).error()).collect();
+    let said: Vec<_> = WRONG
+        .iter()
+        .map(|(name, value)| CommandInput::default().with(name, value).error())
+        .collect();
     insta::assert_snapshot!(said.join("\n"), @r#"
     `SOCKET_MODE` is `rw-------`; give permissions in octal, such as 0600
     `SOCKET_OWNER` is `root`; give a numeric uid, or uid:gid
@@ -181,7 +192,7 @@ fn every_setting_that_can_be_wrong_is_tried() {
 #[test]
 fn a_missing_setting_is_named() {
     let without = |name: &str| {
-        let mut given = Given::default();
+        let mut given = CommandInput::default();
         given.variables.remove(name);
         given.error()
     };
@@ -194,7 +205,7 @@ fn a_missing_setting_is_named() {
 #[test]
 fn other_upstreams_need_no_account() {
     for kind in ["openai", "anthropic"] {
-        let mut given = Given::default().with("UPSTREAM_KIND", kind);
+        let mut given = CommandInput::default().with("UPSTREAM_KIND", kind);
         given.variables.remove("BILLING_ACCOUNT_ID");
         assert_eq!(given.read().unwrap().identity.account, "");
     }
@@ -203,8 +214,9 @@ fn other_upstreams_need_no_account() {
 /// G2: A secret is given once, and never printed.
 #[test]
 fn secrets_are_given_once_and_never_shown() {
-    let file = Place::holding("sk-secret\n");
-    let by_file = Given::bare().with("RUN_ID", "r").with("LITELLM_MASTER_KEY_FILE", file.path());
+    let file = TempFile::holding("sk-secret\n");
+    let by_file =
+        CommandInput::bare().with("RUN_ID", "r").with("LITELLM_MASTER_KEY_FILE", file.path());
     let config = by_file.read().unwrap();
     assert_eq!(
         config.upstream.api_key.expose_secret(),
@@ -212,9 +224,9 @@ fn secrets_are_given_once_and_never_shown() {
         "the line end is not part of it"
     );
     assert!(!format!("{config:?} {config:#?} {}", config.digest()).contains("sk-secret"));
-    let both = Given::default().with("LITELLM_MASTER_KEY_FILE", file.path()).error();
+    let both = CommandInput::default().with("LITELLM_MASTER_KEY_FILE", file.path()).error();
     insta::assert_snapshot!(both, @"both `LITELLM_MASTER_KEY` and its file are given; give one of them");
-    let missing = Given::bare().with("LITELLM_MASTER_KEY_FILE", "/nowhere/key").error();
+    let missing = CommandInput::bare().with("LITELLM_MASTER_KEY_FILE", "/nowhere/key").error();
     insta::assert_snapshot!(missing, @"`LITELLM_MASTER_KEY_FILE` is `/nowhere/key`, which cannot be read: No such file or directory (os error 2)");
 }
 
@@ -222,8 +234,8 @@ fn secrets_are_given_once_and_never_shown() {
 #[test]
 fn a_file_is_accepted_as_a_whole_or_not_at_all() {
     let error = |text: &str| {
-        let place = Place::holding(text);
-        let error = Given::default().with("CONFIG", place.path()).error();
+        let place = TempFile::holding(text);
+        let error = CommandInput::default().with("CONFIG", place.path()).error();
         error.replace(place.path(), "[file]")
     };
     insta::assert_snapshot!(error("max_turns = 1"), @r"
@@ -270,25 +282,25 @@ fn a_file_is_accepted_as_a_whole_or_not_at_all() {
         assert!(said.starts_with(&format!("`server.{limit}` is `{}`; give ", i64::MAX)), "{said}");
     }
     insta::assert_snapshot!(error("[server]\nmax_headers = 100000"), @"`server.max_headers` is `100000`; give 1 to 4096");
-    let missing = Given::default().with("CONFIG", "/nowhere/gateway.toml").error();
+    let missing = CommandInput::default().with("CONFIG", "/nowhere/gateway.toml").error();
     insta::assert_snapshot!(missing, @"cannot read `/nowhere/gateway.toml`: No such file or directory (os error 2)");
 }
 
 /// A command line and an environment.
 #[derive(Clone)]
-struct Given {
+struct CommandInput {
     arguments: Vec<String>,
     variables: BTreeMap<String, String>,
 }
 
-impl Default for Given {
+impl Default for CommandInput {
     /// The settings that every run needs.
     fn default() -> Self {
         Self::bare().with("RUN_ID", "run-1").with("LITELLM_MASTER_KEY", "sk-x")
     }
 }
 
-impl Given {
+impl CommandInput {
     fn bare() -> Self {
         let arguments = vec!["cogni-gateway".to_owned(), "proxy".to_owned()];
         let variables = BTreeMap::from([("BILLING_ACCOUNT_ID".to_owned(), "acct-1".to_owned())]);
@@ -317,9 +329,9 @@ impl Given {
 }
 
 /// A file with this text.
-struct Place(tempfile::NamedTempFile);
+struct TempFile(tempfile::NamedTempFile);
 
-impl Place {
+impl TempFile {
     fn holding(text: &str) -> Self {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), text).unwrap();

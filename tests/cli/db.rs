@@ -125,7 +125,7 @@ async fn hold_writer(
     let ((begun, begins), (release, released)) = (tokio::sync::oneshot::channel(), mpsc::channel());
     let work = move |_: &rusqlite::Transaction<'_>| {
         let _ = begun.send(());
-        let _released = released.recv_timeout(PATIENCE);
+        let _released = released.recv_timeout(TEST_TIMEOUT);
         Ok(())
     };
     let writer = database.clone();
@@ -186,7 +186,7 @@ async fn a_long_read_does_not_block_another() {
     let place = tempdir().unwrap();
     let database = open(&place.path().join("state.db"), FIRST).unwrap();
     let (tell, told) = mpsc::channel();
-    let long = database.read_committed(move |_| Ok(told.recv_timeout(PATIENCE)));
+    let long = database.read_committed(move |_| Ok(told.recv_timeout(TEST_TIMEOUT)));
     let short = database.read_committed(move |_| Ok(tell.send(())));
     let (long, short) = tokio::join!(long, short);
     assert_eq!((long.unwrap(), short.unwrap()), (Ok(()), Ok(())));
@@ -209,7 +209,7 @@ fn waiting_readers_block_no_other_task() {
             let (database, released) = (database.clone(), released.clone());
             tokio::spawn(async move {
                 let wait = move |_: &rusqlite::Connection| {
-                    let _released = released.lock().unwrap().recv_timeout(PATIENCE);
+                    let _released = released.lock().unwrap().recv_timeout(TEST_TIMEOUT);
                     Ok(())
                 };
                 database.read_committed(wait).await
@@ -218,8 +218,8 @@ fn waiting_readers_block_no_other_task() {
         let long: Vec<_> = long.collect();
         let quick = database.read_priority(|view| view.query_row("SELECT 1", [], |row| row.get(0)));
         let other = tokio::task::spawn_blocking(|| ());
-        let quick: u32 = tokio::time::timeout(PATIENCE / 2, quick).await.unwrap().unwrap();
-        tokio::time::timeout(PATIENCE / 2, other).await.unwrap().unwrap();
+        let quick: u32 = tokio::time::timeout(TEST_TIMEOUT / 2, quick).await.unwrap().unwrap();
+        tokio::time::timeout(TEST_TIMEOUT / 2, other).await.unwrap().unwrap();
         assert_eq!(quick, 1);
         drop(release);
         for one in long {
@@ -241,7 +241,7 @@ async fn a_reader_that_panics_takes_no_connection_with_it() {
 }
 
 /// Far longer than any step of these tests takes.
-const PATIENCE: Duration = Duration::from_mins(4);
+const TEST_TIMEOUT: Duration = Duration::from_mins(4);
 
 /// More than the number of connections, fewer than the number of readers.
 const MOST_THREADS: usize = 8;

@@ -17,7 +17,7 @@ pub(crate) const ATTEMPTS: &[Attempt] = &[
     }),
     attempt("writing outside of its own places", |_| all(PLACES, |path| Outcome::of(create(path)))),
     attempt("the kernel's settings", |_| all(SETTINGS, |path| Outcome::of(write(path)))),
-    attempt("what /proc tells of the kernel", |_| all(TELLING, told)),
+    attempt("what /proc tells of the kernel", |_| all(TELLING, masked_file)),
     attempt("cgroups of its own", |_| {
         all(CGROUPS, |path| Outcome::of(fs::create_dir(Path::new(path).join("mine"))))
     }),
@@ -70,7 +70,7 @@ fn write(path: &str) -> io::Result<()> {
 }
 
 /// A masked file exists and is empty.
-fn told(path: &str) -> Outcome {
+fn masked_file(path: &str) -> Outcome {
     match fs::read(path) {
         Ok(text) => Outcome::expect(text.is_empty(), format!("{} bytes", text.len())),
         Err(error) => Outcome::of(Err::<(), _>(error)),

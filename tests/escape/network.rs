@@ -62,12 +62,12 @@ fn untold(fact: &str) -> Outcome {
 
 fn tcp(address: &str) -> Outcome {
     let address: SocketAddr = address.parse().expect("the addresses above are well-formed");
-    Outcome::of(TcpStream::connect_timeout(&address, PATIENCE))
+    Outcome::of(TcpStream::connect_timeout(&address, CONNECT_TIMEOUT))
 }
 
 fn dns() -> io::Result<()> {
     let socket = UdpSocket::bind("0.0.0.0:0")?;
-    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.set_read_timeout(Some(CONNECT_TIMEOUT))?;
     socket.connect("8.8.8.8:53")?;
     socket.send(
         b"\x12\x34\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x07example\x03com\x00\x00\x01\x00\x01",
@@ -120,4 +120,4 @@ fn socket(family: i32, kind: i32, protocol: i32) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(i32::try_from(descriptor).expect("descriptors are ints")) })
 }
 
-const PATIENCE: Duration = Duration::from_secs(1);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);

@@ -29,11 +29,11 @@ use cogni_gateway::telemetry::audit::{AuditConfig, AuditLog, RecoveredRun};
 use tempfile::TempDir;
 
 /// A directory with one log.
-struct Place {
+struct LogDir {
     folder: TempDir,
 }
 
-impl Place {
+impl LogDir {
     fn new() -> Self {
         Self { folder: tempfile::tempdir().unwrap() }
     }
@@ -63,8 +63,8 @@ impl Place {
 }
 
 /// Writes eight records: start, call, refusal, second call, end, and signature.
-fn whole_run() -> Place {
-    let place = Place::new();
+fn whole_run() -> LogDir {
+    let place = LogDir::new();
     let (log, _) = place.open();
     at_once(log.record_admission(&admitted("call-1"))).unwrap();
     log.record_settlement(&settled("call-1"));

@@ -153,7 +153,7 @@ fn a_path_that_does_not_go_upstream_is_explained() {
 /// G13: The output shows the rules that match, and the rule that refuses.
 #[test]
 fn rules_are_explained() {
-    let file = Place::holding(RULES);
+    let file = TempFile::holding(RULES);
     let flags = ["--config", file.path()];
     insta::assert_snapshot!(explained(&flags, CHAT), @r#"
     POST /v1/chat/completions (a guess; set it with `--route`)
@@ -199,7 +199,7 @@ fn rules_are_explained() {
 /// G13: `--json` prints the same facts for scripts.
 #[test]
 fn scripts_can_read_the_explanation_as_json() {
-    let file = Place::holding(RULES);
+    let file = TempFile::holding(RULES);
     let said = explained(&["--json", "--config", file.path(), "--max-turns", "5"], CHAT);
     let mut said: Map<String, Value> = serde_json::from_str(&said).unwrap();
     let headers = said.remove("headers").unwrap();
@@ -295,7 +295,7 @@ fn the_route_of_a_body_is_guessed_from_its_fields() {
 #[test]
 fn a_configuration_can_be_checked() {
     let check = |text: &str| {
-        let file = Place::holding(text);
+        let file = TempFile::holding(text);
         let matches = matches(&["check", "--config", file.path()]);
         let mut out = vec![];
         let said = check::run(matches.subcommand().unwrap().1, &mut out);
@@ -342,9 +342,9 @@ fn matches(arguments: &[&str]) -> clap::ArgMatches {
 }
 
 /// A temporary file with this text.
-struct Place(tempfile::NamedTempFile);
+struct TempFile(tempfile::NamedTempFile);
 
-impl Place {
+impl TempFile {
     fn holding(text: &str) -> Self {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), text).unwrap();

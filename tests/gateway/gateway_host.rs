@@ -12,13 +12,13 @@ use tokio_util::sync::CancellationToken;
 use crate::support::app::configuration;
 use crate::support::client::Client;
 use crate::support::model_provider;
-use crate::support::process::patience;
+use crate::support::process::wait_until;
 
 /// A hundred runs call at the same time. Each run is billed and recorded under its own name, and stopped by its own
 /// budget.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_hundred_runs_in_one_process_never_cross() {
-    let upstream = model_provider::start("").await;
+    let upstream = model_provider::start_default().await;
     let directory = tempfile::tempdir().unwrap();
     let base = configuration(directory.path(), upstream.addr);
     let seats = Arc::new(GatewayHost::new(&base).unwrap());
@@ -71,7 +71,7 @@ async fn a_hundred_runs_in_one_process_never_cross() {
 /// The name of an open run cannot be used again. As soon as the end of a run is reported, its name and its log can.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_is_open_once() {
-    let upstream = model_provider::start("").await;
+    let upstream = model_provider::start_default().await;
     let directory = tempfile::tempdir().unwrap();
     let base = configuration(directory.path(), upstream.addr);
     let seats = GatewayHost::new(&base).unwrap();
@@ -94,7 +94,7 @@ async fn a_run_is_open_once() {
 async fn prices_are_read_when_the_settings_are_loaded() {
     let directory = tempfile::tempdir().unwrap();
     let prices = directory.path().join("prices.toml");
-    let mut base = configuration(directory.path(), model_provider::start("").await.addr);
+    let mut base = configuration(directory.path(), model_provider::start_default().await.addr);
     base.prices.file = Some(prices.clone());
     let table = fs::read_to_string("config/prices.toml").unwrap();
     fs::write(&prices, &table).unwrap();
@@ -127,7 +127,7 @@ async fn prices_are_read_when_the_settings_are_loaded() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_abandoned_run_is_closed() {
     let directory = tempfile::tempdir().unwrap();
-    let base = configuration(directory.path(), model_provider::start("").await.addr);
+    let base = configuration(directory.path(), model_provider::start_default().await.addr);
     let log = base.audit.path.clone().unwrap();
     let seats = GatewayHost::new(&base).unwrap();
     drop(seats.open_gateway(base.clone()).unwrap());
@@ -141,13 +141,13 @@ async fn an_abandoned_run_is_closed() {
         seat = seats.open_gateway(base.clone()).ok();
         seat.is_some()
     };
-    tokio::task::block_in_place(|| patience(open, || "it cannot be opened again".to_owned()));
+    tokio::task::block_in_place(|| wait_until(open, || "it cannot be opened again".to_owned()));
     let served = tokio::spawn(seat.unwrap().serve_until_cancelled(CancellationToken::new()));
     let client = Client::new(&directory.path().join("llm.sock"));
     assert_eq!(client.get("/health").await.status, 200);
     served.abort();
     let is_closed = || verify::verify_file(&log, None).is_ok_and(|report| report.finished);
-    tokio::task::block_in_place(|| patience(is_closed, || "it is open for ever".to_owned()));
+    tokio::task::block_in_place(|| wait_until(is_closed, || "it is open for ever".to_owned()));
     seats.finish_all().await.unwrap();
     assert!(
         seats.run_manager().list_runs().is_empty() && seats.run_manager().list_handles().is_empty()
@@ -157,7 +157,7 @@ async fn an_abandoned_run_is_closed() {
 /// R5, L3: After the last call has ended, the log stays open for the records of the run's delivery.
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_end_before_the_records_do() {
-    let upstream = model_provider::start("").await;
+    let upstream = model_provider::start_default().await;
     let directory = tempfile::tempdir().unwrap();
     let config = configuration(directory.path(), upstream.addr);
     let (socket, log) = (config.listen.socket_path.clone(), config.audit.path.clone().unwrap());
@@ -173,7 +173,7 @@ async fn calls_end_before_the_records_do() {
         let held = WorkHeldRecord { relay: "relay-1", code: "objects" };
         run.audit.record_delivery(&held);
         let is_written = || fs::read_to_string(&log).unwrap().contains("relay.held");
-        patience(is_written, || "what is told after the calls is not written out".to_owned());
+        wait_until(is_written, || "what is told after the calls is not written out".to_owned());
         closing.records.cancel();
     };
     let served = tokio::spawn(seat.serve_in_two_steps(closing.clone()));

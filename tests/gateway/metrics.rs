@@ -408,7 +408,7 @@ async fn each_end_of_a_request_is_in_metrics_and_log() {
     let lines = fs::read_to_string(log.path().join("kept")).unwrap();
     let told: Vec<_> = lines
         .lines()
-        .map(|line| told(line, &["uri", "status", "model", "usage_source", "outcome"]))
+        .map(|line| log_values(line, &["uri", "status", "model", "usage_source", "outcome"]))
         .collect();
     insta::assert_snapshot!(told.join("\n"), @r"
     uri=/v1/chat/completions status=200 model=gpt-5-mini usage_source=provider outcome=completed
@@ -695,7 +695,7 @@ pub(crate) async fn scrape(address: SocketAddr, request: &str) -> String {
 }
 
 /// Returns the values of these keys in a line of the access log.
-fn told(line: &str, keys: &[&str]) -> String {
+fn log_values(line: &str, keys: &[&str]) -> String {
     let pairs = line.split(' ').filter(|pair| keys.contains(&pair.split_once('=').unwrap().0));
     pairs.collect::<Vec<_>>().join(" ")
 }

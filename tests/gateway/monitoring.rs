@@ -17,7 +17,7 @@ use cogni_gateway::telemetry::metrics::table::{MetricFamilySpec, MetricKind};
 use serde_json::Value;
 
 use crate::metrics::record_every_family;
-use crate::support::process::{PATIENCE, free_port};
+use crate::support::process::{TEST_TIMEOUT, free_port};
 
 /// G12: The dashboard queries only metrics and labels that exist.
 #[test]
@@ -261,7 +261,7 @@ impl Prometheus {
             if answer.as_ref().is_some_and(&will_do) {
                 return;
             }
-            assert!(begun.elapsed() < PATIENCE, "{query}: {answer:?}");
+            assert!(begun.elapsed() < TEST_TIMEOUT, "{query}: {answer:?}");
             std::thread::park_timeout(Duration::from_millis(200));
         }
     }

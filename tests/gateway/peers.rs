@@ -10,9 +10,9 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use setup::{Litellm, Place, provider};
+use setup::{Litellm, ProxySetup, provider};
 
-use crate::support::process::{free_port, patience};
+use crate::support::process::{free_port, wait_until};
 
 const TEXT: &str = "hello from the fake provider";
 const MOCKED: &str = "hello from litellm";
@@ -21,7 +21,7 @@ const MOCKED: &str = "hello from litellm";
 #[test]
 fn the_openai_sdk_speaks_through_the_socket() {
     let provider = provider("input=11,output=7");
-    let place = Place::start(&provider.address, &[]);
+    let place = ProxySetup::start(&provider.address, &[]);
     let calls = [
         "chat",
         "chat_stream",
@@ -59,7 +59,7 @@ fn the_openai_sdk_speaks_through_the_socket() {
 #[test]
 fn the_anthropic_sdk_speaks_through_the_socket() {
     let provider = provider("input=11,output=7");
-    let place = Place::start(&provider.address, &[]);
+    let place = ProxySetup::start(&provider.address, &[]);
     let [messages, messages_stream, counted] =
         place.sdk("anthropic_sdk.py", "claude", ["messages", "messages_stream", "count_tokens"]);
 
@@ -75,7 +75,7 @@ fn the_anthropic_sdk_speaks_through_the_socket() {
 #[test]
 fn the_sdks_do_not_retry_against_a_spent_budget() {
     let provider = provider("");
-    let place = Place::start(&provider.address, &[("MAX_TURNS", "1")]);
+    let place = ProxySetup::start(&provider.address, &[("MAX_TURNS", "1")]);
     let [first, chat, stream, responses] =
         place.sdk("openai_sdk.py", "gpt", ["chat", "chat", "chat_stream", "responses"]);
     assert_eq!(first["text"], TEXT);
@@ -94,7 +94,7 @@ fn the_sdks_do_not_retry_against_a_spent_budget() {
 #[test]
 fn litellm_serves_as_the_upstream_and_its_call_ids_are_recorded() {
     let litellm = Litellm::start();
-    let place = Place::start(&litellm.address, &[]);
+    let place = ProxySetup::start(&litellm.address, &[]);
 
     let mut calls = vec![];
     for (model, stream) in [("mock", false), ("mock", true), ("gpt", false), ("gpt", true)] {
@@ -134,7 +134,7 @@ fn litellm_serves_as_the_upstream_and_its_call_ids_are_recorded() {
 fn prometheus_scrapes_what_promtool_finds_no_fault_with() {
     let provider = provider("");
     let metrics = format!("127.0.0.1:{}", free_port());
-    let place = Place::start(&provider.address, &[("METRICS_ADDR", &metrics)]);
+    let place = ProxySetup::start(&provider.address, &[("METRICS_ADDR", &metrics)]);
     place.chat("gpt", false);
     place.chat("gpt", true);
 
@@ -143,9 +143,9 @@ fn prometheus_scrapes_what_promtool_finds_no_fault_with() {
     assert_eq!(complaints, "", "{text}");
 
     let prometheus = setup::Prometheus::start(&metrics);
-    patience(
+    wait_until(
         || prometheus.value(r#"up{job="cogni-gateway"}"#) == Some(1.0),
-        || format!("Prometheus does not scrape: {}", prometheus.said()),
+        || format!("Prometheus does not scrape: {}", prometheus.output()),
     );
     let requests = prometheus.value("sum(cogni_gateway_requests_total)");
     assert!(requests.is_some_and(|requests| requests >= 2.0), "{requests:?} of: {text}");

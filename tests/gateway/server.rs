@@ -20,7 +20,7 @@ use crate::support::client::{Stream, post};
 /// G1: A crash leaves its socket file behind, and the next process replaces it.
 #[test]
 fn a_stale_socket_is_replaced() {
-    let place = Place::new();
+    let place = SocketDir::new();
     drop(UnixListener::bind(place.socket()).unwrap());
     assert!(place.socket().exists(), "the file of the dead listener is there");
     let _listener = place.bind().unwrap();
@@ -30,7 +30,7 @@ fn a_stale_socket_is_replaced() {
 /// G1: Two gateways on one path would each get some of the run's calls, so the second is refused.
 #[test]
 fn a_live_socket_is_refused() {
-    let place = Place::new();
+    let place = SocketDir::new();
     let _live = UnixListener::bind(place.socket()).unwrap();
     insta::assert_snapshot!(place.refusal(), @"`[dir]/llm.sock` is served by a live process; stop it or use another path");
     UnixStream::connect(place.socket()).unwrap();
@@ -39,7 +39,7 @@ fn a_live_socket_is_refused() {
 /// G1: A listener that is too busy to accept counts as live.
 #[test]
 fn a_live_socket_with_a_full_backlog_is_refused() {
-    let place = Place::new();
+    let place = SocketDir::new();
     let (_live, _waiting) = overrun(&place.socket());
     insta::assert_snapshot!(place.refusal(), @"`[dir]/llm.sock` is served by a live process; stop it or use another path");
 }
@@ -47,7 +47,7 @@ fn a_live_socket_with_a_full_backlog_is_refused() {
 /// G1: A file that is not a socket belongs to another program, so it is kept.
 #[test]
 fn a_file_that_is_not_a_socket_is_refused_and_kept() {
-    let place = Place::new();
+    let place = SocketDir::new();
     fs::write(place.socket(), "precious").unwrap();
     insta::assert_snapshot!(place.refusal(), @"`[dir]/llm.sock` exists and is not a socket; remove it or use another path");
     assert_eq!(fs::read_to_string(place.socket()).unwrap(), "precious");
@@ -67,7 +67,7 @@ fn a_path_too_long_is_refused() {
 /// G1: A path of exactly 107 bytes is served.
 #[test]
 fn the_longest_path_is_served() {
-    let place = Place::new();
+    let place = SocketDir::new();
     let name = "x".repeat(107 - place.0.path().as_os_str().len() - 1);
     let longest = place.0.path().join(name);
     let _listener = UnixListenerGuard::bind_socket(&longest, PRIVATE).unwrap();
@@ -77,7 +77,7 @@ fn the_longest_path_is_served() {
 /// G1: The socket is closed to other users, although the umask of these tests would open it to all.
 #[test]
 fn only_the_owner_may_connect() {
-    let place = Place::new();
+    let place = SocketDir::new();
     let _listener = place.bind().unwrap();
     assert_eq!(fs::metadata(place.socket()).unwrap().permissions().mode() & 0o777, 0o600);
 }
@@ -85,7 +85,7 @@ fn only_the_owner_may_connect() {
 /// G1: The sandbox's user owns the socket if the gateway may change the owner, as root may.
 #[test]
 fn the_socket_gets_the_configured_owner() {
-    let place = Place::new();
+    let place = SocketDir::new();
     let permissions = SocketPermissions { mode: 0o660, uid: Some(1001), gid: Some(1002) };
     let _listener = UnixListenerGuard::bind_socket(&place.socket(), permissions).unwrap();
     let found = fs::metadata(place.socket()).unwrap();
@@ -95,7 +95,7 @@ fn the_socket_gets_the_configured_owner() {
 /// G1: An orderly shutdown removes the socket.
 #[test]
 fn the_socket_is_removed_at_the_end() {
-    let place = Place::new();
+    let place = SocketDir::new();
     drop(place.bind().unwrap());
     assert!(!place.socket().exists());
 }
@@ -103,7 +103,7 @@ fn the_socket_is_removed_at_the_end() {
 /// G1: A gateway does not remove a socket that another process has put at its path.
 #[test]
 fn a_socket_of_another_process_is_kept() {
-    let place = Place::new();
+    let place = SocketDir::new();
     let ours = place.bind().unwrap();
     fs::remove_file(place.socket()).unwrap();
     let _theirs = UnixListener::bind(place.socket()).unwrap();
@@ -210,9 +210,9 @@ async fn a_connection_over_the_limit_is_turned_away() {
 }
 
 /// A directory for a socket.
-struct Place(TempDir);
+struct SocketDir(TempDir);
 
-impl Place {
+impl SocketDir {
     fn new() -> Self {
         Self(tempfile::tempdir().unwrap())
     }

@@ -10,8 +10,8 @@ use cogni_gateway::service::billing::{self, BillState, BillingStore, ChargeSourc
 use serde_json::{Value, json};
 use tempfile::tempdir;
 
-use crate::peers::setup::{KEY, Place, here, provider, through};
-use crate::support::process::{Process, patience};
+use crate::peers::setup::{KEY, ProxySetup, here, provider, through};
+use crate::support::process::{Process, wait_until};
 use setup::{Litellm, Postgres, Receiver, SECRET};
 
 /// B1 to B4: The audit log, LiteLLM's callback and its spend logs agree about the same calls.
@@ -23,7 +23,7 @@ fn the_billing_store_and_litellm_agree() {
     let receiver = Receiver::start(open(state.path()));
     let litellm = Litellm::start(&provider.address, &postgres, (&receiver.endpoint(), SECRET));
     let prices = here("prices.toml").display().to_string();
-    let place = Place::start(&litellm.address, &[("PRICES_FILE", &prices)]);
+    let place = ProxySetup::start(&litellm.address, &[("PRICES_FILE", &prices)]);
 
     let whole = [("mock", false), ("mock", true), ("gpt", false), ("gpt", true)];
     let called: Vec<_> = whole.iter().map(|(model, stream)| place.chat(model, *stream)).collect();
@@ -43,7 +43,7 @@ fn the_billing_store_and_litellm_agree() {
     let said = run(state.path(), &litellm, &["record", &log]);
     assert!(said.ends_with("9 calls, 9 of them new\nexit 0"), "{said}");
     let by_callback = || receipts(&receiver).len() as u64;
-    patience(|| by_callback() > 0, || format!("{}; {}", receiver.told(), litellm.said()));
+    wait_until(|| by_callback() > 0, || format!("{}; {}", receiver.told(), litellm.output()));
     assert!(
         receipts(&receiver).iter().all(|(_, source, _)| *source == ChargeSource::LitellmCallback)
     );
@@ -90,12 +90,12 @@ fn settled(state: &std::path::Path, litellm: &Litellm, named: &str, calls: u64) 
         written += last["receipts_written"].as_u64().unwrap();
         last["matched"] == calls && last["pending"] == 0
     };
-    patience(&mut reconcile, || litellm.said());
+    wait_until(&mut reconcile, || litellm.output());
     (last, written)
 }
 
 /// Begins a slow stream and disconnects.
-fn leave(place: &Place) {
+fn leave(place: &ProxySetup) {
     let body = json!({ "model": "slow", "stream": true, "max_tokens": 1000, "messages": hello() })
         .to_string();
     let url = "http://localhost/v1/chat/completions";
@@ -107,7 +107,7 @@ fn leave(place: &Place) {
     client.until(|said| said.matches("data: ").count() > 3);
 }
 
-fn ask(place: &Place, path: &str, body: &Value) {
+fn ask(place: &ProxySetup, path: &str, body: &Value) {
     let (url, body) = (format!("http://localhost{path}"), body.to_string());
     let arguments = [
         "--output",

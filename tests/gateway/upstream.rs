@@ -163,7 +163,7 @@ async fn an_answer_that_is_not_http_is_malformed() {
         let (response, _connection) = tokio::join!(client.post("/v1/responses", &body), async {
             let (mut connection, _) = upstream.accept().await.unwrap();
             raw_upstream::request(&mut connection).await;
-            raw_upstream::say(&mut connection, &answer).await;
+            raw_upstream::send(&mut connection, &answer).await;
             connection
         });
         assert_eq!((what, response.status.as_u16()), (what, 502));
@@ -183,8 +183,8 @@ async fn framing_without_payload_is_bounded() {
     let (stream, _connection) = tokio::join!(client.open("/v1/messages", &body), async {
         let (mut connection, _) = upstream.accept().await.unwrap();
         raw_upstream::request(&mut connection).await;
-        raw_upstream::say(&mut connection, raw_upstream::STREAM).await;
-        raw_upstream::say(&mut connection, &format!("1;{}", "x".repeat(17 * 1024))).await;
+        raw_upstream::send(&mut connection, raw_upstream::STREAM).await;
+        raw_upstream::send(&mut connection, &format!("1;{}", "x".repeat(17 * 1024))).await;
         connection
     });
     assert!(!stream.rest().await.1);
@@ -243,9 +243,9 @@ async fn an_error_about_the_gateways_key_is_hidden_from_the_agent() {
             raw_upstream::request(&mut stream).await;
             // The answer is split in the middle of the key.
             let cut = answer.len() - said.len() + 10;
-            raw_upstream::say(&mut stream, &answer[..cut]).await;
+            raw_upstream::send(&mut stream, &answer[..cut]).await;
             tokio::time::sleep(Duration::from_millis(50)).await;
-            raw_upstream::say(&mut stream, &answer[cut..]).await;
+            raw_upstream::send(&mut stream, &answer[cut..]).await;
         };
         let body = unary("fake");
         let client = app.client();
@@ -285,7 +285,7 @@ async fn a_long_error_is_cut_and_charged() {
         let upstream = async {
             let (mut stream, _) = listener.accept().await.unwrap();
             raw_upstream::request(&mut stream).await;
-            raw_upstream::say(&mut stream, &format!("{head}{said}")).await;
+            raw_upstream::send(&mut stream, &format!("{head}{said}")).await;
         };
         let (mut body, client) = (unary("fake"), app.client());
         body["max_tokens"] = json!(2000);
@@ -332,9 +332,9 @@ async fn the_gateways_key_is_masked_in_a_successful_answer() {
         let upstream = async {
             let (mut stream, _) = listener.accept().await.unwrap();
             raw_upstream::request(&mut stream).await;
-            raw_upstream::say(&mut stream, &format!("{head}{}", &events[..cut])).await;
+            raw_upstream::send(&mut stream, &format!("{head}{}", &events[..cut])).await;
             tokio::time::sleep(Duration::from_millis(20)).await;
-            raw_upstream::say(&mut stream, &events[cut..]).await;
+            raw_upstream::send(&mut stream, &events[cut..]).await;
         };
         let mut body = streamed("fake");
         body["stream_options"] = json!({"include_usage": is_shown});
@@ -357,7 +357,7 @@ async fn the_gateways_key_is_masked_in_a_successful_answer() {
         let upstream = async {
             let (mut stream, _) = listener.accept().await.unwrap();
             raw_upstream::request(&mut stream).await;
-            raw_upstream::say(&mut stream, &format!("{head}{said}")).await;
+            raw_upstream::send(&mut stream, &format!("{head}{said}")).await;
         };
         let (client, body) = (
             app.client(),

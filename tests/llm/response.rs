@@ -70,7 +70,7 @@ fn each_recorded_stream_reports_its_usage_and_its_end() {
     for (name, route, stream) in fixtures() {
         let reading = Reading::of(shown(route), &stream, []);
         assert_eq!(reading.passed, stream, "{name}");
-        writeln!(table, "{name:20} {}", told(&reading)).unwrap();
+        writeln!(table, "{name:20} {}", format_reading(&reading)).unwrap();
     }
     assert_snapshot!(table, @r"
     chat_cut             Unfinished: unknown
@@ -118,7 +118,7 @@ fn the_line_end_does_not_matter() {
             continue;
         }
         let told_with = |(_, route, stream): (String, GatewayRoute, Vec<u8>)| {
-            told(&Reading::of(shown(route), &stream, []))
+            format_reading(&Reading::of(shown(route), &stream, []))
         };
         let expected = told_with((name.clone(), route, stream.clone()));
         for variant in with_line_ends((name.clone(), route, stream)) {
@@ -143,7 +143,11 @@ fn only_the_usage_chunk_is_hidden() {
         let expected: String = text.split_inclusive("\n\n").filter(is_shown).collect();
         let reading = Reading::of(hidden(route), text.as_bytes(), []);
         assert_eq!(String::from_utf8(reading.passed.clone()).unwrap(), expected, "{name}");
-        assert_eq!(told(&reading), told(&Reading::of(shown(route), text.as_bytes(), [])), "{name}");
+        assert_eq!(
+            format_reading(&reading),
+            format_reading(&Reading::of(shown(route), text.as_bytes(), [])),
+            "{name}"
+        );
     }
 }
 
@@ -208,7 +212,10 @@ fn an_event_that_lacks_only_its_empty_line_is_read_at_the_end() {
     }
     let usage = b"data: {\"choices\":[],\"usage\":{\"prompt_tokens\":5,\"completion_tokens\":1}}";
     let reading = Reading::of(hidden(GatewayRoute::ChatCompletions), usage, []);
-    assert_eq!((told(&reading).as_str(), reading.passed), ("Unfinished: 5 in, 1 out", vec![]));
+    assert_eq!(
+        (format_reading(&reading).as_str(), reading.passed),
+        ("Unfinished: 5 in, 1 out", vec![])
+    );
 }
 
 /// G7: A Messages stream that was cut has reported its input tokens, but not its output tokens.
@@ -241,7 +248,7 @@ fn usage_is_read_from_unary_bodies() {
         }
         assert_eq!(Reading::of(unary(*route), body.as_bytes(), 0..body.len()), whole, "{name}");
         assert_eq!(whole.passed, body.as_bytes(), "{name}");
-        writeln!(table, "{name:20} {}", told(&whole)).unwrap();
+        writeln!(table, "{name:20} {}", format_reading(&whole)).unwrap();
     }
     assert_snapshot!(table, @r"
     chat                 Terminated: 11 in, 7 out, 4 read, 6 reasoning, $0.0000315
@@ -479,7 +486,7 @@ fn with_line_ends(
 }
 
 /// Formats a reading for a failure message.
-fn told(reading: &Reading) -> String {
+fn format_reading(reading: &Reading) -> String {
     let usage = reading.usage.map_or_else(
         || "unknown".to_owned(),
         |usage| {

@@ -14,7 +14,7 @@ use cogni_gateway::relay::github::pull_request::{PullRequestSpec, publish_pull_r
 use cogni_gateway::relay::repo::repository::{HostedRepository, RepositoryUrl};
 use cogni_gateway::relay::repo::{BranchKey, ObjectId, SandboxBranch};
 
-use crate::support::process::{Process, free_port, patience};
+use crate::support::process::{Process, free_port, wait_until};
 
 /// L6: The calls for repositories, branches, and listing and creating pull requests agree with GitHub's description.
 #[tokio::test]
@@ -26,7 +26,7 @@ async fn creating_a_pull_request_agrees_with_githubs_description() {
     assert!(api.branch_info(&token, &repository, "sandbox/task-1").await.unwrap().is_some());
     let credential = ForgeCredential::Token(token);
     for needs_review in [false, true] {
-        let order = PullRequestSpec { needs_review, ..order() };
+        let order = PullRequestSpec { needs_review, ..pull_request_spec() };
         assert!(publish_pull_request(&api, &credential, &repository, &order).await.unwrap().is_new);
     }
 }
@@ -36,8 +36,13 @@ async fn creating_a_pull_request_agrees_with_githubs_description() {
 async fn changing_a_pull_request_agrees_with_githubs_description() {
     let github = Described::start("one.json");
     let credential = ForgeCredential::Token(SecretString::new("ghp_described"));
-    let published =
-        publish_pull_request(&github.api(), &credential, &github.repository(), &order()).await;
+    let published = publish_pull_request(
+        &github.api(),
+        &credential,
+        &github.repository(),
+        &pull_request_spec(),
+    )
+    .await;
     assert!(!published.unwrap().is_new);
 }
 
@@ -83,7 +88,7 @@ impl Described {
             .arg(kept.join(description));
         let mut process = Process::start(&mut command, "run tests/github/install");
         process.until(|said| said.contains("Prism is listening"));
-        patience(|| TcpStream::connect(("127.0.0.1", port)).is_ok(), || process.said());
+        wait_until(|| TcpStream::connect(("127.0.0.1", port)).is_ok(), || process.output());
         Self { port, _process: process }
     }
 
@@ -117,7 +122,7 @@ impl Described {
     }
 }
 
-fn order() -> PullRequestSpec {
+fn pull_request_spec() -> PullRequestSpec {
     PullRequestSpec {
         head: SandboxBranch::from_key(BranchKey::parse("task-1").unwrap()),
         base: Some("main".to_owned()),

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::support::docker_engine;
-use crate::support::process::{Process, patience};
+use crate::support::process::{Process, wait_until};
 
 /// R1–R5: Exit codes, isolation, calls, the deadline and the sweep work as with Docker Engine.
 #[test]
@@ -68,7 +68,7 @@ impl Podman {
         let service = Process::start(&mut service, "`tests/run podman` installs it");
         let podman = Self { service, directory };
         let answers = || podman.client(&["version"]).output().unwrap().status.success();
-        patience(answers, || podman.service.said());
+        wait_until(answers, || podman.service.output());
         let archive = podman.path().join("image.tar");
         docker_engine::must(&["save", "--output", archive.to_str().unwrap(), docker_engine::HOST]);
         podman.docker(&["load", "--input", archive.to_str().unwrap()]);

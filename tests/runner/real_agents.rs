@@ -19,7 +19,7 @@ use crate::support::{model_provider, service};
 #[tokio::test(flavor = "multi_thread")]
 async fn openclaw_runs_a_command_and_answers() {
     let provider = model_provider::start(&format!("tool=exec,arguments={}", call(LOOK))).await;
-    let place = Place::new();
+    let place = AgentSetup::new();
     let run = format!("run-openclaw-{}", std::process::id());
     let result = place.run(&run, provider.addr, "gpt-5", "4m");
     assert_eq!((&result["ok"], &result["exit_code"]), (&json!(true), &json!(0)), "{result:#}");
@@ -71,7 +71,7 @@ async fn openclaw_runs_a_command_and_answers() {
 #[tokio::test(flavor = "multi_thread")]
 async fn openclaw_says_that_its_model_refuses() {
     let provider = model_provider::start("status=400").await;
-    let place = Place::new();
+    let place = AgentSetup::new();
     let run = format!("run-openclaw-refused-{}", std::process::id());
     let result = place.run(&run, provider.addr, "gpt-5", "4m");
     assert_eq!(
@@ -87,14 +87,14 @@ async fn openclaw_says_that_its_model_refuses() {
 async fn openclaw_answers_a_chat_of_the_service() {
     docker_engine::need(&[IMAGE]);
     let script = format!("tool=exec,arguments={}", call("echo $((6 * 7)) networks"));
-    let mut place = service::Place::new(&script).await;
+    let mut place = service::ServiceSetup::new(&script).await;
     place.set("COGNI_DRIVER", "docker");
     place.set("COGNI_INIT", docker_engine::init());
     let mut service = place.start();
     let mut body = service::chat("look around");
     (body["graphName"], body["model"]) = ("sandbox:openclaw".into(), "gpt-5".into());
     let answer = service.post("/api/v1/ai/chat", &body).await;
-    let told = service::told(answer.text());
+    let told = service::parse_events(answer.text());
     let kinds: Vec<_> = told.iter().map(|told| &*told.kind).collect();
     assert_eq!(
         kinds,
@@ -119,11 +119,11 @@ async fn openclaw_answers_a_chat_of_the_service() {
 }
 
 /// A workspace, and the directory of its run.
-struct Place {
+struct AgentSetup {
     folder: TempDir,
 }
 
-impl Place {
+impl AgentSetup {
     fn new() -> Self {
         docker_engine::need(&[IMAGE]);
         let place = Self { folder: tempfile::tempdir().unwrap() };

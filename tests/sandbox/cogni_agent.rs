@@ -10,13 +10,13 @@ use std::process::Command;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::support::model_provider::{self, calling};
+use crate::support::model_provider::{self, calling_tool};
 use crate::support::process::NOBODY;
 
 /// A workspace, and the agent's program.
 struct Agent {
     folder: TempDir,
-    provider: model_provider::Running,
+    provider: model_provider::RunningProvider,
 }
 
 struct Ended {
@@ -33,7 +33,7 @@ impl Agent {
         symlink(concat!(env!("OUT_DIR"), "/cogni-init"), folder.path().join("cogni-agent"))
             .unwrap();
         fs::create_dir(folder.path().join(".cogni")).unwrap();
-        let agent = Self { folder, provider: model_provider::start("").await };
+        let agent = Self { folder, provider: model_provider::start_default().await };
         agent.write(&json!([{"role": "user", "content": "hi"}]).to_string());
         agent
     }
@@ -103,7 +103,7 @@ async fn an_answer_is_printed_live_and_at_the_end() {
 async fn the_conversation_is_sent_unchanged() {
     let agent = Agent::new().await;
     let message = json!({"role": "user", "content": [{"type": "text", "text": "ü"}], "name": "x"});
-    let asked = |seen: &model_provider::Running| {
+    let asked = |seen: &model_provider::RunningProvider| {
         let mut body: Value = seen.seen.last_request().unwrap().body.unwrap();
         body["tools"] = body.pointer("/tools/0/function/name").cloned().unwrap_or_default();
         body
@@ -128,7 +128,7 @@ async fn the_conversation_is_sent_unchanged() {
 async fn the_tool_is_used_until_the_model_is_done() {
     let agent = Agent::new().await;
     let ended =
-        agent.ask(&calling(&["sh", "-c", "echo $((6*7)); echo why >&2; exit 3"]), &[]).await;
+        agent.ask(&calling_tool(&["sh", "-c", "echo $((6*7)); echo why >&2; exit 3"]), &[]).await;
     assert_eq!(ended.code, 0, "{}", ended.envelope);
     assert_eq!(ended.text(), r#"{"exit_code":3,"stderr":"why\n","stdout":"42\n"}"#);
     let meta = &ended.envelope["meta"]["agentMeta"];

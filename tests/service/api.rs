@@ -22,7 +22,7 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::process::PATIENCE;
+use crate::support::process::TEST_TIMEOUT;
 use crate::support::service;
 
 /// A run that any grant may request.
@@ -53,7 +53,7 @@ async fn get(address: &str, path: &str) -> String {
 async fn until(holds: impl AsyncFn() -> bool) {
     let begun = Instant::now();
     while !holds().await {
-        assert!(begun.elapsed() < PATIENCE, "it never holds");
+        assert!(begun.elapsed() < TEST_TIMEOUT, "it never holds");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

@@ -18,7 +18,7 @@ use proptest::prelude::*;
 use serde_json::Value;
 use tempfile::{TempDir, tempdir};
 
-use crate::support::process::patience;
+use crate::support::process::wait_until;
 
 /// A3: The store has only hashes of tokens.
 #[tokio::test]
@@ -77,7 +77,7 @@ async fn a_grant_that_another_process_revokes_is_soon_worth_nothing() {
     elsewhere.revoke_grant(&grant.id).await.unwrap();
     let handle = tokio::runtime::Handle::current();
     tokio::task::spawn_blocking(move || {
-        patience(
+        wait_until(
             || handle.block_on(refused(&grants, token.expose_secret())) == "grant_revoked",
             || "it is still good".to_owned(),
         );

@@ -19,7 +19,7 @@ use cogni_gateway::service::billing::{self, BillingStore, CallUsage, ChargeNotic
 use cogni_gateway::telemetry::audit::records::CallOutcome;
 
 /// Opens a billing store in a directory.
-fn books(directory: &Path) -> BillingStore {
+fn open_store(directory: &Path) -> BillingStore {
     BillingStore::new(
         SqliteDatabase::open_database(&directory.join("state.db"), &[billing::SCHEMA]).unwrap(),
     )

@@ -14,4 +14,4 @@ mod recovery;
 mod retention_clock;
 mod upgrade;
 
-use crate::support::service::{Place, ask};
+use crate::support::service::{ServiceSetup, ask};

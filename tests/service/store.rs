@@ -12,12 +12,12 @@ use futures_util::{StreamExt, TryStreamExt};
 use serde_json::json;
 use tempfile::TempDir;
 
-struct Desk {
+struct StoreFixture {
     journal: RunStore,
     directory: TempDir,
 }
 
-impl Desk {
+impl StoreFixture {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         Self { journal: open(&directory), directory }
@@ -58,37 +58,37 @@ fn new(id: &str, key: Option<&str>, digest: &str) -> NewRunRow {
     }
 }
 
-async fn told(journal: &RunStore, run: &str, after: u64) -> Vec<RunEvent> {
+async fn events_after(journal: &RunStore, run: &str, after: u64) -> Vec<RunEvent> {
     journal.follow_events(run, after).try_collect().await.unwrap()
 }
 
 /// An idempotency key belongs to one run; a different request with the same key is refused.
 #[tokio::test]
 async fn repeating_a_request_starts_one_run() {
-    let desk = Desk::new();
+    let fixture = StoreFixture::new();
     assert!(matches!(
-        desk.journal.add_run(new("r1", Some("k"), "one")).await,
+        fixture.journal.add_run(new("r1", Some("k"), "one")).await,
         Ok(AddRunOutcome::New(..))
     ));
-    match desk.journal.add_run(new("r2", Some("k"), "one")).await.unwrap() {
+    match fixture.journal.add_run(new("r2", Some("k"), "one")).await.unwrap() {
         AddRunOutcome::Known(row) => assert_eq!(row.id, "r1"),
         other => panic!("{other:?}"),
     }
-    match desk.again().add_run(new("r3", Some("k"), "two")).await.unwrap() {
+    match fixture.again().add_run(new("r3", Some("k"), "two")).await.unwrap() {
         AddRunOutcome::Conflict(row) => assert_eq!(row.id, "r1"),
         other => panic!("{other:?}"),
     }
     let mut other = new("r4", Some("k"), "one");
     "g2".clone_into(&mut other.grant);
-    assert!(matches!(desk.journal.add_run(other).await, Ok(AddRunOutcome::New(..))));
-    assert_eq!(desk.journal.find_by_idempotency_key("g1", "k").await.unwrap().unwrap().id, "r1");
+    assert!(matches!(fixture.journal.add_run(other).await, Ok(AddRunOutcome::New(..))));
+    assert_eq!(fixture.journal.find_by_idempotency_key("g1", "k").await.unwrap().unwrap().id, "r1");
 }
 
 #[tokio::test]
 async fn asking_a_hundred_times_at_once_is_asking_once() {
-    let desk = Desk::new();
-    let asked =
-        (0..100).map(|number| desk.journal.add_run(new(&format!("r{number}"), Some("k"), "one")));
+    let fixture = StoreFixture::new();
+    let asked = (0..100)
+        .map(|number| fixture.journal.add_run(new(&format!("r{number}"), Some("k"), "one")));
     let added = futures_util::future::join_all(asked).await;
     let is_new = |added: &&Result<AddRunOutcome, _>| matches!(added, Ok(AddRunOutcome::New(..)));
     assert_eq!(added.iter().filter(is_new).count(), 1);
@@ -97,12 +97,12 @@ async fn asking_a_hundred_times_at_once_is_asking_once() {
 /// A watcher receives the same events, whether from the beginning, from the middle, live or later.
 #[tokio::test]
 async fn a_watcher_gets_every_event_once() {
-    let desk = Desk::new();
-    let feed = desk.add("r1").await;
-    let journal = desk.journal.clone();
-    let live = tokio::spawn(async move { told(&journal, "r1", 0).await });
+    let fixture = StoreFixture::new();
+    let feed = fixture.add("r1").await;
+    let journal = fixture.journal.clone();
+    let live = tokio::spawn(async move { events_after(&journal, "r1", 0).await });
     let run = async {
-        desk.journal.mark_running("r1", "{}".to_owned()).await.unwrap();
+        fixture.journal.mark_running("r1", "{}".to_owned()).await.unwrap();
         for number in 0..1000 {
             feed.publish(RunEventKind::TextDelta, &json!({"text": number.to_string()}));
             if number % 100 == 0 {
@@ -110,35 +110,35 @@ async fn a_watcher_gets_every_event_once() {
             }
         }
         let words = vec![(RunEventKind::Final, json!({"ok": true}))];
-        desk.journal.finish_run(&feed, RunEnd { words, ..RunEnd::default() }).await.unwrap();
+        fixture.journal.finish_run(&feed, RunEnd { words, ..RunEnd::default() }).await.unwrap();
     };
-    tokio::join!(desk.journal.persist_events(&feed), run);
+    tokio::join!(fixture.journal.persist_events(&feed), run);
     let live = live.await.unwrap();
     assert_eq!(live.len(), 1001);
     assert!(live.iter().zip(1..).all(|(event, seq)| event.seq == seq));
-    assert_eq!(told(&desk.journal, "r1", 0).await, live);
-    assert_eq!(told(&desk.again(), "r1", 600).await, live[600..]);
-    assert_eq!(told(&desk.journal, "unknown", 0).await, []);
+    assert_eq!(events_after(&fixture.journal, "r1", 0).await, live);
+    assert_eq!(events_after(&fixture.again(), "r1", 600).await, live[600..]);
+    assert_eq!(events_after(&fixture.journal, "unknown", 0).await, []);
 }
 
 /// After a crash, new events follow all events that watchers received, written or not, and no number is used twice.
 #[tokio::test]
 async fn events_after_a_crash_follow_the_events_before_it() {
-    let desk = Desk::new();
-    let feed = desk.add("r1").await;
+    let fixture = StoreFixture::new();
+    let feed = fixture.add("r1").await;
     for number in 0..300 {
         feed.publish(RunEventKind::TextDelta, &json!({"text": number}));
     }
     {
-        let mut kept = std::pin::pin!(desk.journal.persist_events(&feed));
+        let mut kept = std::pin::pin!(fixture.journal.persist_events(&feed));
         let saved = async {
-            while told_in_file(&desk).await < 300 {
+            while told_in_file(&fixture).await < 300 {
                 tokio::task::yield_now().await;
             }
         };
         tokio::select! { () = &mut kept => (), () = saved => () }
     }
-    let after = desk.again();
+    let after = fixture.again();
     let rows = after.unfinished_runs().await.unwrap();
     assert_eq!(
         rows.iter().map(|row| (&*row.id, row.state)).collect::<Vec<_>>(),
@@ -157,31 +157,31 @@ async fn events_after_a_crash_follow_the_events_before_it() {
         rest.last().map(|event| (event.seq, event.kind)),
         Some((100_001, RunEventKind::Final))
     );
-    assert_eq!(told(&after, "r1", 0).await.len(), 301);
+    assert_eq!(events_after(&after, "r1", 0).await.len(), 301);
     let ahead: Vec<_> = ahead.try_collect().await.unwrap();
     assert_eq!(ahead, rest[rest.len() - 1..]);
-    let again = desk.again();
-    assert_eq!(told(&again, "r1", 305).await, ahead);
+    let again = fixture.again();
+    assert_eq!(events_after(&again, "r1", 305).await, ahead);
 }
 
-async fn told_in_file(desk: &Desk) -> usize {
-    told(&desk.again(), "r1", 0).await.len()
+async fn told_in_file(fixture: &StoreFixture) -> usize {
+    events_after(&fixture.again(), "r1", 0).await.len()
 }
 
 /// The conversation is removed as soon as it is not needed. Details never displace how a run ended.
 #[tokio::test]
 async fn stored_data_is_bounded() {
-    let desk = Desk::new();
-    let feed = desk.add("r1").await;
-    desk.journal.mark_running("r1", "{\"messages\":0}".to_owned()).await.unwrap();
-    assert_eq!(desk.journal.submission("r1").await.unwrap(), "{\"messages\":0}");
+    let fixture = StoreFixture::new();
+    let feed = fixture.add("r1").await;
+    fixture.journal.mark_running("r1", "{\"messages\":0}".to_owned()).await.unwrap();
+    assert_eq!(fixture.journal.submission("r1").await.unwrap(), "{\"messages\":0}");
     for _ in 0..event_feed::MAX_EVENTS + 10 {
         feed.publish(RunEventKind::ToolCall, &json!({}));
     }
     feed.publish(RunEventKind::Final, &json!({}));
     assert_eq!(feed.dropped_count(), 10);
-    desk.journal.finish_run(&feed, RunEnd::default()).await.unwrap();
-    let events = told(&desk.again(), "r1", event_feed::MAX_EVENTS as u64 - 1).await;
+    fixture.journal.finish_run(&feed, RunEnd::default()).await.unwrap();
+    let events = events_after(&fixture.again(), "r1", event_feed::MAX_EVENTS as u64 - 1).await;
     assert_eq!(
         events.iter().map(|event| event.kind).collect::<Vec<_>>(),
         [RunEventKind::ToolCall, RunEventKind::Final]
@@ -191,30 +191,31 @@ async fn stored_data_is_bounded() {
 /// The end of a run never changes.
 #[tokio::test]
 async fn an_end_is_definite() {
-    let desk = Desk::new();
-    let feed = desk.add("r1").await;
-    desk.journal
+    let fixture = StoreFixture::new();
+    let feed = fixture.add("r1").await;
+    fixture
+        .journal
         .finish_run(&feed, RunEnd { error_code: Some("cancelled".into()), ..RunEnd::default() })
         .await
         .unwrap();
-    let row = desk.journal.find_run("r1").await.unwrap().unwrap();
-    let again = desk.journal.resume_run(&row).await.unwrap();
+    let row = fixture.journal.find_run("r1").await.unwrap().unwrap();
+    let again = fixture.journal.resume_run(&row).await.unwrap();
     let words = vec![(RunEventKind::Final, json!({"ok": true}))];
-    desk.journal.finish_run(&again, RunEnd { words, ..RunEnd::default() }).await.unwrap();
-    assert_eq!(told(&desk.journal, "r1", 0).await, [], "it had ended without a word");
-    desk.journal.mark_running("r1", String::new()).await.unwrap();
-    let row = desk.journal.find_run("r1").await.unwrap().unwrap();
+    fixture.journal.finish_run(&again, RunEnd { words, ..RunEnd::default() }).await.unwrap();
+    assert_eq!(events_after(&fixture.journal, "r1", 0).await, [], "it had ended without a word");
+    fixture.journal.mark_running("r1", String::new()).await.unwrap();
+    let row = fixture.journal.find_run("r1").await.unwrap().unwrap();
     assert_eq!((row.state, row.error_code.as_deref()), (RunPhase::Ended, Some("cancelled")));
 }
 
 #[tokio::test]
 async fn lists_are_newest_first_and_paged() {
-    let desk = Desk::new();
+    let fixture = StoreFixture::new();
     for id in ["r1", "r2", "r3"] {
-        desk.add(id).await;
+        fixture.add(id).await;
     }
     let ids = async |filter: RunFilter| -> Vec<String> {
-        desk.journal.list_runs(filter).await.unwrap().into_iter().map(|row| row.id).collect()
+        fixture.journal.list_runs(filter).await.unwrap().into_iter().map(|row| row.id).collect()
     };
     let grant = Some("g1".to_owned());
     assert_eq!(
@@ -230,8 +231,8 @@ async fn lists_are_newest_first_and_paged() {
 /// A long answer appears on standard output, in the result and in the last events, but is stored once.
 #[tokio::test]
 async fn an_answer_is_stored_once() {
-    let desk = Desk::new();
-    let feed = desk.add("r1").await;
+    let fixture = StoreFixture::new();
+    let feed = fixture.add("r1").await;
     let text = "It's \"forty-two\", says the\nbook. ".repeat(40_000);
     let ended = ended_with(&text);
     feed.publish(RunEventKind::TextDelta, &json!({"text": text[..100_000]}));
@@ -240,23 +241,23 @@ async fn an_answer_is_stored_once() {
         &json!({"text": text, "payloads": [{"text": text}]}),
     );
     {
-        let mut kept = std::pin::pin!(desk.journal.persist_events(&feed));
+        let mut kept = std::pin::pin!(fixture.journal.persist_events(&feed));
         let saved = async {
-            while told_in_file(&desk).await < 2 {
+            while told_in_file(&fixture).await < 2 {
                 tokio::task::yield_now().await;
             }
         };
         tokio::select! { () = &mut kept => (), () = saved => () }
     }
-    desk.journal.finish_run(&feed, ended.clone()).await.unwrap();
+    fixture.journal.finish_run(&feed, ended.clone()).await.unwrap();
 
-    let kept = kept_bytes(&desk).await;
+    let kept = kept_bytes(&fixture).await;
     assert!(kept < text.len() * 5 / 4, "{kept} bytes of an answer of {}", text.len());
-    let again = desk.again();
+    let again = fixture.again();
     assert_eq!(again.run_result("r1").await.unwrap(), ended.result);
     assert_eq!(again.run_output("r1").await.unwrap(), Some((ended.stdout, ended.stderr)));
-    assert_eq!(told(&again, "r1", 0).await, told(&desk.journal, "r1", 0).await);
-    let last = told(&again, "r1", 2).await.remove(0);
+    assert_eq!(events_after(&again, "r1", 0).await, events_after(&fixture.journal, "r1", 0).await);
+    let last = events_after(&again, "r1", 2).await.remove(0);
     assert_eq!((last.kind, Some(&*last.data)), (RunEventKind::Final, ended.result.as_deref()));
 }
 
@@ -273,33 +274,39 @@ async fn a_file_shrinks_when_runs_are_removed() {
             )
             .unwrap();
         }
-        let desk = Desk { journal: open(&directory), directory };
+        let fixture = StoreFixture { journal: open(&directory), directory };
         let size = || path.metadata().unwrap().len();
         let answer = |number: usize| format!("{number} ").repeat(100_000);
         for number in 0..60 {
-            let feed = desk.add(&format!("r{number}")).await;
+            let feed = fixture.add(&format!("r{number}")).await;
             (0..100)
                 .for_each(|detail| feed.publish(RunEventKind::TextDelta, &json!({"text": detail})));
-            desk.journal.finish_run(&feed, ended_with(&answer(number))).await.unwrap();
+            fixture.journal.finish_run(&feed, ended_with(&answer(number))).await.unwrap();
         }
         let (large, mark) = (size(), SystemTime::now() + Duration::from_secs(1));
         assert!(large > 12 << 20, "{large} bytes");
-        let open = desk.add("open").await;
-        assert_eq!(desk.journal.forget_ended_before(mark).await.unwrap(), 60);
+        let open = fixture.add("open").await;
+        assert_eq!(fixture.journal.forget_ended_before(mark).await.unwrap(), 60);
         assert!(size() < 6 << 20, "{} bytes of {large}", size());
-        let rows =
-            desk.journal.list_runs(RunFilter { limit: 10, ..RunFilter::default() }).await.unwrap();
+        let rows = fixture
+            .journal
+            .list_runs(RunFilter { limit: 10, ..RunFilter::default() })
+            .await
+            .unwrap();
         assert_eq!(rows.iter().map(|row| &*row.id).collect::<Vec<_>>(), ["open"]);
-        assert_eq!(told(&desk.journal, "r7", 0).await, []);
-        desk.journal.finish_run(&open, ended_with(&answer(7))).await.unwrap();
-        assert_eq!(desk.again().run_result("open").await.unwrap(), ended_with(&answer(7)).result);
+        assert_eq!(events_after(&fixture.journal, "r7", 0).await, []);
+        fixture.journal.finish_run(&open, ended_with(&answer(7))).await.unwrap();
+        assert_eq!(
+            fixture.again().run_result("open").await.unwrap(),
+            ended_with(&answer(7)).result
+        );
     }
 }
 
 /// Text that only looks like the marker for deduplicated output is kept, too.
 #[tokio::test]
 async fn output_is_stored_to_the_byte() {
-    let desk = Desk::new();
+    let fixture = StoreFixture::new();
     let long = "x".repeat(2000);
     let printed = [
         String::new(),
@@ -310,12 +317,12 @@ async fn output_is_stored_to_the_byte() {
     ];
     for (number, stdout) in printed.into_iter().enumerate() {
         let run = format!("r{number}");
-        let feed = desk.add(&run).await;
+        let feed = fixture.add(&run).await;
         let stderr = format!("{stdout}\u{1}{stdout}");
         let ended = RunEnd { stdout: stdout.clone(), stderr: stderr.clone(), ..ended_with(&long) };
-        desk.journal.finish_run(&feed, ended.clone()).await.unwrap();
-        assert_eq!(desk.journal.run_output(&run).await.unwrap(), Some((stdout, stderr)));
-        assert_eq!(desk.journal.run_result(&run).await.unwrap(), ended.result);
+        fixture.journal.finish_run(&feed, ended.clone()).await.unwrap();
+        assert_eq!(fixture.journal.run_output(&run).await.unwrap(), Some((stdout, stderr)));
+        assert_eq!(fixture.journal.run_result(&run).await.unwrap(), ended.result);
     }
 }
 
@@ -332,8 +339,8 @@ fn ended_with(answer: &str) -> RunEnd {
 }
 
 /// Returns the stored size of all runs, without the overhead of the tables.
-async fn kept_bytes(desk: &Desk) -> usize {
-    let path = desk.directory.path().join("state.db");
+async fn kept_bytes(fixture: &StoreFixture) -> usize {
+    let path = fixture.directory.path().join("state.db");
     let sum = "SELECT (SELECT sum(octet_length(data)) FROM event)
         + (SELECT sum(octet_length(concat(answer, result, stdout, stderr))) FROM outcome)";
     let database = SqliteDatabase::open_database(&path, &[SCHEMA]).unwrap();
@@ -349,12 +356,12 @@ fn feed_pause() -> Duration {
 /// Two runs that are accepted at once stay within a grant's cap together, and their reservations survive a crash.
 #[tokio::test]
 async fn runs_that_are_accepted_at_once_stay_within_the_grants_cap() {
-    let desk = Desk::new();
+    let fixture = StoreFixture::new();
     let capped = |id: &str| {
         let caps = SpendingCaps { total: Some(Nanodollars(10)), per_day: None };
         NewRunRow { caps, max_cost_usd: Some(Nanodollars(2)), ..new(id, None, "one") }
     };
-    let asked = (0..50).map(|number| desk.journal.add_run(capped(&format!("r{number}"))));
+    let asked = (0..50).map(|number| fixture.journal.add_run(capped(&format!("r{number}"))));
     let added = futures_util::future::join_all(asked).await;
     let is_new = |added: &&Result<AddRunOutcome, _>| matches!(added, Ok(AddRunOutcome::New(_, reserved)) if *reserved == Some(Nanodollars(2)));
     assert_eq!(added.iter().filter(is_new).count(), 5);
@@ -364,7 +371,7 @@ async fn runs_that_are_accepted_at_once_stay_within_the_grants_cap() {
         other => panic!("{other:?}"),
     });
     let accepted: Vec<_> = accepted.collect();
-    let after_crash = desk.again();
+    let after_crash = fixture.again();
     assert!(matches!(
         after_crash.add_run(capped("next")).await.unwrap(),
         AddRunOutcome::Exhausted(_)
@@ -375,19 +382,22 @@ async fn runs_that_are_accepted_at_once_stay_within_the_grants_cap() {
     );
 
     let ended = RunEnd { charged: Some(Nanodollars(1)), ..RunEnd::default() };
-    desk.journal.finish_run(&accepted[0], ended.clone()).await.unwrap();
+    fixture.journal.finish_run(&accepted[0], ended.clone()).await.unwrap();
     // The cost of this run is unknown.
-    desk.journal.finish_run(&accepted[1], RunEnd::default()).await.unwrap();
-    let forgotten =
-        desk.journal.forget_ended_before(SystemTime::now() + Duration::from_mins(1)).await.unwrap();
+    fixture.journal.finish_run(&accepted[1], RunEnd::default()).await.unwrap();
+    let forgotten = fixture
+        .journal
+        .forget_ended_before(SystemTime::now() + Duration::from_mins(1))
+        .await
+        .unwrap();
     assert_eq!(forgotten, 2);
-    let standing = desk.journal.spending_status("g1").await.unwrap();
+    let standing = fixture.journal.spending_status("g1").await.unwrap();
     assert_eq!(
         (standing.total.charged, standing.total.reserved),
         (Nanodollars(3), Nanodollars(6)),
         "the money of a forgotten run is not forgotten"
     );
-    match desk.journal.add_run(capped("last")).await.unwrap() {
+    match fixture.journal.add_run(capped("last")).await.unwrap() {
         AddRunOutcome::New(_, reserved) => {
             assert_eq!(reserved, Some(Nanodollars(1)), "what is left");
         }

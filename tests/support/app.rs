@@ -21,7 +21,7 @@ use super::model_provider;
 
 /// A served run. Dropping it stops everything; [`TestApp::stop`] also checks the audit log and the socket.
 pub(crate) struct TestApp {
-    pub(crate) upstream: model_provider::Running,
+    pub(crate) upstream: model_provider::RunningProvider,
     pub(crate) socket: PathBuf,
     pub(crate) metrics: Option<SocketAddr>,
     pub(crate) run: Arc<AgentRun>,
@@ -38,7 +38,7 @@ impl TestApp {
 
     /// Starts with a changed configuration.
     pub(crate) async fn with(configure: impl FnOnce(&mut GatewayConfig)) -> Self {
-        let upstream = model_provider::start("").await;
+        let upstream = model_provider::start_default().await;
         let directory = tempfile::tempdir().unwrap();
         let mut config = configuration(directory.path(), upstream.addr);
         configure(&mut config);

@@ -6,19 +6,19 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 /// Tunnels connections until the test's process ends.
-pub(crate) struct Tunnel {
+pub(crate) struct ConnectProxy {
     pub(crate) address: SocketAddr,
     asked: Arc<Mutex<Vec<String>>>,
 }
 
-impl Tunnel {
+impl ConnectProxy {
     /// Starts a proxy that connects every host to `server`.
     pub(crate) fn to(server: SocketAddr) -> Self {
         Self::start(server, false)
     }
 
     /// Starts a proxy that also requires a password, any password.
-    pub(crate) fn guarded(server: SocketAddr) -> Self {
+    pub(crate) fn with_password(server: SocketAddr) -> Self {
         Self::start(server, true)
     }
 

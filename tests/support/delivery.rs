@@ -16,14 +16,14 @@ use cogni_gateway::relay::repo::review::RelayConfig;
 use cogni_gateway::relay::repo::{BranchKey, BranchState, ObjectId, SandboxBranch};
 use cogni_gateway::telemetry::audit::AuditSigningKey;
 
-use super::github_server::{Running, credential};
+use super::github_server::{RunningGithub, credential};
 
 /// Opens this machine's relay, as a process does.
-pub(crate) fn relay(forge: &Running) -> Arc<DeliveryService> {
+pub(crate) fn relay(forge: &RunningGithub) -> Arc<DeliveryService> {
     Arc::new(DeliveryService::open(settings(forge)).unwrap())
 }
 
-pub(crate) fn settings(forge: &Running) -> DeliveryConfig {
+pub(crate) fn settings(forge: &RunningGithub) -> DeliveryConfig {
     DeliveryConfig {
         state: forge.place.path().join("state"),
         judge: RelayConfig::parse(RULES).unwrap(),
@@ -47,7 +47,7 @@ fn seed() -> SecretString {
     SecretString::new("7".repeat(64))
 }
 
-pub(crate) fn order(run: &str) -> DeliveryRequest {
+pub(crate) fn delivery_request(run: &str) -> DeliveryRequest {
     let state = BranchState {
         branch: SandboxBranch::from_key(BranchKey::parse("task-1").unwrap()),
         exists: false,

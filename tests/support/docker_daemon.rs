@@ -7,10 +7,10 @@ use std::process::{Child, Command, Stdio};
 
 use tempfile::TempDir;
 
-use super::process::patience;
+use super::process::wait_until;
 
 /// A Docker Engine; dropping it removes its containers and ends all its processes.
-pub(crate) struct Dockerd {
+pub(crate) struct DockerDaemon {
     directory: TempDir,
     child: Option<Child>,
 }
@@ -22,7 +22,7 @@ pub(crate) enum Containers {
     LiveOn,
 }
 
-impl Dockerd {
+impl DockerDaemon {
     /// Starts the engine with an image of the machine's engine.
     pub(crate) fn start(containers: Containers, image: &str) -> Self {
         let mut engine = Self { directory: tempfile::tempdir().unwrap(), child: None };
@@ -51,9 +51,10 @@ impl Dockerd {
         let started =
             command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).spawn();
         self.child = Some(started.expect("dockerd is installed; `tests/run image` does it"));
-        let is_up =
-            || UnixStream::connect(self.socket()).is_ok() && self.said(&["version"]).is_some();
-        patience(is_up, || {
+        let is_up = || {
+            UnixStream::connect(self.socket()).is_ok() && self.docker_output(&["version"]).is_some()
+        };
+        wait_until(is_up, || {
             let log = fs::read_to_string(self.path("log")).unwrap();
             format!("dockerd does not start; as root it does: {log}")
         });
@@ -76,7 +77,7 @@ impl Dockerd {
         let containerd = fs::read_to_string(&pid_file).unwrap_or_default();
         kill(signal, &child.id().to_string());
         child.wait().unwrap();
-        patience(|| !is_alive(&containerd), || format!("containerd {containerd} does not end"));
+        wait_until(|| !is_alive(&containerd), || format!("containerd {containerd} does not end"));
         let _ = fs::remove_file(pid_file);
     }
 
@@ -86,11 +87,11 @@ impl Dockerd {
 
     /// Returns the ids of all its containers.
     pub(crate) fn containers(&self) -> String {
-        self.said(&["ps", "--all", "--quiet"]).expect("it answers")
+        self.docker_output(&["ps", "--all", "--quiet"]).expect("it answers")
     }
 
     /// Returns the output of Docker's command line for this engine; `None` if the command fails.
-    fn said(&self, line: &[&str]) -> Option<String> {
+    fn docker_output(&self, line: &[&str]) -> Option<String> {
         let output = self.docker().args(line).output().unwrap();
         output.status.success().then(|| String::from_utf8(output.stdout).unwrap().trim().to_owned())
     }
@@ -106,10 +107,10 @@ impl Dockerd {
     }
 }
 
-impl Drop for Dockerd {
+impl Drop for DockerDaemon {
     fn drop(&mut self) {
-        for id in self.said(&["ps", "--all", "--quiet"]).unwrap_or_default().lines() {
-            self.said(&["rm", "--force", "--volumes", id]);
+        for id in self.docker_output(&["ps", "--all", "--quiet"]).unwrap_or_default().lines() {
+            self.docker_output(&["rm", "--force", "--volumes", id]);
         }
         self.end("-TERM");
         // A failed test may leave mounts.

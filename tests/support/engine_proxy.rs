@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::Duration;
 
-use super::process::{patience, pause_for};
+use super::process::{pause_for, wait_until};
 
 /// A call that a client makes to an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,11 +44,11 @@ pub(crate) enum Fault {
     /// The engine executes the call later.
     Slow(Duration),
     /// The engine executes the call, the connection is closed, and further inspections fail until
-    /// [`Middleman::resume`].
+    /// [`EngineProxy::resume`].
     Forsaken,
 }
 
-pub(crate) struct Middleman {
+pub(crate) struct EngineProxy {
     socket: PathBuf,
     shared: Arc<Shared>,
 }
@@ -78,9 +78,9 @@ enum Plan {
     Always(Fault),
 }
 
-impl Middleman {
+impl EngineProxy {
     pub(crate) fn new(directory: &Path, engine: &Path) -> Self {
-        let socket = directory.join("middleman.sock");
+        let socket = directory.join("engine_proxy.sock");
         let listener = UnixListener::bind(&socket).unwrap();
         let shared = Arc::new(Shared { engine: engine.to_owned(), state: Mutex::default() });
         let theirs = Arc::clone(&shared);
@@ -100,14 +100,14 @@ impl Middleman {
     }
 
     /// Injects `fault` into the next `call`, and into no other.
-    pub(crate) fn strike(&self, call: Call, fault: Fault) {
+    pub(crate) fn inject(&self, call: Call, fault: Fault) {
         let mut state = self.shared.state();
         state.plan = Plan::Once(call, fault);
         state.has_struck = false;
     }
 
     /// Injects `fault` into every `call` from now on, because a run and a concurrent sweep make the same calls.
-    pub(crate) fn strike_each(&self, call: Call, fault: Fault) {
+    pub(crate) fn inject_always(&self, call: Call, fault: Fault) {
         let mut state = self.shared.state();
         state.plan = Plan::Each(call, fault);
         state.has_struck = false;
@@ -118,9 +118,9 @@ impl Middleman {
     }
 
     /// Waits until a fault has been injected.
-    pub(crate) fn until_struck(&self) {
+    pub(crate) fn wait_until_injected(&self) {
         let calls = || format!("the fault does not strike: {:?}", self.calls());
-        patience(|| self.shared.state().has_struck, calls);
+        wait_until(|| self.shared.state().has_struck, calls);
     }
 
     pub(crate) fn calls(&self) -> Vec<Call> {
@@ -128,7 +128,7 @@ impl Middleman {
     }
 
     /// Closes every connection, and accepts no new one.
-    pub(crate) fn go_down(&self) {
+    pub(crate) fn disconnect(&self) {
         let mut state = self.shared.state();
         state.is_down = true;
         for connection in state.connections.drain(..) {
@@ -141,7 +141,7 @@ impl Middleman {
         self.shared.state().plan = Plan::None;
     }
 
-    pub(crate) fn come_back(&self) {
+    pub(crate) fn reconnect(&self) {
         self.shared.state().is_down = false;
     }
 }
@@ -181,7 +181,7 @@ impl Shared {
             let head = copy_message(&mut from_client, &mut request)?;
             let fault = self.meet(Call::of(&head));
             if matches!(fault, Some(Fault::Lost | Fault::Refused)) {
-                self.strike();
+                self.inject();
                 return hold(from_client, fault);
             }
             if let Some(Fault::Slow(delay)) = fault {
@@ -196,7 +196,7 @@ impl Shared {
             };
             let mut answer = vec![];
             let head = copy_message(&mut from_engine, &mut answer)?;
-            self.strike();
+            self.inject();
             match fault {
                 Fault::AnswerCut => return to_client.write_all(&answer[..answer.len() / 2]),
                 Fault::Late(delay) => pause_for(delay),
@@ -231,7 +231,7 @@ impl Shared {
         }
     }
 
-    fn strike(&self) {
+    fn inject(&self) {
         self.state().has_struck = true;
     }
 }

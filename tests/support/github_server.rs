@@ -22,13 +22,13 @@ pub(crate) const NAME: &str = "acme/site";
 pub(crate) const TOKEN: &str = "ghp_0nlyTheStandInKnowsIt";
 
 /// A stand-in on its own port: `main` has one commit, and `sandbox/task-1` has one more.
-pub(crate) struct Running {
+pub(crate) struct RunningGithub {
     pub(crate) hub: FakeGithubHandle,
     pub(crate) place: TempDir,
     _stop: DropGuard,
 }
 
-impl Running {
+impl RunningGithub {
     pub(crate) async fn start() -> Self {
         let place = tempfile::tempdir().unwrap();
         let bare = place.path().join("site.git");

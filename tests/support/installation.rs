@@ -20,11 +20,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::app;
 use super::docker_engine::{self, must};
-use super::process::{PATIENCE, patience};
+use super::process::{TEST_TIMEOUT, wait_until};
 use super::run_command::entries;
 
 /// An installation with its own directory.
-pub(crate) struct Place {
+pub(crate) struct Installation {
     directory: TempDir,
     /// The directory of another process's installation.
     path: Option<PathBuf>,
@@ -32,11 +32,11 @@ pub(crate) struct Place {
     root: RootSource,
 }
 
-pub(crate) fn places() -> [Place; 2] {
-    [Place::docker(), Place::embedded()]
+pub(crate) fn installations() -> [Installation; 2] {
+    [Installation::docker(), Installation::embedded()]
 }
 
-impl Place {
+impl Installation {
     pub(crate) fn docker() -> Self {
         docker_engine::need(&[docker_engine::HOST]);
         let driver = SandboxDriver::Docker { socket: docker_engine::SOCKET.into() };
@@ -85,7 +85,7 @@ impl Place {
         }
     }
 
-    pub(crate) fn order(&self, run: &str, argv: &[&str]) -> RunPlan {
+    pub(crate) fn run_plan(&self, run: &str, argv: &[&str]) -> RunPlan {
         let nobody = SocketAddr::from(([127, 0, 0, 1], 9));
         let mut config = app::configuration(&self.path(), nobody);
         run.clone_into(&mut config.identity.run);
@@ -107,7 +107,7 @@ impl Place {
 
     /// Returns the first processes of the waiting slots, as this machine sees them: processes that see this run
     /// directory.
-    pub(crate) fn waiting(&self) -> Vec<String> {
+    pub(crate) fn waiting_slots(&self) -> Vec<String> {
         let is_slot = |pid: &String| {
             let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}"));
             read("cmdline").is_ok_and(|line| line.starts_with("/cogni-init\0--slot\0"))
@@ -133,12 +133,12 @@ impl Place {
     }
 
     /// Starts `test` once more as a process that will be killed. That process gets this installation from
-    /// [`given`].
-    pub(crate) fn keeper(&self, test: &str) -> Keeper {
+    /// [`inherited_installation`].
+    pub(crate) fn start_keeper(&self, test: &str) -> KeeperProcess {
         let driver = if self.is_docker() { "docker" } else { "embedded" };
         let mut command = Command::new(env::current_exe().unwrap());
         command.args(["--exact", test]).env(DRIVER, driver).env(PATH, self.path());
-        Keeper(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+        KeeperProcess(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
     }
 
     /// Sweeps objects without a living owner, and asserts that nothing remains.
@@ -159,30 +159,30 @@ impl Place {
 }
 
 /// Returns the installation that this process was started for, if the test started it to be killed.
-pub(crate) fn given() -> Option<Place> {
+pub(crate) fn inherited_installation() -> Option<Installation> {
     let path = Some(PathBuf::from(env::var_os(PATH)?));
     let is_docker = env::var(DRIVER).is_ok_and(|driver| driver == "docker");
-    let place = if is_docker { Place::docker() } else { Place::embedded() };
-    Some(Place { path, ..place })
+    let place = if is_docker { Installation::docker() } else { Installation::embedded() };
+    Some(Installation { path, ..place })
 }
 
 const DRIVER: &str = "COGNI_TEST_KEEPS_BY";
 const PATH: &str = "COGNI_TEST_KEEPS_IN";
 
 /// A process with sandboxes that is killed when dropped.
-pub(crate) struct Keeper(Child);
+pub(crate) struct KeeperProcess(Child);
 
-impl Keeper {
+impl KeeperProcess {
     /// Kills the process without a signal handler; its sandboxes end by themselves, and a sweep removes the rest.
-    pub(crate) async fn kill(mut self, place: &Place) {
+    pub(crate) async fn kill(mut self, place: &Installation) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
-        patience(|| place.waiting().is_empty(), || "one is still there".to_owned());
+        wait_until(|| place.waiting_slots().is_empty(), || "one is still there".to_owned());
         place.sweep().await;
     }
 }
 
-impl Drop for Keeper {
+impl Drop for KeeperProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -190,15 +190,15 @@ impl Drop for Keeper {
 }
 
 /// A background task of an installation, which runs until it is stopped.
-pub(crate) struct Keeping<'place> {
-    pub(crate) place: &'place Place,
+pub(crate) struct BackgroundPool<'place> {
+    pub(crate) place: &'place Installation,
     stop: CancellationToken,
     task: JoinHandle<()>,
 }
 
-impl<'place> Keeping<'place> {
+impl<'place> BackgroundPool<'place> {
     pub(crate) fn new<F: Future<Output = ()> + Send + 'static>(
-        place: &'place Place,
+        place: &'place Installation,
         keep: impl FnOnce(CancellationToken) -> F,
     ) -> Self {
         let stop = CancellationToken::new();
@@ -212,7 +212,7 @@ impl<'place> Keeping<'place> {
         self.stop.cancel();
         self.task.await.unwrap();
         let begun = Instant::now();
-        while !self.place.left().is_empty() && begun.elapsed() < PATIENCE {
+        while !self.place.left().is_empty() && begun.elapsed() < TEST_TIMEOUT {
             self.place.sweeper().sweep().await.unwrap();
         }
         assert_eq!(self.place.left(), "");

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// A provider on its own port.
-pub(crate) struct Running {
+pub(crate) struct RunningProvider {
     pub(crate) addr: SocketAddr,
     pub(crate) seen: Arc<ProviderRequestLog>,
     pub(crate) gate: ResponseGate,
@@ -17,16 +17,21 @@ pub(crate) struct Running {
     _stop: DropGuard,
 }
 
+/// Starts a provider with the default answers, unless a request names its own script.
+pub(crate) async fn start_default() -> RunningProvider {
+    start("").await
+}
+
 /// Starts a provider whose answers follow `script`, unless a request names its own script.
-pub(crate) async fn start(script: &str) -> Running {
+pub(crate) async fn start(script: &str) -> RunningProvider {
     start_at(SocketAddr::from(([127, 0, 0, 1], 0)), script).await
 }
 
 /// Starts such a provider at this address.
-pub(crate) async fn start_at(addr: SocketAddr, script: &str) -> Running {
+pub(crate) async fn start_at(addr: SocketAddr, script: &str) -> RunningProvider {
     let provider = FakeProvider::bind(addr, script.parse().unwrap()).await.unwrap();
     let stop = CancellationToken::new();
-    let running = Running {
+    let running = RunningProvider {
         addr: provider.addr(),
         seen: provider.request_log(),
         gate: provider.response_gate(),
@@ -38,11 +43,11 @@ pub(crate) async fn start_at(addr: SocketAddr, script: &str) -> Running {
 }
 
 /// A model that calls the tool with `argv`, and then repeats the tool's result.
-pub(crate) fn calling(argv: &[&str]) -> String {
-    calling_with(&json!({ "argv": argv }))
+pub(crate) fn calling_tool(argv: &[&str]) -> String {
+    calling_tool_with(&json!({ "argv": argv }))
 }
 
-pub(crate) fn calling_with(arguments: &Value) -> String {
+pub(crate) fn calling_tool_with(arguments: &Value) -> String {
     let arguments = arguments.to_string().replace('%', "%25").replace(',', "%2c");
     format!("fake/tool=exec;echo=yes;arguments={}", arguments.replace(';', "%3b"))
 }

@@ -12,10 +12,10 @@ use tempfile::NamedTempFile;
 
 /// LiteLLM takes half a minute to start on two idle cores, and minutes on busy ones. The bound ends a test that waits
 /// for nothing.
-const START: Duration = Duration::from_mins(5);
+const START_TIMEOUT: Duration = Duration::from_mins(5);
 
 /// A bound, not a measure: a step of a second on an idle machine takes a minute on a busy one. A test has five minutes.
-pub(crate) const PATIENCE: Duration = Duration::from_mins(4);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_mins(4);
 
 /// A child process; killed when dropped, also when a test panics.
 pub(crate) struct Process {
@@ -36,15 +36,19 @@ impl Process {
     /// Waits until `holds` for the output; a program that ends meanwhile fails the test at once.
     pub(crate) fn until(&mut self, holds: impl Fn(&str) -> bool) {
         let begun = Instant::now();
-        while !holds(&self.said()) {
+        while !holds(&self.output()) {
             let ended = self.child.try_wait().unwrap();
-            assert!(ended.is_none() && begun.elapsed() < START, "{ended:?}: {}", self.said());
+            assert!(
+                ended.is_none() && begun.elapsed() < START_TIMEOUT,
+                "{ended:?}: {}",
+                self.output()
+            );
             pause();
         }
     }
 
     /// Returns the output so far.
-    pub(crate) fn said(&self) -> String {
+    pub(crate) fn output(&self) -> String {
         String::from_utf8_lossy(&fs::read(self.output.path()).unwrap()).into_owned()
     }
 
@@ -80,11 +84,11 @@ impl Drop for Process {
     }
 }
 
-/// Waits until `holds`; fails with the text of `otherwise` after [`PATIENCE`].
-pub(crate) fn patience(mut holds: impl FnMut() -> bool, otherwise: impl FnOnce() -> String) {
+/// Waits until `holds`; fails with the text of `otherwise` after [`TEST_TIMEOUT`].
+pub(crate) fn wait_until(mut holds: impl FnMut() -> bool, otherwise: impl FnOnce() -> String) {
     let begun = Instant::now();
     while !holds() {
-        assert!(begun.elapsed() < PATIENCE, "{}", otherwise());
+        assert!(begun.elapsed() < TEST_TIMEOUT, "{}", otherwise());
         pause();
     }
 }

@@ -20,7 +20,7 @@ pub(crate) async fn request(stream: &mut TcpStream) -> String {
 }
 
 /// Writes and flushes.
-pub(crate) async fn say(stream: &mut TcpStream, text: &str) {
+pub(crate) async fn send(stream: &mut TcpStream, text: &str) {
     stream.write_all(text.as_bytes()).await.unwrap();
     stream.flush().await.unwrap();
 }

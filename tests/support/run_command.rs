@@ -17,7 +17,7 @@ use crate::support::process::NOBODY;
 /// The runs of one driver.
 pub(crate) struct Sandboxed<D> {
     directory: TempDir,
-    provider: Option<model_provider::Running>,
+    provider: Option<model_provider::RunningProvider>,
     driver: PhantomData<D>,
 }
 
@@ -48,7 +48,7 @@ impl<D: Driver> Sandboxed<D> {
     }
 
     pub(crate) async fn with_provider() -> Self {
-        Self { provider: Some(model_provider::start("").await), ..Self::new() }
+        Self { provider: Some(model_provider::start_default().await), ..Self::new() }
     }
 
     pub(crate) fn path(&self) -> PathBuf {

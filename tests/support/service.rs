@@ -12,12 +12,12 @@ use tempfile::TempDir;
 
 use super::client::Client;
 use super::model_provider;
-use super::process::{Process, patience};
+use super::process::{Process, wait_until};
 
 /// The files and servers that outlive a process of the service.
-pub(crate) struct Place {
+pub(crate) struct ServiceSetup {
     directory: TempDir,
-    pub(crate) provider: model_provider::Running,
+    pub(crate) provider: model_provider::RunningProvider,
     /// The caller, unless a test names another one.
     pub(crate) owner: Grant,
     variables: Vec<(String, String)>,
@@ -39,13 +39,13 @@ pub(crate) struct Grant {
 
 /// One server-sent event.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Told {
+pub(crate) struct SseEvent {
     pub(crate) seq: u64,
     pub(crate) kind: String,
     pub(crate) data: Value,
 }
 
-impl Place {
+impl ServiceSetup {
     /// Makes a service whose provider follows `script`, and whose owner may do everything.
     pub(crate) async fn new(script: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
@@ -139,7 +139,7 @@ impl Place {
     /// Shuts a service down in order, and checks that nothing remains of any run.
     pub(crate) fn stop(&self, mut service: Service) {
         let status = tokio::task::block_in_place(|| service.process.terminate());
-        assert!(status.success(), "{}", service.process.said());
+        assert!(status.success(), "{}", service.process.output());
         self.assert_nothing_is_left();
     }
 
@@ -147,9 +147,9 @@ impl Place {
     pub(crate) fn assert_nothing_is_left(&self) {
         let left = || super::run_command::entries(&self.run_dir());
         tokio::task::block_in_place(|| {
-            patience(|| left().is_empty(), || format!("left in the run directory: {:?}", left()));
+            wait_until(|| left().is_empty(), || format!("left in the run directory: {:?}", left()));
             let run_dir = self.run_dir();
-            patience(|| processes(&run_dir).is_empty(), || format!("{:?}", processes(&run_dir)));
+            wait_until(|| processes(&run_dir).is_empty(), || format!("{:?}", processes(&run_dir)));
         });
     }
 }
@@ -179,10 +179,10 @@ impl Grant {
     }
 
     /// Returns all events of a run, until its end.
-    pub(crate) async fn events(&self, run: &str) -> Vec<Told> {
+    pub(crate) async fn events(&self, run: &str) -> Vec<SseEvent> {
         let answer = self.get(&format!("/api/v1/runs/{run}/events")).await;
         assert_eq!(answer.status, 200, "{}", answer.text());
-        told(answer.text())
+        parse_events(answer.text())
     }
 
     /// Waits for the end of a run and returns the run.
@@ -193,12 +193,12 @@ impl Grant {
 }
 
 /// Parses a stream of events.
-pub(crate) fn told(text: &str) -> Vec<Told> {
+pub(crate) fn parse_events(text: &str) -> Vec<SseEvent> {
     let field = |block: &str, name: &str| {
         block.lines().find_map(|line| Some(line.strip_prefix(name)?.trim_start().to_owned()))
     };
     let told = text.split("\n\n").filter_map(|block| {
-        Some(Told {
+        Some(SseEvent {
             seq: field(block, "id:")?.parse().unwrap(),
             kind: field(block, "event:")?,
             data: serde_json::from_str(&field(block, "data:")?).unwrap(),
@@ -218,7 +218,7 @@ pub(crate) fn chat(text: &str) -> Value {
 }
 
 /// A provider's script: the model calls the tool with a shell command, and then repeats the result.
-pub(crate) fn wants(command: &str) -> String {
+pub(crate) fn tool_call_script(command: &str) -> String {
     let arguments = json!({"argv": ["sh", "-c", command]}).to_string();
     let escaped = arguments.replace('%', "%25").replace(',', "%2c").replace(';', "%3b");
     format!("tool=exec,echo=yes,arguments={escaped}")

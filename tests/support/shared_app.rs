@@ -26,14 +26,14 @@ use tokio_util::sync::CancellationToken;
 use super::app::configuration;
 use super::client::{Response, Stream, post};
 use super::model_provider;
-use super::test_ca::{Authority, Files};
+use super::test_ca::{CertificateFiles, TestCa};
 
 /// A process with the runs `run-1` and `run-2`.
 pub(crate) struct SharedApp {
-    pub(crate) upstream: model_provider::Running,
+    pub(crate) upstream: model_provider::RunningProvider,
     pub(crate) address: SocketAddr,
     pub(crate) metrics: Option<SocketAddr>,
-    pub(crate) authority: Authority,
+    pub(crate) authority: TestCa,
     pub(crate) runs: RunManager,
     pub(crate) directory: TempDir,
     pub(crate) keys: RunTokenKeys,
@@ -47,9 +47,9 @@ impl SharedApp {
     }
 
     /// Starts with a changed configuration.
-    pub(crate) async fn with(configure: impl FnOnce(&mut GatewayConfig, &Authority)) -> Self {
-        let upstream = model_provider::start("").await;
-        let (directory, authority) = (tempfile::tempdir().unwrap(), Authority::new());
+    pub(crate) async fn with(configure: impl FnOnce(&mut GatewayConfig, &TestCa)) -> Self {
+        let upstream = model_provider::start_default().await;
+        let (directory, authority) = (tempfile::tempdir().unwrap(), TestCa::new());
         let mut config = shared(directory.path(), upstream.addr, &authority);
         configure(&mut config, &authority);
         config.validate().unwrap();
@@ -110,7 +110,7 @@ impl SharedApp {
     /// Opens a TLS connection, with a client certificate if files are given.
     pub(crate) async fn tls(
         &self,
-        own: Option<&Files>,
+        own: Option<&CertificateFiles>,
         protocols: &[&str],
     ) -> std::io::Result<impl AsyncRead + AsyncWrite + Unpin + Send + use<>> {
         let config = Arc::new(self.authority.client(own, protocols));
@@ -155,11 +155,7 @@ impl SharedApp {
 }
 
 /// Two runs with files in `directory`.
-pub(crate) fn shared(
-    directory: &Path,
-    upstream: SocketAddr,
-    authority: &Authority,
-) -> GatewayConfig {
+pub(crate) fn shared(directory: &Path, upstream: SocketAddr, authority: &TestCa) -> GatewayConfig {
     let audit_dir = directory.join("audit");
     std::fs::create_dir(&audit_dir).unwrap();
     let token_keys_file = directory.join("keys");

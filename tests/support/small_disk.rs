@@ -8,9 +8,9 @@ use std::process::Command;
 use tempfile::TempDir;
 
 /// A tmpfs that is unmounted when dropped.
-pub(crate) struct Disk(TempDir);
+pub(crate) struct SmallDisk(TempDir);
 
-impl Disk {
+impl SmallDisk {
     pub(crate) fn mount(bytes: u64) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let size = format!("size={bytes}");
@@ -60,7 +60,7 @@ impl Disk {
     }
 }
 
-impl Drop for Disk {
+impl Drop for SmallDisk {
     fn drop(&mut self) {
         // The unmount is lazy, because a failing test may still hold files open.
         let unmounted = Command::new("umount").arg("-l").arg(self.0.path()).status().unwrap();

@@ -8,19 +8,19 @@ use rustls::pki_types::PrivatePkcs8KeyDer;
 use tempfile::TempDir;
 
 /// A CA and the file of its certificate.
-pub(crate) struct Authority {
+pub(crate) struct TestCa {
     issuer: CertifiedIssuer<'static, KeyPair>,
     pub(crate) file: PathBuf,
     place: TempDir,
 }
 
 /// The two files of a server or client with a certificate.
-pub(crate) struct Files {
+pub(crate) struct CertificateFiles {
     pub(crate) certificate: PathBuf,
     pub(crate) key: PathBuf,
 }
 
-impl Authority {
+impl TestCa {
     pub(crate) fn new() -> Self {
         let mut params = CertificateParams::new(vec![]).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -43,21 +43,25 @@ impl Authority {
     }
 
     /// Makes a certificate for `name` and its key.
-    pub(crate) fn files(&self, name: &str) -> Files {
+    pub(crate) fn files(&self, name: &str) -> CertificateFiles {
         let (certificate, key) = self.issue(name);
         let write = |ending: &str, pem: String| {
             let path = self.place.path().join(format!("{name}.{ending}"));
             fs::write(&path, pem).unwrap();
             path
         };
-        Files {
+        CertificateFiles {
             certificate: write("crt", certificate.pem()),
             key: write("key", key.serialize_pem()),
         }
     }
 
     /// Makes a TLS client that trusts this CA, with a client certificate if files are given.
-    pub(crate) fn client(&self, own: Option<&Files>, protocols: &[&str]) -> rustls::ClientConfig {
+    pub(crate) fn client(
+        &self,
+        own: Option<&CertificateFiles>,
+        protocols: &[&str],
+    ) -> rustls::ClientConfig {
         use rustls::pki_types::pem::PemObject as _;
         use rustls::pki_types::{CertificateDer, PrivateKeyDer};
         let builder = rustls::ClientConfig::builder().with_root_certificates(roots(&self.file));

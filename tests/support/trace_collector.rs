@@ -17,22 +17,22 @@ use prost::Message;
 use tokio::net::TcpListener;
 
 /// A collector that stores what it receives.
-pub(crate) struct Collector {
+pub(crate) struct TraceCollector {
     pub(crate) address: SocketAddr,
-    seen: Arc<Mutex<Seen>>,
+    seen: Arc<Mutex<ReceivedSpans>>,
 }
 
 #[derive(Clone, Default)]
-pub(crate) struct Seen {
+pub(crate) struct ReceivedSpans {
     pub(crate) heads: Vec<String>,
     pub(crate) requests: Vec<ExportTraceServiceRequest>,
 }
 
-impl Collector {
+impl TraceCollector {
     pub(crate) async fn start(status: StatusCode) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let seen = Arc::new(Mutex::new(Seen::default()));
+        let seen = Arc::new(Mutex::new(ReceivedSpans::default()));
         let keep = Arc::clone(&seen);
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
@@ -45,12 +45,12 @@ impl Collector {
         Self { address, seen }
     }
 
-    pub(crate) fn seen(&self) -> Seen {
+    pub(crate) fn seen(&self) -> ReceivedSpans {
         self.seen.lock().unwrap().clone()
     }
 }
 
-impl Seen {
+impl ReceivedSpans {
     pub(crate) fn spans(&self) -> Vec<Span> {
         let all = self.requests.iter().flat_map(|request| &request.resource_spans);
         all.flat_map(|of_us| &of_us.scope_spans).flat_map(|scope| scope.spans.clone()).collect()
@@ -58,7 +58,7 @@ impl Seen {
 }
 
 async fn take(
-    keep: Arc<Mutex<Seen>>,
+    keep: Arc<Mutex<ReceivedSpans>>,
     status: StatusCode,
     request: Request<Incoming>,
 ) -> hyper::Result<Response<Full<Bytes>>> {

@@ -13,7 +13,7 @@ use crate::support::model_provider;
 /// G13: An operator pauses, resumes, drains and cuts a run; each action is in the audit log with its user.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operator_pauses_ends_and_cuts_a_run() {
-    let upstream = model_provider::start("").await;
+    let upstream = model_provider::start_default().await;
     let run = Run::new(&upstream.addr.to_string());
     let mut gateway = run.start();
     let admin = Client::new(&run.admin_socket());
@@ -69,7 +69,7 @@ async fn an_operator_pauses_ends_and_cuts_a_run() {
 /// G13: Limits and models change while the run is served, or not at all.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operator_changes_limits_and_models() {
-    let upstream = model_provider::start("").await;
+    let upstream = model_provider::start_default().await;
     let run = Run::new(&upstream.addr.to_string());
     let mut gateway = run.start();
     let admin = Client::new(&run.admin_socket());
@@ -111,7 +111,7 @@ async fn an_operator_changes_limits_and_models() {
 /// G13: A request on the socket reloads the configuration, as SIGHUP does.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operator_reloads_the_configuration() {
-    let upstream = model_provider::start("").await;
+    let upstream = model_provider::start_default().await;
     let run = Run::new(&upstream.addr.to_string());
     run.configure("[policy.body]\nmodels = ['fake']");
     let _gateway = run.start();
@@ -129,7 +129,7 @@ async fn an_operator_reloads_the_configuration() {
 /// G13: The `admin` command does the same on machines without curl.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_command_prints_the_sockets_answers() {
-    let upstream = model_provider::start("").await;
+    let upstream = model_provider::start_default().await;
     let run = Run::new(&upstream.addr.to_string());
     let _gateway = run.start();
     let socket = run.admin_socket();

@@ -133,17 +133,17 @@ const OPERATORS: &[Row] = &[
 
 #[test]
 fn settings_say_what_they_can_be() {
-    insta::assert_snapshot!(told(SETTINGS));
+    insta::assert_snapshot!(run_command_lines(SETTINGS));
 }
 
 #[test]
 fn a_run_that_cannot_begin_says_what_is_missing() {
-    insta::assert_snapshot!(told(RUNS));
+    insta::assert_snapshot!(run_command_lines(RUNS));
 }
 
 #[test]
 fn operators_are_told_what_to_do_instead() {
-    insta::assert_snapshot!(told(OPERATORS));
+    insta::assert_snapshot!(run_command_lines(OPERATORS));
 }
 
 /// R1: If something that a run needs is missing, the result has a code of its own.
@@ -183,7 +183,7 @@ fn shells_and_man_know_every_command() {
 }
 
 /// Runs each command line; returns its exit status and output. No command line starts a run.
-fn told(rows: &[Row]) -> String {
+fn run_command_lines(rows: &[Row]) -> String {
     let place = tempfile::tempdir().unwrap();
     prepare(place.path());
     let directory = place.path().to_str().unwrap();

@@ -11,13 +11,13 @@ use serde_json::Value;
 use super::BINARY;
 use crate::support::client::{Client, request};
 use crate::support::model_provider;
-use crate::support::process::{Process, patience};
-use crate::support::test_ca::Authority;
+use crate::support::process::{Process, wait_until};
+use crate::support::test_ca::TestCa;
 
 /// G12: Each line is one flat JSON object, with the run and its trace if the line is about a run.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_json_line_names_its_run_and_trace() {
-    let upstream = model_provider::start("").await;
+    let upstream = model_provider::start_default().await;
     let place = tempfile::tempdir().unwrap();
     let mut command = Command::new(BINARY);
     command
@@ -35,7 +35,7 @@ async fn a_json_line_names_its_run_and_trace() {
     gateway.until(|said| said.contains(r#""message":"ready""#));
     assert!(gateway.terminate().success());
     let lines: Vec<Value> =
-        gateway.said().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        gateway.output().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     for line in &lines {
         humantime::parse_rfc3339(line["time"].as_str().unwrap()).unwrap();
     }
@@ -76,7 +76,7 @@ async fn a_log_without_a_reader_delays_nothing() {
         .env("LOG", "trace");
     let mut gateway = Process::start(&mut command, "build it with cargo");
     let is_served = || UnixStream::connect(&socket).is_ok();
-    tokio::task::block_in_place(|| patience(is_served, || gateway.said()));
+    tokio::task::block_in_place(|| wait_until(is_served, || gateway.output()));
     let mut connection = Client::new(&socket).http2().await;
     // HTTP/2 logs several lines per request: more than a pipe and the queue hold.
     for _ in 0..1000 {
@@ -116,7 +116,7 @@ async fn a_client_cannot_fill_our_log_through_the_crates_below_us() {
         let _ = client.read_to_end(&mut vec![]);
     }
     assert!(gateway.terminate().success());
-    let said = gateway.said();
+    let said = gateway.output();
     assert!(said.contains("stopped") && !said.contains("WARN"), "{said}");
 }
 
@@ -138,8 +138,8 @@ fn streams_taken_back() -> Vec<u8> {
 /// Clients learn none of that.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_operator_is_told_why_the_upstream_fails() {
-    let upstream = model_provider::start("").await;
-    let (here, authority) = (upstream.addr.to_string(), Authority::new());
+    let upstream = model_provider::start_default().await;
+    let (here, authority) = (upstream.addr.to_string(), TestCa::new());
     let causes = [
         ("nowhere.invalid:4000", "fake", "upstream_unreachable", "cause=dns"),
         ("127.0.0.1:9", "fake", "upstream_unreachable", "cause=connection_refused"),
@@ -171,7 +171,7 @@ async fn the_operator_is_told_why_the_upstream_fails() {
             assert!(!told.contains("127.0.0.1") && !told.contains("nowhere"), "{told}");
         }
         assert!(tokio::task::block_in_place(|| gateway.terminate()).success());
-        let said = gateway.said();
+        let said = gateway.output();
         let warnings: Vec<_> = said.lines().filter(|line| line.contains("WARN")).collect();
         assert_eq!(warnings.len(), 1, "{host}: {said}");
         let name = host.trim_start_matches("https://");
@@ -185,7 +185,7 @@ async fn the_operator_is_told_why_the_upstream_fails() {
 /// R8: `doctor` tries the configured upstream, and names the setting to change if that fails.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_doctor_asks_the_upstream() {
-    let upstream = model_provider::start("").await;
+    let upstream = model_provider::start_default().await;
     let place = tempfile::tempdir().unwrap();
     let state = place.path().join("state");
     let doctor = |host: &str, key: &str| {

@@ -212,7 +212,7 @@ fn a_forged_chain_is_detected_with_the_key() {
     let pinned = verify::verify_file(&place.log(), Some(&key)).unwrap();
     assert_eq!(pinned.signatures.last, Some(8));
 
-    let forged = Place::new();
+    let forged = LogDir::new();
     let other = AuditConfig { signing_key: None, ..config(&forged.log()) };
     let (log, _) = AuditLog::open_log(&other, &started()).unwrap();
     log.finish_log(&RunFinishedRecord { spent: amount(0, 0, 0), admitted: 0, refused: 0 }).unwrap();
@@ -225,7 +225,7 @@ fn a_forged_chain_is_detected_with_the_key() {
 /// G11: Checkpoints are written on time, and a run may be resumed with another key.
 #[test]
 fn checkpoints_are_signed_every_so_many_records_by_whoever_writes() {
-    let place = Place::new();
+    let place = LogDir::new();
     let signed = AuditConfig { checkpoint_every: 4, ..config(&place.log()) };
     let (log, _) = AuditLog::open_log(&signed, &started()).unwrap();
     for call in 0..10 {
@@ -251,7 +251,7 @@ fn checkpoints_are_signed_every_so_many_records_by_whoever_writes() {
 /// without new records wakes no task.
 #[tokio::test]
 async fn a_flush_signs_records_that_waited_too_long() {
-    let place = Place::new();
+    let place = LogDir::new();
     // By the next flush, any record has waited for this long.
     let soon = AuditConfig { checkpoint_interval: Duration::from_nanos(1), ..config(&place.log()) };
     let (log, _) = AuditLog::open_log(&soon, &started()).unwrap();
@@ -283,7 +283,7 @@ async fn a_flush_signs_records_that_waited_too_long() {
 /// G11: Before the interval is over, calls are not signed individually.
 #[test]
 fn a_flush_does_not_sign_records_before_the_interval() {
-    let place = Place::new();
+    let place = LogDir::new();
     let later =
         AuditConfig { checkpoint_interval: Duration::from_hours(1), ..config(&place.log()) };
     let never = AuditConfig { checkpoint_interval: Duration::ZERO, ..config(&place.log()) };

@@ -51,7 +51,7 @@ fn verify_with_a_key_says_who_signed() {
 /// G11: a log without an end is either being written or damaged, and the report says which.
 #[test]
 fn verify_names_the_process_that_writes_the_log() {
-    let place = Place::new();
+    let place = LogDir::new();
     let (log, _) = place.open();
     at_once(log.record_admission(&admitted("call-1"))).unwrap();
     let end_of = |text: &str| {
@@ -69,7 +69,7 @@ fn verify_names_the_process_that_writes_the_log() {
     ");
     });
     // A copy is a log whose process is gone.
-    let copy = Place::new();
+    let copy = LogDir::new();
     fs::write(copy.log(), place.bytes()).unwrap();
     let (code, text) = verified(&copy, None);
     assert_eq!(code, ExitCode::SUCCESS);
@@ -104,7 +104,7 @@ fn verify_names_the_first_record_that_was_changed() {
 
 #[test]
 fn verify_does_not_praise_an_empty_file() {
-    let place = Place::new();
+    let place = LogDir::new();
     fs::write(place.log(), "").unwrap();
     let (code, text) = verified(&place, None);
     assert_eq!(code, ExitCode::FAILURE);
@@ -171,7 +171,7 @@ fn show_prints_a_row_for_each_record() {
 /// A client chooses the name of a model, and a terminal obeys control characters, so they are not printed.
 #[test]
 fn show_prints_no_control_characters() {
-    let place = Place::new();
+    let place = LogDir::new();
     let (log, _) = place.open();
     let model = "\u{1b}[2Jgpt\r\n\u{202e}4";
     at_once(log.record_admission(&CallAdmittedRecord { model: Some(model), ..admitted("call-1") }))
@@ -191,11 +191,11 @@ fn show_ends_where_the_proof_ends() {
     assert_eq!(text.lines().count(), 1 + 5 + 2);
 }
 
-fn verified(place: &Place, public_key: Option<String>) -> (ExitCode, String) {
+fn verified(place: &LogDir, public_key: Option<String>) -> (ExitCode, String) {
     output(&AuditCommand::Verify { file: place.log(), public_key })
 }
 
-fn shown(place: &Place) -> (ExitCode, String) {
+fn shown(place: &LogDir) -> (ExitCode, String) {
     output(&AuditCommand::Show { file: place.log() })
 }
 

@@ -13,7 +13,7 @@ use crate::support::allocations;
 /// G11: The records of many threads form one chain, and each call is admitted before it is settled.
 #[test]
 fn eight_threads_write_one_chain() {
-    let place = Place::new();
+    let place = LogDir::new();
     let (log, _) = place.open();
     thread::scope(|scope| {
         for writer in 0..8 {
@@ -39,7 +39,7 @@ fn eight_threads_write_one_chain() {
 /// G11: A text that a client chooses is truncated to its limit, between two characters.
 #[test]
 fn a_long_text_is_cut() {
-    let place = Place::new();
+    let place = LogDir::new();
     let (log, _) = place.open();
     let (given, kept) = (format!("m{}", "ü".repeat(1000)), format!("m{}", "ü".repeat(127)));
     at_once(log.record_admission(&CallAdmittedRecord { model: Some(&given), ..admitted("1") }))
@@ -57,7 +57,7 @@ fn a_long_text_is_cut() {
 /// G11: When an admission is acknowledged, it is in the file, and so are all earlier records.
 #[test]
 fn an_admission_takes_everything_before_it_to_the_file() {
-    let place = Place::new();
+    let place = LogDir::new();
     let (log, _) = place.open();
     log.record_refusal(&refused("call-1", "route_not_served"));
     at_once(log.record_admission(&admitted("call-2"))).unwrap();
@@ -73,7 +73,7 @@ fn an_admission_takes_everything_before_it_to_the_file() {
 /// G11: `fsync` acknowledges every admission, and admissions that wait share one sync.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiting_admissions_share_a_sync() {
-    let place = Place::new();
+    let place = LogDir::new();
     let config = AuditConfig { durability: AuditDurability::Fsync, ..config(&place.log()) };
     let log = Arc::new(AuditLog::open_log(&config, &started()).unwrap().0);
     let mut calls = JoinSet::new();
@@ -95,7 +95,7 @@ async fn waiting_admissions_share_a_sync() {
 /// G11: A client that disconnects while its admission becomes durable is charged nothing.
 #[test]
 fn an_abandoned_admission_is_settled_as_not_sent() {
-    let place = Place::new();
+    let place = LogDir::new();
     let config = AuditConfig { durability: AuditDurability::Fsync, ..config(&place.log()) };
     let (log, _) = AuditLog::open_log(&config, &started()).unwrap();
     // The sync may be done before the first poll; then the call cannot be abandoned.
@@ -122,7 +122,7 @@ fn an_abandoned_admission_is_settled_as_not_sent() {
 /// G11: `group` syncs in the background and never delays an admission.
 #[test]
 fn grouped_admissions_do_not_wait() {
-    let place = Place::new();
+    let place = LogDir::new();
     let config = AuditConfig { durability: AuditDurability::Group, ..config(&place.log()) };
     let (log, _) = AuditLog::open_log(&config, &started()).unwrap();
     for call in 0..100 {
@@ -135,7 +135,7 @@ fn grouped_admissions_do_not_wait() {
 /// G11: Recording a call allocates nothing, including signed checkpoints.
 #[test]
 fn a_recorded_call_does_not_allocate() {
-    let place = Place::new();
+    let place = LogDir::new();
     let signed = AuditConfig { checkpoint_every: 256, ..config(&place.log()) };
     let (log, _) = AuditLog::open_log(&signed, &started()).unwrap();
     let calls = |count: u64| {

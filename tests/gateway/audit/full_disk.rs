@@ -5,12 +5,12 @@ use cogni_gateway::telemetry::audit::chain::MAX_UNSETTLED_CALLS;
 use cogni_gateway::telemetry::audit::read::AuditEvent;
 
 use super::*;
-use crate::support::small_disk::Disk;
+use crate::support::small_disk::SmallDisk;
 
 /// G11: While the log cannot be written, no call is admitted, and no record of an open stream is lost.
 #[test]
 fn a_full_disk_stops_admissions_and_loses_nothing() {
-    let disk = Disk::mount(256 * 1024);
+    let disk = SmallDisk::mount(256 * 1024);
     let path = disk.path("audit.jsonl");
     let (log, _) = AuditLog::open_log(&signed_often(&path), &started()).unwrap();
     for call in 0..20 {
@@ -59,7 +59,7 @@ fn a_full_disk_stops_admissions_and_loses_nothing() {
 /// G11: A write that stops in the middle of a record leaves no part of the record.
 #[test]
 fn a_disk_with_room_for_one_page_at_a_time_is_used_and_never_torn() {
-    let disk = Disk::mount(256 * 1024);
+    let disk = SmallDisk::mount(256 * 1024);
     let path = disk.path("audit.jsonl");
     let (log, _) = AuditLog::open_log(&signed_often(&path), &started()).unwrap();
     for call in 0..40 {
@@ -85,7 +85,7 @@ fn a_disk_with_room_for_one_page_at_a_time_is_used_and_never_torn() {
 /// G11: If a full disk has no room for a run's end record, that record is written once there is room.
 #[test]
 fn the_end_that_a_full_disk_did_not_take_is_written_later() {
-    let disk = Disk::mount(256 * 1024);
+    let disk = SmallDisk::mount(256 * 1024);
     let path = disk.path("audit.jsonl");
     let (log, _) = AuditLog::open_log(&signed_often(&path), &started()).unwrap();
     for call in 0..40 {
@@ -111,7 +111,7 @@ fn the_end_that_a_full_disk_did_not_take_is_written_later() {
 /// G11: A run cannot start on a disk without room for its first record.
 #[test]
 fn a_log_that_cannot_take_its_first_record_does_not_open() {
-    let disk = Disk::mount(64 * 1024);
+    let disk = SmallDisk::mount(64 * 1024);
     disk.fill();
     let error = AuditLog::open_log(&config(&disk.path("audit.jsonl")), &started()).err().unwrap();
     assert!(matches!(error, AuditError::File { .. }), "{error}");
@@ -129,7 +129,7 @@ fn a_log_that_cannot_take_its_first_record_does_not_open() {
 /// G11: The backlog for a full disk is bounded because the calls in flight are bounded.
 #[test]
 fn too_many_calls_without_an_end_are_not_admitted() {
-    let place = Place::new();
+    let place = LogDir::new();
     let (log, _) = place.open();
     for call in 0..MAX_UNSETTLED_CALLS {
         at_once(log.record_admission(&admitted(&call.to_string()))).unwrap();
@@ -143,7 +143,7 @@ fn too_many_calls_without_an_end_are_not_admitted() {
 /// G11: A flood of refusals does not fill the disk, and every refusal is counted.
 #[test]
 fn refusals_of_one_code_are_counted_after_the_first_64() {
-    let place = Place::new();
+    let place = LogDir::new();
     let (log, _) = place.open();
     for call in 0..10_000 {
         let code = if call % 10 == 0 { "rate_limited" } else { "route_not_served" };
@@ -177,7 +177,7 @@ fn refusals_of_one_code_are_counted_after_the_first_64() {
 /// hold checkpoints, too.
 #[test]
 fn a_log_at_its_limit_admits_nothing_more() {
-    let place = Place::new();
+    let place = LogDir::new();
     let config = AuditConfig { max_bytes: 20_000, ..config(&place.log()) };
     let (log, _) = AuditLog::open_log(&config, &started()).unwrap();
     let mut calls = 0;

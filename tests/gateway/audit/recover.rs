@@ -19,7 +19,7 @@ use super::*;
 /// G11: A last record that was torn at any byte is repaired, and no byte is lost.
 #[test]
 fn a_last_line_cut_at_any_byte_is_moved_aside_and_settled() {
-    let place = Place::new();
+    let place = LogDir::new();
     let (log, _) = place.open();
     at_once(log.record_admission(&admitted("call-1"))).unwrap();
     log.record_settlement(&settled("call-1"));
@@ -31,7 +31,7 @@ fn a_last_line_cut_at_any_byte_is_moved_aside_and_settled() {
 
     for cut in last..whole.len() {
         // Every repair is synced, and there are hundreds; a sync to memory is cheap.
-        let place = Place { folder: tempfile::tempdir_in("/dev/shm").unwrap() };
+        let place = LogDir { folder: tempfile::tempdir_in("/dev/shm").unwrap() };
         fs::write(place.log(), &whole[..cut]).unwrap();
         let (log, recovered) = place.open();
         drop(log);
@@ -54,7 +54,7 @@ fn a_last_line_cut_at_any_byte_is_moved_aside_and_settled() {
 /// G11: A torn admission was never acknowledged, so nothing is charged for it.
 #[test]
 fn a_torn_admission_costs_nothing() {
-    let place = Place::new();
+    let place = LogDir::new();
     let (log, _) = place.open();
     at_once(log.record_admission(&admitted("call-1"))).unwrap();
     drop(log);
@@ -67,7 +67,7 @@ fn a_torn_admission_costs_nothing() {
 /// G9, G11: The log knows the age of its run across all processes.
 #[test]
 fn the_age_of_a_run_is_in_its_log() {
-    let (place, begun) = (Place::new(), Instant::now());
+    let (place, begun) = (LogDir::new(), Instant::now());
     let (log, fresh) = place.open();
     assert_eq!(fresh.age, Duration::ZERO);
     drop(log);
@@ -100,7 +100,7 @@ fn a_log_whose_writer_is_killed_reopens_and_proves_itself() {
     if let Some(path) = env::var_os(VICTIM) {
         return write_until_killed(Path::new(&path));
     }
-    let place = Place::new();
+    let place = LogDir::new();
     let mut acknowledged = HashSet::new();
     // Each round continues the log of the round before.
     for (round, calls) in [1, 7, 60, 300, 1000].into_iter().enumerate() {
@@ -141,7 +141,7 @@ fn a_log_whose_writer_is_killed_reopens_and_proves_itself() {
 /// G11: Charges add up across restarts, whichever process crashed.
 #[test]
 fn what_was_charged_adds_up_over_restarts() {
-    let place = Place::new();
+    let place = LogDir::new();
     for round in 0..3 {
         let (log, recovered) = place.open();
         let charged = 118 * round + 600 * round;
@@ -198,13 +198,13 @@ fn a_log_of_another_run_is_left_alone() {
 #[test]
 fn a_file_that_is_no_log_is_left_alone() {
     for content in ["password = hunter2", "a line\n", "{}\n{}\n", "{\"v\":2,\"seq\":1"] {
-        let place = Place::new();
+        let place = LogDir::new();
         fs::write(place.log(), content).unwrap();
         let error = AuditLog::open_log(&config(&place.log()), &started()).err().unwrap();
         assert!(matches!(error, AuditError::ChainBroken { .. }), "{content}: {error}");
         assert_eq!(place.bytes(), content.as_bytes());
     }
-    let place = Place::new();
+    let place = LogDir::new();
     fs::create_dir(place.log()).unwrap();
     assert!(matches!(
         AuditLog::open_log(&config(&place.log()), &started()),
@@ -216,7 +216,7 @@ fn a_file_that_is_no_log_is_left_alone() {
 #[test]
 fn a_log_is_never_written_through_a_link() {
     for is_there in [true, false] {
-        let place = Place::new();
+        let place = LogDir::new();
         let other = place.log().with_extension("other");
         if is_there {
             fs::write(&other, "").unwrap();
@@ -231,7 +231,7 @@ fn a_log_is_never_written_through_a_link() {
 /// G11: Two writers would break the chain, so the second one is refused.
 #[test]
 fn a_log_in_use_cannot_be_opened_again() {
-    let place = Place::new();
+    let place = LogDir::new();
     let (log, _) = place.open();
     let error = AuditLog::open_log(&config(&place.log()), &started()).err().unwrap();
     insta::with_settings!({filters => [(r"`/.*/audit.jsonl`", "`[log]`")]}, {
@@ -304,7 +304,7 @@ fn write_until_killed(path: &Path) {
 }
 
 /// Returns the report of everything before a torn tail.
-fn check_prefix(place: &Place) -> AuditVerifyReport {
+fn check_prefix(place: &LogDir) -> AuditVerifyReport {
     let bytes = place.bytes();
     check(&bytes).unwrap_or_else(|broken| {
         assert_eq!(broken.why, ChainBreakReason::Torn);

@@ -14,7 +14,7 @@ use super::*;
 
 /// The bytes of a finished log with a checkpoint after every third record.
 static LOG: LazyLock<Vec<u8>> = LazyLock::new(|| {
-    let place = Place::new();
+    let place = LogDir::new();
     let config = AuditConfig { checkpoint_every: 3, ..config(&place.log()) };
     let (log, _) = AuditLog::open_log(&config, &started()).unwrap();
     for call in ["call-1", "call-2", "call-3"] {
@@ -170,7 +170,7 @@ fn sign(chain: &mut HashChain, log: &mut Vec<u8>) {
 }
 
 fn verified(log: &[u8]) -> (ExitCode, String) {
-    let place = Place::new();
+    let place = LogDir::new();
     fs::write(place.log(), log).unwrap();
     let mut out = vec![];
     let public_key = Some(key().to_string());

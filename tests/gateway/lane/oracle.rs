@@ -56,7 +56,7 @@ pub(crate) async fn converse(mode: LaneMode, pieces: &[&[u8]]) -> Traces {
         app.serve_until_cancelled(closing).await.expect("an orderly end");
     };
     let asked = async {
-        let answers = tokio::time::timeout(PATIENCE, ask(&socket, pieces)).await;
+        let answers = tokio::time::timeout(TEST_TIMEOUT, ask(&socket, pieces)).await;
         stop.cancel();
         answers.expect("the gateway has closed the connection")
     };
@@ -249,4 +249,4 @@ const TURNS: usize = 16;
 /// The time to wait for the rest of an incomplete request.
 const SHORT: Duration = Duration::from_millis(150);
 
-const PATIENCE: Duration = Duration::from_mins(1);
+const TEST_TIMEOUT: Duration = Duration::from_mins(1);

@@ -9,7 +9,7 @@ use serde_json::json;
 use tokio::io::AsyncReadExt as _;
 
 use super::raw_client::{Reply, connect, post, read, read_until};
-use crate::support::model_provider::{Running, start};
+use crate::support::model_provider::{RunningProvider, start_default};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -28,7 +28,7 @@ fn arrived(reply: &Reply) -> usize {
         - reply.text().matches("\"content\":\"\"").count()
 }
 
-async fn ended(provider: &Running) -> AnswerEnd {
+async fn ended(provider: &RunningProvider) -> AnswerEnd {
     provider
         .seen
         .wait_until(|seen| seen.last_request().is_some_and(|last| last.ended.is_some()))
@@ -38,7 +38,7 @@ async fn ended(provider: &Running) -> AnswerEnd {
 
 #[tokio::test]
 async fn a_reset_is_an_rst_after_so_many_chunks() {
-    let provider = start("").await;
+    let provider = start_default().await;
     for sent in 0..=3 {
         let reply = stream(provider.addr, &format!("reset@{sent}")).await;
         assert_eq!(reply.error, Some(ErrorKind::ConnectionReset));
@@ -52,7 +52,7 @@ async fn a_reset_is_an_rst_after_so_many_chunks() {
 
 #[tokio::test]
 async fn a_close_is_a_fin_where_the_body_goes_on() {
-    let provider = start("").await;
+    let provider = start_default().await;
     for sent in 0..=3 {
         let reply = stream(provider.addr, &format!("close@{sent}")).await;
         assert_eq!((reply.error, reply.whole, arrived(&reply)), (None, false, sent));
@@ -67,7 +67,7 @@ async fn a_close_is_a_fin_where_the_body_goes_on() {
 
 #[tokio::test]
 async fn a_truncated_stream_ends_its_body_and_not_its_events() {
-    let provider = start("").await;
+    let provider = start_default().await;
     let reply = stream(provider.addr, "truncate@2").await;
     assert_eq!((reply.whole, arrived(&reply)), (true, 2));
     assert!(!reply.text().contains("[DONE]"));
@@ -76,7 +76,7 @@ async fn a_truncated_stream_ends_its_body_and_not_its_events() {
 
 #[tokio::test]
 async fn an_error_is_an_event_in_the_protocols_own_shape() {
-    let provider = start("").await;
+    let provider = start_default().await;
     let cases = [
         (CHAT, "data: {\"error\":", "data: [DONE]\n\n"),
         ("/v1/messages", "event: error\n", "\n\n"),
@@ -96,7 +96,7 @@ async fn an_error_is_an_event_in_the_protocols_own_shape() {
 
 #[tokio::test]
 async fn garbage_is_neither_a_head_nor_a_chunk() {
-    let provider = start("").await;
+    let provider = start_default().await;
     let reply = stream(provider.addr, "garbage@1").await;
     assert_eq!(arrived(&reply), 1);
     assert!(reply.garbage.starts_with(b"\x00\xff"));
@@ -106,7 +106,7 @@ async fn garbage_is_neither_a_head_nor_a_chunk() {
 
 #[tokio::test]
 async fn a_unary_body_breaks_half_way() {
-    let provider = start("").await;
+    let provider = start_default().await;
     for (fault, error) in [("close@1", None), ("reset@end", Some(ErrorKind::ConnectionReset))] {
         let reply = unary(provider.addr, fault).await;
         let length: usize = reply.header("content-length").unwrap().parse().unwrap();
@@ -118,7 +118,7 @@ async fn a_unary_body_breaks_half_way() {
 
 #[tokio::test]
 async fn a_stall_lasts_until_the_client_leaves() {
-    let provider = start("").await;
+    let provider = start_default().await;
     for (fault, before) in [("stall@head", None), ("stall@1", Some("hello"))] {
         let model = format!("fake/chunks=3,fault={fault}");
         let body = json!({ "model": model, "stream": true });
@@ -137,7 +137,7 @@ async fn a_stall_lasts_until_the_client_leaves() {
 
 #[tokio::test]
 async fn a_gate_holds_back_what_comes_after_it() {
-    let provider = start("").await;
+    let provider = start_default().await;
     let body = json!({ "model": "fake/chunks=3,gate=1", "stream": true });
     let mut client = connect(provider.addr, CHAT, &body).await;
     let early = read_until(&mut client, "hello").await;
@@ -152,7 +152,7 @@ async fn a_gate_holds_back_what_comes_after_it() {
 
 #[tokio::test]
 async fn a_gate_before_the_head_is_opened_over_http() {
-    let provider = start("").await;
+    let provider = start_default().await;
     let mut client = connect(provider.addr, CHAT, &json!({ "model": "fake/gate=head" })).await;
     provider.gate.wait_for_waiting(1).await;
     assert_eq!(provider.seen.last_request().unwrap().status, None);

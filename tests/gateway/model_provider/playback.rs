@@ -6,12 +6,12 @@ use rustix::time::{ClockId, clock_gettime};
 use serde_json::json;
 
 use super::raw_client::{Reply, post};
-use crate::support::model_provider::start;
+use crate::support::model_provider::start_default;
 
 const CHAT: &str = "/v1/chat/completions";
 
 async fn stream(script: &str) -> Reply {
-    let provider = start("").await;
+    let provider = start_default().await;
     let body = json!({ "model": format!("fake/{script}"), "stream": true });
     post(provider.addr, CHAT, &body).await
 }
@@ -87,7 +87,7 @@ async fn a_stamped_chunk_is_as_long_as_the_script_says() {
 
 #[tokio::test]
 async fn a_responses_stream_numbers_its_events() {
-    let provider = start("").await;
+    let provider = start_default().await;
     let body = json!({ "model": "fake/chunks=20", "stream": true });
     let events = post(provider.addr, "/v1/responses", &body).await.events();
     let numbers: Vec<_> = events.iter().map(|event| &event["sequence_number"]).collect();
@@ -96,7 +96,7 @@ async fn a_responses_stream_numbers_its_events() {
 
 #[tokio::test]
 async fn unary_and_streamed_answers_say_the_same() {
-    let provider = start("").await;
+    let provider = start_default().await;
     let model = "fake/chunks=9,text=one two";
     let body = json!({ "model": model, "stream": true });
     let streamed: String = post(provider.addr, CHAT, &body)

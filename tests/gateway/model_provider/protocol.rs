@@ -6,7 +6,7 @@ use insta::{assert_json_snapshot, assert_snapshot};
 use serde_json::{Value, json};
 
 use super::raw_client::{Reply, get, plain, post};
-use crate::support::model_provider::start;
+use crate::support::model_provider::{start, start_default};
 
 /// Replaces ids and times, which differ between runs; their length and place are checked.
 fn stable<T>(check: impl FnOnce() -> T) -> T {
@@ -190,7 +190,7 @@ async fn a_stream_has_litellms_headers_and_no_cost() {
 
 #[tokio::test]
 async fn the_call_id_is_handed_back() {
-    let provider = start("").await;
+    let provider = start_default().await;
     let reply =
         plain(provider.addr, "GET", "/v1/models", "x-litellm-call-id: run1-req-7\r\n").await;
     assert_eq!(reply.header("x-litellm-call-id"), Some("run1-req-7"));
@@ -198,7 +198,7 @@ async fn the_call_id_is_handed_back() {
 
 #[tokio::test]
 async fn models_are_listed_in_the_shape_of_whoever_asks() {
-    let provider = start("").await;
+    let provider = start_default().await;
     assert_snapshot!(get(provider.addr, "/v1/models").await.text(), @r#"{"data":[{"created":1,"id":"fake-small","object":"model","owned_by":"fake"},{"created":1,"id":"fake-large","object":"model","owned_by":"fake"}],"object":"list"}"#);
     let anthropic = "anthropic-version: 2023-06-01\r\n";
     assert_snapshot!(plain(provider.addr, "GET", "/v1/models", anthropic).await.text(), @r#"{"data":[{"created_at":"2026-01-01T00:00:00Z","display_name":"fake-small","id":"fake-small","type":"model"},{"created_at":"2026-01-01T00:00:00Z","display_name":"fake-large","id":"fake-large","type":"model"}],"first_id":"fake-small","has_more":false,"last_id":"fake-large"}"#);
@@ -320,7 +320,7 @@ async fn the_last_event_can_be_left_out() {
 
 #[tokio::test]
 async fn what_is_not_served_is_refused() {
-    let provider = start("").await;
+    let provider = start_default().await;
     for (method, path, status) in [
         ("GET", "/v1/chat/completions", 405),
         ("DELETE", "/v1/models", 405),
@@ -334,7 +334,7 @@ async fn what_is_not_served_is_refused() {
 
 #[tokio::test]
 async fn http_2_is_spoken_to_whoever_begins_with_it() {
-    let provider = start("").await;
+    let provider = start_default().await;
     let client = hyper_util::client::legacy::Client::builder(TokioExecutor::new())
         .http2_only(true)
         .build_http();

@@ -10,13 +10,13 @@ use tokio::io::AsyncWriteExt as _;
 use tokio_util::sync::CancellationToken;
 
 use super::raw_client::{connect, get, plain, post, read, read_until, send};
-use crate::support::model_provider::start;
+use crate::support::model_provider::{start, start_default};
 
 const CHAT: &str = "/v1/chat/completions";
 
 #[tokio::test]
 async fn a_request_is_recorded_as_it_came() {
-    let provider = start("").await;
+    let provider = start_default().await;
     let body = r#"{"model":"m","user":"u"}"#;
     let head = "POST /v1/chat/completions?beta=true HTTP/1.1\r\nHost: fake\r\nX-B: 2\r\n\
                 Authorization: Bearer k\r\nX-A: 1\r\nconnection: close\r\ncontent-length: 24\r\n\r\n";
@@ -35,7 +35,7 @@ async fn a_request_is_recorded_as_it_came() {
 
 #[tokio::test]
 async fn a_client_that_leaves_mid_stream_is_recorded() {
-    let provider = start("").await;
+    let provider = start_default().await;
     let body = json!({ "model": "fake/chunks=1000000,size=1KiB", "stream": true });
     let mut client = connect(provider.addr, CHAT, &body).await;
     read_until(&mut client, "xxx").await;
@@ -52,7 +52,7 @@ async fn a_client_that_leaves_mid_stream_is_recorded() {
 
 #[tokio::test]
 async fn a_client_that_does_not_read_is_not_sent_everything() {
-    let provider = start("").await;
+    let provider = start_default().await;
     let body = json!({ "model": "fake/chunks=1000000,size=1KiB", "stream": true });
     let client = connect(provider.addr, CHAT, &body).await;
     // The kernel's buffers take some megabytes; then the count stops rising.
@@ -71,7 +71,7 @@ async fn a_client_that_does_not_read_is_not_sent_everything() {
 
 #[tokio::test]
 async fn refused_requests_are_recorded_too() {
-    let provider = start("").await;
+    let provider = start_default().await;
     get(provider.addr, "/v1/files").await;
     post(provider.addr, CHAT, &json!({ "model": "fake/nonsense" })).await;
     let statuses: Vec<_> = provider.seen.requests().iter().map(|request| request.status).collect();
@@ -80,7 +80,7 @@ async fn refused_requests_are_recorded_too() {
 
 #[tokio::test]
 async fn only_the_last_requests_and_small_bodies_are_kept() {
-    let provider = start("").await;
+    let provider = start_default().await;
     let requests = MAX_KEPT_REQUESTS + 10;
     let mut pipeline = "GET /v1/models HTTP/1.1\r\nhost: fake\r\n\r\n".repeat(requests - 1);
     pipeline.push_str("GET /v1/models HTTP/1.1\r\nhost: fake\r\nconnection: close\r\n\r\n");
@@ -103,7 +103,7 @@ async fn only_the_last_requests_and_small_bodies_are_kept() {
 
 #[tokio::test]
 async fn the_record_is_told_over_http_and_forgotten_on_demand() {
-    let provider = start("").await;
+    let provider = start_default().await;
     for model in ["a", "b"] {
         post(provider.addr, CHAT, &json!({ "model": model })).await;
     }
@@ -155,7 +155,7 @@ async fn shutdown_cuts_even_a_stall_and_says_who_did_it() {
 
 #[tokio::test]
 async fn a_body_that_breaks_off_is_a_client_that_left() {
-    let provider = start("").await;
+    let provider = start_default().await;
     let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: fake\r\ncontent-length: 99\r\n\r\n{";
     let mut client = send(provider.addr, head).await;
     provider.seen.wait_until(|seen| seen.request_count() == 1).await;

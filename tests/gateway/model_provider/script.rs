@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::raw_client::post;
-use crate::support::model_provider::start;
+use crate::support::model_provider::{start, start_default};
 
 #[test]
 fn a_wrong_script_is_told_what_is_wrong() {
@@ -95,7 +95,7 @@ async fn a_models_script_is_laid_over_the_providers_own() {
 
 #[tokio::test]
 async fn a_wrong_script_in_a_model_is_a_bad_request() {
-    let provider = start("").await;
+    let provider = start_default().await;
     let body = json!({ "model": "fake/chunks=many" });
     let reply = post(provider.addr, "/v1/messages", &body).await;
     assert_eq!(reply.status(), 400);

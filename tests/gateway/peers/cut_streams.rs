@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::setup::{Place, provider};
+use super::setup::{ProxySetup, provider};
 
 /// G9: The SDKs take a cut for the model's own limit, and do not retry.
 #[test]
@@ -33,7 +33,7 @@ fn the_sdks_take_half_a_tool_call_for_an_error() {
 /// Returns the results of an SDK for streams that are granted 20 tokens each.
 fn cut<const N: usize>(script: &str, calls: [&str; N]) -> [Value; N] {
     let provider = provider(script);
-    let place = Place::start(&provider.address, &[("MAX_OUTPUT_TOKENS", "1000")]);
+    let place = ProxySetup::start(&provider.address, &[("MAX_OUTPUT_TOKENS", "1000")]);
     let seen = place.sdk("cut_sdk.py", "m", calls);
     let records = place.ends_with_a_whole_record();
     let settled: Vec<_> =

@@ -18,12 +18,12 @@ const GATEWAY: &str = env!("CARGO_BIN_EXE_cogni-gateway");
 pub(crate) const KEY: &str = "sk-litellm-master";
 
 /// A proxy with its socket, access log and audit log in one directory.
-pub(crate) struct Place {
+pub(crate) struct ProxySetup {
     folder: TempDir,
     proxy: RefCell<Process>,
 }
 
-impl Place {
+impl ProxySetup {
     pub(crate) fn start(upstream: &str, more: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let file = |name: &str| folder.path().join(name);
@@ -80,7 +80,7 @@ impl Place {
     /// Ends the proxy, verifies its audit log, and returns the records.
     pub(crate) fn ends_with_a_whole_record(&self) -> Vec<Value> {
         let status = self.proxy.borrow_mut().terminate();
-        assert!(status.success(), "{status}: {}", self.proxy.borrow().said());
+        assert!(status.success(), "{status}: {}", self.proxy.borrow().output());
         let audit = self.audit_log();
         output(Command::new(GATEWAY).args(["audit", "verify"]).arg(&audit));
         parse_lines(&fs::read_to_string(audit).unwrap())
@@ -113,7 +113,7 @@ pub(crate) fn provider(script: &str) -> Peer {
 pub(crate) fn provider_with(arguments: &[&str]) -> Peer {
     let mut process = Process::start(Command::new(GATEWAY).arg("provider").args(arguments), "");
     process.until(|said| said.ends_with('\n'));
-    let said = process.said();
+    let said = process.output();
     let (_, address) = said.trim().split_once("http://").unwrap();
     Peer { address: address.to_owned(), _process: process }
 }
@@ -153,7 +153,7 @@ impl Litellm {
     }
 
     /// Returns what the callback in `tests/peers/witness.py` has recorded so far, one line of JSON per event.
-    pub(super) fn witnessed(&self) -> String {
+    pub(super) fn callback_lines(&self) -> String {
         fs::read_to_string(self.folder.path().join("witness.jsonl")).unwrap()
     }
 
@@ -163,8 +163,8 @@ impl Litellm {
     }
 
     /// Returns LiteLLM's own log.
-    pub(super) fn said(&self) -> String {
-        self.process.said()
+    pub(super) fn output(&self) -> String {
+        self.process.output()
     }
 }
 
@@ -212,8 +212,8 @@ impl Prometheus {
         answer["data"]["result"][0]["value"][1].as_str()?.parse().ok()
     }
 
-    pub(super) fn said(&self) -> String {
-        self.process.said()
+    pub(super) fn output(&self) -> String {
+        self.process.output()
     }
 }
 

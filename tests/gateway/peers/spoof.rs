@@ -10,18 +10,18 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use self::litellm_callback::Witness;
-use self::matrix_case::{Cell, Expect, Lies, MARK, Route};
+use self::litellm_callback::CallbackRecords;
+use self::matrix_case::{Expect, MARK, MatrixCase, Route, SpoofedValues};
 use super::parse_lines;
-use super::setup::{Litellm, Place, provider};
+use super::setup::{Litellm, ProxySetup, provider};
 use crate::support::client::Client;
 
 /// G3, G4, G5, G6: Spoofed headers, members of the body, duplicate keys and paths have no effect on any route.
 #[tokio::test]
 async fn spoofed_values_never_reach_litellm() {
-    let lies = Lies::read();
+    let lies = SpoofedValues::read();
     let litellm = Litellm::start();
-    let place = Place::start(&litellm.address, &[("MODELS", "gpt,claude")]);
+    let place = ProxySetup::start(&litellm.address, &[("MODELS", "gpt,claude")]);
     let client = Client::new(&place.socket());
 
     let mut honest = vec![];
@@ -30,7 +30,7 @@ async fn spoofed_values_never_reach_litellm() {
         honest.push((route, pair.map(|answer| call_of(&answer).unwrap())));
     }
     let (mut wrong, mut served) = (vec![], vec![]);
-    for cell in lies.cells() {
+    for cell in lies.cases() {
         let answer = client.raw(&cell.bytes).await;
         match is_served(&cell, &answer) {
             Ok(true) => served.push((call_of(&answer), cell)),
@@ -45,14 +45,14 @@ async fn spoofed_values_never_reach_litellm() {
         }
     }
 
-    let open = Place::start(&litellm.address, &[]);
+    let open = ProxySetup::start(&litellm.address, &[]);
     let client = Client::new(&open.socket());
     for cell in lies.named_models() {
         wrong.extend(is_served(&cell, &client.raw(&cell.bytes).await).err());
     }
 
     let records = place.ends_with_a_whole_record();
-    let witness = Witness::of(&litellm, served.len() + 2 * honest.len());
+    let witness = CallbackRecords::of(&litellm, served.len() + 2 * honest.len());
     for (route, [call, again]) in &honest {
         witness.knows_the_truth(call);
         let cells = served.iter().filter(|(_, cell)| cell.route == *route);
@@ -63,7 +63,7 @@ async fn spoofed_values_never_reach_litellm() {
     wrong.extend(unrecorded(&records, &served));
     wrong.extend(marked(&litellm, &served));
     wrong.extend(with_other_credentials(&litellm.forwarded()));
-    wrong.extend(unlisted(&litellm.said()));
+    wrong.extend(unlisted(&litellm.output()));
     assert!(wrong.is_empty(), "{} of these:\n{}", wrong.len(), wrong.join("\n"));
 }
 
@@ -71,9 +71,9 @@ async fn spoofed_values_never_reach_litellm() {
 #[tokio::test]
 async fn the_model_list_is_requested_with_the_gateways_identity() {
     let provider = provider("");
-    let place = Place::start(&provider.address, &[]);
+    let place = ProxySetup::start(&provider.address, &[]);
     let client = Client::new(&place.socket());
-    for lie in Lies::read().headers() {
+    for lie in SpoofedValues::read().headers() {
         let head =
             format!("GET /v1/models?key={MARK}0#{MARK}0 HTTP/1.1\r\n{CLOSE}{lie}: {MARK}0\r\n\r\n");
         assert!(client.raw(head.as_bytes()).await.starts_with("HTTP/1.1 200 "), "{lie}");
@@ -83,7 +83,7 @@ async fn the_model_list_is_requested_with_the_gateways_identity() {
 }
 
 /// Returns whether a request went upstream, or an error if its outcome is wrong.
-fn is_served(cell: &Cell, answer: &str) -> Result<bool, String> {
+fn is_served(cell: &MatrixCase, answer: &str) -> Result<bool, String> {
     let head = answer.split("\r\n\r\n").next().unwrap_or_default();
     let is_refused = head.starts_with("HTTP/1.1 4") && head.contains("x-should-retry: false");
     let is_served = head.starts_with("HTTP/1.1 200 ");
@@ -101,7 +101,7 @@ fn call_of(answer: &str) -> Option<String> {
 }
 
 /// G11: Returns calls whose id in LiteLLM differs from the id in the audit log.
-fn unrecorded(records: &[Value], served: &[(Option<String>, Cell)]) -> Vec<String> {
+fn unrecorded(records: &[Value], served: &[(Option<String>, MatrixCase)]) -> Vec<String> {
     let admitted: BTreeSet<_> = records
         .iter()
         .filter(|record| record["event"] == "request.admitted")
@@ -114,10 +114,10 @@ fn unrecorded(records: &[Value], served: &[(Option<String>, Cell)]) -> Vec<Strin
 }
 
 /// Returns spoofed requests whose mark appears in anything that LiteLLM or the provider received.
-fn marked(litellm: &Litellm, served: &[(Option<String>, Cell)]) -> BTreeSet<String> {
+fn marked(litellm: &Litellm, served: &[(Option<String>, MatrixCase)]) -> BTreeSet<String> {
     let saw = [
-        ("LiteLLM", litellm.witnessed()),
-        ("LiteLLM's log", litellm.said()),
+        ("LiteLLM", litellm.callback_lines()),
+        ("LiteLLM's log", litellm.output()),
         ("the provider", litellm.forwarded()),
     ];
     let mut marked = BTreeSet::new();

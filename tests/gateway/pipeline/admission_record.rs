@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::support::app::TestApp;
 use crate::support::raw_upstream;
-use crate::support::small_disk::Disk;
+use crate::support::small_disk::SmallDisk;
 
 /// G11: The admission is in the file before the upstream receives the first byte.
 #[tokio::test]
@@ -24,7 +24,7 @@ async fn an_admission_is_on_disk_before_the_call_is_sent() {
             let request = raw_upstream::request(&mut connection).await;
             let id = admitted[calls - 1]["request"].as_str().unwrap();
             assert!(request.contains(&format!("x-litellm-call-id: {id}\r\n")), "{request}");
-            raw_upstream::say(&mut connection, raw_upstream::ANSWER).await;
+            raw_upstream::send(&mut connection, raw_upstream::ANSWER).await;
             request
         });
         assert!(request.starts_with("POST /v1/messages HTTP/1.1\r\n"));
@@ -60,7 +60,7 @@ async fn a_call_is_two_records() {
 /// G11: While records cannot be written, no call is admitted, and open streams continue.
 #[tokio::test]
 async fn a_full_disk_stops_calls_and_no_stream() {
-    let disk = Disk::mount(256 * 1024);
+    let disk = SmallDisk::mount(256 * 1024);
     let log = disk.path("audit.jsonl");
     let app = TestApp::with(|config| config.audit.path = Some(log.clone())).await;
     let stream = app.client().open("/v1/chat/completions", &streamed("fake/gate=1")).await;

@@ -75,7 +75,7 @@ fn allocated(body: &Value, calls: u32, configure: fn(&mut GatewayConfig)) -> u64
         let stop = stop.clone();
         move || {
             runtime().block_on(async {
-                let upstream = model_provider::start("").await;
+                let upstream = model_provider::start_default().await;
                 ready.send(upstream.addr).unwrap();
                 begin.recv().unwrap();
                 let client = Client::new(&socket);

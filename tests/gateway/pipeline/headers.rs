@@ -237,7 +237,7 @@ async fn an_encoding_that_was_not_requested_is_malformed() {
         let request = raw_upstream::request(&mut connection).await;
         assert!(request.contains("accept-encoding: identity\r\n"), "{request}");
         let answer = raw_upstream::ANSWER.replace("\r\n\r\n", "\r\ncontent-encoding: gzip\r\n\r\n");
-        raw_upstream::say(&mut connection, &answer).await;
+        raw_upstream::send(&mut connection, &answer).await;
     });
     assert_eq!(
         (answer.status.as_u16(), &answer.json()["error"]["code"]),

@@ -23,7 +23,7 @@ use tempfile::TempDir;
 
 use crate::support::app::TestApp;
 use crate::support::model_provider;
-use crate::support::process::{Process, patience};
+use crate::support::process::{Process, wait_until};
 
 /// G15: The process holds nothing for a run whose calls cannot be admitted, on any number of connections.
 #[tokio::test]
@@ -64,7 +64,7 @@ async fn bodies_in_flight_are_bounded_and_their_memory_is_returned() {
     for socket in sockets {
         socket.shutdown(Shutdown::Both).unwrap();
     }
-    patience(|| gateway.resident() < before + 24 * MIB, || gateway.resident().to_string());
+    wait_until(|| gateway.resident() < before + 24 * MIB, || gateway.resident().to_string());
 }
 
 #[tokio::test]
@@ -316,7 +316,7 @@ async fn the_limit_of_descriptors_is_raised() {
     let limits = fs::read_to_string(format!("/proc/{}/limits", gateway.process.id())).unwrap();
     let files = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
     assert_eq!(files.split_whitespace().nth(3), Some("3000"), "{files}");
-    let said = gateway.process.said();
+    let said = gateway.process.output();
     assert!(said.contains("too few descriptors"), "{said}");
 }
 
@@ -324,7 +324,7 @@ async fn the_limit_of_descriptors_is_raised() {
 struct Gateway {
     process: Process,
     socket: PathBuf,
-    upstream: model_provider::Running,
+    upstream: model_provider::RunningProvider,
     _directory: TempDir,
 }
 
@@ -342,7 +342,7 @@ impl Gateway {
     }
 
     async fn launch(mut command: Command, flags: &[&str]) -> Self {
-        let upstream = model_provider::start("").await;
+        let upstream = model_provider::start_default().await;
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("llm.sock");
         command.arg("proxy").args(flags).arg("--socket-path").arg(&socket);

@@ -34,14 +34,14 @@ async fn a_stream_passes_byte_for_byte_and_is_counted() {
         let (answer, ()) = tokio::join!(client.post(path, &body), async {
             let (mut connection, _) = upstream.accept().await.unwrap();
             raw_upstream::request(&mut connection).await;
-            raw_upstream::say(&mut connection, raw_upstream::STREAM).await;
+            raw_upstream::send(&mut connection, raw_upstream::STREAM).await;
             // The stream is split into chunks of three bytes, where no event ends.
             for piece in events.as_bytes().chunks(3) {
                 let piece = std::str::from_utf8(piece).unwrap();
-                raw_upstream::say(&mut connection, &format!("{:x}\r\n{piece}\r\n", piece.len()))
+                raw_upstream::send(&mut connection, &format!("{:x}\r\n{piece}\r\n", piece.len()))
                     .await;
             }
-            raw_upstream::say(&mut connection, "0\r\n\r\n").await;
+            raw_upstream::send(&mut connection, "0\r\n\r\n").await;
         });
         assert_eq!(answer.text(), *events, "{path}");
         let settled = app.recorded("request.settled", 1).await.remove(0);

@@ -12,7 +12,7 @@ async fn a_rule_refuses_in_the_shape_of_each_protocol() {
     let mut said = vec![];
     for path in ["/v1/chat/completions", "/v1/messages", "/v1/responses"] {
         let answer = app.client().post(path, &call("claude-opus-4-5")).await;
-        said.push(format!("{}\n{}", told(&answer), answer.text()));
+        said.push(format!("{}\n{}", refusal_text(&answer), answer.text()));
         assert_eq!(app.client().post(path, &call("fake")).await.status, 200, "{path}");
     }
     insta::assert_snapshot!(said.join("\n"), @r#"
@@ -83,7 +83,7 @@ fn call(model: &str) -> Value {
     json!({"model": model, "messages": [], "input": "x"})
 }
 
-fn told(answer: &Response) -> String {
+fn refusal_text(answer: &Response) -> String {
     format!("{} x-should-retry: {}", answer.status, answer.header("x-should-retry").unwrap())
 }
 

@@ -14,7 +14,7 @@ use crate::support::client::{Stream, post};
 use crate::support::model_provider;
 use crate::support::process::Process;
 use crate::support::shared_app::{KEYS, keys};
-use crate::support::test_ca::Authority;
+use crate::support::test_ca::TestCa;
 
 /// G1: The error names a wrong file or field, and how to correct it.
 #[test]
@@ -109,8 +109,8 @@ fn the_help_leaves_out_what_is_about_one_run() {
 /// SIGTERM drains as it does for one run.
 #[tokio::test(flavor = "multi_thread")]
 async fn keys_and_certificates_rotate_while_streams_go_on() {
-    let upstream = model_provider::start("").await;
-    let place = Place::new(&upstream.addr.to_string());
+    let upstream = model_provider::start_default().await;
+    let place = SharedCommand::new(&upstream.addr.to_string());
     let mut gateway = place.start();
     let old = keys().mint_token("run-1", HOUR, None, std::time::SystemTime::now()).unwrap();
     let mut stream = place.open(&old, "fake/gate=1").await.unwrap();
@@ -124,16 +124,16 @@ async fn keys_and_certificates_rotate_while_streams_go_on() {
     fs::write(place.path("keys"), "k2 = hunter2").unwrap();
     gateway.signal("HUP");
     gateway.until(|said| said.contains("nothing has changed: line 1 of the run token keys"));
-    assert!(!gateway.said().contains("hunter2"));
+    assert!(!gateway.output().contains("hunter2"));
     assert_eq!(place.open(&old, "fake").await.unwrap().status, 200);
 
     fs::write(place.path("keys"), &both).unwrap();
-    let next = Authority::new();
+    let next = TestCa::new();
     place.write_certificates(&next);
     gateway.signal("HUP");
     gateway.until(|said| said.contains("the policy has changed"));
     assert!(place.open(&new, "fake").await.is_err(), "the certificate is another authority's now");
-    let place = Place { authority: next, ..place };
+    let place = SharedCommand { authority: next, ..place };
     for token in [&old, &new] {
         assert_eq!(place.open(token, "fake").await.unwrap().status, 200);
     }
@@ -152,15 +152,15 @@ async fn keys_and_certificates_rotate_while_streams_go_on() {
 }
 
 /// The built program and its files.
-struct Place {
+struct SharedCommand {
     directory: tempfile::TempDir,
-    authority: Authority,
+    authority: TestCa,
     port: u16,
 }
 
-impl Place {
+impl SharedCommand {
     fn new(upstream: &str) -> Self {
-        let (directory, authority) = (tempfile::tempdir().unwrap(), Authority::new());
+        let (directory, authority) = (tempfile::tempdir().unwrap(), TestCa::new());
         let place = Self { directory, authority, port: crate::support::process::free_port() };
         fs::create_dir(place.path("audit")).unwrap();
         fs::write(place.path("keys"), KEYS).unwrap();
@@ -173,7 +173,7 @@ impl Place {
         self.directory.path().join(name)
     }
 
-    fn write_certificates(&self, authority: &Authority) {
+    fn write_certificates(&self, authority: &TestCa) {
         let files = authority.files("127.0.0.1");
         fs::copy(files.certificate, self.path("tls.crt")).unwrap();
         fs::copy(files.key, self.path("tls.key")).unwrap();

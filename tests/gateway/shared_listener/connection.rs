@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use super::call;
 use crate::support::client::{Stream, post};
 use crate::support::shared_app::SharedApp;
-use crate::support::test_ca::Authority;
+use crate::support::test_ca::TestCa;
 
 /// G1: A stream and a unary call work over each protocol that TLS negotiates.
 #[tokio::test]
@@ -36,7 +36,7 @@ async fn calls_are_served_over_tls() {
 /// G1: If a client CA is configured, a client without a certificate of that CA is rejected.
 #[tokio::test]
 async fn clients_show_a_certificate_where_they_must() {
-    let strangers = Authority::new();
+    let strangers = TestCa::new();
     let app = SharedApp::with(|config, authority| {
         config.shared.as_mut().unwrap().client_ca_file = Some(authority.file.clone());
     })
@@ -201,7 +201,7 @@ async fn a_connection_that_its_run_has_no_place_for_is_closed() {
     app.stop().await;
 }
 
-fn without_tls(config: &mut cogni_gateway::gateway::config::GatewayConfig, _: &Authority) {
+fn without_tls(config: &mut cogni_gateway::gateway::config::GatewayConfig, _: &TestCa) {
     let shared = config.shared.as_mut().unwrap();
     (shared.tls_cert_file, shared.tls_key_file) = (None, None);
     shared.plaintext = true;

@@ -16,7 +16,7 @@ use tokio::runtime::Runtime;
 
 use crate::peers::output;
 use crate::peers::setup::{KEY, curl_fail, here, succeeds, venv};
-use crate::support::process::{Process, free_port, patience};
+use crate::support::process::{Process, free_port, wait_until};
 
 pub(super) const REMEDY: &str = "`tests/run billing` installs what is missing and runs this test";
 
@@ -75,7 +75,7 @@ impl Postgres {
             psql
         };
         let create = || psql("postgres").arg("--command=CREATE DATABASE litellm").output().unwrap();
-        patience(|| create().status.success(), || process.said());
+        wait_until(|| create().status.success(), || process.output());
         let schema = venv("prisma").join("schema.sql");
         assert!(schema.exists(), "{REMEDY}");
         output(psql("litellm").arg("--file").arg(schema));
@@ -137,8 +137,8 @@ impl Litellm {
         Self { address, process }
     }
 
-    pub(super) fn said(&self) -> String {
-        self.process.said()
+    pub(super) fn output(&self) -> String {
+        self.process.output()
     }
 }
 

@@ -15,18 +15,18 @@ use super::{run, settled};
 use crate::peers::output;
 use crate::peers::setup::{KEY, here};
 use crate::support::github_server;
-use crate::support::process::patience;
+use crate::support::process::wait_until;
 use crate::support::repository::git;
-use crate::support::service::{Place, Told, told, wants};
+use crate::support::service::{ServiceSetup, SseEvent, parse_events, tool_call_script};
 
 /// The agent's work becomes a pull request, and each of its calls has one receipt, at LiteLLM's own price.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chat_ends_in_a_pull_request_and_its_calls_have_their_receipts() {
     let commit = "echo hello > greeting && git add greeting && git commit --quiet --message=Greet";
     // The provider reports as many tokens as its text has, because a report below the observed text is not accepted.
-    let model = format!("{},output=60", wants(commit));
-    let mut place = Place::new(&model).await;
-    let forge = github_server::Running::start().await;
+    let model = format!("{},output=60", tool_call_script(commit));
+    let mut place = ServiceSetup::new(&model).await;
+    let forge = github_server::RunningGithub::start().await;
     let (litellm, _postgres) = tokio::task::block_in_place(|| behind(&place));
     let prices = here("prices.toml").display().to_string();
     for (name, value) in [
@@ -45,9 +45,9 @@ async fn a_chat_ends_in_a_pull_request_and_its_calls_have_their_receipts() {
     });
     let answer = service.post("/api/v1/ai/chat", &body).await;
     let named = answer.header("x-run-id").unwrap_or_else(|| panic!("{}", answer.text())).to_owned();
-    let told = told(answer.text());
-    let Told { data: end, .. } = told.last().unwrap();
-    assert_eq!(end["ok"], true, "{end}; {}", litellm.said());
+    let told = parse_events(answer.text());
+    let SseEvent { data: end, .. } = told.last().unwrap();
+    assert_eq!(end["ok"], true, "{end}; {}", litellm.output());
     assert!(end["relay"]["pull_request_url"].is_string(), "{end}");
     assert_eq!(forge.hub.pulls(github_server::NAME)[0].head, "sandbox/task-1");
     assert_eq!(git(&forge.bare(), &["show", "sandbox/task-1:greeting"]), "hello");
@@ -66,7 +66,7 @@ async fn a_chat_ends_in_a_pull_request_and_its_calls_have_their_receipts() {
     let handle = tokio::runtime::Handle::current();
     let state = place.state_dir();
     let report = tokio::task::block_in_place(|| {
-        patience(|| handle.block_on(by_callback()), || litellm.said());
+        wait_until(|| handle.block_on(by_callback()), || litellm.output());
         settled(&state, &litellm, &named, 2).0
     });
     for none in ["missing", "unknown", "conflicting", "different"] {
@@ -89,7 +89,7 @@ async fn a_chat_ends_in_a_pull_request_and_its_calls_have_their_receipts() {
     // A call of another gateway with the same LiteLLM does not belong to this service.
     tokio::task::block_in_place(|| {
         call_of_another(&litellm);
-        patience(|| rows(&litellm).contains("run-of-another"), || litellm.said());
+        wait_until(|| rows(&litellm).contains("run-of-another"), || litellm.output());
         let whole = run(&state, &litellm, &["reconcile", "--since", "1h", "--json"]);
         assert!(whole.contains("\"unknown\":[]") && whole.ends_with("exit 0"), "{whole}");
         let whole = run(&state, &litellm, &["status"]);
@@ -99,7 +99,7 @@ async fn a_chat_ends_in_a_pull_request_and_its_calls_have_their_receipts() {
 }
 
 /// Starts LiteLLM in front of the test's provider; its callback has a grant for nothing else.
-fn behind(place: &Place) -> (Litellm, Postgres) {
+fn behind(place: &ServiceSetup) -> (Litellm, Postgres) {
     let teller = place.mint(&["--access", "billing"]);
     let endpoint = format!(
         "http://{}/api/internal/billing/ingest",

@@ -16,12 +16,12 @@ use super::context::OURS;
 use crate::metrics::scrape;
 use crate::support::app::TestApp;
 use crate::support::process::NOBODY;
-use crate::support::trace_collector::{Collector, hex, shown};
+use crate::support::trace_collector::{TraceCollector, hex, shown};
 
 /// G12: A run is a span, and its calls are child spans with the conventions' names; no span has a prompt or a key.
 #[tokio::test]
 async fn a_collector_sees_the_run_and_its_calls() {
-    let collector = Collector::start(StatusCode::OK).await;
+    let collector = TraceCollector::start(StatusCode::OK).await;
     let app = TestApp::with(|config| {
         collected(config, collector.address);
         config.identity.trace = Some(OURS.parse().unwrap());
@@ -83,7 +83,7 @@ async fn a_collector_sees_the_run_and_its_calls() {
 /// G12: A call that reached no upstream is not counted as a call, but has a span.
 #[tokio::test]
 async fn a_call_that_reached_no_upstream_has_a_span() {
-    let collector = Collector::start(StatusCode::OK).await;
+    let collector = TraceCollector::start(StatusCode::OK).await;
     let app = TestApp::with(|config| {
         collected(config, collector.address);
         config.upstream.url = NOBODY.to_string().parse().unwrap();
@@ -100,7 +100,7 @@ async fn a_call_that_reached_no_upstream_has_a_span() {
 #[tokio::test]
 async fn a_run_without_a_trace_gets_one_where_it_is_sampled() {
     for (ratio, recorded) in [(1.0, true), (0.0, false)] {
-        let collector = Collector::start(StatusCode::OK).await;
+        let collector = TraceCollector::start(StatusCode::OK).await;
         let app = TestApp::with(|config| {
             collected(config, collector.address);
             config.telemetry.sample_ratio = ratio;
@@ -121,7 +121,7 @@ async fn a_run_without_a_trace_gets_one_where_it_is_sampled() {
 /// G12: A collector that cannot be reached delays nothing, and the lost spans are counted.
 #[tokio::test]
 async fn a_dead_collector_costs_a_counter() {
-    let refusing = Collector::start(StatusCode::SERVICE_UNAVAILABLE).await;
+    let refusing = TraceCollector::start(StatusCode::SERVICE_UNAVAILABLE).await;
     for address in [NOBODY, refusing.address] {
         let app = TestApp::with(|config| {
             collected(config, address);

@@ -39,7 +39,7 @@ async fn a_name_that_moves_is_followed() {
             (answer.status.as_u16(), first.seen.request_count()),
             (200, 1),
             "{}",
-            gateway.said()
+            gateway.output()
         );
 
         let second = model_provider::start_at(SocketAddr::from(([127, 0, 0, 3], port)), "").await;

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::support::app::TestApp;
-use crate::support::process::PATIENCE;
+use crate::support::process::TEST_TIMEOUT;
 use crate::support::raw_upstream;
 
 /// G8: One connection carries one call after the other, unary and streamed, successful and failed.
@@ -60,7 +60,7 @@ async fn a_dead_connection_is_replaced_once() {
             let (mut connection, _) = upstream.accept().await.unwrap();
             let request = raw_upstream::request(&mut connection).await;
             // The response head promises to keep the connection open; dropping it closes it all the same.
-            raw_upstream::say(&mut connection, raw_upstream::ANSWER).await;
+            raw_upstream::send(&mut connection, raw_upstream::ANSWER).await;
             request
         });
         assert_eq!((answer.status.as_u16(), request.matches("HTTP/1.1").count()), (200, 1));
@@ -93,10 +93,10 @@ async fn idle_connections_are_closed_without_another_call() {
         let (_, mut connection) = tokio::join!(client.post("/v1/messages", &body), async {
             let (mut connection, _) = upstream.accept().await.unwrap();
             raw_upstream::request(&mut connection).await;
-            raw_upstream::say(&mut connection, raw_upstream::ANSWER).await;
+            raw_upstream::send(&mut connection, raw_upstream::ANSWER).await;
             connection
         });
-        let closed = tokio::time::timeout(PATIENCE, connection.read(&mut [0])).await;
+        let closed = tokio::time::timeout(TEST_TIMEOUT, connection.read(&mut [0])).await;
         assert_eq!(closed.expect("it stays open").unwrap(), 0);
     }
     app.stop().await;
@@ -112,15 +112,15 @@ async fn a_connection_that_speaks_unasked_is_not_used() {
     let (_, mut first) = tokio::join!(client.post("/v1/messages", &body), async {
         let (mut connection, _) = upstream.accept().await.unwrap();
         raw_upstream::request(&mut connection).await;
-        raw_upstream::say(&mut connection, raw_upstream::ANSWER).await;
+        raw_upstream::send(&mut connection, raw_upstream::ANSWER).await;
         connection
     });
     let poison = raw_upstream::ANSWER.replace("{}", "[]");
-    raw_upstream::say(&mut first, &poison).await;
+    raw_upstream::send(&mut first, &poison).await;
     let (answer, ()) = tokio::join!(client.post("/v1/messages", &body), async {
         let (mut connection, _) = upstream.accept().await.unwrap();
         raw_upstream::request(&mut connection).await;
-        raw_upstream::say(&mut connection, raw_upstream::ANSWER).await;
+        raw_upstream::send(&mut connection, raw_upstream::ANSWER).await;
     });
     assert_eq!(answer.text(), "{}");
     app.stop().await;
@@ -137,7 +137,7 @@ async fn what_follows_an_answer_is_not_the_next_answer() {
         let (answer, _connection) = tokio::join!(client.post("/v1/messages", &body), async {
             let (mut connection, _) = upstream.accept().await.unwrap();
             raw_upstream::request(&mut connection).await;
-            raw_upstream::say(
+            raw_upstream::send(
                 &mut connection,
                 &raw_upstream::ANSWER.repeat(2).replacen("{}", "[]", 1),
             )
@@ -206,9 +206,9 @@ async fn an_interim_answer_does_not_stop_the_request() {
     let body = large();
     let (answer, request) = tokio::join!(client.post("/v1/messages", &body), async {
         let (mut connection, _) = upstream.accept().await.unwrap();
-        raw_upstream::say(&mut connection, "HTTP/1.1 100 Continue\r\n\r\n").await;
+        raw_upstream::send(&mut connection, "HTTP/1.1 100 Continue\r\n\r\n").await;
         let request = raw_upstream::request(&mut connection).await;
-        raw_upstream::say(&mut connection, raw_upstream::ANSWER).await;
+        raw_upstream::send(&mut connection, raw_upstream::ANSWER).await;
         request
     });
     assert_eq!(answer.status, 200);

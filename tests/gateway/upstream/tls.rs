@@ -15,7 +15,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 
 use crate::support::app::{TestApp, configuration};
-use crate::support::test_ca::Authority;
+use crate::support::test_ca::TestCa;
 
 /// G8: Calls use whatever protocol the server offers, HTTP/2 if possible.
 #[tokio::test]
@@ -23,7 +23,7 @@ async fn calls_go_over_tls() {
     let offers: [(&[&str], &str); 3] =
         [(&["h2"], "HTTP/2.0"), (&["http/1.1"], "HTTP/1.1"), (&[], "HTTP/1.1")];
     for (protocols, version) in offers {
-        let front = Front::new("127.0.0.1", protocols).await;
+        let front = TlsListener::new("127.0.0.1", protocols).await;
         let app = front.app(&front.authority.file).await;
         for stream in [false, true, false] {
             let answer = app.client().post("/v1/chat/completions", &call("fake", stream)).await;
@@ -42,8 +42,8 @@ async fn calls_go_over_tls() {
 /// G8: If a CA file is configured, only its CAs are trusted, and not the system's.
 #[tokio::test]
 async fn an_authority_that_is_not_trusted_is_refused() {
-    let front = Front::new("127.0.0.1", &["h2"]).await;
-    let app = front.app(&Authority::new().file).await;
+    let front = TlsListener::new("127.0.0.1", &["h2"]).await;
+    let app = front.app(&TestCa::new().file).await;
     let answer = app.client().post("/v1/chat/completions", &call("fake", false)).await;
     assert_eq!(
         (answer.status.as_u16(), &answer.json()["error"]["code"]),
@@ -56,7 +56,7 @@ async fn an_authority_that_is_not_trusted_is_refused() {
 /// G8: A trusted certificate for another name is refused.
 #[tokio::test]
 async fn a_certificate_for_another_name_is_refused() {
-    let front = Front::new("elsewhere.example", &["h2"]).await;
+    let front = TlsListener::new("elsewhere.example", &["h2"]).await;
     let app = front.app(&front.authority.file).await;
     let answer = app.client().post("/v1/chat/completions", &call("fake", false)).await;
     assert_eq!(answer.json()["error"]["code"], "upstream_unreachable");
@@ -167,15 +167,15 @@ async fn silence_before_an_http2_head_is_a_timeout() {
 }
 
 /// A TLS listener for use in front of a provider.
-struct Front {
-    authority: Authority,
+struct TlsListener {
+    authority: TestCa,
     listener: Arc<TcpListener>,
     acceptor: TlsAcceptor,
 }
 
-impl Front {
+impl TlsListener {
     async fn new(name: &str, protocols: &[&str]) -> Self {
-        let authority = Authority::new();
+        let authority = TestCa::new();
         let acceptor = TlsAcceptor::from(Arc::new(authority.server(name, protocols)));
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         Self { authority, listener: Arc::new(listener), acceptor }

@@ -11,14 +11,14 @@ use futures_util::future::join_all;
 use tokio::sync::Barrier;
 
 use super::run_job::{begin, deliver, key, relay, work};
-use crate::support::github_server::{NAME, Running};
+use crate::support::github_server::{NAME, RunningGithub};
 use crate::support::repository::git;
 
 /// L7: One relay serves and delivers eight branches at once; each branch has its own commit, pull request and
 /// statement.
 #[tokio::test(flavor = "multi_thread")]
 async fn eight_runs_at_eight_branches_deliver_at_once() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     let relay = relay(&forge);
     let together = Arc::new(Barrier::new(BRANCHES));
     let runs = (0..BRANCHES).map(async |at| {
@@ -47,7 +47,7 @@ async fn eight_runs_at_eight_branches_deliver_at_once() {
 /// L7: A push that hangs blocks its own branch, and no other branch of the repository.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_push_that_hangs_blocks_its_own_branch_only() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     let relay = relay(&forge);
     let (order, begun) = work(&forge, &relay, "hangs", "run-1").await;
     forge.hub.inject(GithubOperation::Push, InjectedFailure::HoldBefore, 1);
@@ -75,7 +75,7 @@ async fn a_push_that_hangs_blocks_its_own_branch_only() {
 /// L7: A run that waits for a branch gets it when it is free, and starts from the earlier run's work.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_waits_for_a_branch_builds_on_the_earlier_work() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     let relay = relay(&forge);
     let (order, begun) = work(&forge, &relay, "shared", "run-1").await;
     let (repository, key) = (order.repository.clone(), BranchKey::parse("shared").unwrap());

@@ -11,7 +11,7 @@ use cogni_gateway::relay::repo::review::RelayConfig;
 use cogni_gateway::relay::repo::{BranchKey, ObjectId, SandboxBranch};
 
 use super::run_job::{deliver, relay, work};
-use crate::support::github_server::{NAME, Running, credential};
+use crate::support::github_server::{NAME, RunningGithub, credential};
 use crate::support::repository::git;
 
 /// An earlier run left work for review without a pull request, and a later run's work may be pushed with one. That pull
@@ -19,7 +19,7 @@ use crate::support::repository::git;
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pull_request_mentions_earlier_work_for_review() {
     for keeps_state in [true, false] {
-        let forge = Running::start().await;
+        let forge = RunningGithub::start().await;
         run(&forge, "AGENTS.md", (None, false)).await;
         assert!(forge.hub.pulls(NAME).is_empty());
         if !keeps_state {
@@ -43,7 +43,7 @@ async fn a_pull_request_mentions_earlier_work_for_review() {
 /// when the person marks it ready.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_ready_pull_request_is_a_draft_before_it_tells_of_what_was_there() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     run(&forge, "AGENTS.md", (None, false)).await;
     let by_hand = pull_request::PullRequestSpec {
         head: SandboxBranch::from_key(BranchKey::parse("task-9").unwrap()),
@@ -75,7 +75,7 @@ async fn a_ready_pull_request_is_a_draft_before_it_tells_of_what_was_there() {
 /// notice.
 #[tokio::test(flavor = "multi_thread")]
 async fn earlier_work_is_mentioned_once() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     run(&forge, "AGENTS.md", (None, false)).await;
     run(&forge, "run-2", (None, true)).await;
     forge.hub.edit_pull(NAME, 1, |pull| pull.is_draft = false);
@@ -92,7 +92,7 @@ async fn earlier_work_is_mentioned_once() {
 /// The verdict of another agent's own rules about earlier work counts as well.
 #[tokio::test(flavor = "multi_thread")]
 async fn another_agents_rules_count_for_its_work() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     let own: AgentReviewRules = toml::from_str(
         "[[policy.paths]]\nwhy = 'people read it'\nverdict = 'review'\nmatch = ['made-by-run-1']\n",
     )
@@ -107,7 +107,7 @@ async fn another_agents_rules_count_for_its_work() {
 /// Merged work causes no notice.
 #[tokio::test(flavor = "multi_thread")]
 async fn merged_work_is_not_mentioned() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     run(&forge, "AGENTS.md", (None, false)).await;
     git(&forge.bare(), &["update-ref", "refs/heads/main", "refs/heads/sandbox/task-9"]);
     run(&forge, "run-2", (None, true)).await;
@@ -116,7 +116,7 @@ async fn merged_work_is_not_mentioned() {
 }
 
 /// Makes one run, from its begin to its delivery.
-async fn run(forge: &Running, name: &str, (rules, asks): (Option<ReviewRules>, bool)) {
+async fn run(forge: &RunningGithub, name: &str, (rules, asks): (Option<ReviewRules>, bool)) {
     let relay = relay(forge);
     let (order, begun) = Box::pin(work(forge, &relay, "task-9", name)).await;
     let pull_request = order.pull_request.clone().filter(|_| asks);

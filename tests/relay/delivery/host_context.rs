@@ -14,14 +14,14 @@ use http::StatusCode;
 
 use super::killed::{command, retry, state};
 use super::run_job::{deliver, relay, settings, work};
-use crate::support::github_server::Running;
+use crate::support::github_server::RunningGithub;
 use crate::support::repository::git;
 
 /// L5: Work that must not contain a credential of this host is never reviewed by a process that does not know the
 /// credential, whether the work is held or under way.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_retry_needs_the_credentials_that_the_work_must_not_contain() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     // The agent's commits have this author address.
     let known =
         KnownSecret { name: "LITELLM_MASTER_KEY", secret: SecretString::new("agent@example.com") };
@@ -77,7 +77,7 @@ async fn a_retry_needs_the_credentials_that_the_work_must_not_contain() {
 /// L7: The commits of a row have the committer of the process that began the row, whatever the current committer is.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_keeps_its_committer() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     let relay = relay(&forge);
     let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
     forge.hub.inject(
@@ -99,7 +99,7 @@ async fn a_row_keeps_its_committer() {
 /// L7: A row is resumed only by the process that has the branch's lease, and only if the delivery can succeed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_is_resumed_by_the_holder_of_the_branch() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     let relay = relay(&forge);
     let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
     // While this branch exists, git cannot create `sandbox/task-9`.

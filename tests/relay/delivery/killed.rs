@@ -9,15 +9,15 @@ use cogni_gateway::fakes::github_server::{GithubOperation, InjectedFailure};
 use cogni_gateway::relay::delivery::outbox::{DeliveryOutbox, DeliveryStep};
 
 use super::run_job::{leaks, relay, work};
-use crate::support::github_server::{NAME, Running, TOKEN, basic};
-use crate::support::process::{PATIENCE, Process};
+use crate::support::github_server::{NAME, RunningGithub, TOKEN, basic};
+use crate::support::process::{Process, TEST_TIMEOUT};
 use crate::support::repository::git;
 
 /// L7: A process that is killed while it waits, before or after any call to GitHub, leaves a row. The next process
 /// makes exactly one update of the branch and one pull request.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_relay_goes_on_in_the_next_process() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     let operations = [
         GithubOperation::Branch,
         GithubOperation::Advertise,
@@ -51,7 +51,7 @@ async fn a_killed_relay_goes_on_in_the_next_process() {
 /// L4, L7: The same holds for a process that is killed during the quarantine, when it makes no call.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_that_is_killed_in_quarantine_goes_on_in_the_next_process() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     let id = begin(&forge, "kill").await;
     let outbox = DeliveryOutbox::open(&state(&forge).join("outbox.sqlite")).unwrap();
     let patches = outbox.get(&id).unwrap().order.artifacts.join("patches");
@@ -77,7 +77,7 @@ async fn a_relay_that_is_killed_in_quarantine_goes_on_in_the_next_process() {
 /// L6: While git pushes, the token is in no process's arguments. Afterwards it is in no file and in no output.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_is_in_no_argument_and_in_no_file() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     let id = begin(&forge, "secret").await;
     forge.hub.inject(GithubOperation::Push, InjectedFailure::HoldBefore, 1);
     let mut process = start(&forge, &id);
@@ -95,14 +95,14 @@ async fn a_token_is_in_no_argument_and_in_no_file() {
     assert_eq!(holding("cmdline"), 0);
     forge.hub.response_gate().allow_answers(1);
     let (status, said) =
-        tokio::task::spawn_blocking(move || (process.wait(), process.said())).await.unwrap();
+        tokio::task::spawn_blocking(move || (process.wait(), process.output())).await.unwrap();
     assert!(status.success(), "{said}");
     assert!(!said.contains(TOKEN) && !said.contains(&basic), "{said}");
     assert_eq!(leaks(forge.place.path(), &[TOKEN, &basic]), Vec::<PathBuf>::new());
 }
 
 /// Adds a run's work to the outbox without a process that delivers it.
-pub(super) async fn begin(forge: &Running, key: &str) -> String {
+pub(super) async fn begin(forge: &RunningGithub, key: &str) -> String {
     let relay = relay(forge);
     let (order, begun) = work(forge, &relay, key, key).await;
     drop(begun);
@@ -110,11 +110,11 @@ pub(super) async fn begin(forge: &Running, key: &str) -> String {
 }
 
 /// Retries until the delivery is done: a git process that outlives its killed parent may hold the branch for a moment.
-async fn finish(forge: &Running, id: &str) -> String {
+async fn finish(forge: &RunningGithub, id: &str) -> String {
     let (mut said, begun) = (String::new(), Instant::now());
-    while begun.elapsed() < PATIENCE {
+    while begun.elapsed() < TEST_TIMEOUT {
         let mut process = start(forge, id);
-        let ended = tokio::task::spawn_blocking(move || (process.wait(), process.said())).await;
+        let ended = tokio::task::spawn_blocking(move || (process.wait(), process.output())).await;
         let (status, more) = ended.unwrap();
         said += &more;
         if status.success() {
@@ -125,18 +125,18 @@ async fn finish(forge: &Running, id: &str) -> String {
 }
 
 /// Runs `relay retry` to its end.
-pub(super) async fn retry(forge: &Running, words: &[&str]) -> (Option<i32>, String) {
+pub(super) async fn retry(forge: &RunningGithub, words: &[&str]) -> (Option<i32>, String) {
     let mut command = command(forge, words);
     let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
     let said = [output.stdout, output.stderr].concat();
     (output.status.code(), String::from_utf8(said).unwrap())
 }
 
-fn start(forge: &Running, id: &str) -> Process {
+fn start(forge: &RunningGithub, id: &str) -> Process {
     Process::start(&mut command(forge, &[id]), "build it")
 }
 
-pub(super) fn command(forge: &Running, words: &[&str]) -> Command {
+pub(super) fn command(forge: &RunningGithub, words: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));
     command
         .args(["relay", "retry"])
@@ -148,6 +148,6 @@ pub(super) fn command(forge: &Running, words: &[&str]) -> Command {
     command
 }
 
-pub(super) fn state(forge: &Running) -> PathBuf {
+pub(super) fn state(forge: &RunningGithub) -> PathBuf {
     Path::new(forge.place.path()).join("state")
 }

@@ -22,7 +22,7 @@ use proptest::prelude::*;
 use serde_json::json;
 use tempfile::TempDir;
 
-use crate::support::delivery::{order, plan, sha};
+use crate::support::delivery::{delivery_request, plan, sha};
 
 /// L7: A row is there for the next process, readable by its owner only.
 #[test]
@@ -30,7 +30,8 @@ fn a_row_outlives_its_process() {
     let place = tempfile::tempdir().unwrap();
     let written = {
         let outbox = open(&place);
-        let job = outbox.claim_job(&outbox.add_job(&order("run-1")).unwrap(), 3).unwrap();
+        let job =
+            outbox.claim_job(&outbox.add_job(&delivery_request("run-1")).unwrap(), 3).unwrap();
         let job = outbox.advance_job(&job, quarantined()).unwrap();
         outbox.advance_job(&job, judged(review::ReviewVerdict::Review(reasons()))).unwrap()
     };
@@ -40,7 +41,7 @@ fn a_row_outlives_its_process() {
         (read.step, read.verdict, read.fence),
         (DeliveryStep::Judged, Some(VerdictKind::Review), 3)
     );
-    assert_eq!((read.head, &read.order), (Some(sha("tip")), &order("run-1")));
+    assert_eq!((read.head, &read.order), (Some(sha("tip")), &delivery_request("run-1")));
     assert_eq!((read.reasons, read.mode.as_deref()), (reasons(), Some("bundled: merge")));
     for file in fs::read_dir(place.path().join("state")).unwrap() {
         assert_eq!(file.unwrap().metadata().unwrap().mode() & 0o77, 0);
@@ -53,11 +54,12 @@ fn a_row_outlives_its_process() {
 fn the_same_work_is_the_same_row() {
     let place = tempfile::tempdir().unwrap();
     let outbox = open(&place);
-    let first = outbox.add_job(&order("run-1")).unwrap();
+    let first = outbox.add_job(&delivery_request("run-1")).unwrap();
     let moved = outbox.advance_job(&first, quarantined()).unwrap();
-    assert_eq!(outbox.add_job(&order("run-1")).unwrap(), moved);
-    assert_ne!(outbox.add_job(&order("run-2")).unwrap().id, first.id);
-    let other = DeliveryRequest { artifacts: "/somewhere/else".into(), ..order("run-1") };
+    assert_eq!(outbox.add_job(&delivery_request("run-1")).unwrap(), moved);
+    assert_ne!(outbox.add_job(&delivery_request("run-2")).unwrap().id, first.id);
+    let other =
+        DeliveryRequest { artifacts: "/somewhere/else".into(), ..delivery_request("run-1") };
     let second = outbox.add_job(&other).unwrap();
     assert_ne!(second.id, first.id);
     assert_eq!(second.step, DeliveryStep::Extracted);
@@ -86,7 +88,7 @@ fn steps_come_in_their_order() {
     held → nothing
     failed → nothing
     ");
-    let job = outbox.add_job(&order("run-1")).unwrap();
+    let job = outbox.add_job(&delivery_request("run-1")).unwrap();
     for progress in [StepOutcome::Pushed, judged(review::ReviewVerdict::Push), StepOutcome::Done] {
         let error = outbox.advance_job(&job, progress).unwrap_err();
         assert!(matches!(error, OutboxError::Skipped { .. }), "{error}");
@@ -98,7 +100,7 @@ fn steps_come_in_their_order() {
 fn a_late_writer_moves_nothing() {
     let place = tempfile::tempdir().unwrap();
     let outbox = open(&place);
-    let old = outbox.claim_job(&outbox.add_job(&order("run-1")).unwrap(), 1).unwrap();
+    let old = outbox.claim_job(&outbox.add_job(&delivery_request("run-1")).unwrap(), 1).unwrap();
     outbox.advance_job(&old, quarantined()).unwrap();
     assert!(matches!(outbox.advance_job(&old, quarantined()), Err(OutboxError::Moved { .. })));
     let now = outbox.get(&old.id).unwrap();
@@ -114,7 +116,7 @@ fn a_late_writer_moves_nothing() {
 #[test]
 fn one_of_many_processes_takes_a_step() {
     let place = tempfile::tempdir().unwrap();
-    let job = open(&place).add_job(&order("run-1")).unwrap();
+    let job = open(&place).add_job(&delivery_request("run-1")).unwrap();
     let taken = thread::scope(|scope| {
         let all: Vec<_> = (0..8)
             .map(|_| scope.spawn(|| open(&place).advance_job(&job, quarantined()).is_ok()))
@@ -129,7 +131,7 @@ fn one_of_many_processes_takes_a_step() {
 fn a_rescheduled_row_is_due_at_its_time() {
     let place = tempfile::tempdir().unwrap();
     let outbox = open(&place);
-    let job = outbox.add_job(&order("run-1")).unwrap();
+    let job = outbox.add_job(&delivery_request("run-1")).unwrap();
     let why = format!("GitHub is unwell\n{}", "x".repeat(900));
     let later = outbox.reschedule_after_failure(&job, Duration::from_mins(10), &why).unwrap();
     let error = later.error.unwrap();
@@ -171,7 +173,7 @@ fn work_under_way_keeps_a_workspace() {
     let place = tempfile::tempdir().unwrap();
     let home = place.path().join("workspaces/0123456789abcdef0123456789abcdef");
     fs::create_dir_all(home.join("workspace")).unwrap();
-    let order = order("run-1");
+    let order = delivery_request("run-1");
     let branch_key = order.branch().key().as_str().to_owned();
     let line = StoredBranchRef { repository: order.repository.canonical_key(), branch_key };
     let label = json!({"agent": "coder", "branch": "task 1", "line": line});
@@ -200,7 +202,7 @@ fn rows_of_an_earlier_version_are_read() {
     let path = place.path().join("state/relay.sqlite");
     let connection = rusqlite::Connection::open(&path).unwrap();
     connection.execute_batch(include_str!("outbox/first.sql")).unwrap();
-    let text = serde_json::to_value(order("run-1")).unwrap();
+    let text = serde_json::to_value(delivery_request("run-1")).unwrap();
     let mut old = text.as_object().unwrap().clone();
     old.remove("host");
     old.remove("rules");
@@ -213,9 +215,10 @@ fn rows_of_an_earlier_version_are_read() {
     let job = outbox.get("one").unwrap();
     assert_eq!(
         (job.step, job.verdict, &job.order),
-        (DeliveryStep::Held, Some(VerdictKind::Hold), &order("run-1"))
+        (DeliveryStep::Held, Some(VerdictKind::Hold), &delivery_request("run-1"))
     );
-    let other = DeliveryRequest { artifacts: "/somewhere/else".into(), ..order("run-1") };
+    let other =
+        DeliveryRequest { artifacts: "/somewhere/else".into(), ..delivery_request("run-1") };
     assert_ne!(outbox.add_job(&other).unwrap().id, "one");
     assert_eq!(outbox.list_jobs(false).unwrap().len(), 2);
 }
@@ -242,7 +245,7 @@ fn a_row_of_an_earlier_program_is_read_and_written_as_it_was() {
 fn a_workspace_row_becomes_the_row_of_its_work() {
     let place = tempfile::tempdir().unwrap();
     let outbox = open(&place);
-    let order = order("run-1");
+    let order = delivery_request("run-1");
     let plan = plan(&order);
     let desk = outbox.register_workspace(&plan, &plan.artifacts.join("workspace")).unwrap();
     assert_eq!((outbox.workspaces().unwrap(), desk.is_exclusive()), (vec![desk.clone()], true));
@@ -273,7 +276,7 @@ fn a_workspace_row_becomes_the_row_of_its_work() {
 fn a_rescheduled_workspace_is_open_and_has_a_due_time() {
     let place = tempfile::tempdir().unwrap();
     let outbox = open(&place);
-    let order = order("run-1");
+    let order = delivery_request("run-1");
     let plan = plan(&order);
     let desk = outbox.register_workspace(&plan, &plan.artifacts.join("workspace")).unwrap();
     assert!(desk.needs_collection() && desk.is_due());
@@ -304,9 +307,10 @@ fn a_rescheduled_workspace_is_open_and_has_a_due_time() {
 fn the_rest_of_a_workspace_is_written_with_its_work() {
     let place = tempfile::tempdir().unwrap();
     let outbox = open(&place);
-    let plan = plan(&order("run-1"));
+    let plan = plan(&delivery_request("run-1"));
     let shared = outbox.register_workspace(&plan, Path::new("/of/others")).unwrap();
-    let beside = DeliveryRequest { artifacts: "/somewhere/else".into(), ..order("run-1") };
+    let beside =
+        DeliveryRequest { artifacts: "/somewhere/else".into(), ..delivery_request("run-1") };
     let (job, left) = outbox.add_keeping_workspace(&beside, &shared, "commits").unwrap();
     assert_eq!((&job.id, &job.order, job.step), (&shared.id, &beside, DeliveryStep::Extracted));
     assert_eq!(outbox.workspaces().unwrap(), std::slice::from_ref(&left));
@@ -332,10 +336,10 @@ fn a_path_that_is_no_text_is_refused() {
     let place = tempfile::tempdir().unwrap();
     let outbox = open(&place);
     let odd = PathBuf::from(OsStr::from_bytes(b"/run/\xff"));
-    let plan = DeliveryPlan { run_dir: odd.clone(), ..plan(&order("run-1")) };
+    let plan = DeliveryPlan { run_dir: odd.clone(), ..plan(&delivery_request("run-1")) };
     let refused = outbox.register_workspace(&plan, Path::new("/of/others")).unwrap_err();
     insta::assert_snapshot!(refused, @"the outbox cannot store a path that is not UTF-8");
-    let order = DeliveryRequest { artifacts: odd, ..order("run-1") };
+    let order = DeliveryRequest { artifacts: odd, ..delivery_request("run-1") };
     assert!(matches!(outbox.add_job(&order), Err(OutboxError::Path(_))));
     assert!(outbox.workspaces().unwrap().is_empty() && outbox.list_jobs(false).unwrap().is_empty());
 }
@@ -347,7 +351,9 @@ fn a_lost_lease_file_blocks_no_row() {
     let outbox = open(&place);
     let key = BranchKey::parse("task-1").unwrap();
     let first = BranchLease::try_acquire(place.path(), &key).unwrap();
-    let job = outbox.claim_job(&outbox.add_job(&order("run-1")).unwrap(), first.fence()).unwrap();
+    let job = outbox
+        .claim_job(&outbox.add_job(&delivery_request("run-1")).unwrap(), first.fence())
+        .unwrap();
     drop(first);
     let file = place.path().join("task-1/lease");
     for harm in [|path: &Path| fs::write(path, ""), |path: &Path| fs::remove_file(path)] {
@@ -412,7 +418,7 @@ struct Killed;
 impl Process<'_> {
     fn deliver(&mut self, fence: u64) -> Result<(), Killed> {
         self.alive()?;
-        let mut job = self.outbox.add_job(&order("run-1")).unwrap();
+        let mut job = self.outbox.add_job(&delivery_request("run-1")).unwrap();
         self.alive()?;
         if job.step.is_terminal() {
             return Ok(());
@@ -462,7 +468,7 @@ impl Process<'_> {
 }
 
 fn pending(outbox: &DeliveryOutbox) -> Result<Vec<DeliveryJob>, OutboxError> {
-    let order = order("run-2");
+    let order = delivery_request("run-2");
     outbox.pending_jobs(&order.repository, order.branch().key())
 }
 
@@ -497,7 +503,7 @@ fn retained_work_is_counted_and_expires() {
         let workspace = artifacts.join("workspace");
         fs::create_dir_all(&workspace).unwrap();
         fs::write(workspace.join("file"), vec![7; 100_000]).unwrap();
-        let order = DeliveryRequest { artifacts, ..order(run) };
+        let order = DeliveryRequest { artifacts, ..delivery_request(run) };
         let plan = DeliveryPlan { grant: grant.map(str::to_owned), ..plan(&order) };
         let desk = outbox.register_workspace(&plan, &workspace).unwrap();
         assert_eq!(outbox.retained_totals(Some("two")).unwrap(), RetainedTotals::default());

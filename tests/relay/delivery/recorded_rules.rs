@@ -10,13 +10,13 @@ use cogni_gateway::relay::repo::review::RelayConfig;
 
 use super::killed::{command, retry, state};
 use super::run_job::{key, relay, work};
-use crate::support::github_server::Running;
+use crate::support::github_server::RunningGithub;
 use crate::support::repository::git;
 
 /// L5, L7: A retry reviews by the rules of the run. It uses the host's current rules only if an operator asks for them.
 #[tokio::test(flavor = "multi_thread")]
 async fn work_is_reviewed_by_its_recorded_rules() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     let strict = RelayConfig::parse("[policy]\nhold_files = 0\n").unwrap().policy;
     let first = begin(&forge, ReviewRules::new(&strict, None)).await;
     let (code, said) = retry(&forge, &["--new-rules", &first.id]).await;
@@ -57,7 +57,7 @@ async fn work_is_reviewed_by_its_recorded_rules() {
 /// A1, L5: An agent's own rules stay with its work, also if the host's current rules are used.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agents_own_rules_stay_with_its_work() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     let own: AgentReviewRules = toml::from_str(
         "[[policy.paths]]\nwhy = 'people make it'\nverdict = 'hold'\nmatch = ['made-by-*']\n",
     )
@@ -73,7 +73,7 @@ async fn an_agents_own_rules_stay_with_its_work() {
 /// L7: A row of an earlier version has no rules, and is reviewed by the current rules.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_without_rules_is_reviewed_by_the_current_rules() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     let id = super::killed::begin(&forge, "task-9").await;
     let strict = forge.place.path().join("relay.toml");
     fs::write(&strict, "[policy]\nhold_files = 0\n").unwrap();
@@ -84,7 +84,7 @@ async fn a_row_without_rules_is_reviewed_by_the_current_rules() {
 }
 
 /// Adds a run's work to the outbox.
-async fn begin(forge: &Running, rules: ReviewRules) -> DeliveryJob {
+async fn begin(forge: &RunningGithub, rules: ReviewRules) -> DeliveryJob {
     let relay = relay(forge);
     let (mut order, begun) = work(forge, &relay, "task-9", "run-1").await;
     drop(begun);
@@ -92,6 +92,6 @@ async fn begin(forge: &Running, rules: ReviewRules) -> DeliveryJob {
     relay.outbox().add_job(&order).unwrap()
 }
 
-fn row(forge: &Running, id: &str) -> DeliveryJob {
+fn row(forge: &RunningGithub, id: &str) -> DeliveryJob {
     DeliveryOutbox::open(&state(forge).join("outbox.sqlite")).unwrap().get(id).unwrap()
 }

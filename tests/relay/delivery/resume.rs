@@ -18,14 +18,14 @@ use tracing::instrument::WithSubscriber;
 use super::killed::{begin, state};
 use super::run_job::{self, deliver, events, key, relay, work};
 use crate::support::delivery::plan;
-use crate::support::github_server::{NAME, Running};
-use crate::support::small_disk::Disk;
+use crate::support::github_server::{NAME, RunningGithub};
+use crate::support::small_disk::SmallDisk;
 
 /// L7: The run's log is closed when its delivery is resumed, so later events are in the row's own log, which is proved
 /// in the same way.
 #[tokio::test(flavor = "multi_thread")]
 async fn later_events_are_in_the_rows_own_log() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     let relay = relay(&forge);
     let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
     forge.hub.inject(
@@ -61,7 +61,7 @@ async fn later_events_are_in_the_rows_own_log() {
 /// warning is logged.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_that_another_process_resumes_is_no_error() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     let relay = relay(&forge);
     let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
     drop(begun);
@@ -98,7 +98,7 @@ async fn a_row_that_another_process_resumes_is_no_error() {
 /// L7: A run that delivers an earlier run's work records that delivery in the earlier run's log.
 #[tokio::test(flavor = "multi_thread")]
 async fn delivering_another_runs_work_is_recorded_in_its_log() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     let relay = relay(&forge);
     let id = begin(&forge, "task-9").await;
     let (_, begun) = work(&forge, &relay, "task-9", "run-2").await;
@@ -112,7 +112,7 @@ async fn delivering_another_runs_work_is_recorded_in_its_log() {
 /// work for good. The refused run does not count as a delivery attempt.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_does_not_begin_before_older_work_is_delivered() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     let relay = relay(&forge);
     let id = begin(&forge, "task-9").await;
     let order = relay.outbox().get(&id).unwrap().order;
@@ -143,7 +143,7 @@ async fn a_run_does_not_begin_before_older_work_is_delivered() {
 /// L6, L7: Work that has reached its branch blocks no run, although its pull request is still missing.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_does_not_wait_for_a_pull_request() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     let relay = relay(&forge);
     let id = begin(&forge, "task-9").await;
     forge.hub.inject(
@@ -159,7 +159,7 @@ async fn a_run_does_not_wait_for_a_pull_request() {
 /// L7: Nothing further is done to a row whose log was changed from outside.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_whose_log_is_broken_is_not_touched() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     let relay = relay(&forge);
     let id = begin(&forge, "task-9").await;
     let log = job_audit_log::log_path(&state(&forge), &id);
@@ -177,7 +177,7 @@ async fn a_row_whose_log_is_broken_is_not_touched() {
 /// L7: A delivery that has failed too often ends, and its log says so.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_last_failure_is_in_the_log() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     let relay = relay(&forge);
     let id = begin(&forge, "task-9").await;
     let rows = rusqlite::Connection::open(state(&forge).join("outbox.sqlite")).unwrap();
@@ -197,8 +197,8 @@ async fn the_last_failure_is_in_the_log() {
 /// L7: A full disk during the review says nothing about the work; the work is delivered when there is room.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_disk_is_no_reason_to_hold_work() {
-    let forge = Running::start().await;
-    let disk = Disk::mount(1 << 20);
+    let forge = RunningGithub::start().await;
+    let disk = SmallDisk::mount(1 << 20);
     fs::create_dir(disk.path("branches")).unwrap();
     fs::create_dir(state(&forge)).unwrap();
     symlink(disk.path("branches"), state(&forge).join("branches")).unwrap();
@@ -216,7 +216,7 @@ async fn a_full_disk_is_no_reason_to_hold_work() {
 /// L7: Everything that is due is delivered in one pass, except branches that a run holds.
 #[tokio::test(flavor = "multi_thread")]
 async fn everything_due_is_delivered_except_on_branches_of_runs() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     let mut due = vec![];
     for at in 0..3 {
         due.push(begin(&forge, &format!("due-{at}")).await);

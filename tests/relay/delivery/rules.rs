@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 
-use crate::repo::setup::Place;
+use crate::repo::setup::RelaySetup;
 
 /// A1, L5: A rule that the agent does not set stays the host's, also if the host's rule is weaker than the built-in
 /// one.
@@ -46,7 +46,7 @@ fn the_stricter_of_two_rules_holds() {
 /// A1, L5: With real work that violates every kind of rule, every reason that the host's rules give remains.
 #[test]
 fn an_agents_rules_remove_no_reason() {
-    let mut place = Place::new();
+    let mut place = RelaySetup::new();
     let run = place.begin("rules", "one");
     for path in ["docs/a", "src/a/b", ".github/b", "b"] {
         run.workspace.write(path, "abc7 bca1 caa9 aab4\n".repeat(30));

@@ -24,13 +24,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::repo::setup::execute;
 pub(super) use crate::support::delivery::{key, relay, settings};
-use crate::support::github_server::{NAME, Running, TOKEN, basic};
+use crate::support::github_server::{NAME, RunningGithub, TOKEN, basic};
 use crate::support::repository::git;
 
 /// L6, L7: The agent's commits reach the branch, a pull request and a statement, and the audit log records it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_runs_work_is_delivered() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     let relay = relay(&forge);
     let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
     let audit = Audit::new(&forge);
@@ -58,7 +58,7 @@ async fn a_runs_work_is_delivered() {
 /// L6: A pull request is made only on request.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_pull_request_is_made_unasked() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     let relay = relay(&forge);
     let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
     let delivered = deliver(&relay, DeliveryRequest { pull_request: None, ..order }, &begun).await;
@@ -70,7 +70,7 @@ async fn no_pull_request_is_made_unasked() {
 /// push.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_report_of_work_for_review_says_why() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     let relay = relay(&forge);
     let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
     deliver(&relay, order, &begun).await;
@@ -95,7 +95,7 @@ async fn every_report_of_work_for_review_says_why() {
 /// L5, L6: If the pull request cannot become a draft, nothing is pushed.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_for_review_is_pushed_to_a_pull_request_that_is_ready() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     let relay = relay(&forge);
     let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
     deliver(&relay, order, &begun).await;
@@ -117,7 +117,7 @@ async fn nothing_for_review_is_pushed_to_a_pull_request_that_is_ready() {
 /// L5, L6: A change of a protected path is not pushed. The work is kept, and one command applies it in a clone.
 #[tokio::test(flavor = "multi_thread")]
 async fn held_work_is_kept_and_can_be_applied() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     let relay = relay(&forge);
     forge.hub.protect_branch(NAME, "sandbox/task-1");
     let (order, begun) = work(&forge, &relay, "task-1", "run-1").await;
@@ -143,7 +143,7 @@ async fn held_work_is_kept_and_can_be_applied() {
 /// again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_later_process_makes_the_missing_pull_request() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     let first = relay(&forge);
     let (order, begun) = work(&forge, &first, "task-9", "run-1").await;
     forge.hub.inject(
@@ -177,7 +177,7 @@ async fn a_crash_after_each_call_brings_one_update_and_one_pull_request() {
         GithubOperation::ListPulls,
         GithubOperation::CreatePull,
     ] {
-        let forge = Running::start().await;
+        let forge = RunningGithub::start().await;
         let first = relay(&forge);
         let (order, begun) = work(&forge, &first, "task-9", "run-1").await;
         forge.hub.inject(operation, InjectedFailure::HoldAfter, 1);
@@ -213,7 +213,7 @@ async fn a_crash_after_each_call_brings_one_update_and_one_pull_request() {
 /// L6, L7: If another person has moved the branch, nothing is overwritten and the work is kept.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_branch_that_was_moved_is_not_overwritten() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     let relay = relay(&forge);
     let (order, begun) = work(&forge, &relay, "task-1", "run-1").await;
     let tree = git(&forge.bare(), &["rev-parse", "main^{tree}"]);
@@ -229,7 +229,7 @@ async fn a_branch_that_was_moved_is_not_overwritten() {
 /// L7: A run starts from an earlier run's work that is not delivered yet.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_builds_on_what_was_not_delivered_yet() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     let relay = relay(&forge);
     let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
     forge.hub.inject(
@@ -251,7 +251,7 @@ async fn a_run_builds_on_what_was_not_delivered_yet() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_statement_says_of_the_patches_what_the_audit_says() {
     for mode in ["replayed", "bundled: other patches"] {
-        let forge = Running::start().await;
+        let forge = RunningGithub::start().await;
         let relay = relay(&forge);
         let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
         if mode != "replayed" {
@@ -275,7 +275,7 @@ async fn a_statement_says_of_the_patches_what_the_audit_says() {
 /// L6: A repository on this machine needs no token, and has no pull requests.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_repository_on_this_machine_needs_no_token() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     let relay = relay(&forge);
     let here: RepositoryUrl = format!("file://{}", forge.bare().display()).parse().unwrap();
     let (order, begun) = work_at(&forge, &relay, here, "task-9", "run-1").await;
@@ -288,7 +288,7 @@ async fn a_repository_on_this_machine_needs_no_token() {
 /// L7: A failed delivery is resumed on request, at the step where it failed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failed_delivery_is_resumed_on_request() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     let relay = relay(&forge);
     let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
     forge.hub.inject(GithubOperation::CreatePull, InjectedFailure::not_permitted(), 1);
@@ -310,7 +310,7 @@ pub(super) async fn deliver(
 
 async fn second_lease(
     relay: &Arc<DeliveryService>,
-    forge: &Running,
+    forge: &RunningGithub,
 ) -> cogni_gateway::relay::repo::BranchLease {
     let repository: RepositoryUrl = forge.clone_url().parse().unwrap();
     let key = BranchKey::parse("task-9").unwrap();
@@ -330,7 +330,7 @@ pub(super) async fn begin(
 
 /// Makes a run whose agent commits one file, and returns the work that is collected from its sandbox.
 pub(super) async fn work(
-    forge: &Running,
+    forge: &RunningGithub,
     relay: &Arc<DeliveryService>,
     key: &str,
     run: &str,
@@ -340,7 +340,7 @@ pub(super) async fn work(
 }
 
 async fn work_at(
-    forge: &Running,
+    forge: &RunningGithub,
     relay: &Arc<DeliveryService>,
     repository: RepositoryUrl,
     key: &str,
@@ -409,7 +409,7 @@ struct Audit {
 }
 
 impl Audit {
-    fn new(forge: &Running) -> Self {
+    fn new(forge: &RunningGithub) -> Self {
         let path = forge.place.path().join("audit.jsonl");
         let started = records::RunStartedRecord {
             run: "run-1".to_owned(),

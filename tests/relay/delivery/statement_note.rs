@@ -11,13 +11,13 @@ use cogni_gateway::relay::delivery::{DeliveryConfig, DeliveryService};
 use http::StatusCode;
 
 use super::run_job::{deliver, key, relay, settings, work};
-use crate::support::github_server::Running;
+use crate::support::github_server::RunningGithub;
 use crate::support::repository::git;
 
 /// L6: A person with a clone and the relay's public key can verify a statement with one command.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_statement_is_proved_in_a_clone() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     let relay = relay(&forge);
     let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
     let done = deliver(&relay, order, &begun).await;
@@ -50,7 +50,7 @@ async fn a_statement_is_proved_in_a_clone() {
 /// L6: A remote that refuses notes still gets the work, and the row says that there is no statement.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_remote_that_refuses_notes_is_reported() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     let hook = forge.bare().join("hooks/update");
     fs::create_dir_all(hook.parent().unwrap()).unwrap();
     fs::write(&hook, "#!/bin/sh\ncase $1 in refs/notes/*) echo no notes here; exit 1; esac\n")
@@ -71,7 +71,7 @@ async fn a_remote_that_refuses_notes_is_reported() {
 /// done.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_statement_that_cannot_be_pushed_now_is_pushed_later() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     let relay = relay(&forge);
     let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
     forge.hub.inject(
@@ -97,7 +97,7 @@ async fn a_statement_that_cannot_be_pushed_now_is_pushed_later() {
 /// L6: A key that is lost with its process would prove nothing, so nothing is signed with it.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_signed_with_a_key_that_is_lost() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     let relay = DeliveryService::open(DeliveryConfig { signing_key: None, ..settings(&forge) });
     let relay = Arc::new(relay.unwrap());
     let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;

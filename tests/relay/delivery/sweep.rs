@@ -10,13 +10,13 @@ use cogni_gateway::relay::repo::BranchLease;
 
 use super::killed::{begin, state};
 use super::run_job::{deliver, relay, work};
-use crate::support::github_server::Running;
+use crate::support::github_server::RunningGithub;
 use crate::support::repository::git;
 
 /// L4, L5: Delivered work and unused mirrors are removed. Undelivered work is kept with everything that it needs.
 #[tokio::test(flavor = "multi_thread")]
 async fn data_without_a_use_is_removed() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     let relay = relay(&forge);
     let (order, begun) = work(&forge, &relay, "done", "run-1").await;
     let artifacts = order.artifacts.clone();
@@ -89,7 +89,7 @@ async fn data_without_a_use_is_removed() {
 /// L4: If a power cut or a person has removed a lease's file, the sweep continues and removes what is old.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_lease_file_ends_no_sweep() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     let relay = relay(&forge);
     for key in ["old", "young", "other"] {
         drop(work(&forge, &relay, key, key).await);

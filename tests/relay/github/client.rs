@@ -16,10 +16,10 @@ use cogni_gateway::relay::github::pull_request::convert_to_draft;
 use cogni_gateway::relay::repo::repository::{HostedRepository, RepositoryUrl};
 use tokio_rustls::TlsAcceptor;
 
-use super::pull_request::order;
+use super::pull_request::pull_request_spec;
 use crate::support::github_server::TOKEN;
 use crate::support::process::NOBODY;
-use crate::support::test_ca::Authority;
+use crate::support::test_ca::TestCa;
 
 /// L6: A call has the headers that GitHub requires, the token once, and a path below the API's base. GitHub Enterprise
 /// has its GraphQL endpoint beside its REST API.
@@ -31,7 +31,7 @@ async fn a_call_is_one_plain_request() {
     let server = Server::start([answer("200 OK", pull), answer("200 OK", "{}")]);
     let (api, repository) = (server.api("/api/v3/"), server.repository());
     let credential = ForgeCredential::Token(SecretString::new(TOKEN));
-    convert_to_draft(&api, &credential, &repository, &order().head).await.unwrap();
+    convert_to_draft(&api, &credential, &repository, &pull_request_spec().head).await.unwrap();
     let shown = server.seen().join("\n").replace(&server.address.to_string(), "HOST");
     let shown = shown.replace(env!("CARGO_PKG_VERSION"), "VERSION");
     insta::assert_snapshot!(shown, @r#"
@@ -110,7 +110,7 @@ async fn a_token_that_is_no_header_is_not_sent() {
 /// L6: If the API cannot be reached, the error names the setting to check.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unreachable_api_names_its_setting() {
-    let (ours, another) = (Authority::new(), Authority::new());
+    let (ours, another) = (TestCa::new(), TestCa::new());
     let mut told = vec![];
     for (host, ca_file, proxy) in [
         ("localhost", None, None),

@@ -14,15 +14,15 @@ use http::StatusCode;
 use rustls::pki_types::PrivateKeyDer;
 use rustls::pki_types::pem::PemObject;
 
-use super::pull_request::order;
-use crate::support::github_server::{NAME, Running, credential};
+use super::pull_request::pull_request_spec;
+use crate::support::github_server::{NAME, RunningGithub, credential};
 
 /// L6: An app signs with its key, in either key format, and gets a token for exactly that repository and those
 /// permissions.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_app_gets_a_token_for_one_repository() {
     for form in [&["-traditional"][..], &[]] {
-        let forge = Running::start().await;
+        let forge = RunningGithub::start().await;
         let app = install(&forge, form);
         let (api, repository) = (forge.api(), forge.hosted());
         let token = app.token(&api, &repository).await.unwrap();
@@ -41,7 +41,7 @@ async fn an_app_gets_a_token_for_one_repository() {
 /// L6: One token is used for all calls until shortly before it expires.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_is_asked_for_once_and_kept() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     let app = install(&forge, &[]);
     let (api, repository) = (forge.api(), forge.hosted());
     let asking = (0..20).map(|_| app.token(&api, &repository));
@@ -53,7 +53,7 @@ async fn a_token_is_asked_for_once_and_kept() {
 /// L6: A token that would expire during a push is not used.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_near_its_end_is_replaced() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     forge.hub.set_token_lifetime(240);
     let app = install(&forge, &[]);
     let (api, repository) = (forge.api(), forge.hosted());
@@ -64,19 +64,21 @@ async fn a_token_near_its_end_is_replaced() {
 /// L6: A token that was revoked is replaced within the same call.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_that_was_taken_back_is_replaced() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     let app = install(&forge, &[]);
     let (api, repository) = (forge.api(), forge.hosted());
     app.token(&api, &repository).await.unwrap();
     forge.hub.revoke_tokens();
-    pull_request::publish_pull_request(&api, &app, &repository, &order()).await.unwrap();
+    pull_request::publish_pull_request(&api, &app, &repository, &pull_request_spec())
+        .await
+        .unwrap();
     assert_eq!(forge.hub.count_calls(GithubOperation::AccessToken), 2);
 }
 
 /// L6: The error of an app that is not installed in a repository says so. Temporary API failures are retried.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_error_says_why_an_app_gets_no_token() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     let api = forge.api();
     forge.hub.inject(
         GithubOperation::AccessToken,
@@ -93,7 +95,7 @@ async fn the_error_says_why_an_app_gets_no_token() {
 /// L6: A token is never sent to a host that does not belong to its API.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_is_not_for_another_host() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     let api = forge.api();
     for url in ["https://github.com/acme/site", "https://127.0.0.1.example/acme/site"] {
         let other: RepositoryUrl = url.parse().unwrap();
@@ -106,7 +108,7 @@ async fn a_token_is_not_for_another_host() {
 /// L6: Neither debug output nor an error contains a secret.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_credential_prints_its_secret() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     let app = install(&forge, &[]);
     let shown = format!("{:?} {app:?}", credential());
     assert_eq!(shown, "Token(***) App(GithubApp { id: \"Iv1.cogni\", .. })");
@@ -115,7 +117,7 @@ async fn no_credential_prints_its_secret() {
 }
 
 /// Installs an app with its own key in the one repository.
-fn install(forge: &Running, form: &[&str]) -> Arc<ForgeCredential> {
+fn install(forge: &RunningGithub, form: &[&str]) -> Arc<ForgeCredential> {
     let key = forge.place.path().join("key.pem");
     let key = key.to_str().unwrap();
     openssl(&["genrsa", "-out", key, "2048"]);

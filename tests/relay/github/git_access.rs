@@ -1,12 +1,12 @@
 //! Tests of git access to the stand-in, which requires a token.
 
-use crate::support::github_server::{Running, TOKEN, basic};
+use crate::support::github_server::{RunningGithub, TOKEN, basic};
 use crate::support::repository::{command, git};
 
 /// L6: A push over HTTP uses real git on both ends, and requires the token.
 #[tokio::test(flavor = "multi_thread")]
 async fn git_pushes_with_the_token_and_not_without() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     let (work, url) = (forge.place.path().join("work"), forge.clone_url());
     let push = ["push", "--porcelain", &url, "HEAD:refs/heads/sandbox/other"];
     let refused = command("git", &work).args(push).output().unwrap();

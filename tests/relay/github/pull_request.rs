@@ -11,20 +11,22 @@ use cogni_gateway::relay::repo::review::{ReviewAction, ReviewReason};
 use cogni_gateway::relay::repo::{BranchKey, ObjectId, SandboxBranch};
 use http::StatusCode;
 
-use crate::support::github_server::{NAME, Running, TOKEN, credential};
+use crate::support::github_server::{NAME, RunningGithub, TOKEN, credential};
 
 /// L6: The first run creates a pull request, and later runs update it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_branch_has_one_pull_request() {
-    let forge = Running::start().await;
-    let first = published(&forge, &order()).await.unwrap();
+    let forge = RunningGithub::start().await;
+    let first = published(&forge, &pull_request_spec()).await.unwrap();
     assert!(first.is_new);
     forge.hub.edit_pull(NAME, first.number, |pull| {
         pull.title = "Better title".to_owned();
         pull.body = pull.body.take().map(|body| format!("Reviewed by hand.\r\n\r\n{body}"));
     });
     let second =
-        published(&forge, &PullRequestSpec { run: "run-8".to_owned(), ..order() }).await.unwrap();
+        published(&forge, &PullRequestSpec { run: "run-8".to_owned(), ..pull_request_spec() })
+            .await
+            .unwrap();
     assert_eq!(second, PublishedPullRequest { is_new: false, ..first });
     let pulls = forge.hub.pulls(NAME);
     assert_eq!((pulls.len(), pulls[0].title.as_str()), (1, "Better title"));
@@ -51,9 +53,9 @@ async fn a_branch_has_one_pull_request() {
 /// L6: A pull request that is up to date is not changed.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_new_changes_nothing() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     for _ in 0..2 {
-        published(&forge, &order()).await.unwrap();
+        published(&forge, &pull_request_spec()).await.unwrap();
     }
     assert_eq!(forge.hub.count_calls(GithubOperation::UpdatePull), 0);
 }
@@ -61,7 +63,7 @@ async fn nothing_new_changes_nothing() {
 /// L6: A pull request for work that needs a review is a draft with the reasons in it, in text without side effects.
 #[tokio::test(flavor = "multi_thread")]
 async fn work_for_review_is_a_draft() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     published(&forge, &for_review(12)).await.unwrap();
     let pull = forge.hub.pulls(NAME).remove(0);
     assert!(pull.is_draft);
@@ -89,12 +91,12 @@ async fn work_for_review_is_a_draft() {
 /// the result says so.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_ready_pull_request_becomes_a_draft() {
-    let forge = Running::start().await;
-    published(&forge, &order()).await.unwrap();
+    let forge = RunningGithub::start().await;
+    published(&forge, &pull_request_spec()).await.unwrap();
     let is_draft = || forge.hub.pulls(NAME)[0].is_draft;
     assert!(!is_draft());
     let withdrawn = async || {
-        let (api, branch) = (forge.api(), order().head);
+        let (api, branch) = (forge.api(), pull_request_spec().head);
         convert_to_draft(&api, &credential(), &forge.hosted(), &branch).await
     };
     forge.hub.inject(GithubOperation::Withdraw, InjectedFailure::not_permitted(), 1);
@@ -117,23 +119,25 @@ async fn a_ready_pull_request_becomes_a_draft() {
 /// L6: A repository without drafts has no pull request to convert, so the delivery continues.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_repository_without_drafts_is_not_blocked() {
-    let forge = Running::start().await;
-    published(&forge, &order()).await.unwrap();
+    let forge = RunningGithub::start().await;
+    published(&forge, &pull_request_spec()).await.unwrap();
     let refused =
         InjectedFailure::graphql_error("UNPROCESSABLE", "Draft pull requests are not supported");
     forge.hub.inject(GithubOperation::Withdraw, refused, 1);
-    convert_to_draft(&forge.api(), &credential(), &forge.hosted(), &order().head).await.unwrap();
+    convert_to_draft(&forge.api(), &credential(), &forge.hosted(), &pull_request_spec().head)
+        .await
+        .unwrap();
 }
 
 /// L6: A fork's pull request from a branch of the same name is ignored, also if the fork was deleted.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pull_request_of_a_fork_is_ignored() {
     for fork in ["mallory/site", ""] {
-        let forge = Running::start().await;
-        let first = published(&forge, &order()).await.unwrap();
+        let forge = RunningGithub::start().await;
+        let first = published(&forge, &pull_request_spec()).await.unwrap();
         forge.hub.edit_pull(NAME, first.number, |pull| pull.fork = Some(fork.to_owned()));
         let theirs = forge.hub.pulls(NAME).remove(0);
-        convert_to_draft(&forge.api(), &credential(), &forge.hosted(), &order().head)
+        convert_to_draft(&forge.api(), &credential(), &forge.hosted(), &pull_request_spec().head)
             .await
             .unwrap();
         let second = published(&forge, &for_review(1)).await.unwrap();
@@ -145,23 +149,23 @@ async fn a_pull_request_of_a_fork_is_ignored() {
 /// L6: If the text has no room for the note that the work needs a review, the result is an error.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_text_that_cannot_ask_for_a_review_is_an_error() {
-    let forge = Running::start().await;
-    let first = published(&forge, &order()).await.unwrap();
+    let forge = RunningGithub::start().await;
+    let first = published(&forge, &pull_request_spec()).await.unwrap();
     forge.hub.edit_pull(NAME, first.number, |pull| pull.body = Some("x".repeat(64_990)));
     let error = published(&forge, &for_review(1)).await.unwrap_err();
     assert!(
         matches!(error, GithubError::DescriptionFull(_)) && error.retry_after().is_none(),
         "{error}"
     );
-    assert!(!published(&forge, &order()).await.unwrap().is_new);
+    assert!(!published(&forge, &pull_request_spec()).await.unwrap().is_new);
 }
 
 /// L6: If an answer is lost after GitHub has acted, no second pull request is made.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_answer_is_not_a_second_pull_request() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     forge.hub.inject(GithubOperation::CreatePull, InjectedFailure::LoseReply, 1);
-    published(&forge, &order()).await.unwrap();
+    published(&forge, &pull_request_spec()).await.unwrap();
     assert_eq!(
         (forge.hub.pulls(NAME).len(), forge.hub.count_calls(GithubOperation::CreatePull)),
         (1, 1)
@@ -169,16 +173,19 @@ async fn a_lost_answer_is_not_a_second_pull_request() {
 
     forge.hub.inject(GithubOperation::ListPulls, InjectedFailure::LoseReply, 1);
     forge.hub.inject(GithubOperation::UpdatePull, InjectedFailure::LoseReply, 1);
-    published(&forge, &PullRequestSpec { run: "run-8".to_owned(), ..order() }).await.unwrap();
+    published(&forge, &PullRequestSpec { run: "run-8".to_owned(), ..pull_request_spec() })
+        .await
+        .unwrap();
     assert_eq!(forge.hub.pulls(NAME).len(), 1);
 }
 
 /// L6: If two relays create a pull request at the same time, the second one uses the first one's.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_at_once_make_one_pull_request() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     forge.hub.inject(GithubOperation::CreatePull, InjectedFailure::HoldBefore, 2);
-    let (first, second) = (order(), PullRequestSpec { run: "run-8".to_owned(), ..order() });
+    let (first, second) =
+        (pull_request_spec(), PullRequestSpec { run: "run-8".to_owned(), ..pull_request_spec() });
     let both = async { tokio::join!(published(&forge, &first), published(&forge, &second)) };
     let opened = async {
         forge.hub.response_gate().wait_for_waiting(2).await;
@@ -200,9 +207,9 @@ async fn temporary_failures_are_retried() {
         InjectedFailure::secondary_limit(0),
         InjectedFailure::unknown_head(),
     ] {
-        let forge = Running::start().await;
+        let forge = RunningGithub::start().await;
         forge.hub.inject(GithubOperation::CreatePull, trouble, 2);
-        assert!(published(&forge, &order()).await.unwrap().is_new);
+        assert!(published(&forge, &pull_request_spec()).await.unwrap().is_new);
     }
 }
 
@@ -224,9 +231,9 @@ async fn every_refusal_says_what_to_do() {
         (GithubOperation::ListPulls, InjectedFailure::error_status(StatusCode::IM_A_TEAPOT)),
         (GithubOperation::CreatePull, InjectedFailure::unknown_head()),
     ] {
-        let forge = Running::start().await;
+        let forge = RunningGithub::start().await;
         forge.hub.inject(operation, trouble, 9);
-        let error = published(&forge, &order()).await.unwrap_err();
+        let error = published(&forge, &pull_request_spec()).await.unwrap_err();
         assert!(!format!("{error} {error:?}").contains(TOKEN));
         let later = error.retry_after().map_or("no".to_owned(), |after| match after.as_secs() {
             0 => "soon".to_owned(),
@@ -253,9 +260,9 @@ async fn every_refusal_says_what_to_do() {
 /// L6: A renamed repository is not followed, because the old name may belong to another owner tomorrow.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_renamed_repository_is_not_followed() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     forge.hub.rename_repository(NAME, "acme/shop");
-    let error = published(&forge, &order()).await.unwrap_err();
+    let error = published(&forge, &pull_request_spec()).await.unwrap_err();
     assert!(
         matches!(&error, GithubError::RepositoryMoved(to) if to.ends_with("/repositories/100")),
         "{error}"
@@ -266,7 +273,7 @@ async fn a_renamed_repository_is_not_followed() {
 /// L6: If a rate limit asks for a longer wait than allowed, the delivery is rescheduled.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_long_rate_limit_reschedules_the_delivery() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     forge.hub.inject(GithubOperation::ListPulls, InjectedFailure::secondary_limit(60), 1);
     let patience = RetryPolicy {
         attempts: 3,
@@ -274,8 +281,9 @@ async fn a_long_rate_limit_reschedules_the_delivery() {
         max_delay: Duration::from_secs(59),
     };
     let api = forge.api_with(patience);
-    let error =
-        publish_pull_request(&api, &credential(), &forge.hosted(), &order()).await.unwrap_err();
+    let error = publish_pull_request(&api, &credential(), &forge.hosted(), &pull_request_spec())
+        .await
+        .unwrap_err();
     assert_eq!(error.retry_after(), Some(Duration::from_mins(1)));
     assert_eq!(forge.hub.count_calls(GithubOperation::ListPulls), 1);
 }
@@ -283,7 +291,7 @@ async fn a_long_rate_limit_reschedules_the_delivery() {
 /// L6: A protected branch and a missing branch are detected.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_protected_branch_is_known() {
-    let forge = Running::start().await;
+    let forge = RunningGithub::start().await;
     forge.hub.protect_branch(NAME, "sandbox/task-1");
     let (api, repository) = (forge.api(), forge.hosted());
     let token = credential().token(&api, &repository).await.unwrap();
@@ -296,7 +304,7 @@ async fn a_protected_branch_is_known() {
 }
 
 async fn published(
-    forge: &Running,
+    forge: &RunningGithub,
     order: &PullRequestSpec,
 ) -> Result<PublishedPullRequest, GithubError> {
     publish_pull_request(&forge.api(), &credential(), &forge.hosted(), order).await
@@ -310,10 +318,10 @@ fn for_review(paths: usize) -> PullRequestSpec {
         why: "it tells agents what to do, as in #12".to_owned(),
     };
     let reasons = (0..paths).map(reason).collect();
-    PullRequestSpec { needs_review: true, reasons, ..order() }
+    PullRequestSpec { needs_review: true, reasons, ..pull_request_spec() }
 }
 
-pub(super) fn order() -> PullRequestSpec {
+pub(super) fn pull_request_spec() -> PullRequestSpec {
     PullRequestSpec {
         head: SandboxBranch::from_key(BranchKey::parse("task-1").unwrap()),
         base: None,

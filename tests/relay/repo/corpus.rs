@@ -22,12 +22,12 @@ use std::thread;
 use cogni_gateway::relay::repo::extract_commands::{AnnouncedBranch, ExtractOutputError};
 use cogni_gateway::relay::repo::{ReviewVerdict, ReviewedWork};
 
-use super::setup::{Place, Run};
+use super::setup::{RelaySetup, Run};
 use crate::support::repository::Repository;
 
 /// One hostile agent with its repository.
 pub(crate) struct Case {
-    pub(crate) place: Place,
+    pub(crate) place: RelaySetup,
     pub(crate) run: Run,
 }
 
@@ -39,7 +39,7 @@ type Claim = Result<Option<AnnouncedBranch>, ExtractOutputError>;
 
 impl Case {
     fn new(seed: &Repository) -> Self {
-        let mut place = Place::copy_of(seed);
+        let mut place = RelaySetup::copy_of(seed);
         // The limits are small, so that a test can exceed them.
         let config = &mut place.config;
         (config.quarantine.commits, config.extract.commits) = (10, 10);

@@ -10,7 +10,7 @@ use cogni_gateway::relay::repo::GitProgram;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::support::process::{patience, pause_for};
+use crate::support::process::{pause_for, wait_until};
 use crate::support::repository::Repository;
 
 fn git() -> (TempDir, GitProgram) {
@@ -44,7 +44,7 @@ fn a_killed_git_is_distinguished_from_a_limit() {
     let ended = thread::scope(|scope| {
         let call = git.subcommand("hash-object").arg("--stdin").input(input);
         let asked = scope.spawn(|| call.execute().unwrap_err());
-        patience(|| child("hash-object").is_some(), || "git has not begun".to_owned());
+        wait_until(|| child("hash-object").is_some(), || "git has not begun".to_owned());
         kill_process(child("hash-object").unwrap(), Signal::KILL).unwrap();
         asked.join().unwrap()
     });

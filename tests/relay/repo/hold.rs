@@ -7,13 +7,13 @@ use cogni_gateway::relay::repo::review::{
 };
 use cogni_gateway::relay::repo::{RepoError, ReviewVerdict};
 
-use super::setup::Place;
+use super::setup::RelaySetup;
 use crate::support::repository::{Repository, command};
 
 /// L5: The printed command applies the work in a clone of the repository.
 #[test]
 fn held_work_is_applied_by_one_line() {
-    let place = Place::new();
+    let place = RelaySetup::new();
     let run = place.begin("held", "it's one");
     run.workspace.write(".github/workflows/ci.yml", "on: push\n");
     let tip = run.workspace.commit("A workflow");
@@ -64,7 +64,7 @@ fn the_shipped_file_is_what_holds_without_one() {
 /// L5: An operator's own rules replace the built-in ones.
 #[test]
 fn an_operators_rules_decide() {
-    let mut place = Place::new();
+    let mut place = RelaySetup::new();
     place.config = RelayConfig::parse(
         "[[policy.paths]]\nwhy = \"it is ours\"\nverdict = \"hold\"\nmatch = [\"docs/**\"]\n",
     )
@@ -85,7 +85,7 @@ fn an_operators_rules_decide() {
 /// L5: A credential of this host is found anywhere in a file, also across the border of two pieces.
 #[test]
 fn a_credential_of_this_host_is_found_anywhere() {
-    let place = Place::new();
+    let place = RelaySetup::new();
     let run = place.begin("leak", "one");
     let secret = "correct-horse-battery-staple";
     for at in [0, 16_370, 65_500] {
@@ -126,7 +126,7 @@ fn a_long_credential_is_found_at_every_split() {
 /// L5: A credential that was in the repository before is not attributed to the agent.
 #[test]
 fn a_credential_that_was_there_is_not_found_again() {
-    let place = Place::new();
+    let place = RelaySetup::new();
     let work = Repository::with_files(&place.path("work"));
     let url = place.remote.path.display().to_string();
     work.git(["pull", "-q", &url, "main"]);
@@ -145,7 +145,7 @@ fn a_credential_that_was_there_is_not_found_again() {
 /// refused as too costly.
 #[test]
 fn work_that_takes_too_much_room_is_too_costly() {
-    let mut place = Place::new();
+    let mut place = RelaySetup::new();
     let work = Repository::with_files(&place.path("work"));
     let url = place.remote.path.display().to_string();
     work.git(["pull", "-q", &url, "main"]);
@@ -204,7 +204,7 @@ fn patterns_match_whole_paths() {
 /// L4, L6: A thousand commits stay a thousand commits.
 #[test]
 fn a_thousand_commits_arrive() {
-    let place = Place::new();
+    let place = RelaySetup::new();
     let run = place.begin("long", "one");
     let commit = |at: usize| {
         let from = if at == 0 { "from refs/heads/sandbox/long^0\n" } else { "" };

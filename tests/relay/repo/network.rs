@@ -11,12 +11,12 @@ use cogni_gateway::relay::git::{HttpProxy, OutboundConfig};
 use cogni_gateway::relay::github::client::{GithubClient, GithubConfig, GithubError, RetryPolicy};
 use cogni_gateway::relay::repo::{BranchKey, GitProgram, RepoError, RepoMirror, RepositoryUrl};
 
-use super::setup::Place;
-use crate::support::connect_proxy::Tunnel;
+use super::setup::RelaySetup;
+use crate::support::connect_proxy::ConnectProxy;
 use crate::support::git_server::GitServer;
 use crate::support::process::NOBODY;
 use crate::support::repository;
-use crate::support::test_ca::Authority;
+use crate::support::test_ca::TestCa;
 
 const TOKEN: &str = "ghs_abcdefghijklmnopqrstuvwxyz0123456789";
 
@@ -31,7 +31,7 @@ fn git_trusts_the_configured_ca() {
         company.server.seen().iter().any(|line| line == "POST /o/site.git/git-receive-pack 200")
     );
 
-    let another = Authority::new();
+    let another = TestCa::new();
     for ca_file in [None, Some(another.file.clone())] {
         let error =
             company.ask(&url, OutboundConfig { ca_file, ..OutboundConfig::default() }).unwrap_err();
@@ -44,7 +44,7 @@ fn git_trusts_the_configured_ca() {
 #[test]
 fn git_uses_the_configured_proxy() {
     let company = Company::new("git.example");
-    let tunnel = Tunnel::guarded(company.server.address);
+    let tunnel = ConnectProxy::with_password(company.server.address);
     let by = |address: SocketAddr, except: &str| OutboundConfig {
         ca_file: Some(company.ca()),
         proxy: Some(
@@ -70,7 +70,7 @@ fn git_uses_the_configured_proxy() {
 #[tokio::test]
 async fn the_api_client_uses_the_same_proxy_and_ca() {
     let company = Company::new("git.example");
-    let tunnel = Tunnel::to(company.server.address);
+    let tunnel = ConnectProxy::to(company.server.address);
     let proxy = |except| HttpProxy::parse_proxy(&tunnel.address.to_string(), except).unwrap();
     let ask = async |except, ca_file| {
         let network = OutboundConfig { ca_file: Some(ca_file), proxy: Some(proxy(except)) };
@@ -96,7 +96,7 @@ async fn the_api_client_uses_the_same_proxy_and_ca() {
     assert_eq!(tunnel.asked(), ["CONNECT git.example:443"]);
     let (straight, doubted) = (
         Box::pin(ask(".example", company.ca())).await,
-        Box::pin(ask("", Authority::new().file.clone())).await,
+        Box::pin(ask("", TestCa::new().file.clone())).await,
     );
     assert!(matches!(straight, GithubError::NoResponse(_)), "{straight}");
     assert!(matches!(doubted, GithubError::NoResponse(_)), "{doubted}");
@@ -130,7 +130,7 @@ fn a_host_of_a_tenant_must_be_on_the_internet() {
 #[test]
 fn a_proxy_is_not_used_to_reach_this_machine() {
     let company = Company::new("git.example");
-    let tunnel = Tunnel::to(company.server.address);
+    let tunnel = ConnectProxy::to(company.server.address);
     let network = || OutboundConfig {
         ca_file: Some(company.ca()),
         proxy: Some(HttpProxy::parse_proxy(&tunnel.address.to_string(), "").unwrap()),
@@ -181,8 +181,8 @@ fn an_invalid_proxy_is_refused() {
 
 /// A git server whose certificate only the company's own CA has signed.
 struct Company {
-    place: Place,
-    authority: Authority,
+    place: RelaySetup,
+    authority: TestCa,
     server: GitServer,
 }
 
@@ -191,11 +191,11 @@ impl Company {
         let directory = tempfile::tempdir().unwrap();
         let bare = directory.path().join("forge/o/site.git");
         let remote = repository::Repository::seeded(&bare);
-        let authority = Authority::new();
+        let authority = TestCa::new();
         let tls = authority.server(host, &["http/1.1"]);
         let server = GitServer::start_tls(&directory.path().join("forge"), TOKEN, tls);
         let url = bare.display().to_string();
-        Self { place: Place::at(directory, remote, &url), authority, server }
+        Self { place: RelaySetup::at(directory, remote, &url), authority, server }
     }
 
     fn ca(&self) -> std::path::PathBuf {
@@ -228,7 +228,7 @@ impl Company {
     fn relays(&self, url: &str, network: OutboundConfig) {
         let mirror = self.mirror(url, network, HostReach::Named);
         let token = SecretString::new(TOKEN);
-        let place = Place {
+        let place = RelaySetup {
             mirror,
             directory: tempfile::tempdir().unwrap(),
             remote: self.place.remote.clone(),

@@ -6,32 +6,32 @@ use std::os::unix::fs::PermissionsExt;
 use cogni_gateway::base::secret::SecretString;
 use cogni_gateway::relay::repo::{BranchKey, BranchLease, PushOutcome, RepoError, RepoMirror};
 
-use super::setup::{Place, Run};
+use super::setup::{RelaySetup, Run};
 use crate::support::git_server::GitServer;
 use crate::support::repository::Repository;
 
 const TOKEN: &str = "ghs_0123456789abcdefghijklmnopqrstuvwxyz";
 
 /// Sets up a remote behind HTTP that requires the token.
-fn served() -> (Place, GitServer) {
+fn served() -> (RelaySetup, GitServer) {
     let directory = tempfile::tempdir().unwrap();
     let remote = Repository::seeded(&directory.path().join("forge/o/remote.git"));
     let server = GitServer::start(&directory.path().join("forge"), TOKEN);
     let url = server.url("o/remote.git");
-    (Place::at(directory, remote, &url), server)
+    (RelaySetup::at(directory, remote, &url), server)
 }
 
 fn lease(mirror: &RepoMirror, key: &str) -> BranchLease {
     mirror.lease_branch(&BranchKey::parse(key).unwrap()).unwrap()
 }
 
-fn begin(place: &Place, token: &SecretString, name: &str) -> Run {
+fn begin(place: &RelaySetup, token: &SecretString, name: &str) -> Run {
     let lease = lease(&place.mirror, "over-http");
     let state = place.mirror.ensure_branch(&lease, None, Some(token)).unwrap();
     place.begin_with(lease, state, name)
 }
 
-fn push(place: &Place, run: &Run, token: &SecretString) -> Result<PushOutcome, RepoError> {
+fn push(place: &RelaySetup, run: &Run, token: &SecretString) -> Result<PushOutcome, RepoError> {
     let announced = place.extract(run).unwrap().unwrap();
     place.judge(run, announced)?.into_approved().unwrap().push_branch(Some(token))
 }
@@ -97,7 +97,7 @@ fn a_bad_token_is_denied_and_never_shown() {
 /// L6: Another person's push is never overwritten, and a branch that a person deleted is not created again.
 #[test]
 fn a_branch_that_was_moved_is_not_touched() {
-    let place = Place::new();
+    let place = RelaySetup::new();
     let work = |run: &Run| {
         run.workspace.write("more.txt", "more\n");
         run.workspace.commit("More");
@@ -134,7 +134,7 @@ fn a_branch_that_was_moved_is_not_touched() {
 /// L6: The remote's own rules hold, and the error repeats the remote's reason.
 #[test]
 fn a_protected_branch_is_declined_with_the_remotes_reason() {
-    let place = Place::new();
+    let place = RelaySetup::new();
     let hook = place.remote.path.join("hooks/update");
     fs::write(&hook, "#!/bin/sh\necho \"$1 is protected\" >&2\nexit 1\n").unwrap();
     fs::set_permissions(hook, PermissionsExt::from_mode(0o755)).unwrap();
@@ -150,7 +150,7 @@ fn a_protected_branch_is_declined_with_the_remotes_reason() {
 /// L6: The work is never pushed to its base branch.
 #[test]
 fn the_default_branch_is_never_the_branch() {
-    let place = Place::new();
+    let place = RelaySetup::new();
     place.remote.git(["branch", "-m", "main", "sandbox/trunk"]);
     let trunk = lease(&place.mirror, "trunk");
     for base in [None, Some("sandbox/trunk")] {
@@ -162,7 +162,7 @@ fn the_default_branch_is_never_the_branch() {
 /// L2: A missing base branch is an error, and so is an invalid name.
 #[test]
 fn a_missing_base_is_an_error() {
-    let place = Place::new();
+    let place = RelaySetup::new();
     let lease = lease(&place.mirror, "key");
     for base in ["nowhere", "main:refs/heads/x", "--upload-pack=evil", "*", ""] {
         let error = place.mirror.ensure_branch(&lease, Some(base), None).unwrap_err();

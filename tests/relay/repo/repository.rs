@@ -50,7 +50,7 @@ fn a_url_that_holds_a_secret_or_a_trick_is_refused() {
     ]
     .map(|url| (url, url.parse::<RepositoryUrl>().unwrap_err().to_string()));
     assert!(answers.iter().all(|(_, answer)| !answer.contains("hunter2")));
-    let told = answers.map(|(url, answer)| told(url, &answer));
+    let told = answers.map(|(url, answer)| refusal_text(url, &answer));
     insta::assert_snapshot!(told.join("\n"), @r"
     https://hunter2@github.com/acme/site: holds a user or a password, which has no place there
     https://u:hunter2@github.com/acme/site: holds a user or a password, which has no place there
@@ -97,7 +97,7 @@ fn a_host_that_can_be_read_in_two_ways_is_refused() {
         "ssh://git@github.com@evil.example/acme/site",
         "ssh://git@github.com:hunter2@evil.example/acme/site",
     ]
-    .map(|url| told(url, &url.parse::<RepositoryUrl>().unwrap_err().to_string()));
+    .map(|url| refusal_text(url, &url.parse::<RepositoryUrl>().unwrap_err().to_string()));
     assert!(told.iter().all(|told| !told.split_once(": ").unwrap().1.contains("hunter2")));
     insta::assert_snapshot!(told.join("\n"), @r"
     https://127.1/acme/site: has a host that is neither a name nor an address in full
@@ -118,7 +118,7 @@ fn a_host_that_can_be_read_in_two_ways_is_refused() {
 }
 
 /// Returns the refusal of a URL without the part that all refusals share.
-fn told(url: &str, answer: &str) -> String {
+fn refusal_text(url: &str, answer: &str) -> String {
     format!("{url}: {}", answer.split_once(';').unwrap().0.replace("the repository's URL ", ""))
 }
 

@@ -3,13 +3,13 @@
 use cogni_gateway::relay::repo::quarantine::PatchComparison;
 use cogni_gateway::relay::repo::{BranchKey, RepoError, ReviewVerdict};
 
-use super::setup::Place;
+use super::setup::RelaySetup;
 
 /// L2, L3, L4, L6: In the usual case the relay is the committer, the agent stays the author, and each commit names its
 /// run.
 #[test]
 fn the_agents_commits_reach_their_branch() {
-    let place = Place::new();
+    let place = RelaySetup::new();
     let run = place.begin("ISSUE-7", "one");
     assert_eq!(run.workspace.git(["branch", "--show-current"]), "sandbox/ISSUE-7");
     run.workspace.write("docs/guide.md", "one\n2\nthree\n");
@@ -46,7 +46,7 @@ fn the_agents_commits_reach_their_branch() {
 /// L6: A replay after a lost answer finds its own commit at the remote.
 #[test]
 fn the_same_work_comes_to_the_same_commit() {
-    let place = Place::new();
+    let place = RelaySetup::new();
     let run = place.begin("twice", "one");
     run.workspace.write("more.txt", "more\n");
     run.workspace.commit("More");
@@ -59,7 +59,7 @@ fn the_same_work_comes_to_the_same_commit() {
 /// L1: Several runs append to one branch.
 #[test]
 fn runs_append_to_their_branch() {
-    let place = Place::new();
+    let place = RelaySetup::new();
     let mut tips = vec![];
     for name in ["one", "two", "three"] {
         let run = place.begin("many", name);
@@ -76,7 +76,7 @@ fn runs_append_to_their_branch() {
 /// L7: A second run on a branch gets an error.
 #[test]
 fn two_runs_are_never_at_one_branch() {
-    let place = Place::new();
+    let place = RelaySetup::new();
     let key = BranchKey::parse("busy").unwrap();
     let first = place.mirror.lease_branch(&key).unwrap();
     assert!(matches!(place.mirror.lease_branch(&key), Err(RepoError::BranchInUse { .. })));
@@ -89,7 +89,7 @@ fn two_runs_are_never_at_one_branch() {
 /// L7: A second run may instead wait for the first one, and their work does not interleave.
 #[tokio::test]
 async fn a_second_run_may_wait_for_the_first() {
-    let place = Place::new();
+    let place = RelaySetup::new();
     let key = BranchKey::parse("busy").unwrap();
     let first = place.mirror.lease_branch(&key).unwrap();
     let patience = std::time::Duration::from_millis(1);

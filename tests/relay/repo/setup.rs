@@ -20,7 +20,7 @@ use tempfile::TempDir;
 use crate::support::repository::Repository;
 
 /// Everything that a run needs except the agent.
-pub(crate) struct Place {
+pub(crate) struct RelaySetup {
     pub(crate) directory: TempDir,
     pub(crate) remote: Repository,
     pub(crate) mirror: RepoMirror,
@@ -35,7 +35,7 @@ pub(crate) struct Run {
     pub(crate) artifacts: ArtifactDir,
 }
 
-impl Place {
+impl RelaySetup {
     /// Makes a remote with one commit on `main`, on this disk.
     pub(crate) fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use cogni_gateway::relay::repo::extract_commands::create_stub_repository;
 
-use super::setup::{Place, Run, execute};
+use super::setup::{RelaySetup, Run, execute};
 
 /// Git versions of different ages, if this machine has them. Only newer ones know where to read attributes from.
 const GITS: [&str; 2] = ["/usr/bin/git", "/usr/local/bin/git"];
@@ -17,7 +17,7 @@ const GITS: [&str; 2] = ["/usr/bin/git", "/usr/local/bin/git"];
 #[test]
 fn no_program_of_the_workspace_is_started_to_look_for_files() {
     for git in GITS.into_iter().filter(|git| Path::new(git).exists()) {
-        let place = Place::new();
+        let place = RelaySetup::new();
         let run = place.begin("hostile", "workspace");
         fs::create_dir(place.path("canary")).unwrap();
         configure(&place, &run);
@@ -39,7 +39,7 @@ fn no_program_of_the_workspace_is_started_to_look_for_files() {
 /// Files that are only in the index, and deleted files, count as uncommitted.
 #[test]
 fn a_file_that_is_only_in_the_index_is_uncommitted() {
-    let place = Place::new();
+    let place = RelaySetup::new();
     let run = place.begin("index", "workspace");
     assert_eq!(ask(&place, &run, GITS[0]), "");
     run.workspace.write("staged", "staged");
@@ -48,7 +48,7 @@ fn a_file_that_is_only_in_the_index_is_uncommitted() {
     assert_eq!(ask(&place, &run, GITS[0]), " D README.md\0A  staged\0");
 }
 
-fn configure(place: &Place, run: &Run) {
+fn configure(place: &RelaySetup, run: &Run) {
     let canary = |name: &str| format!("touch {}/{name}; cat", place.path("canary").display());
     let mut config = String::new();
     for name in ["evil", "text", "lfs"] {
@@ -85,7 +85,7 @@ fn make_racy(run: &Run) {
     File::options().write(true).open(index).unwrap().set_modified(old).unwrap();
 }
 
-fn ask(place: &Place, run: &Run, git: &str) -> String {
+fn ask(place: &RelaySetup, run: &Run, git: &str) -> String {
     let own = place.path("own.git");
     if !own.exists() {
         create_stub_repository(&own, run.state.start).unwrap();

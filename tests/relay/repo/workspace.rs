@@ -7,12 +7,12 @@ use std::path::Path;
 use cogni_gateway::relay::repo::mirror::{CommitAuthor, FileOwner, MAX_CHECKOUT_NAMES};
 use cogni_gateway::relay::repo::{BranchKey, FetchLimits, RepoError, ReviewVerdict};
 
-use super::setup::{Place, Run};
+use super::setup::{RelaySetup, Run};
 use crate::support::repository::Repository;
 
 const AGENT: FileOwner = FileOwner { uid: 1001, gid: 1001 };
 
-fn feed(place: &Place, run: &Run, path: &Path) -> Result<(), RepoError> {
+fn feed(place: &RelaySetup, run: &Run, path: &Path) -> Result<(), RepoError> {
     let author = CommitAuthor { name: "An Agent".into(), email: "agent@example.com".into() };
     place.mirror.checkout_workspace(&run.lease, &run.state, path, (AGENT, &author))
 }
@@ -20,7 +20,7 @@ fn feed(place: &Place, run: &Run, path: &Path) -> Result<(), RepoError> {
 /// L2: All files belong to the agent, links stay links, and their targets are not touched.
 #[test]
 fn the_workspace_is_the_agents_and_nothing_else_is() {
-    let place = Place::new();
+    let place = RelaySetup::new();
     let work = Repository::with_files(&place.path("work"));
     work.git(["pull", "-q", place.remote.path.to_str().unwrap(), "main"]);
     let target = place.path("target");
@@ -50,7 +50,7 @@ fn the_workspace_is_the_agents_and_nothing_else_is() {
 /// L2: A directory that is not empty, or that another user owns, is not filled.
 #[test]
 fn a_directory_that_is_not_empty_and_owned_is_not_filled() {
-    let place = Place::new();
+    let place = RelaySetup::new();
     let run = place.begin("other", "first");
     let full = place.path("full");
     fs::create_dir(&full).unwrap();
@@ -73,7 +73,7 @@ fn a_directory_that_is_not_empty_and_owned_is_not_filled() {
 /// work.
 #[test]
 fn a_newer_base_may_be_merged_and_is_not_the_agents_work() {
-    let place = Place::new();
+    let place = RelaySetup::new();
     let run = place.begin("behind", "first");
     run.workspace.write("own.txt", "own\n");
     run.workspace.commit("Own");
@@ -98,7 +98,7 @@ fn a_newer_base_may_be_merged_and_is_not_the_agents_work() {
 /// base. A person, or a later run, finds the conflict when merging.
 #[test]
 fn a_base_that_moved_into_a_conflict_does_not_affect_the_push() {
-    let place = Place::new();
+    let place = RelaySetup::new();
     let run = place.begin("conflict", "first");
     run.workspace.write("docs/guide.md", "the agent's\n");
     run.workspace.commit("Agent's guide");
@@ -128,7 +128,7 @@ fn a_base_that_moved_into_a_conflict_does_not_affect_the_push() {
 /// before, and so does a run that returns to a dropped one.
 #[test]
 fn a_sweep_packs_mirrors_and_drops_unused_branches() {
-    let place = Place::new();
+    let place = RelaySetup::new();
     let day = std::time::Duration::from_hours(24);
     let before = std::time::SystemTime::now() - day;
     drop((place.begin("old", "first"), place.begin("new", "second")));
@@ -165,7 +165,7 @@ fn a_sweep_packs_mirrors_and_drops_unused_branches() {
 /// L2: A mirror is made once, also by two runs at the same time, and serves runs on several branches concurrently.
 #[test]
 fn runs_at_several_branches_work_at_once() {
-    let place = Place::new();
+    let place = RelaySetup::new();
     std::thread::scope(|scope| {
         for at in 0..4 {
             let place = &place;
@@ -183,7 +183,7 @@ fn runs_at_several_branches_work_at_once() {
 /// L2: A repository's owner decides how much a fetch brings. No more than the limit is written, and nothing remains.
 #[test]
 fn a_repository_that_brings_too_much_is_not_fetched() {
-    let place = Place::new();
+    let place = RelaySetup::new();
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let noise: String = (0..1 << 20)
         .map(|_| {
@@ -215,7 +215,7 @@ fn a_repository_that_brings_too_much_is_not_fetched() {
 /// of them is written.
 #[test]
 fn a_repository_that_is_larger_than_it_looks_is_refused_before_it_is_checked_out() {
-    let place = Place::new();
+    let place = RelaySetup::new();
     let blobs: Vec<_> = (0..10).map(|n| place.remote.object("blob", n.to_string())).collect();
     let folder = |mode, inside: &[String]| {
         let names: Vec<_> = (0..10).map(|n| n.to_string()).collect();

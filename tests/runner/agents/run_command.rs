@@ -9,12 +9,12 @@ use std::process::Command;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::support::model_provider::{self, calling};
+use crate::support::model_provider::{self, calling_tool};
 
 /// The directory of the runs, and their provider.
 pub(super) struct Runs {
     folder: TempDir,
-    pub(super) provider: model_provider::Running,
+    pub(super) provider: model_provider::RunningProvider,
 }
 
 pub(super) struct Ended {
@@ -25,7 +25,10 @@ pub(super) struct Ended {
 
 impl Runs {
     pub(super) async fn new() -> Self {
-        Self { folder: tempfile::tempdir().unwrap(), provider: model_provider::start("").await }
+        Self {
+            folder: tempfile::tempdir().unwrap(),
+            provider: model_provider::start_default().await,
+        }
     }
 
     pub(super) fn path(&self, name: &str) -> PathBuf {
@@ -103,7 +106,7 @@ async fn an_agent_answers_and_its_answer_is_in_the_result() {
     assert_eq!(result["agent"]["meta"]["error"], Value::Null);
     assert_eq!(result["usage"]["turns"], 1);
     let look = "pwd; [ $(id -u) -ge 2100000000 ] && echo own; ls -A; stat -c '%U %a' . .cogni .cogni/messages.json; touch new; id -u > new";
-    let result = runs.ask(&calling(&["sh", "-c", look]), &[]).await;
+    let result = runs.ask(&calling_tool(&["sh", "-c", look]), &[]).await;
     let done: Value = serde_json::from_str(text(&result)).unwrap();
     insta::assert_snapshot!(done["stdout"].as_str().unwrap(), @r"
     /workspace
@@ -123,7 +126,7 @@ async fn a_workspace_of_the_hosts_is_written_to_and_kept() {
     let task = runs.path("task");
     fs::create_dir(&task).unwrap();
     fs::set_permissions(&task, Permissions::from_mode(0o777)).unwrap();
-    let result = runs.ask(&calling(&["touch", "made"]), &["--workspace", "task:rw"]).await;
+    let result = runs.ask(&calling_tool(&["touch", "made"]), &["--workspace", "task:rw"]).await;
     assert_eq!(facts(&result), json!([true, 0, null]), "{result}");
     let messages = fs::read_to_string(task.join(".cogni/messages.json")).unwrap();
     assert_eq!(messages, r#"{"messages":[{"content":"hi ü","role":"user"}]}"#);
@@ -329,7 +332,7 @@ async fn the_error_of_a_wrong_file_names_its_line() {
 #[tokio::test]
 async fn progress_can_be_followed() {
     let runs = Runs::new().await;
-    let model = calling(&["sh", "-c", "exit 3"]);
+    let model = calling_tool(&["sh", "-c", "exit 3"]);
     let agent = ["--agent", "sandbox:agent", "--message", "x", "--model", &model];
     let flags = ["--progress", "always", "--run-id", "run-1", "--max-turns", "5"];
     let mut command = runs.command(&[&agent[..], &flags].concat());

@@ -11,14 +11,14 @@ use serde_json::{Value, json};
 
 use super::driver::{Sandboxed, sh};
 use crate::support::github_server::{self, NAME, TOKEN};
-use crate::support::process::{Process, patience};
+use crate::support::process::{Process, wait_until};
 use crate::support::repository::git;
 use crate::support::run_command::{Result, entries};
 
 /// L1, L2, L6: One run's commits are pushed and get a pull request, and the next run starts from them.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_runs_commits_reach_a_pull_request() {
-    let place = Place::new().await;
+    let place = DeliverySetup::new().await;
     let flags = ["--branch-key", "task-9", "--pull-request"];
     let first = place.run(&flags, "echo one > one && git add one && git commit -qm 'Add one'");
     assert_eq!(first.facts(), json!([true, 0, null]), "{}", first.json);
@@ -47,7 +47,7 @@ async fn a_runs_commits_reach_a_pull_request() {
 /// L5: Work that a rule forbids is kept here complete, and the printed command applies it in a clone.
 #[tokio::test(flavor = "multi_thread")]
 async fn work_that_is_held_is_kept() {
-    let place = Place::new().await;
+    let place = DeliverySetup::new().await;
     let workflow = "mkdir -p .github/workflows && echo on: > .github/workflows/x.yml && git add . && git commit -qm x";
     let result = place.run(&["--branch-key", "held"], workflow);
     let relay = &result.json["relay"];
@@ -71,7 +71,7 @@ async fn work_that_is_held_is_kept() {
 /// L1: A run without a branch key is no error, and a run without commits delivers nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_may_have_nothing_to_deliver() {
-    let place = Place::new().await;
+    let place = DeliverySetup::new().await;
     // The workspace would be empty, and the agent would be paid for working in it.
     for flags in [&[][..], &["--state-key", "memory"]] {
         let refused = place.prepare(flags, &["true"]).output().unwrap();
@@ -105,7 +105,7 @@ async fn a_run_may_have_nothing_to_deliver() {
 /// R5, L7: A second interrupt ends the wait for a remote that hangs; the delivery continues later from the outbox.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_interrupt_detaches_a_delivery() {
-    let place = Place::new().await;
+    let place = DeliverySetup::new().await;
     place.forge.hub.inject(GithubOperation::Push, InjectedFailure::HoldBefore, 1);
     let work = sh("echo work > work && git add work && git commit -qm work");
     let mut process = Process::start(&mut place.prepare(&["--branch-key", "left"], &work), "");
@@ -114,8 +114,8 @@ async fn a_second_interrupt_detaches_a_delivery() {
         process.signal("INT");
         process.has_ended()
     };
-    patience(is_over, || "it waits for the remote".to_owned());
-    assert_eq!(process.wait().code(), Some(3), "{}", process.said());
+    wait_until(is_over, || "it waits for the remote".to_owned());
+    assert_eq!(process.wait().code(), Some(3), "{}", process.output());
     place.forge.hub.response_gate().allow_answers(1);
     let (_, said) = place.relay(&["retry", "--due"]);
     let branches = git(&place.forge.bare(), &["branch", "--list", "sandbox/left"]);
@@ -126,7 +126,7 @@ async fn a_second_interrupt_detaches_a_delivery() {
 /// configured.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_key_of_a_runs_log_signs_its_statement() {
-    let place = Place::new().await;
+    let place = DeliverySetup::new().await;
     let (seed, file) = ("5".repeat(64), place.runner.path().join("seed"));
     fs::write(&file, &seed).unwrap();
     let key = ["--audit-signing-key-file", file.to_str().unwrap()];
@@ -145,7 +145,7 @@ async fn the_key_of_a_runs_log_signs_its_statement() {
 /// L3: If an agent deletes its repository, the rest of its work is kept.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_workspace_that_cannot_be_read_is_kept() {
-    let place = Place::new().await;
+    let place = DeliverySetup::new().await;
     let result = place.run(&["--branch-key", "gone"], "echo work > work && rm -rf .git");
     let why = result.json["relay"]["why"].as_str().unwrap();
     let kept = why.rsplit('`').nth(1).unwrap();
@@ -160,7 +160,7 @@ async fn a_workspace_that_cannot_be_read_is_kept() {
 /// stay.
 #[tokio::test(flavor = "multi_thread")]
 async fn files_given_to_an_agent_are_not_its_work() {
-    let place = Place::new().await;
+    let place = DeliverySetup::new().await;
     let agents = place.runner.path().join("agents");
     fs::create_dir(&agents).unwrap();
     let script = "cat README >&2; echo work > work; git add -A && git commit -qm work; echo '{\"payloads\":[],\"meta\":{}}'";
@@ -182,7 +182,7 @@ async fn files_given_to_an_agent_are_not_its_work() {
 /// agent's rules are reviewed as usual.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agents_own_rules_judge_its_work() {
-    let place = Place::new().await;
+    let place = DeliverySetup::new().await;
     let agents = place.runner.path().join("agents");
     fs::create_dir(&agents).unwrap();
     let script = "mkdir docs; echo x > docs/x; git add -A && git commit -qm work; echo '{\"payloads\":[],\"meta\":{}}'";
@@ -205,14 +205,14 @@ async fn an_agents_own_rules_judge_its_work() {
     assert_eq!(relayed("strict"), json!(["held", "hold", "`docs/x`: people write it"]));
 }
 
-pub(super) struct Place {
+pub(super) struct DeliverySetup {
     pub(super) runner: Sandboxed,
-    pub(super) forge: github_server::Running,
+    pub(super) forge: github_server::RunningGithub,
 }
 
-impl Place {
+impl DeliverySetup {
     pub(super) async fn new() -> Self {
-        Self { runner: Sandboxed::new(), forge: github_server::Running::start().await }
+        Self { runner: Sandboxed::new(), forge: github_server::RunningGithub::start().await }
     }
 
     pub(super) fn run(&self, flags: &[&str], script: &str) -> Result {

@@ -6,7 +6,7 @@ use std::process::Stdio;
 use serde_json::{Value, json};
 
 use super::driver::{Sandboxed, sh};
-use crate::support::process::patience;
+use crate::support::process::wait_until;
 
 /// R1: The exit code is the program's own, and only 0 is a success.
 #[test]
@@ -91,7 +91,7 @@ fn a_flood_is_counted_and_not_kept() {
         peak_memory = peak_memory.max(peak_memory_of(child.id()));
         child.try_wait().unwrap().is_some()
     };
-    patience(has_ended, || "the flood does not end".to_owned());
+    wait_until(has_ended, || "the flood does not end".to_owned());
     let result: Value = serde_json::from_slice(&fs::read(&stdout).unwrap()).unwrap();
     assert_eq!(result["error_code"], "output_truncated");
     assert_eq!((&result["ok"], &result["truncated"]), (&json!(false), &json!(true)));

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::driver::{Sandboxed, sh};
 use crate::support::docker_engine;
-use crate::support::engine_proxy::{Call, Fault, Middleman};
+use crate::support::engine_proxy::{Call, EngineProxy, Fault};
 use crate::support::process::Process;
 
 /// R5: If an answer of the engine is missing or incomplete, or its connection ends, the run ends at its deadline at the
@@ -36,12 +36,12 @@ fn an_engine_whose_answers_are_lost_costs_the_run_and_leaves_nothing() {
 
 fn came_of(call: Call, fault: Fault) -> String {
     let runner = Sandboxed::new();
-    let middleman = Middleman::new(&runner.path(), Path::new(docker_engine::SOCKET));
-    middleman.strike(call, fault);
+    let engine_proxy = EngineProxy::new(&runner.path(), Path::new(docker_engine::SOCKET));
+    engine_proxy.inject(call, fault);
     // A lost answer at the end is requested again or not needed; before that, only the deadline helps.
     let is_late = matches!(call, Call::Inspect | Call::Remove) || fault != Fault::AnswerLost;
     let max_runtime = if is_late { "60s" } else { "1s" };
-    let flags = ["--docker-socket", middleman.socket(), "--max-runtime", max_runtime];
+    let flags = ["--docker-socket", engine_proxy.socket(), "--max-runtime", max_runtime];
     // If the run ends without the fault, the program must end by itself; if the run ends at its deadline, the program
     // must not.
     let script = if call == Call::Wait && !is_late { "sleep 600" } else { "true" };
@@ -54,9 +54,9 @@ fn came_of(call: Call, fault: Fault) -> String {
 #[test]
 fn an_engine_that_is_slow_does_its_work() {
     let runner = Sandboxed::new();
-    let middleman = Middleman::new(&runner.path(), Path::new(docker_engine::SOCKET));
-    middleman.always(Fault::Late(Duration::from_millis(200)));
-    let result = runner.run(&["--docker-socket", middleman.socket()], &sh("echo hi"));
+    let engine_proxy = EngineProxy::new(&runner.path(), Path::new(docker_engine::SOCKET));
+    engine_proxy.always(Fault::Late(Duration::from_millis(200)));
+    let result = runner.run(&["--docker-socket", engine_proxy.socket()], &sh("echo hi"));
     assert_eq!(result.facts(), json!([true, 0, null]), "{}", result.json);
     assert_eq!(result.json["stdout"], "hi\n");
 }
@@ -67,13 +67,13 @@ fn a_container_that_comes_after_the_deadline_is_removed() {
     // On a slow machine the first deadline may pass before anything is made.
     for seconds in [3, 12, 48] {
         let runner = Sandboxed::new();
-        let middleman = Middleman::new(&runner.path(), Path::new(docker_engine::SOCKET));
-        middleman.strike(Call::Create, Fault::Slow(Duration::from_secs(seconds + 1)));
+        let engine_proxy = EngineProxy::new(&runner.path(), Path::new(docker_engine::SOCKET));
+        engine_proxy.inject(Call::Create, Fault::Slow(Duration::from_secs(seconds + 1)));
         let max_runtime = format!("{seconds}s");
-        let flags = ["--docker-socket", middleman.socket(), "--max-runtime", &max_runtime];
+        let flags = ["--docker-socket", engine_proxy.socket(), "--max-runtime", &max_runtime];
         let result = runner.run(&flags, &["true"]);
         assert_eq!(result.facts(), json!([false, null, "timeout"]), "{}", result.json);
-        let calls = middleman.calls();
+        let calls = engine_proxy.calls();
         if calls.contains(&Call::Create) {
             assert!(calls.contains(&Call::Remove), "{calls:?}");
             return;
@@ -86,12 +86,12 @@ fn a_container_that_comes_after_the_deadline_is_removed() {
 #[test]
 fn an_engine_that_goes_away_and_comes_back_keeps_nothing() {
     let runner = Sandboxed::new();
-    let middleman = Middleman::new(&runner.path(), Path::new(docker_engine::SOCKET));
+    let engine_proxy = EngineProxy::new(&runner.path(), Path::new(docker_engine::SOCKET));
     let run = format!("run-engine-back-{}", std::process::id());
-    let mut process = started(&runner, &middleman, &run);
-    middleman.go_down();
+    let mut process = started(&runner, &engine_proxy, &run);
+    engine_proxy.disconnect();
     process.until(|said| said.contains("cannot remove the container yet"));
-    middleman.come_back();
+    engine_proxy.reconnect();
     assert_eq!(result(&mut process)["error_code"], "internal");
     runner.assert_nothing_is_left(&run);
 }
@@ -100,19 +100,19 @@ fn an_engine_that_goes_away_and_comes_back_keeps_nothing() {
 #[test]
 fn an_engine_that_goes_away_for_good_costs_a_bounded_time() {
     let runner = Sandboxed::new();
-    let middleman = Middleman::new(&runner.path(), Path::new(docker_engine::SOCKET));
+    let engine_proxy = EngineProxy::new(&runner.path(), Path::new(docker_engine::SOCKET));
     let run = format!("run-engine-gone-{}", std::process::id());
-    let mut process = started(&runner, &middleman, &run);
-    middleman.go_down();
+    let mut process = started(&runner, &engine_proxy, &run);
+    engine_proxy.disconnect();
     let result = result(&mut process);
     assert_eq!(result["error_code"], "internal");
     assert_eq!(runner.left(&run), "container (running)");
-    assert!(process.said().contains("the container is left behind"), "{}", process.said());
+    assert!(process.output().contains("the container is left behind"), "{}", process.output());
     runner.run(&["--run-id", &run], &["true"]);
 }
 
-fn started(runner: &Sandboxed, middleman: &Middleman, run: &str) -> Process {
-    let flags = ["--run-id", run, "--docker-socket", middleman.socket()];
+fn started(runner: &Sandboxed, engine_proxy: &EngineProxy, run: &str) -> Process {
+    let flags = ["--run-id", run, "--docker-socket", engine_proxy.socket()];
     let mut command = runner.prepare(&flags, &sh("echo up; sleep 600"));
     let mut process = Process::start(command.env("LOG", "debug"), "");
     process.until(|said| said.contains("up\n"));
@@ -121,7 +121,7 @@ fn started(runner: &Sandboxed, middleman: &Middleman, run: &str) -> Process {
 
 fn result(process: &mut Process) -> Value {
     assert_eq!(process.wait().code(), Some(1));
-    let said = process.said();
+    let said = process.output();
     let line = said.lines().find(|line| line.starts_with("{\"run_id\"")).expect("a result");
     serde_json::from_str(line).unwrap()
 }

@@ -3,19 +3,19 @@
 use serde_json::Value;
 
 use super::driver::{Sandboxed, sh};
-use crate::support::docker_daemon::{Containers, Dockerd};
+use crate::support::docker_daemon::{Containers, DockerDaemon};
 use crate::support::docker_engine;
 use crate::support::process::Process;
 
 /// R5: The run ends with a reason, and its container is removed as soon as the engine is back.
 #[test]
 fn an_engine_that_is_restarted_keeps_nothing_of_the_run() {
-    let mut dockerd = Dockerd::start(Containers::EndWithIt, docker_engine::HOST);
+    let mut dockerd = DockerDaemon::start(Containers::EndWithIt, docker_engine::HOST);
     for (containers, end) in [
-        (Containers::EndWithIt, Dockerd::stop as fn(&mut Dockerd)),
-        (Containers::EndWithIt, Dockerd::kill),
-        (Containers::LiveOn, Dockerd::stop),
-        (Containers::LiveOn, Dockerd::kill),
+        (Containers::EndWithIt, DockerDaemon::stop as fn(&mut DockerDaemon)),
+        (Containers::EndWithIt, DockerDaemon::kill),
+        (Containers::LiveOn, DockerDaemon::stop),
+        (Containers::LiveOn, DockerDaemon::kill),
     ] {
         dockerd.stop();
         dockerd.start_again(containers);
@@ -30,7 +30,7 @@ fn an_engine_that_is_restarted_keeps_nothing_of_the_run() {
         dockerd.start_again(containers);
 
         assert_eq!(process.wait().code(), Some(1));
-        let said = process.said();
+        let said = process.output();
         let line = said.lines().find(|line| line.starts_with("{\"run_id\"")).expect("a result");
         let result: Value = serde_json::from_str(line).unwrap();
         // An engine that ends its containers may or may not report how they ended.

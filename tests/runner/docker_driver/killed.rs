@@ -11,8 +11,8 @@ use serde_json::Value;
 
 use super::driver::{Sandboxed, containers, find, sh};
 use crate::support::docker_engine;
-use crate::support::engine_proxy::{Call, Fault, Middleman};
-use crate::support::process::patience;
+use crate::support::engine_proxy::{Call, EngineProxy, Fault};
+use crate::support::process::wait_until;
 
 /// R5: Whenever the runner is killed, nothing remains after the same run has been started again and has ended.
 #[test]
@@ -47,21 +47,21 @@ const CALLS: &[(Call, &str)] = &[
 /// Kills the runner while it waits for an answer. Returns what remained then, and what remained after the next start.
 fn killed_at(call: Call, fault: Fault) -> [String; 2] {
     let (runner, run) = (Sandboxed::new(), name("call"));
-    let middleman = Middleman::new(&runner.path(), Path::new(docker_engine::SOCKET));
-    middleman.strike_each(call, fault);
+    let engine_proxy = EngineProxy::new(&runner.path(), Path::new(docker_engine::SOCKET));
+    engine_proxy.inject_always(call, fault);
     let ends = matches!(
         (call, fault),
         (Call::Wait, Fault::AnswerLost) | (Call::Inspect | Call::Remove, _)
     );
     let script = if ends { "true" } else { "trap '' TERM; echo up; while true; do sleep 1; done" };
-    let flags = ["--run-id", &run, "--docker-socket", middleman.socket()];
+    let flags = ["--run-id", &run, "--docker-socket", engine_proxy.socket()];
     let mut command = runner.prepare(&flags, &sh(script));
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     if call == Call::Kill {
         read_until(&mut child, "up\n");
         signal(&child, "-TERM");
     }
-    middleman.until_struck();
+    engine_proxy.wait_until_injected();
     restarted(&runner, &run, child)
 }
 
@@ -72,7 +72,7 @@ fn killed_at_the_log() -> [String; 2] {
     assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
     let mut command = runner.prepare(&["--run-id", &run], &["true"]);
     let child = command.env("ACCESS_LOG_PATH", &fifo).stderr(Stdio::null()).spawn().unwrap();
-    patience(|| runner.left(&run) == "directory", || "there is no directory".to_owned());
+    wait_until(|| runner.left(&run) == "directory", || "there is no directory".to_owned());
     restarted(&runner, &run, child)
 }
 

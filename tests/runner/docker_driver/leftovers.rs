@@ -10,20 +10,20 @@ use cogni_gateway::sandbox::{SandboxDriver, sandbox_name};
 
 use super::driver::{entries, sh};
 use crate::support::docker_engine;
-use crate::support::engine_proxy::{Call, Fault, Middleman};
-use crate::support::installation::{Place, run};
-use crate::support::process::patience;
+use crate::support::engine_proxy::{Call, EngineProxy, Fault};
+use crate::support::installation::{Installation, run};
+use crate::support::process::wait_until;
 
 /// R5: The engine is away when a run ends, for longer than the run waits.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_container_that_an_engine_did_not_remove_in_time_is_swept() {
-    let place = Place::docker();
-    let middleman = Middleman::new(&place.path(), Path::new(docker_engine::SOCKET));
+    let place = Installation::docker();
+    let engine_proxy = EngineProxy::new(&place.path(), Path::new(docker_engine::SOCKET));
     let name = format!("run-away-{}", std::process::id());
-    let prepared = prepare(&place, &middleman, &name, &sh("sleep 1000"));
+    let prepared = prepare(&place, &engine_proxy, &name, &sh("sleep 1000"));
     let goes = async {
-        until(|| middleman.calls().contains(&Call::Wait)).await;
-        middleman.go_down();
+        until(|| engine_proxy.calls().contains(&Call::Wait)).await;
+        engine_proxy.disconnect();
     };
     let (ended, ()) = tokio::join!(run(prepared), goes);
     assert_eq!(ended["error_code"], "internal", "{ended}");
@@ -34,30 +34,30 @@ async fn a_container_that_an_engine_did_not_remove_in_time_is_swept() {
 /// R5: The engine makes a container after the connection has ended, and after the runner has looked for it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_container_that_an_engine_makes_late_is_swept() {
-    let place = Place::docker();
-    let middleman = Middleman::new(&place.path(), Path::new(docker_engine::SOCKET));
+    let place = Installation::docker();
+    let engine_proxy = EngineProxy::new(&place.path(), Path::new(docker_engine::SOCKET));
     let name = format!("run-forsaken-{}", std::process::id());
-    middleman.strike(Call::Create, Fault::Forsaken);
-    let ended = run(prepare(&place, &middleman, &name, &["true"])).await;
+    engine_proxy.inject(Call::Create, Fault::Forsaken);
+    let ended = run(prepare(&place, &engine_proxy, &name, &["true"])).await;
     assert_eq!(ended["error_code"], "internal", "{ended}");
     assert_eq!(place.left(), sandbox_name(&name), "it was looked for, and found");
     place.sweep().await;
 
     // The container's name can be used again.
-    middleman.resume();
-    let next = run(prepare(&place, &middleman, &name, &["true"])).await;
+    engine_proxy.resume();
+    let next = run(prepare(&place, &engine_proxy, &name, &["true"])).await;
     assert_eq!(next["ok"], true, "{next}");
 }
 
 /// R5: The run's directory contains something that cannot be removed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_directory_that_could_not_be_removed_is_swept() {
-    let place = Place::embedded();
-    let prepared = PreparedRun::new(place.order("run-mounted", &["true"])).unwrap();
+    let place = Installation::embedded();
+    let prepared = PreparedRun::new(place.run_plan("run-mounted", &["true"])).unwrap();
     let [directory] = &entries(&place.run_dir())[..] else { panic!("{}", place.left()) };
     let mounted = Mounted::at(place.run_dir().join(directory).join("sock"));
     drop(prepared);
-    patience(|| is_noted(directory), || "nobody tells that it is left behind".to_owned());
+    wait_until(|| is_noted(directory), || "nobody tells that it is left behind".to_owned());
     drop(mounted);
     assert_eq!(place.left(), *directory);
     place.sweep().await;
@@ -67,12 +67,17 @@ fn is_noted(directory: &str) -> bool {
     cogni_gateway::sandbox::leftovers::is_registered(directory)
 }
 
-fn prepare(place: &Place, middleman: &Middleman, run: &str, argv: &[&str]) -> PreparedRun {
-    let driver = SandboxDriver::Docker { socket: middleman.socket().into() };
-    PreparedRun::new(RunPlan { driver, ..place.order(run, argv) }).unwrap()
+fn prepare(
+    place: &Installation,
+    engine_proxy: &EngineProxy,
+    run: &str,
+    argv: &[&str],
+) -> PreparedRun {
+    let driver = SandboxDriver::Docker { socket: engine_proxy.socket().into() };
+    PreparedRun::new(RunPlan { driver, ..place.run_plan(run, argv) }).unwrap()
 }
 
-/// Waits as [`patience`] does, without blocking other tasks.
+/// Waits as [`wait_until`] does, without blocking other tasks.
 async fn until(holds: impl Fn() -> bool) {
     let begun = Instant::now();
     while !holds() {

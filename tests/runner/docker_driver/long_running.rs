@@ -25,9 +25,9 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use super::driver::sh;
-use crate::support::installation::{self, Keeping, Place, places, run};
+use crate::support::installation::{self, BackgroundPool, Installation, installations, run};
 use crate::support::model_provider;
-use crate::support::process::patience;
+use crate::support::process::wait_until;
 
 /// R7: Two runs share the sandbox and the workspace, and nothing else.
 #[tokio::test(flavor = "multi_thread")]
@@ -41,12 +41,12 @@ async fn two_runs_share_a_sandbox_and_a_workspace_and_nothing_else() {
         curl --silent -o /dev/null -H 'content-type: application/json' -d '{\"model\":\"fake/chunks=1\",\"messages\":[]}' $OPENAI_BASE_URL/chat/completions
         echo told >&2; exit 3
     ");
-    let provider = model_provider::start("").await;
-    for place in places() {
-        let kept = Kept::new(&place, TERMS);
+    let provider = model_provider::start_default().await;
+    for place in installations() {
+        let kept = PoolFixture::new(&place, LIMITS);
         let mut results = vec![];
         for name in ["run-one", "run-two"] {
-            let mut order = place.order(name, &script);
+            let mut order = place.run_plan(name, &script);
             order.config.upstream.url = format!("http://{}", provider.addr).parse().unwrap();
             order.config.audit.path = Some(place.path().join(name));
             results.push(run(kept.claim(order).await).await);
@@ -74,8 +74,8 @@ async fn two_runs_share_a_sandbox_and_a_workspace_and_nothing_else() {
 /// R1, R7: A run in a long-running sandbox ends with the same results as in its own sandbox.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_ends_in_a_long_running_sandbox_as_elsewhere() {
-    for place in places() {
-        let kept = Kept::new(&place, TERMS);
+    for place in installations() {
+        let kept = PoolFixture::new(&place, LIMITS);
         let mut ends = vec![];
         for (number, argv) in [
             vec!["true"],
@@ -90,7 +90,7 @@ async fn a_run_ends_in_a_long_running_sandbox_as_elsewhere() {
         .enumerate()
         {
             let limits = SandboxLimits { max_memory: 64 << 20, ..SandboxLimits::default() };
-            let order = place.order(&format!("run-{number}"), &argv);
+            let order = place.run_plan(&format!("run-{number}"), &argv);
             let spec = SandboxSpec { limits, ..order.spec.clone() };
             let result = run(kept.claim(RunPlan { spec, ..order }).await).await;
             ends.push(format!("{} {}", result["exit_code"], result["error_code"]));
@@ -114,10 +114,10 @@ async fn a_run_that_is_ended_at_its_deadline_leaves_nothing_running() {
     let stubborn = sh("trap '' TERM; (trap '' TERM; setsid sleep 1000) & sleep 1000; sleep 1000");
     let bomb = sh("bomb() { bomb | bomb & }; trap '' TERM; (bomb) & exec sleep 1000");
     let look = sh("set -- /proc/[0-9]*; echo $#; stat -c %i /proc/1/ns/pid");
-    for place in places() {
-        let kept = Kept::new(&place, TERMS);
+    for place in installations() {
+        let kept = PoolFixture::new(&place, LIMITS);
         let short = |run: &str, argv: &[&str]| {
-            let order = place.order(run, argv);
+            let order = place.run_plan(run, argv);
             let max_runtime = Duration::from_secs(2);
             let limits = SandboxLimits { max_runtime, pids: 32, ..SandboxLimits::default() };
             let grace = Duration::from_millis(100);
@@ -145,24 +145,24 @@ async fn a_run_that_is_ended_at_its_deadline_leaves_nothing_running() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unhealthy_sandbox_is_replaced() {
     let look = ["stat", "-c", "%i", "/proc/1/ns/pid"];
-    for place in places() {
-        let kept = Kept::new(&place, TERMS);
-        let first = run(kept.claim(place.order("run-1", &look)).await).await;
-        for pid in place.waiting() {
+    for place in installations() {
+        let kept = PoolFixture::new(&place, LIMITS);
+        let first = run(kept.claim(place.run_plan("run-1", &look)).await).await;
+        for pid in place.waiting_slots() {
             assert!(Command::new("kill").args(["-KILL", &pid]).status().unwrap().success());
         }
-        let second = run(kept.claim(place.order("run-2", &look)).await).await;
+        let second = run(kept.claim(place.run_plan("run-2", &look)).await).await;
         assert_eq!(second["ok"], json!(true), "{second}");
         assert_ne!(first["stdout"], second["stdout"]);
 
         let forever = sh("echo > begun; sleep 1000");
-        let abandoned = kept.claim(place.order("run-3", &forever)).await;
+        let abandoned = kept.claim(place.run_plan("run-3", &forever)).await;
         let begun = abandoned.workspace_path().unwrap().join("begun");
         tokio::select! {
             result = run(abandoned) => panic!("{result}"),
             () = exists(&begun) => (),
         }
-        let fourth = run(kept.claim(place.order("run-4", &look)).await).await;
+        let fourth = run(kept.claim(place.run_plan("run-4", &look)).await).await;
         assert_eq!(fourth["ok"], json!(true), "{fourth}");
         assert_ne!(second["stdout"], fourth["stdout"]);
         kept.stop().await;
@@ -173,23 +173,23 @@ async fn an_unhealthy_sandbox_is_replaced() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sandbox_is_replaced_at_its_limits() {
     let look = sh("[ -e state ] && wc -l < state; echo >> state; stat -c %i /proc/1/ns/pid >&2");
-    let place = Place::embedded();
-    let kept = Kept::new(
+    let place = Installation::embedded();
+    let kept = PoolFixture::new(
         &place,
-        LongRunningPoolLimits { runs: 2, max_idle: Duration::from_secs(2), ..TERMS },
+        LongRunningPoolLimits { runs: 2, max_idle: Duration::from_secs(2), ..LIMITS },
     );
     let mut seen = vec![];
     for name in ["run-1", "run-2", "run-3"] {
-        let result = run(kept.claim(place.order(name, &look)).await).await;
+        let result = run(kept.claim(place.run_plan(name, &look)).await).await;
         seen.push((result["stdout"].clone(), result["stderr"].clone()));
     }
     let states: Vec<_> = seen.iter().map(|(state, _)| state.as_str().unwrap()).collect();
     assert_eq!(states, ["", "1\n", "2\n"]);
     assert!(seen[0].1 == seen[1].1 && seen[1].1 != seen[2].1, "{seen:?}");
-    let is_gone = || place.left().is_empty() && kept.residents.count() == 0;
-    patience(is_gone, || place.left());
+    let is_gone = || place.left().is_empty() && kept.pool.count() == 0;
+    wait_until(is_gone, || place.left());
 
-    let result = run(kept.claim(place.order("run-4", &look)).await).await;
+    let result = run(kept.claim(place.run_plan("run-4", &look)).await).await;
     assert_eq!(result["stdout"], "3\n", "{result}");
     kept.stop().await;
 }
@@ -197,15 +197,15 @@ async fn a_sandbox_is_replaced_at_its_limits() {
 /// R7: A key has one run at a time, and the number of sandboxes is limited.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_without_a_free_sandbox_is_refused() {
-    let place = Place::embedded();
+    let place = Installation::embedded();
     let wait = Duration::from_millis(50);
-    let kept = Kept::new(&place, LongRunningPoolLimits { most: 1, wait, ..TERMS });
-    let first = kept.claim(place.order("run-1", &["true"])).await;
+    let kept = PoolFixture::new(&place, LongRunningPoolLimits { most: 1, wait, ..LIMITS });
+    let first = kept.claim(place.run_plan("run-1", &["true"])).await;
     let other = SandboxKey::new("agent", "other");
     let claim = async |key: &SandboxKey, run, change: fn(&mut RunPlan)| {
-        let mut order = place.order(run, &["true"]);
+        let mut order = place.run_plan(run, &["true"]);
         change(&mut order);
-        Box::pin(kept.residents.claim(key, order)).await.err().map(|error| error.to_string())
+        Box::pin(kept.pool.claim(key, order)).await.err().map(|error| error.to_string())
     };
     let told = [
         claim(&key(), "run-2", |_| ()).await,
@@ -223,10 +223,10 @@ async fn a_run_without_a_free_sandbox_is_refused() {
     let first = run(first).await;
     assert_eq!(first["ok"], json!(true), "{first}");
     // A run that has ended makes room for another.
-    let third = kept.residents.claim(&other, place.order("run-6", &["true"]));
+    let third = kept.pool.claim(&other, place.run_plan("run-6", &["true"]));
     let third = Box::pin(third).await.unwrap();
     assert_eq!(run(third).await["ok"], json!(true));
-    assert_eq!(kept.residents.count(), 1);
+    assert_eq!(kept.pool.count(), 1);
     kept.stop().await;
     let late = kept_claim_after_stop(&place).await;
     assert!(matches!(late, Err(LongRunningClaimError::Closed)));
@@ -235,11 +235,11 @@ async fn a_run_without_a_free_sandbox_is_refused() {
 /// R7: If all sandboxes are busy, the next run waits before it is refused.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_waits_for_a_free_sandbox() {
-    let place = Place::embedded();
-    let kept = Kept::new(&place, LongRunningPoolLimits { most: 1, ..TERMS });
-    let first = kept.claim(place.order("run-1", &["true"])).await;
+    let place = Installation::embedded();
+    let kept = PoolFixture::new(&place, LongRunningPoolLimits { most: 1, ..LIMITS });
+    let first = kept.claim(place.run_plan("run-1", &["true"])).await;
     let other = SandboxKey::new("agent", "other");
-    let mut second = kept.claim_for(other.clone(), place.order("run-2", &["true"]));
+    let mut second = kept.claim_for(other.clone(), place.run_plan("run-2", &["true"]));
     let waits = tokio::time::timeout(Duration::from_secs(1), &mut second).await;
     assert!(waits.is_err(), "there is one place, and somebody has it");
     let (first, second) = tokio::join!(run(first), second);
@@ -247,16 +247,16 @@ async fn a_run_waits_for_a_free_sandbox() {
 
     let cancel = CancellationToken::new();
     let key = key();
-    let third = kept.residents.claim_with_cancel(&cancel, &key, place.order("run-3", &["true"]));
+    let third = kept.pool.claim_with_cancel(&cancel, &key, place.run_plan("run-3", &["true"]));
     let (third, ()) = tokio::join!(Box::pin(third), async { cancel.cancel() });
     assert!(matches!(third.err(), Some(LongRunningClaimError::Cancelled)));
     let second = run(second).await;
     assert_eq!(second["ok"], json!(true), "{second}");
-    assert_eq!(kept.residents.count(), 1);
+    assert_eq!(kept.pool.count(), 1);
     kept.stop().await;
 }
 
-/// Waits as [`patience`] does, without blocking other tasks.
+/// Waits as [`wait_until`] does, without blocking other tasks.
 async fn exists(path: &Path) {
     let begun = Instant::now();
     while !path.exists() {
@@ -265,41 +265,42 @@ async fn exists(path: &Path) {
     }
 }
 
-async fn kept_claim_after_stop(place: &Place) -> Result<(), LongRunningClaimError> {
-    let residents = LongRunningPool::new(&shelf(place), TERMS);
+async fn kept_claim_after_stop(place: &Installation) -> Result<(), LongRunningClaimError> {
+    let pool = LongRunningPool::new(&workspace_store(place), LIMITS);
     let stop = CancellationToken::new();
     stop.cancel();
-    residents.maintain(stop).await;
-    Box::pin(residents.claim(&key(), place.order("run-late", &["true"]))).await.map(drop)
+    pool.maintain(stop).await;
+    Box::pin(pool.claim(&key(), place.run_plan("run-late", &["true"]))).await.map(drop)
 }
 
 /// R5, R7: Long-running sandboxes of a killed process end by themselves, and a sweep removes the rest.
 #[tokio::test(flavor = "multi_thread")]
 async fn long_running_sandboxes_end_with_their_process() {
-    if let Some(place) = installation::given() {
-        let kept = Kept::new(&place, TERMS);
+    if let Some(place) = installation::inherited_installation() {
+        let kept = PoolFixture::new(&place, LIMITS);
         let idle = SandboxKey::new("agent", "idle");
-        let order = place.order("run-idle", &["true"]);
-        run(Box::pin(kept.residents.claim(&idle, order)).await.unwrap()).await;
+        let order = place.run_plan("run-idle", &["true"]);
+        run(Box::pin(kept.pool.claim(&idle, order)).await.unwrap()).await;
         let busy = sh("echo > begun; setsid sleep 1000 & sleep 1000");
-        let busy = kept.claim(place.order("run-busy", &busy)).await;
+        let busy = kept.claim(place.run_plan("run-busy", &busy)).await;
         let begun = busy.workspace_path().unwrap().join("begun");
         std::os::unix::fs::symlink(begun, place.path().join("begun")).unwrap();
         run(busy).await;
         return future::pending().await;
     }
-    for place in places() {
-        let keeper = place
-            .keeper("docker_driver::long_running::long_running_sandboxes_end_with_their_process");
+    for place in installations() {
+        let keeper = place.start_keeper(
+            "docker_driver::long_running::long_running_sandboxes_end_with_their_process",
+        );
         let begun = place.path().join("begun");
-        patience(|| begun.exists(), || "the run does not begin".to_owned());
-        assert_eq!(place.waiting().len(), 2);
+        wait_until(|| begun.exists(), || "the run does not begin".to_owned());
+        assert_eq!(place.waiting_slots().len(), 2);
         keeper.kill(&place).await;
     }
 }
 
 /// Longer than a test.
-const TERMS: LongRunningPoolLimits = LongRunningPoolLimits {
+const LIMITS: LongRunningPoolLimits = LongRunningPoolLimits {
     most: 4,
     runs: 100,
     max_age: Duration::from_hours(1),
@@ -312,18 +313,18 @@ fn key() -> SandboxKey {
 }
 
 /// A pool of long-running sandboxes with its background tasks.
-struct Kept<'place> {
-    residents: Arc<LongRunningPool>,
-    keeping: Keeping<'place>,
+struct PoolFixture<'place> {
+    pool: Arc<LongRunningPool>,
+    keeping: BackgroundPool<'place>,
 }
 
-impl<'place> Kept<'place> {
-    fn new(place: &'place Place, terms: LongRunningPoolLimits) -> Self {
-        let residents = Arc::new(LongRunningPool::new(&shelf(place), terms));
-        let kept = Arc::clone(&residents);
+impl<'place> PoolFixture<'place> {
+    fn new(place: &'place Installation, terms: LongRunningPoolLimits) -> Self {
+        let pool = Arc::new(LongRunningPool::new(&workspace_store(place), terms));
+        let kept = Arc::clone(&pool);
         Self {
-            residents,
-            keeping: Keeping::new(place, async move |stop| kept.maintain(stop).await),
+            pool,
+            keeping: BackgroundPool::new(place, async move |stop| kept.maintain(stop).await),
         }
     }
 
@@ -336,7 +337,7 @@ impl<'place> Kept<'place> {
         key: SandboxKey,
         order: RunPlan,
     ) -> Pin<Box<dyn Future<Output = PreparedRun> + '_>> {
-        Box::pin(async move { Box::pin(self.residents.claim(&key, order)).await.unwrap() })
+        Box::pin(async move { Box::pin(self.pool.claim(&key, order)).await.unwrap() })
     }
 
     /// Stops the pool; afterwards only workspaces remain.
@@ -346,6 +347,6 @@ impl<'place> Kept<'place> {
 }
 
 /// The store of the pool's workspaces.
-fn shelf(place: &Place) -> WorkspaceStore {
+fn workspace_store(place: &Installation) -> WorkspaceStore {
     WorkspaceStore::in_state_dir(&place.path().join("state"))
 }

@@ -9,17 +9,17 @@ use cogni_gateway::relay::delivery::outbox::DeliveryOutbox;
 use rusqlite::Connection;
 use serde_json::{Value, json};
 
-use super::branch_delivery::Place;
+use super::branch_delivery::DeliverySetup;
 use super::driver::{entries, sh};
-use crate::support::process::{Process, patience};
+use crate::support::process::{Process, wait_until};
 use crate::support::repository::git;
-use crate::support::small_disk::Disk;
+use crate::support::small_disk::SmallDisk;
 
 /// L7: The runner is killed while its agent works and has committed. A retry delivers the commits to the branch, and a
 /// later run on the branch starts from them.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_work_of_a_killed_runner_is_delivered() {
-    let place = Place::new().await;
+    let place = DeliverySetup::new().await;
     let id = killed(&place, "retried");
     let (code, said) = place.relay(&["status"]);
     let begun = format!("{id} begun: sandbox/retried of ");
@@ -51,7 +51,7 @@ async fn the_work_of_a_killed_runner_is_delivered() {
 /// the reason.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pipe_that_git_would_wait_for_is_reported_and_kept() {
-    let place = Place::new().await;
+    let place = DeliverySetup::new().await;
     let script = "git commit -q --allow-empty -m x && rm .git/HEAD && mkfifo .git/HEAD";
     let id = killed_at(&place, "pipe", script, "");
     let (code, said) = place.relay(&["retry", &id]);
@@ -63,7 +63,7 @@ async fn a_pipe_that_git_would_wait_for_is_reported_and_kept() {
 /// L3, L7: Git opens no file because the repository's configuration includes it, neither a pipe nor any other file.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_configuration_that_includes_a_pipe_is_reported_and_kept() {
-    let place = Place::new().await;
+    let place = DeliverySetup::new().await;
     let script =
         "git commit -q --allow-empty -m x && mkfifo pipe && git config include.path ../pipe";
     let begun = Instant::now();
@@ -79,7 +79,7 @@ async fn a_configuration_that_includes_a_pipe_is_reported_and_kept() {
 /// process did.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_killed_runner_leaves_is_judged_by_who_knows_its_secrets() {
-    let place = Place::new().await;
+    let place = DeliverySetup::new().await;
     let id = killed_with(&place, "secret", &"7".repeat(64));
     let (code, said) = place.relay(&["retry", &id]);
     let unknown = "cannot check this work for the secret `AUDIT_SIGNING_KEY`";
@@ -94,7 +94,7 @@ async fn what_a_killed_runner_leaves_is_judged_by_who_knows_its_secrets() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_collection_that_a_full_disk_prevents_is_retried() {
     for (small, least) in [("work", 3), (".", 0)] {
-        let place = Place::new().await;
+        let place = DeliverySetup::new().await;
         let disk = with_disk(&place, small);
         let script = "head -c 40000 /dev/urandom > one && git add one && git commit -qm 'Add one'";
         let id = killed_at(&place, "full", script, "");
@@ -132,7 +132,7 @@ async fn a_collection_that_a_full_disk_prevents_is_retried() {
 /// L7: A run does not begin on a branch whose last work is still to be collected from its workspace.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_does_not_begin_before_older_work_is_collected() {
-    let place = Place::new().await;
+    let place = DeliverySetup::new().await;
     let disk = with_disk(&place, "work");
     let id = killed(&place, "full");
     disk.fill();
@@ -153,7 +153,7 @@ async fn a_run_does_not_begin_before_older_work_is_collected() {
 /// L3: Commits on a branch that is not delivered are kept and reported.
 #[tokio::test(flavor = "multi_thread")]
 async fn undelivered_work_is_kept_and_reported() {
-    let place = Place::new().await;
+    let place = DeliverySetup::new().await;
     let commit = "echo one > one && git add one && git commit -qm 'Add one'";
     let elsewhere = "there are commits that are on other branches than the run's";
     let uncommitted = "nothing was committed, and files are left";
@@ -213,7 +213,7 @@ async fn undelivered_work_is_kept_and_reported() {
 /// L3: If git cannot list something, it is not taken as absent: a broken ref hides no commit.
 #[tokio::test(flavor = "multi_thread")]
 async fn work_that_git_cannot_list_is_kept() {
-    let place = Place::new().await;
+    let place = DeliverySetup::new().await;
     let script = "echo one > one && git add one && git commit -qm one && git checkout -qb other \
         && echo two > two && git add two && git commit -qm two \
         && printf '%040d\n' 7 > .git/refs/heads/broken";
@@ -237,8 +237,8 @@ async fn work_that_git_cannot_list_is_kept() {
 }
 
 /// Mounts a small disk for part of the state directory, or for all of it.
-fn with_disk(place: &Place, part: &str) -> Disk {
-    let disk = Disk::mount(16 << 20);
+fn with_disk(place: &DeliverySetup, part: &str) -> SmallDisk {
+    let disk = SmallDisk::mount(16 << 20);
     let (here, there) = (place.runner.path().join("state").join(part), disk.path("part"));
     fs::create_dir(&there).unwrap();
     let here = here.components().collect::<PathBuf>();
@@ -251,7 +251,7 @@ fn with_disk(place: &Place, part: &str) -> Disk {
 /// them, at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn programs_in_an_agents_git_configuration_do_not_run_after_its_end() {
-    let place = Place::new().await;
+    let place = DeliverySetup::new().await;
     let script = "git config filter.evil.clean 'sleep 100; cat' && git config filter.evil.required true \
         && git config core.fsmonitor 'sleep 100' && mkdir -p .git/info \
         && echo '* filter=evil' | tee .git/info/attributes > .gitattributes \
@@ -265,15 +265,15 @@ async fn programs_in_an_agents_git_configuration_do_not_run_after_its_end() {
 }
 
 /// Starts a run that commits, kills its runner, and returns the name under which the workspace is kept.
-fn killed(place: &Place, key: &str) -> String {
+fn killed(place: &DeliverySetup, key: &str) -> String {
     killed_with(place, key, "")
 }
 
-fn killed_with(place: &Place, key: &str, signing_key: &str) -> String {
+fn killed_with(place: &DeliverySetup, key: &str, signing_key: &str) -> String {
     killed_at(place, key, "echo one > one && git add one && git commit -qm 'Add one'", signing_key)
 }
 
-fn killed_at(place: &Place, key: &str, script: &str, signing_key: &str) -> String {
+fn killed_at(place: &DeliverySetup, key: &str, script: &str, signing_key: &str) -> String {
     let script = format!("{script} && echo > .git/ready; exec sleep 1000");
     let mut command = place.prepare(&["--branch-key", key], &sh(&script));
     command.env("AUDIT_SIGNING_KEY", signing_key);
@@ -283,7 +283,7 @@ fn killed_at(place: &Place, key: &str, script: &str, signing_key: &str) -> Strin
         let mut works = entries(&works).into_iter().map(|work| works.join(work));
         works.any(|work| work.join("workspace/.git/ready").exists())
     };
-    patience(is_ready, || runner.said());
+    wait_until(is_ready, || runner.output());
     let (code, said) = place.relay(&["status"]);
     assert!(code == 0 && said.contains("its run goes on"), "{said}");
     runner.signal("KILL");

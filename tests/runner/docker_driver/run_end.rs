@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use serde_json::{Value, json};
 
 use super::driver::{Sandboxed, containers, sh};
-use crate::support::process::{Process, patience};
+use crate::support::process::{Process, wait_until};
 
 /// R5: The program first gets SIGTERM, and its output from then on is still captured.
 #[test]
@@ -52,7 +52,7 @@ fn a_run_that_is_cancelled_says_so_and_is_gone() {
             runner.prepare(&["--run-id", &run, "--grace", "300ms"], &["sleep", "600"]);
         let output = fs::File::create(&stdout).unwrap();
         let mut child = command.stdout(output).stderr(Stdio::null()).spawn().unwrap();
-        patience(|| !containers(&run).is_empty(), || "there is no container".to_owned());
+        wait_until(|| !containers(&run).is_empty(), || "there is no container".to_owned());
         let killed = Command::new("kill").args([signal, &child.id().to_string()]).status();
         assert!(killed.unwrap().success());
         assert_eq!(child.wait().unwrap().code(), Some(1));
@@ -74,7 +74,7 @@ fn an_interrupt_from_a_terminal_leaves_the_program_its_grace() {
     let group = format!("-{}", process.id());
     assert!(Command::new("kill").args(["-INT", "--", &group]).status().unwrap().success());
     assert_eq!(process.wait().code(), Some(1));
-    let said = process.said();
+    let said = process.output();
     let result = said.lines().find_map(|line| serde_json::from_str::<Value>(line).ok()).unwrap();
     let facts = json!([result["exit_code"], result["error_code"], result["stdout"]]);
     assert_eq!(facts, json!([7, "cancelled", "up\nbye\n"]), "{said}");
@@ -94,7 +94,7 @@ fn a_run_that_is_cancelled_twice_has_no_grace() {
     process.until(|said| said.contains("asked\n"));
     process.signal("INT");
     assert_eq!(process.wait().code(), Some(1));
-    assert!(process.said().contains(r#""error_code":"cancelled""#), "{}", process.said());
+    assert!(process.output().contains(r#""error_code":"cancelled""#), "{}", process.output());
     runner.assert_nothing_is_left(&run);
 }
 
@@ -121,6 +121,6 @@ fn a_run_has_one_sandbox_at_a_time() {
     assert_eq!((status, &second["error_code"]), (2, &json!("sandbox_unavailable")), "{second}");
     assert!(!containers(&run).is_empty(), "the first is gone");
     first.terminate();
-    assert!(first.said().contains(r#""error_code":"cancelled""#));
+    assert!(first.output().contains(r#""error_code":"cancelled""#));
     runner.assert_nothing_is_left(&run);
 }

@@ -11,9 +11,11 @@ use tokio::task::block_in_place;
 use super::driver::containers;
 use crate::support::docker_engine::{self, must};
 use crate::support::github_server;
-use crate::support::process::patience;
+use crate::support::process::wait_until;
 use crate::support::repository::git;
-use crate::support::service::{Place, Service, Told, ask, chat, told, wants};
+use crate::support::service::{
+    Service, ServiceSetup, SseEvent, ask, chat, parse_events, tool_call_script,
+};
 
 /// A2, R3, L2, B1, B4: The container has no network; its calls reach the upstream, its work is delivered, its cost is
 /// known, and each call has its receipt.
@@ -21,7 +23,7 @@ use crate::support::service::{Place, Service, Told, ask, chat, told, wants};
 async fn a_chat_in_a_container_ends_in_a_pull_request() {
     let commit = "ls /sys/class/net > nets && git add nets && git commit --quiet --message=Look";
     let mut place = place(commit, "").await;
-    let forge = github_server::Running::start().await;
+    let forge = github_server::RunningGithub::start().await;
     place.set("GITHUB_API_URL", forge.hub.url());
     place.set("GITHUB_TOKEN", github_server::TOKEN);
     let mut service = place.start();
@@ -80,13 +82,13 @@ async fn chats_of_one_conversation_share_a_container() {
     let talk = |account| json!({"stateKey": "talk", "branchKey": "talk", "account": account});
     for _ in 0..2 {
         chats.push(Chat::new(&service, talk("acct-1")).await);
-        found.push(residents(&place));
+        found.push(service_containers(&place));
     }
     let other = Chat::new(&service, talk("acct-2")).await;
 
     let [first, second] = &chats[..] else { unreachable!() };
     assert_eq!((found[0].lines().count(), &found[0]), (1, &found[1]), "it is another container");
-    assert_eq!(residents(&place).lines().count(), 2);
+    assert_eq!(service_containers(&place).lines().count(), 2);
     let (before, after) = (first.printed(), second.printed());
     assert_eq!(before["stdout"], "");
     assert_eq!(after["stdout"], format!("{}\n", first.run));
@@ -123,7 +125,7 @@ async fn what_a_branch_keeps_outlives_a_killed_service_and_ends_in_its_time() {
     let said = || kept(&place).into_iter().next().map(|home| home.join("workspace/said"));
     block_in_place(|| {
         let is_said = || said().is_some_and(|said| said.exists());
-        patience(is_said, || "it does not begin".to_owned());
+        wait_until(is_said, || "it does not begin".to_owned());
     });
     service.process.signal("KILL");
     service.process.wait();
@@ -131,11 +133,11 @@ async fn what_a_branch_keeps_outlives_a_killed_service_and_ends_in_its_time() {
     service = place.start();
     let row = service.get(&format!("/api/v1/runs/{first}")).await.json();
     assert_eq!((&row["state"], &row["error_code"]), (&json!("ended"), &json!("interrupted")));
-    assert_eq!(residents(&place), "", "its container is still there");
+    assert_eq!(service_containers(&place), "", "its container is still there");
     fs::write(said().unwrap().with_file_name("go"), "").unwrap();
     let next = Chat::new(&service, json!({"branchKey": "talk"})).await;
     assert_eq!(next.printed()["stdout"], format!("{first}\n"));
-    assert_eq!(residents(&place).lines().count(), 1);
+    assert_eq!(service_containers(&place).lines().count(), 1);
     service.process.terminate();
     assert_nothing_is_left(&place);
     assert_eq!(kept(&place).len(), 1);
@@ -143,14 +145,14 @@ async fn what_a_branch_keeps_outlives_a_killed_service_and_ends_in_its_time() {
     place.write_config("workspace_retention = \"0s\"");
     service = place.start();
     block_in_place(|| {
-        patience(|| kept(&place).is_empty(), || format!("{:?}", kept(&place)));
+        wait_until(|| kept(&place).is_empty(), || format!("{:?}", kept(&place)));
         service.process.until(|said| said.contains("forgot an unused workspace"));
     });
     service.process.terminate();
 }
 
 /// Returns the stored workspaces.
-fn kept(place: &Place) -> Vec<PathBuf> {
+fn kept(place: &ServiceSetup) -> Vec<PathBuf> {
     let entries = fs::read_dir(place.state_dir().join("workspaces"));
     entries.into_iter().flatten().map(|entry| entry.unwrap().path()).collect()
 }
@@ -158,7 +160,7 @@ fn kept(place: &Place) -> Vec<PathBuf> {
 /// A chat, from its question to its end.
 struct Chat {
     run: String,
-    told: Vec<Told>,
+    told: Vec<SseEvent>,
 }
 
 impl Chat {
@@ -168,7 +170,10 @@ impl Chat {
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         let answer = service.post("/api/v1/ai/chat", &body).await;
         assert_eq!(answer.status, 200, "{}", answer.text());
-        Self { run: answer.header("x-run-id").unwrap().to_owned(), told: told(answer.text()) }
+        Self {
+            run: answer.header("x-run-id").unwrap().to_owned(),
+            told: parse_events(answer.text()),
+        }
     }
 
     fn all<'chat>(&'chat self, kind: &'chat str) -> impl Iterator<Item = &'chat Value> {
@@ -188,9 +193,9 @@ impl Chat {
 }
 
 /// Starts a service whose only agent is `cogni-agent`, which runs `command` in an image that contains nothing of it.
-async fn place(command: &str, more: &str) -> Place {
+async fn place(command: &str, more: &str) -> ServiceSetup {
     docker_engine::need(&[docker_engine::HOST]);
-    let mut place = Place::new(&wants(command)).await;
+    let mut place = ServiceSetup::new(&tool_call_script(command)).await;
     let agents = place.path().join("agents");
     fs::create_dir(&agents).unwrap();
     let entry = format!(
@@ -206,12 +211,12 @@ async fn place(command: &str, more: &str) -> Place {
 }
 
 /// Returns the ids of this service's containers.
-fn residents(place: &Place) -> String {
+fn service_containers(place: &ServiceSetup) -> String {
     let filter = format!("label=cogni.dir={}", place.run_dir().display());
     must(&["ps", "--all", "--quiet", "--no-trunc", "--filter", &filter])
 }
 
-fn assert_nothing_is_left(place: &Place) {
-    assert_eq!(residents(place), "");
+fn assert_nothing_is_left(place: &ServiceSetup) {
+    assert_eq!(service_containers(place), "");
     place.assert_nothing_is_left();
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::process::{Child, Command, Output, Stdio};
 
 use super::driver::{Sandboxed, containers, entries, sh};
-use crate::support::process::{Process, patience};
+use crate::support::process::{Process, wait_until};
 use cogni_gateway::sandbox::sandbox_name;
 
 /// R5: After `kill -9`, the sweep finds the container and the directory, and removes both.
@@ -117,8 +117,8 @@ fn a_run_of_the_other_driver_sweeps_too() {
     let flags = ["--driver", "embedded", "--run-id", &next, "--grace", "300ms"];
     let mut command = runner.prepare(&flags, &["sleep", "600"]);
     let mut process = Process::start(command.env_remove("COGNI_IMAGE"), "");
-    patience(|| containers(&run).is_empty(), || containers(&run));
-    patience(|| entries(&runner.run_dir()).len() == 1, || entries(&runner.run_dir()).join(" "));
+    wait_until(|| containers(&run).is_empty(), || containers(&run));
+    wait_until(|| entries(&runner.run_dir()).len() == 1, || entries(&runner.run_dir()).join(" "));
     process.terminate();
     runner.assert_nothing_is_left(&next);
 }

@@ -19,8 +19,8 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::driver::sh;
-use crate::support::installation::{self, Keeping, Place, places, run};
-use crate::support::process::patience;
+use crate::support::installation::{self, BackgroundPool, Installation, installations, run};
+use crate::support::process::wait_until;
 
 /// R7: A run in a warm slot differs from another run only in its start.
 #[tokio::test(flavor = "multi_thread")]
@@ -28,10 +28,10 @@ async fn a_claimed_slot_runs_the_program_as_any_sandbox() {
     let look = sh(
         "sort /proc/self/environ -z | tr '\\0' '\\n'; ls /llm-sock; [ $(id -u) -ge 2100000000 ] && echo own; echo told >&2; exit 3",
     );
-    for place in places() {
+    for place in installations() {
         let order = |run| RunPlan {
             spec: SandboxSpec { env: [pair("COGNI_MODEL", "m")].into(), ..place.spec(&look) },
-            ..place.order(run, &look)
+            ..place.run_plan(run, &look)
         };
         let cold = run(PreparedRun::new(order("run-cold")).unwrap()).await;
         let kept = keep(&place, 1);
@@ -49,19 +49,19 @@ async fn a_claimed_slot_runs_the_program_as_any_sandbox() {
 /// R7: Before its claim, a slot knows nothing of a run, and two runs share nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn each_slot_is_claimed_once() {
-    for place in places() {
+    for place in installations() {
         let kept = keep(&place, 2);
         let look = sh("ls; touch left-behind; ls / >/dev/null");
         let fresh = |run| RunPlan {
             spec: SandboxSpec { workspace: WorkspaceMount::Fresh, ..place.spec(&look) },
-            ..place.order(run, &look)
+            ..place.run_plan(run, &look)
         };
         assert!(matches!(kept.pool.claim(fresh("run-x")), Err(WarmClaimError::ProfileMismatch(_))));
         kept.stop().await;
 
         let kept = keep_for(&place, &fresh("run-kind"), 2);
         kept.until_full();
-        let variables = fs::read(format!("/proc/{}/environ", place.waiting()[0])).unwrap();
+        let variables = fs::read(format!("/proc/{}/environ", place.waiting_slots()[0])).unwrap();
         let variables = String::from_utf8(variables).unwrap();
         assert!(!variables.contains("RUN_ID") && !variables.contains("LITELLM"), "{variables}");
 
@@ -79,19 +79,19 @@ async fn each_slot_is_claimed_once() {
 /// R7: A slot that has died is never given to a run.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_that_dies_while_it_waits_is_replaced() {
-    for place in places() {
+    for place in installations() {
         let kept = keep(&place, 1);
         kept.until_full();
-        let dead = place.waiting();
+        let dead = place.waiting_slots();
         for pid in &dead {
             assert!(Command::new("kill").args(["-KILL", pid]).status().unwrap().success());
         }
         let is_replaced = || {
-            let waiting = place.waiting();
+            let waiting = place.waiting_slots();
             !waiting.is_empty() && waiting.iter().all(|pid| !dead.contains(pid))
         };
-        patience(is_replaced, || "there is no other slot".to_owned());
-        let result = run(kept.claim(&place.order("run-after", &["true"]))).await;
+        wait_until(is_replaced, || "there is no other slot".to_owned());
+        let result = run(kept.claim(&place.run_plan("run-after", &["true"]))).await;
         assert_eq!(result["ok"], json!(true), "{result}");
         kept.stop().await;
     }
@@ -100,14 +100,14 @@ async fn a_slot_that_dies_while_it_waits_is_replaced() {
 /// R7: A claimed slot has its run's deadline, and is removed with its run.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_ends_at_the_deadline_of_its_run() {
-    for place in places() {
+    for place in installations() {
         let kept = keep(&place, 1);
         let forever = ["sleep", "1000"];
         let limits =
             SandboxLimits { max_runtime: Duration::from_secs(1), ..SandboxLimits::default() };
         let order = RunPlan {
             spec: SandboxSpec { limits, ..place.spec(&forever) },
-            ..place.order("run-late", &forever)
+            ..place.run_plan("run-late", &forever)
         };
         let result = run(kept.claim(&order)).await;
         assert_eq!(result["error_code"], "timeout", "{result}");
@@ -118,9 +118,9 @@ async fn a_slot_ends_at_the_deadline_of_its_run() {
 /// R7: A run that needs a different slot is distinguished from a run with a mistake.
 #[test]
 fn a_run_that_does_not_fit_a_slot_is_told_why() {
-    let place = Place::embedded();
+    let place = Installation::embedded();
     let stock = WarmPoolConfig { count: 0, max_age: Duration::from_mins(1) };
-    let usual = place.order("run-1", &["true"]);
+    let usual = place.run_plan("run-1", &["true"]);
     let pool = WarmPool::new(&usual, stock).unwrap();
     let spec = || usual.spec.clone();
     let given = place.path().join("given");
@@ -170,10 +170,10 @@ async fn nothing_gets_out_of_a_claimed_slot() {
     let argv: Vec<_> =
         ["/workspace/escape"].into_iter().chain(facts.iter().map(String::as_str)).collect();
     // The program needs a library of this machine, which the image may not have.
-    let place = Place::embedded();
+    let place = Installation::embedded();
     let order = RunPlan {
         spec: SandboxSpec { workspace: WorkspaceMount::Fresh, ..place.spec(&argv) },
-        ..place.order("run-escape", &argv)
+        ..place.run_plan("run-escape", &argv)
     };
     let kept = keep_for(&place, &order, 1);
     let prepared = kept.claim(&order);
@@ -190,41 +190,45 @@ async fn nothing_gets_out_of_a_claimed_slot() {
 /// R5, R7: Slots of a killed process end by themselves, and a sweep removes their remains.
 #[tokio::test(flavor = "multi_thread")]
 async fn slots_end_with_their_process() {
-    if let Some(place) = installation::given() {
+    if let Some(place) = installation::inherited_installation() {
         let _kept = keep(&place, 1);
         return future::pending().await;
     }
-    for place in places() {
+    for place in installations() {
         let test = "docker_driver::warm_pool::slots_end_with_their_process";
-        let keeper = place.keeper(test);
-        patience(|| !place.waiting().is_empty(), || "it keeps no slot".to_owned());
+        let keeper = place.start_keeper(test);
+        wait_until(|| !place.waiting_slots().is_empty(), || "it keeps no slot".to_owned());
         keeper.kill(&place).await;
     }
 }
 
 /// A pool with its background tasks.
-struct Kept<'place> {
+struct PoolFixture<'place> {
     pool: Arc<WarmPool>,
     count: usize,
-    keeping: Keeping<'place>,
+    keeping: BackgroundPool<'place>,
 }
 
-fn keep(place: &Place, count: usize) -> Kept<'_> {
-    keep_for(place, &place.order("run-kind", &["true"]), count)
+fn keep(place: &Installation, count: usize) -> PoolFixture<'_> {
+    keep_for(place, &place.run_plan("run-kind", &["true"]), count)
 }
 
-fn keep_for<'place>(place: &'place Place, order: &RunPlan, count: usize) -> Kept<'place> {
+fn keep_for<'place>(
+    place: &'place Installation,
+    order: &RunPlan,
+    count: usize,
+) -> PoolFixture<'place> {
     let stock = WarmPoolConfig { count, max_age: Duration::from_hours(1) };
     let pool = Arc::new(WarmPool::new(order, stock).unwrap());
     let kept = Arc::clone(&pool);
-    let keeping = Keeping::new(place, async move |stop| kept.maintain(stop).await);
-    Kept { pool, count, keeping }
+    let keeping = BackgroundPool::new(place, async move |stop| kept.maintain(stop).await);
+    PoolFixture { pool, count, keeping }
 }
 
-impl Kept<'_> {
+impl PoolFixture<'_> {
     fn until_full(&self) {
         let is_full = || self.pool.ready_count() == self.count;
-        patience(is_full, || {
+        wait_until(is_full, || {
             format!("{} of {} slots are ready", self.pool.ready_count(), self.count)
         });
     }
@@ -240,7 +244,7 @@ impl Kept<'_> {
             };
             claimed.is_some()
         };
-        patience(is_claimed, || "no slot is ready".to_owned());
+        wait_until(is_claimed, || "no slot is ready".to_owned());
         claimed.unwrap()
     }
 

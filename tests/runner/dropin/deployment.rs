@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::support::docker_engine::{self, Container, Engine, Live};
-use crate::support::process::patience;
+use crate::support::process::wait_until;
 
 pub(super) const SOCKET: &str = "/llm-sock/llm.sock";
 pub(super) const ACCESS_LOG: &str = "/var/log/cogni/access.log";
@@ -136,14 +136,17 @@ impl Deployment {
     }
 
     pub(super) fn until_it_answers(&self) {
-        patience(
+        wait_until(
             || self.healthy(),
             || format!("the proxy does not answer; it said: {}", self.proxy.logs()),
         );
     }
 
     pub(super) fn until_it_refuses(&self) {
-        patience(|| !self.healthy(), || "the proxy goes on accepting after its signal".to_owned());
+        wait_until(
+            || !self.healthy(),
+            || "the proxy goes on accepting after its signal".to_owned(),
+        );
     }
 
     fn healthy(&self) -> bool {

@@ -33,7 +33,7 @@ fn the_first_process_is_closed_to_the_agent() {
         kill -KILL 1; kill -STOP 1
         trap 'exit 42' TERM; echo ready; sleep 1000 & wait";
     let sandbox = deployment.sandbox(docker_engine::BUSYBOX, &["--", "sh", "-c", script]);
-    crate::support::process::patience(|| sandbox.logs().contains("ready"), || sandbox.logs());
+    crate::support::process::wait_until(|| sandbox.logs().contains("ready"), || sandbox.logs());
     sandbox.kill("TERM");
     assert_eq!(sandbox.wait(), 42, "{}", sandbox.logs());
     let said = sandbox.logs();

@@ -13,13 +13,13 @@ use cogni_gateway::sandbox::{SandboxSpec, UserRange};
 use serde_json::Value;
 use tokio::time::{Duration, sleep};
 
-use crate::support::installation::{Place, run};
-use crate::support::process::PATIENCE;
+use crate::support::installation::{Installation, run};
+use crate::support::process::TEST_TIMEOUT;
 use crate::support::run_command::sh;
 
 /// A run whose workspace is a directory that the host can see.
-fn order(place: &Place, name: &str, script: &str) -> RunPlan {
-    let order = place.order(name, &sh(script));
+fn run_plan(place: &Installation, name: &str, script: &str) -> RunPlan {
+    let order = place.run_plan(name, &sh(script));
     RunPlan {
         spec: SandboxSpec { workspace: WorkspaceMount::Fresh, ..order.spec.clone() },
         ..order
@@ -41,16 +41,18 @@ async fn found(path: &Path) -> Metadata {
             }
         }
     };
-    tokio::time::timeout(PATIENCE, wait).await.unwrap_or_else(|_| panic!("no {}", path.display()))
+    tokio::time::timeout(TEST_TIMEOUT, wait)
+        .await
+        .unwrap_or_else(|_| panic!("no {}", path.display()))
 }
 
 /// R3: Files, socket and processes of a sandbox belong to one user, and no other sandbox has that user.
 #[tokio::test]
 async fn two_sandboxes_are_two_users_of_this_machine() {
-    let place = Place::embedded();
+    let place = Installation::embedded();
     let script = "umask 077; id -u; echo secret > secret; while [ ! -e go ]; do sleep 0.05; done";
-    let runs =
-        ["run-one", "run-two"].map(|name| PreparedRun::new(order(&place, name, script)).unwrap());
+    let runs = ["run-one", "run-two"]
+        .map(|name| PreparedRun::new(run_plan(&place, name, script)).unwrap());
     let homes = runs.each_ref().map(|run| run.workspace_path().unwrap().to_owned());
     let look = async {
         let mut users = vec![];
@@ -81,7 +83,7 @@ async fn two_sandboxes_are_two_users_of_this_machine() {
 /// R3: A sandbox that uses up its user's share leaves other sandboxes theirs; under one shared user, it would not.
 #[tokio::test]
 async fn a_sandbox_that_uses_up_its_users_share_leaves_others_theirs() {
-    let place = Place::embedded();
+    let place = Installation::embedded();
     let take = format!("while (syscall({}, 0) >= 0) {{ $n++ }}", libc::SYS_inotify_init1);
     // Enough processes to hold more inotify instances than one user may have.
     let greedy = format!(
@@ -89,14 +91,14 @@ async fn a_sandbox_that_uses_up_its_users_share_leaves_others_theirs() {
          perl -e '{take} exit($n > 0)' && touch full; while [ ! -e go ]; do sleep 0.05; done; kill $(jobs -p)"
     );
     let modest = format!("perl -e '{take} print $n > 0 ? \"some\" : \"none\"'");
-    let greedy = PreparedRun::new(order(&place, "run-greedy", &greedy)).unwrap();
+    let greedy = PreparedRun::new(run_plan(&place, "run-greedy", &greedy)).unwrap();
     let home = greedy.workspace_path().unwrap().to_owned();
     let look = async {
         found(&home.join("full")).await;
         let uid = fs::metadata(&home).unwrap().uid();
-        let other = run(PreparedRun::new(order(&place, "run-other", &modest)).unwrap()).await;
+        let other = run(PreparedRun::new(run_plan(&place, "run-other", &modest)).unwrap()).await;
         let shared = UserRange::single_user(uid);
-        let same = RunPlan { uids: shared, ..order(&place, "run-same", &modest) };
+        let same = RunPlan { uids: shared, ..run_plan(&place, "run-same", &modest) };
         let same = run(PreparedRun::new(same).unwrap()).await;
         fs::write(home.join("go"), "").unwrap();
         [other, same]
@@ -108,21 +110,21 @@ async fn a_sandbox_that_uses_up_its_users_share_leaves_others_theirs() {
 /// R6: An operator can give all sandboxes one user, for images that need it.
 #[tokio::test]
 async fn an_operator_may_give_all_sandboxes_one_user() {
-    let place = Place::embedded();
+    let place = Installation::embedded();
     let fixed =
-        RunPlan { uids: "1001".parse().unwrap(), ..order(&place, "run-fixed", "id -u; id -g") };
+        RunPlan { uids: "1001".parse().unwrap(), ..run_plan(&place, "run-fixed", "id -u; id -g") };
     assert_eq!(stdout(&run(PreparedRun::new(fixed).unwrap()).await), "1001\n1001");
 }
 
 /// R6, R7: A stored workspace belongs to its next sandbox, whatever user that sandbox has; targets of links do not.
 #[tokio::test]
 async fn a_stored_workspace_belongs_to_its_next_user() {
-    let place = Place::embedded();
+    let place = Installation::embedded();
     let outside = place.path().join("outside");
     fs::write(&outside, "mine").unwrap();
     let shelf = WorkspaceStore::in_state_dir(&place.path());
     let uses = |name: &'static str, uids: &str, script: &str| {
-        let order = order(&place, name, script);
+        let order = run_plan(&place, name, script);
         let order = RunPlan { uids: uids.parse().unwrap(), ..order };
         let residents = LongRunningPool::new(&shelf, TERMS);
         async move {

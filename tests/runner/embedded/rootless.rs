@@ -10,12 +10,12 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::driver::containers;
-use crate::support::process::{Process, patience};
+use crate::support::process::{Process, wait_until};
 
 /// R2: A sandbox without limits must be allowed explicitly.
 #[test]
 fn a_sandbox_without_limits_has_to_be_allowed() {
-    let place = Place::new();
+    let place = PublicDir::new();
     let output = place.run(&[], "true");
     assert_eq!(output.status.code(), Some(2));
     insta::assert_snapshot!(
@@ -27,7 +27,7 @@ fn a_sandbox_without_limits_has_to_be_allowed() {
 /// R3: Everything else holds: no rights, no network, and a user that does not exist on this machine.
 #[test]
 fn another_user_than_root_has_a_sandbox_with_all_but_limits() {
-    let place = Place::new();
+    let place = PublicDir::new();
     let look = "id -u; id -g; grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status; ls /sys/class/net; \
                 unshare -r true 2>/dev/null && echo unshared; touch /usr/x /etc/x 2>/dev/null && echo wrote; \
                 touch /tmp/x /workspace/x && echo fine; exit 42";
@@ -57,7 +57,7 @@ fn another_user_than_root_has_a_sandbox_with_all_but_limits() {
 /// R6: The user's own directories are accessible to the sandbox, whose user is the same on this machine.
 #[test]
 fn another_user_than_root_gives_what_is_its_own() {
-    let place = Place::new();
+    let place = PublicDir::new();
     let task = place.path().join("task");
     fs::create_dir(&task).unwrap();
     fs::set_permissions(&task, Permissions::from_mode(0o700)).unwrap();
@@ -73,7 +73,7 @@ fn another_user_than_root_gives_what_is_its_own() {
 /// R3: A copy in memory makes the sandbox, and not the program's file, which its user may own (CVE-2019-5736).
 #[test]
 fn the_program_of_another_user_than_root_is_not_within_reach() {
-    let place = Place::new();
+    let place = PublicDir::new();
     if !place.can_make_namespaces() {
         return;
     }
@@ -87,7 +87,7 @@ fn the_program_of_another_user_than_root_is_not_within_reach() {
         };
         containers(&run).split(' ').find(is_helper).map(str::to_owned)
     };
-    patience(|| helper().is_some(), || "there is no helper".to_owned());
+    wait_until(|| helper().is_some(), || "there is no helper".to_owned());
     let pid = helper().unwrap();
     let program = fs::read_link(format!("/proc/{pid}/exe")).unwrap();
     assert!(program.starts_with("/memfd:cogni-sandbox (deleted)"), "{}", program.display());
@@ -98,9 +98,9 @@ fn the_program_of_another_user_than_root_is_not_within_reach() {
 }
 
 /// A directory that every user can enter, with programs that every user can execute.
-struct Place(TempDir);
+struct PublicDir(TempDir);
 
-impl Place {
+impl PublicDir {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         fs::set_permissions(directory.path(), Permissions::from_mode(0o777)).unwrap();

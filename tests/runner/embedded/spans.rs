@@ -3,12 +3,12 @@
 use http::StatusCode;
 
 use super::driver::{Sandboxed, sh};
-use crate::support::trace_collector::{Collector, hex, shown};
+use crate::support::trace_collector::{TraceCollector, hex, shown};
 
 /// G12: The sandbox is a child span of the run, and its start is another span; a failure is recorded.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_collector_sees_the_sandbox_of_a_run() {
-    let collector = Collector::start(StatusCode::OK).await;
+    let collector = TraceCollector::start(StatusCode::OK).await;
     let address = collector.address;
     let name = format!("run-traced-{}", std::process::id());
     let id = name.clone();

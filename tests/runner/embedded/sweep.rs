@@ -8,7 +8,7 @@ use cogni_gateway::sandbox::sandbox_name;
 use serde_json::{Value, json};
 
 use super::driver::{Embedded, Sandboxed, containers, entries, sh};
-use crate::support::process::{Process, patience};
+use crate::support::process::{Process, wait_until};
 use crate::support::run_command::Driver;
 
 /// R5: The sandbox ends and its control groups are removed; the directory names its owner.
@@ -22,7 +22,7 @@ fn nothing_runs_on_when_the_runner_is_killed() {
     assert_ne!(containers(&run), "");
     process.signal("KILL");
     process.wait();
-    patience(|| Embedded::traces(&run).is_empty(), || Embedded::traces(&run));
+    wait_until(|| Embedded::traces(&run).is_empty(), || Embedded::traces(&run));
     let left = entries(&runner.run_dir());
     assert_eq!(left.len(), 1);
     fs::remove_dir_all(runner.run_dir().join(&left[0])).unwrap();
@@ -47,7 +47,7 @@ fn nothing_runs_on_when_the_runner_is_killed_at_any_moment() {
             }
             Embedded::traces(&run).is_empty()
         };
-        patience(is_gone, || Embedded::traces(&run));
+        wait_until(is_gone, || Embedded::traces(&run));
     }
 }
 
@@ -69,7 +69,7 @@ fn a_helper_that_is_killed_takes_the_container_with_it() {
     let mut command = runner.prepare(&["--run-id", &run], &["sleep", "600"]);
     command.stdout(fs::File::create(&stdout).unwrap()).stderr(std::process::Stdio::null());
     let mut child = command.spawn().unwrap();
-    patience(|| !containers(&run).is_empty(), || "there is no container".to_owned());
+    wait_until(|| !containers(&run).is_empty(), || "there is no container".to_owned());
     let helper = child_of(child.id());
     assert!(
         std::process::Command::new("kill").args(["-KILL", &helper]).status().unwrap().success()

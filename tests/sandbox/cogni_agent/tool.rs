@@ -6,7 +6,7 @@ use cogni_gateway::guest::agent::exec::{self, ExecResult, KEEP_BYTES};
 use serde_json::{Value, json};
 
 use super::Agent;
-use crate::support::model_provider::calling_with;
+use crate::support::model_provider::calling_tool_with;
 
 fn run(arguments: &Value) -> ExecResult {
     let asked = exec::parse_call("exec", &arguments.to_string()).unwrap();
@@ -103,7 +103,7 @@ fn a_background_process_delays_nothing() {
 #[tokio::test]
 async fn a_tool_does_not_outlive_the_agents_time() {
     let agent = Agent::new().await;
-    let model = calling_with(&json!({ "argv": ["sleep", "600"] }));
+    let model = calling_tool_with(&json!({ "argv": ["sleep", "600"] }));
     let ended = agent.ask(&model, &["--timeout", "1"]).await;
     assert_eq!(ended.envelope["meta"]["error"]["kind"], "timeout", "{}", ended.envelope);
     assert_eq!(ended.code, 1);

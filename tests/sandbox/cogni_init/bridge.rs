@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
 use super::Sandbox;
-use crate::support::process::{Process, patience};
+use crate::support::process::{Process, wait_until};
 
 /// A bridge between the test as the agent and the test as the gateway.
 struct Bridge {
@@ -26,7 +26,10 @@ impl Bridge {
         let bridge = Self { sandbox, process };
         // The connection that `cogni-init` made to check the socket.
         bridge.accept();
-        patience(|| TcpStream::connect(bridge.sandbox.address).is_ok(), || bridge.process.said());
+        wait_until(
+            || TcpStream::connect(bridge.sandbox.address).is_ok(),
+            || bridge.process.output(),
+        );
         bridge.accept();
         bridge
     }
@@ -55,7 +58,7 @@ impl Bridge {
             thread::sleep(Duration::from_millis(300));
             self.processor_time() - before < 30_000_000
         };
-        patience(rests, || format!("{} ns", self.processor_time()));
+        wait_until(rests, || format!("{} ns", self.processor_time()));
     }
 
     /// Returns the processor time of the process in nanoseconds.
@@ -266,7 +269,7 @@ fn a_client_that_leaves_is_seen_by_the_gateway() {
     client.peek(&mut [0; 5]).unwrap();
     drop(client);
     let gone = || gateway.write_all(b"event").is_err();
-    patience(gone, || "the gateway goes on writing for nobody".to_owned());
+    wait_until(gone, || "the gateway goes on writing for nobody".to_owned());
 }
 
 /// The gateway may refuse a body before it has read it.
@@ -295,7 +298,7 @@ fn a_gateway_that_is_gone_closes_connections_until_it_is_back() {
         let closed = bridge.connect().read(&mut [0]);
         assert!(matches!(closed, Ok(0) | Err(_)), "{closed:?}");
     }
-    assert_eq!(bridge.process.said().lines().count(), 1, "{}", bridge.process.said());
+    assert_eq!(bridge.process.output().lines().count(), 1, "{}", bridge.process.output());
     let socket = bridge.sandbox.socket();
     fs::remove_file(&socket).unwrap();
     bridge.sandbox.gateway = Some(UnixListener::bind(socket).unwrap());

@@ -81,7 +81,7 @@ fn signals_reach_the_agent() {
             process.until(|said| said.ends_with('\n'));
             let own = wrapper.is_empty().then(|| process.id());
             signal_to(own.unwrap_or_else(|| child_of(process.id())), signal);
-            assert_eq!(process.wait().code(), Some(40), "{signal}: {}", process.said());
+            assert_eq!(process.wait().code(), Some(40), "{signal}: {}", process.output());
         }
     }
 }
@@ -157,7 +157,7 @@ fn the_agent_does_not_outlive_its_first_process() {
     process.until(|said| said.contains("ready"));
     process.signal("KILL");
     process.wait();
-    crate::support::process::patience(|| !is_open(Path::new(&held)), || "it lives".to_owned());
+    crate::support::process::wait_until(|| !is_open(Path::new(&held)), || "it lives".to_owned());
 }
 
 fn signal_to(pid: u32, signal: &str) {

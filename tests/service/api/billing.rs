@@ -8,13 +8,13 @@ use http::Method;
 use serde_json::{Value, json};
 
 use super::asked;
-use crate::support::service::Place;
+use crate::support::service::ServiceSetup;
 
 /// B2, G4: LiteLLM receives the id of the gateway's billing store with each call, whatever the client claims. Notices
 /// for another store are not accepted.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_names_its_billing_store() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let service = place.start();
     let mut body = asked("fake");
     body["metadata"] = json!({"team": "ads"});
@@ -45,7 +45,7 @@ async fn a_call_names_its_billing_store() {
 /// B4: Only an admin can list the runs with calls without a receipt, page by page.
 #[tokio::test(flavor = "multi_thread")]
 async fn flagged_runs_are_listed() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     place.write_config("receipt_bound = \"1ms\"");
     let service = place.start();
     let mut runs = vec![];
@@ -72,7 +72,7 @@ async fn flagged_runs_are_listed() {
 /// meanwhile.
 #[tokio::test(flavor = "multi_thread")]
 async fn large_reports_cost_bounded_memory() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let service = place.start();
     let body = format!("{{\"messages\":[{}0]}}", "0,".repeat((16 << 20) / 2 - 10));
     let before = peak_kib(service.process.id());

@@ -4,19 +4,19 @@ use http::Method;
 use serde_json::{Value, json};
 
 use super::chat;
-use crate::support::service::{Grant, Place, told};
+use crate::support::service::{Grant, ServiceSetup, parse_events};
 
 /// A2: The events come in order, the answer before the end, and can be read again from any number.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chat_streams_its_answer_and_can_be_read_again() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let service = place.start();
     let grant = place.grant(&[]);
     let response = grant.post("/api/v1/ai/chat", &chat("fake/text=ready")).await;
     assert_eq!(response.status, 200, "{}", response.text());
     assert_eq!(response.header("content-type"), Some("text/event-stream"));
     let run = response.header("x-run-id").unwrap().to_owned();
-    let told = told(response.text());
+    let told = parse_events(response.text());
     let count = told.len() as u64;
     assert_eq!(ids(response.text()), (1..=count).collect::<Vec<_>>());
     let deltas = told.iter().filter(|told| told.kind == "text_delta");
@@ -41,7 +41,7 @@ async fn a_chat_streams_its_answer_and_can_be_read_again() {
 /// A2: A client that disconnects ends its chat's run.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chat_whose_client_goes_away_is_ended() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let service = place.start();
     let grant = place.grant(&[]);
     let run = left(&grant, &chat(WAITS)).await;
@@ -57,7 +57,7 @@ async fn a_chat_whose_client_goes_away_is_ended() {
 /// A2: If the request says so, the run continues without its client.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_detached_chat_continues_without_its_client() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let service = place.start();
     let grant = place.grant(&[]);
     let mut body = chat(WAITS);
@@ -88,14 +88,14 @@ async fn left(grant: &Grant, body: &Value) -> String {
 /// A3: The budget of a run never exceeds the grant's, whatever the request asks for.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_budget_is_the_least_of_what_is_asked_for_and_what_is_granted() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let service = place.start();
     let (free, bound) = (place.grant(&[]), place.grant(&["--max-turns", "0"]));
     for (grant, turns) in [(&free, 0), (&bound, 50)] {
         let mut body = chat("fake");
         body["budget"] = json!({ "max_turns": turns });
         let response = grant.post("/api/v1/ai/chat", &body).await;
-        let told = told(response.text());
+        let told = parse_events(response.text());
         let last = &told.last().unwrap().data;
         assert_eq!(last["error_code"], "budget_exhausted", "{last}");
     }
@@ -103,7 +103,7 @@ async fn a_budget_is_the_least_of_what_is_asked_for_and_what_is_granted() {
 }
 
 fn ids(text: &str) -> Vec<u64> {
-    told(text).iter().map(|told| told.seq).collect()
+    parse_events(text).iter().map(|told| told.seq).collect()
 }
 
 /// A model that writes one word, and the next one when the gate opens.

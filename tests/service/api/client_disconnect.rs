@@ -8,12 +8,12 @@ use serde_json::{Value, json};
 
 use super::{asked, chat, until};
 use crate::support::process::pause_for;
-use crate::support::service::{Grant, Place};
+use crate::support::service::{Grant, ServiceSetup};
 
 /// A4: An accepted run is executed, whenever its client disconnects.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_whose_client_hangs_up_at_once_is_run_all_the_same() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let service = place.start();
     let grant = place.grant(&[]);
     hang_up(&place, &grant, "/api/v1/runs", &asked("fake"));
@@ -26,7 +26,7 @@ async fn a_run_whose_client_hangs_up_at_once_is_run_all_the_same() {
 /// A2: A chat ends when its client disconnects, at whatever moment.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chat_whose_client_hangs_up_at_once_is_ended() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let service = place.start();
     let grant = place.grant(&[]);
     // The gate stays closed, so the chat would not end by itself.
@@ -38,7 +38,7 @@ async fn a_chat_whose_client_hangs_up_at_once_is_ended() {
 }
 
 /// Makes this many requests; each client waits a little longer than the one before and then disconnects.
-fn hang_up(place: &Place, grant: &Grant, path: &str, body: &Value) {
+fn hang_up(place: &ServiceSetup, grant: &Grant, path: &str, body: &Value) {
     let body = body.to_string();
     for client in 0..CLIENTS {
         let mut stream = UnixStream::connect(place.path().join("api.sock")).unwrap();

@@ -7,12 +7,12 @@ use serde_json::{Value, json};
 
 use super::{asked, chat, until};
 use crate::support::client::Response;
-use crate::support::service::Place;
+use crate::support::service::ServiceSetup;
 
 /// The paths come from the service's own API description, so a new path is tested, too.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_without_a_grant_is_refused_at_every_path() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let service = place.start();
     let document = place.client().get("/api/v1/openapi.json").await.json();
     let mut open = vec![];
@@ -44,7 +44,7 @@ fn operations(document: &Value) -> Vec<(String, Method, Value)> {
 /// A3: A revoked grant and a missing scope have their own codes.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_grant_is_valid_for_its_scopes_until_it_is_revoked() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let service = place.start();
     let mut said = String::new();
     let all = place.grant(&["--repo", "https://github.com/acme/*"]);
@@ -85,7 +85,7 @@ async fn a_grant_is_valid_for_its_scopes_until_it_is_revoked() {
 /// No response is one of axum's own error texts.
 #[tokio::test(flavor = "multi_thread")]
 async fn malformed_requests_are_refused_in_the_same_shape() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let service = place.start();
     let grant = place.grant(&[]);
     let mut said = String::new();
@@ -129,7 +129,7 @@ async fn malformed_requests_are_refused_in_the_same_shape() {
 /// A3: A token is accepted only in its header, and is never logged.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_is_read_from_one_header_only() {
-    let mut place = Place::new("").await;
+    let mut place = ServiceSetup::new("").await;
     place.set("ACCESS_LOG_PATH", "-");
     let service = place.start();
     let grant = place.grant(&[]);
@@ -148,7 +148,7 @@ async fn a_token_is_read_from_one_header_only() {
         let response = place.client().ask(Method::GET, path, "", &headers).await;
         assert_eq!(response.status, status, "{path} {}", headers.len());
     }
-    assert!(!service.process.said().contains(&grant.token[4..]), "the log has a token");
+    assert!(!service.process.output().contains(&grant.token[4..]), "the log has a token");
     place.stop(service);
 }
 

@@ -6,17 +6,17 @@ use cogni_gateway::llm::budget::Nanodollars;
 use serde_json::{Value, json};
 
 use super::asked;
-use crate::support::service::{Grant, Place};
+use crate::support::service::{Grant, ServiceSetup};
 
 /// Starts a service whose model costs money and waits until the test lets it answer.
-async fn place() -> Place {
-    let place = Place::new("gate=1").await;
+async fn place() -> ServiceSetup {
+    let place = ServiceSetup::new("gate=1").await;
     place.write_config("[prices]\nunknown = { input = \"3\", output = \"15\" }");
     place
 }
 
 /// Returns a grant's costs, as the command line prints them.
-fn money(place: &Place, grant: &Grant) -> Value {
+fn money(place: &ServiceSetup, grant: &Grant) -> Value {
     let shown: Value = serde_json::from_str(&place.cogni(&["grant", "show", &grant.id])).unwrap();
     shown["money"].clone()
 }
@@ -60,7 +60,7 @@ async fn a_grant_spends_no_more_than_its_caps() {
 }
 
 /// Makes a run with its own limit; returns its error.
-async fn run_status(grant: &Grant, place: &Place, limit: &str) -> Value {
+async fn run_status(grant: &Grant, place: &ServiceSetup, limit: &str) -> Value {
     let mut body = asked("fake/gate=1");
     body["budget"] = json!({"max_cost_usd": limit});
     let run = grant.run(&body).await;

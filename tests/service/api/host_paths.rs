@@ -7,11 +7,11 @@ use cogni_gateway::runner::agents;
 use serde_json::{Value, json};
 
 use super::asked;
-use crate::support::service::{Grant, Place, Service};
+use crate::support::service::{Grant, Service, ServiceSetup};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_text_for_a_tenant_has_a_path_of_this_machine() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let agents = place.path().join("agents");
     fs::create_dir_all(&agents).unwrap();
     let entry = agents::builtin_file("sandbox:agent").unwrap();
@@ -41,7 +41,7 @@ async fn no_text_for_a_tenant_has_a_path_of_this_machine() {
             texts.look("no first process", &asked("fake"), Some(&path)).await;
         }
     }
-    let said = service.process.said();
+    let said = service.process.output();
     assert!(said.contains("masked the paths of this machine in a text for the caller"), "{said}");
     assert!(said.contains(&*state.join("audit").to_string_lossy()), "the log has it: {said}");
     place.stop(service);
@@ -49,7 +49,7 @@ async fn no_text_for_a_tenant_has_a_path_of_this_machine() {
 
 /// Every text that a tenant receives.
 struct Texts<'a> {
-    place: &'a Place,
+    place: &'a ServiceSetup,
     service: &'a Service,
     tenant: &'a Grant,
 }

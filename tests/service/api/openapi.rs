@@ -1,11 +1,11 @@
 //! A4: Tests of the service's API description.
 
-use crate::support::service::Place;
+use crate::support::service::ServiceSetup;
 
 /// The snapshot shows a change to developers of clients.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_description_is_served_without_a_grant() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let service = place.start();
     let response = place.client().get("/api/v1/openapi.json").await;
     assert_eq!(response.header("content-type"), Some("application/json"));

@@ -3,13 +3,13 @@
 use serde_json::json;
 
 use crate::support::client::Client;
-use crate::support::service::Place;
+use crate::support::service::ServiceSetup;
 
 /// DNS rebinding sends the page's own host name, and a form sends the page's origin. Both are refused before any
 /// effect.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_page_in_a_browser_cannot_use_a_service_without_grants() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     place.write_config("insecure_no_auth = true");
     let service = place.start();
     let client = place.client();
@@ -52,7 +52,7 @@ async fn a_page_in_a_browser_cannot_use_a_service_without_grants() {
 /// A form can send text without a preflight request. A caller with a grant may have any host name and origin.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_calls_have_cost_is_told_as_json() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let service = place.start();
     for (kind, status) in [
         ("text/plain", 415),

@@ -8,12 +8,12 @@ use serde_json::{Value, json};
 
 use super::{asked, until};
 use crate::support::process::Process;
-use crate::support::service::Place;
+use crate::support::service::ServiceSetup;
 
 /// A setting that would appear changed, and is not, makes the whole reload fail.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_setting_that_needs_a_restart_is_reported() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let (rules, key) = (place.path().join("relay.toml"), place.path().join("seed"));
     fs::write(&rules, "").unwrap();
     fs::write(&key, "11".repeat(32)).unwrap();
@@ -54,14 +54,14 @@ async fn a_setting_that_needs_a_restart_is_reported() {
     process.signal("HUP");
     let named = |said: &str| said.contains("nothing has changed: the relay cannot be opened");
     tokio::task::block_in_place(|| process.until(named));
-    assert!(!process.said().contains("are read again"), "{}", process.said());
+    assert!(!process.output().contains("are read again"), "{}", process.output());
     assert!(tokio::task::block_in_place(|| process.terminate()).success());
 }
 
 /// A key that was changed in its file is used by the next run, without a restart.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upstreams_key_is_rotated() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let key = place.path().join("key");
     fs::write(&key, "sk-old").unwrap();
     let mut command = place.command();
@@ -88,7 +88,7 @@ async fn an_upstreams_key_is_rotated() {
 /// A wrong relay rules file, or an unusable run directory, is reported at the start.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broken_setting_prevents_the_start() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let rules = place.path().join("relay.toml");
     fs::write(&rules, "no_such_key = 1").unwrap();
     for (name, value, told) in [
@@ -98,21 +98,21 @@ async fn a_broken_setting_prevents_the_start() {
     ] {
         let mut process = Process::start(place.command().env(name, value), "build it");
         let status = tokio::task::block_in_place(|| process.wait());
-        assert_eq!(status.code(), Some(2), "{name}={value}: {}", process.said());
-        assert!(process.said().contains(told), "{name}={value}: {}", process.said());
+        assert_eq!(status.code(), Some(2), "{name}={value}: {}", process.output());
+        assert!(process.output().contains(told), "{name}={value}: {}", process.output());
     }
 }
 
 /// A value that cannot be counted to is refused, and the error explains the setting.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_error_explains_a_wrong_setting() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let file = place.path().join("serve.toml");
     let said = |text: &str| {
         fs::write(&file, text).unwrap();
         let mut process = Process::start(&mut place.command(), "build it");
         assert_eq!(tokio::task::block_in_place(|| process.wait()).code(), Some(2));
-        process.said().trim_end().to_owned()
+        process.output().trim_end().to_owned()
     };
     let said = [
         said("[serve]\nmax_connections = 9000000000000000000"),
@@ -143,7 +143,7 @@ async fn the_error_explains_a_wrong_setting() {
 /// Agents without repositories need no git, and the log says that there is none.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_git_there_are_runs_and_no_relay() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let served = place.command();
     let mut command = Command::new("unshare");
     command.args(["--mount", "sh", "-c", WITHOUT_GIT, "sh"]).arg(served.get_program());
@@ -163,7 +163,7 @@ async fn without_git_there_are_runs_and_no_relay() {
 /// A missing run directory makes the service not ready, so a load balancer sends no work.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_missing_run_directory_makes_the_service_not_ready() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let service = place.start();
     let ready = place.client().get("/readyz").await;
     assert_eq!((ready.status.as_u16(), &ready.json()["checks"]["relay"]), (200, &json!("ok")));

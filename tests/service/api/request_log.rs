@@ -7,13 +7,13 @@ use serde_json::json;
 
 use super::asked;
 use crate::support::client::request;
-use crate::support::service::Place;
+use crate::support::service::ServiceSetup;
 
 /// The calls of a run are spans of the request that started it. A repeated request within another span is still the
 /// same request.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_is_part_of_the_trace_that_it_is_asked_for_in() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let service = place.start();
     let within = |span: &str| format!("00-0af7651916cd43dd8448eb211c80319c-{span}-01");
     let ask = async |span: &str| {
@@ -39,7 +39,7 @@ async fn a_run_is_part_of_the_trace_that_it_is_asked_for_in() {
 /// Requests with wrong tokens are counted, too; no token is logged.
 #[tokio::test(flavor = "multi_thread")]
 async fn each_request_is_logged_and_counted_with_its_caller() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     place.write_config("[metrics]\naddress = \"127.0.0.1:0\"");
     let mut service = place.start();
     let run = service.run(&asked("fake/gate=1")).await;
@@ -54,7 +54,7 @@ async fn each_request_is_logged_and_counted_with_its_caller() {
 
     let id = refused.header("x-request-id").unwrap();
     tokio::task::block_in_place(|| service.process.until(|said| said.contains(id)));
-    let said = service.process.said();
+    let said = service.process.output();
     let line = |what: &str| said.lines().find(|line| line.contains(what)).unwrap_or_default();
     let cancelled = line("cancelled by a grant");
     assert!(cancelled.contains(&run) && cancelled.contains(&service.id), "{said}");

@@ -7,12 +7,12 @@ use http::Method;
 use serde_json::{Value, json};
 
 use super::asked;
-use crate::support::service::{Grant, Place};
+use crate::support::service::{Grant, ServiceSetup};
 
 /// A4: A repeated request with the same key returns the same run; a different request with that key is refused.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_is_begun_once_for_each_key() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let service = place.start();
     let (grant, other) = (place.grant(&[]), place.grant(&[]));
     let key = [("idempotency-key", "job-7")];
@@ -39,7 +39,7 @@ async fn a_run_is_begun_once_for_each_key() {
 /// A1: The agent's entry limits the time of a run, whatever the request asks for.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_is_as_long_as_its_agent_allows() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let agents = place.path().join("agents");
     fs::create_dir(&agents).unwrap();
     let entry = agents::builtin_file("sandbox:agent").unwrap();
@@ -59,7 +59,7 @@ async fn a_run_is_as_long_as_its_agent_allows() {
 /// A3: A grant sees and ends only its own runs; an admin's grant sees all.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_is_visible_only_to_its_grant() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let service = place.start();
     let (grant, other) = (place.grant(&[]), place.grant(&[]));
     let admin = place.mint(&["--access", "read,admin"]);
@@ -84,7 +84,7 @@ async fn a_run_is_visible_only_to_its_grant() {
 /// A4: No run is missing or repeated across pages.
 #[tokio::test(flavor = "multi_thread")]
 async fn runs_are_listed_in_pages() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let service = place.start();
     let grant = place.grant(&[]);
     let mut begun = vec![];
@@ -113,7 +113,7 @@ async fn runs_are_listed_in_pages() {
 /// A4: After a run, its output can be read, and its log proves itself or names the changed record.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_output_and_log_of_a_run_can_be_read_and_proved() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let service = place.start();
     let grant = place.grant(&[]);
     let run = grant.run(&asked("fake/text=ready")).await;
@@ -144,7 +144,7 @@ async fn the_output_and_log_of_a_run_can_be_read_and_proved() {
 /// A3: A grant has a maximum of concurrent runs, and room again when one has ended.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_grant_has_no_more_runs_at_once_than_it_may() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let service = place.start();
     let grant = place.grant(&["--max-runs", "1"]);
     let key = [("idempotency-key", "job-7")];
@@ -166,7 +166,7 @@ async fn a_grant_has_no_more_runs_at_once_than_it_may() {
 /// A1: Agents are listed for grants that may run them; an agent that cannot run here is listed with the reason.
 #[tokio::test(flavor = "multi_thread")]
 async fn agents_are_listed_for_whoever_may_run_them() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let service = place.start();
     let (grant, nobody) = (place.grant(&[]), place.mint(&["--access", "read"]));
     let ids = |listed: Value| {
@@ -189,7 +189,7 @@ async fn agents_are_listed_for_whoever_may_run_them() {
 /// A3: Only `admin` sees runs of all grants, and a page must continue from a run that its reader can see.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_page_continues_from_a_run_of_its_reader() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let service = place.start();
     let (grant, other) = (place.grant(&[]), place.grant(&[]));
     let admin = place.mint(&["--access", "admin"]);
@@ -214,7 +214,7 @@ async fn a_page_continues_from_a_run_of_its_reader() {
 /// L1: A repository without a branch key gives no branch, and the run says so. A request for more than that is refused.
 #[tokio::test(flavor = "multi_thread")]
 async fn work_without_a_branch_is_reported_or_refused() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let service = place.start();
     let with = |more: Value| {
         let mut body = asked("fake");
@@ -245,7 +245,7 @@ async fn work_without_a_branch_is_reported_or_refused() {
 /// A3: A grant for some agents does not learn the names of others.
 #[tokio::test(flavor = "multi_thread")]
 async fn agents_of_other_grants_are_not_named() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let service = place.start();
     // The grant may name an agent that the service does not have yet.
     let known = place.path().join("agents");

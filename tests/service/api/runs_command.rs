@@ -5,12 +5,12 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use super::{asked, until};
-use crate::support::service::Place;
+use crate::support::service::ServiceSetup;
 
 /// A4: The command lists a run, shows it, follows it to its end, and prints its output.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_is_inspected_from_a_shell() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let service = place.start();
     let grant = place.grant(&[]);
     let run = grant.run(&asked("fake/text=one two")).await;
@@ -32,7 +32,7 @@ async fn a_run_is_inspected_from_a_shell() {
 /// A4: The command ends a run; a run that the grant may not see does not exist for it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_is_ended_from_a_shell() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let service = place.start();
     let (grant, other) = (place.grant(&[]), place.grant(&[]));
     let run = grant.run(&asked("fake/gate=1")).await;
@@ -61,7 +61,7 @@ fn a_token_stays_on_this_machine_or_goes_by_tls() {
 /// Readiness reports whether the upstream is reachable and accepts the key, without its address.
 #[tokio::test(flavor = "multi_thread")]
 async fn readiness_reports_the_upstream() {
-    let mut place = Place::new("").await;
+    let mut place = ServiceSetup::new("").await;
     let service = place.start();
     until(async || service.get("/readyz").await.json()["upstream"] == "ok").await;
     let ready = service.get("/readyz").await.json();
@@ -74,12 +74,12 @@ async fn readiness_reports_the_upstream() {
     let ready = service.get("/readyz").await;
     assert_eq!(ready.status, 200, "another instance would have the same");
     assert!(!ready.text().contains("127.0.0.1"), "{}", ready.text());
-    assert!(service.process.said().contains("hint="), "{}", service.process.said());
+    assert!(service.process.output().contains("hint="), "{}", service.process.output());
     place.stop(service);
 }
 
 /// Returns exit code, standard output and standard error.
-fn cogni(place: &Place, token: &str, arguments: &[&str]) -> (i32, String, String) {
+fn cogni(place: &ServiceSetup, token: &str, arguments: &[&str]) -> (i32, String, String) {
     let service = format!("unix:{}", place.path().join("api.sock").display());
     let mut command = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));
     command.arg("runs").args(arguments).env_clear();

@@ -10,12 +10,12 @@ use serde_json::{Value, json};
 use super::{asked, until};
 use crate::support::client::request;
 use crate::support::process::Process;
-use crate::support::service::{Place, Service};
+use crate::support::service::{Service, ServiceSetup};
 
 /// After SIGTERM, `/readyz` reports it at once, no new run is accepted, and open runs may end.
 #[tokio::test(flavor = "multi_thread")]
 async fn sigterm_lets_open_runs_end() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let mut service = place.start();
     let grant = place.grant(&[]);
     let client = place.client();
@@ -44,13 +44,13 @@ async fn sigterm_lets_open_runs_end() {
 /// A run that is still open at the deadline is cancelled and recorded as ended.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_does_not_end_in_time_is_cancelled() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     place.write_config("drain_timeout = \"100ms\"");
     let mut service = place.start();
     let grant = place.grant(&[]);
     let run = grant.run(&asked("fake/gate=1")).await;
     place.provider.gate.wait_for_waiting(1).await;
-    assert!(service.process.terminate().success(), "{}", service.process.said());
+    assert!(service.process.terminate().success(), "{}", service.process.output());
     place.write_config("");
     let service = place.start();
     let row = grant.ended(&run).await;
@@ -68,7 +68,7 @@ async fn a_hangup_reads_the_agents_again() {
     let agents = tempfile::tempdir().unwrap();
     let file = agents.path().join("sandbox-agent.toml");
     fs::copy("config/agents/sandbox-agent.toml", &file).unwrap();
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     place.write_config(&format!("agents_dir = {:?}", agents.path()));
     let mut service = place.start();
     let grant = place.grant(&[]);
@@ -96,7 +96,7 @@ async fn a_service_without_usable_agents_is_not_ready_and_says_why() {
     let text = fs::read_to_string("config/agents/sandbox-agent.toml").unwrap();
     let text = text.replace("[env]", "image = \"no-such-image\"\n[env]");
     fs::write(agents.path().join("sandbox-agent.toml"), text).unwrap();
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     place.write_config(&format!("agents_dir = {:?}", agents.path()));
     let service = place.start();
     until(async || place.client().get("/readyz").await.json()["upstream"] == "ok").await;
@@ -109,7 +109,7 @@ async fn a_service_without_usable_agents_is_not_ready_and_says_why() {
 /// A3: TCP is served only with grants, or, if explicitly configured, without grants on a loopback address.
 #[tokio::test(flavor = "multi_thread")]
 async fn tcp_is_served_and_never_by_accident_without_grants() {
-    let mut place = Place::new("").await;
+    let mut place = ServiceSetup::new("").await;
     place.set("COGNI_LISTEN", "127.0.0.1:0");
     let service = place.start();
     assert!(ask(&service, "/readyz").await.starts_with("HTTP/1.1 200 OK"));
@@ -132,7 +132,7 @@ async fn tcp_is_served_and_never_by_accident_without_grants() {
 /// Two services with one state directory would both start its runs.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_service_does_not_start() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let service = place.start();
     // A second service that opened the database would report this unknown version.
     let database = rusqlite::Connection::open(place.state_dir().join("state.db")).unwrap();
@@ -141,13 +141,13 @@ async fn a_second_service_does_not_start() {
     let mut second = Process::start(place.command().env("COGNI_LISTEN", elsewhere), "build it");
     let status = tokio::task::block_in_place(|| second.wait());
     assert_eq!(status.code(), Some(2));
-    let said = second.said().replace(place.path().to_str().unwrap(), "[dir]");
+    let said = second.output().replace(place.path().to_str().unwrap(), "[dir]");
     assert!(said.contains("another service has the state directory `[dir]/state`"), "{said}");
     place.stop(service);
 }
 
 async fn ask(service: &Service, path: &str) -> String {
-    let said = service.process.said();
+    let said = service.process.output();
     let address = said.split("address=").nth(1).unwrap().split_whitespace().next().unwrap();
     super::get(address, path).await
 }
@@ -155,7 +155,7 @@ async fn ask(service: &Service, path: &str) -> String {
 /// Files in the state directory belong to its owner, also if other users may enter the directory.
 #[tokio::test(flavor = "multi_thread")]
 async fn files_in_the_state_directory_belong_to_its_owner() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     fs::set_permissions(place.state_dir(), Permissions::from_mode(0o755)).unwrap();
     let service = place.start();
     let run = service.run(&asked("fake")).await;

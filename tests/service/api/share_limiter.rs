@@ -7,12 +7,12 @@ use serde_json::json;
 
 use super::{asked, chat, until};
 use crate::support::client::request;
-use crate::support::service::Place;
+use crate::support::service::ServiceSetup;
 
 /// While all connections are in use, health checks and charge notices are answered, and other requests get an error.
 #[tokio::test(flavor = "multi_thread")]
 async fn health_checks_and_charges_are_answered_at_the_connection_limit() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     place.write_config("max_connections = 1");
     let service = place.start();
     let client = place.client();
@@ -47,7 +47,7 @@ async fn health_checks_and_charges_are_answered_at_the_connection_limit() {
 /// A chat that cannot be watched is not started; a watcher that disconnects makes room.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_grant_watches_no_more_runs_than_it_may() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     place.write_config("max_watchers = 1");
     let service = place.start();
     let (grant, other) = (place.grant(&[]), place.grant(&[]));
@@ -71,7 +71,7 @@ async fn a_grant_watches_no_more_runs_than_it_may() {
 /// A grant that reads files slowly is limited in their number, and takes none from other grants.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_grant_reads_no_more_files_than_it_may() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let service = place.start();
     let (grant, other) = (place.grant(&[]), place.grant(&[]));
     let mut paths = vec![];
@@ -106,7 +106,7 @@ async fn a_grant_reads_no_more_files_than_it_may() {
 /// A client that announces a body and sends none gets an error and is disconnected.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_that_does_not_come_is_not_waited_for() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     place.write_config("request_timeout = \"2s\"");
     let service = place.start();
     for path in ["/api/v1/runs", "/api/v1/ai/chat", "/api/internal/billing/ingest"] {

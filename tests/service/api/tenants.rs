@@ -6,13 +6,13 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::{asked, chat};
-use crate::support::process::patience;
-use crate::support::service::{Place, told};
+use crate::support::process::wait_until;
+use crate::support::service::{ServiceSetup, parse_events};
 
 /// The operator's rules see the agent's name from the catalog; the caller cannot name another one.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_caller_cannot_pose_as_another_agent() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     place.write_config(
         "[[policy.rules]]\nname = 'large'\nwhen = 'agent.name != \"architect\"'\nrefuse = 'no'\n\
          match = [{}]\nnot_match = [{ agent = { name = 'architect' } }]",
@@ -36,7 +36,7 @@ async fn a_caller_cannot_pose_as_another_agent() {
 /// A trace is continued from `traceparent`, and billing uses the catalog's agent name.
 #[tokio::test(flavor = "multi_thread")]
 async fn billing_names_the_agent_that_runs() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let service = place.start();
     let mut body = asked("fake");
     body["metadata"] = json!({"existing_trace_id": "4bf92f3577b34da6a3ce929d0e0e4736"});
@@ -58,7 +58,7 @@ async fn billing_names_the_agent_that_runs() {
 /// a host is stored with the run until git connects.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tenants_repository_is_on_the_internet() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let service = place.start();
     let (wide, named) =
         (place.grant(&["--repo", "*"]), place.grant(&["--repo", "https://nowhere.invalid/*"]));
@@ -96,7 +96,7 @@ async fn a_tenants_repository_is_on_the_internet() {
 /// runs continue.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_grant_that_keeps_too_much_gets_no_further_branch() {
-    let mut place = Place::new("").await;
+    let mut place = ServiceSetup::new("").await;
     let rules = place.path().join("relay.toml");
     fs::write(&rules, "[kept]\ngrant_works = 0\n").unwrap();
     place.set("COGNI_RELAY_CONFIG", rules.to_str().unwrap());
@@ -120,7 +120,7 @@ async fn a_grant_that_keeps_too_much_gets_no_further_branch() {
 /// any case.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_revoked_grant_loses_its_streams_and_its_runs() {
-    let place = Place::new("gate=1").await;
+    let place = ServiceSetup::new("gate=1").await;
     let service = place.start();
     let (patient, gone) = (place.grant(&[]), place.grant(&[]));
     let (kept, ended) =
@@ -131,7 +131,7 @@ async fn a_revoked_grant_loses_its_streams_and_its_runs() {
     let talk =
         tokio::spawn(async move { talk.post("/api/v1/ai/chat", &chat("fake/gate=1")).await });
     let are_asking = || place.provider.seen.requests().len() == 3;
-    tokio::task::block_in_place(|| patience(are_asking, || "three runs do not ask".to_owned()));
+    tokio::task::block_in_place(|| wait_until(are_asking, || "three runs do not ask".to_owned()));
     place.cogni(&["grant", "revoke", &patient.id]);
     place.cogni(&["grant", "revoke", "--cancel-runs", &gone.id]);
     assert_eq!(service.ended(&ended).await["error_code"], "cancelled");
@@ -143,10 +143,14 @@ async fn a_revoked_grant_loses_its_streams_and_its_runs() {
     place.provider.gate.allow_answers(3);
     assert_eq!(service.ended(&kept).await["error_code"], Value::Null);
     let stream = watcher.await.unwrap();
-    assert!(told(stream.text()).iter().all(|told| told.kind != "final"), "{}", stream.text());
+    assert!(
+        parse_events(stream.text()).iter().all(|told| told.kind != "final"),
+        "{}",
+        stream.text()
+    );
     let talked = talk.await.unwrap();
     let chat = talked.header("x-run-id").unwrap().to_owned();
-    assert!(told(talked.text()).iter().all(|told| told.kind != "final"));
+    assert!(parse_events(talked.text()).iter().all(|told| told.kind != "final"));
     assert_eq!(service.ended(&chat).await["state"], "ended");
     place.stop(service);
 }

@@ -12,7 +12,7 @@ use serde_json::Value;
 use tempfile::tempdir;
 
 use super::litellm::{Kind, Litellm, client, row};
-use super::{at, books, fact, notice};
+use super::{at, fact, notice, open_store};
 use crate::support::process::NOBODY;
 
 const UNARY: &str = "01a20298-15f8-7428-a20a-7213618e37a2";
@@ -145,7 +145,7 @@ async fn all_pages_are_read() {
         .collect();
     let litellm = Litellm::start(Kind::Rows(rows));
     let place = tempdir().unwrap();
-    let books = books(place.path());
+    let books = open_store(place.path());
     let facts: Vec<_> =
         (0..1203).step_by(2).map(|number| ours(&format!("call-{number}"))).collect();
     books.record_calls(&facts).await.unwrap();
@@ -166,7 +166,7 @@ async fn all_pages_are_read() {
 async fn one_run_can_be_reconciled_alone() {
     let litellm = Litellm::start(Kind::Rows(vec![row("call-1", "run-7"), row("call-2", "run-8")]));
     let place = tempdir().unwrap();
-    let books = books(place.path());
+    let books = open_store(place.path());
     books.record_calls(&[ours("call-1")]).await.unwrap();
     let filter = CallFilter { run: Some("run-7".to_owned()), ..day() };
     let report = reconcile(&books, &litellm, &filter).await.unwrap();
@@ -183,7 +183,7 @@ async fn one_run_can_be_reconciled_alone() {
 #[tokio::test]
 async fn a_call_that_has_just_ended_is_not_unknown_yet() {
     let place = tempdir().unwrap();
-    let books = books(place.path());
+    let books = open_store(place.path());
     let mut row = row("call-1", "run-7");
     row["metadata"]["spend_logs_metadata"]["cogni_deployment_id"] =
         books.deployment_id().await.unwrap().into();
@@ -200,7 +200,7 @@ async fn a_call_that_has_just_ended_is_not_unknown_yet() {
 #[tokio::test]
 async fn the_error_says_why_litellm_did_not_answer() {
     let place = tempdir().unwrap();
-    let books = books(place.path());
+    let books = open_store(place.path());
     for (kind, expected) in [
         (
             Kind::Says(500, "{\"detail\":\"Database not connected\"}"),
@@ -222,7 +222,7 @@ async fn the_error_says_why_litellm_did_not_answer() {
 }
 
 async fn with_calls(place: &std::path::Path, ids: &[&str]) -> BillingStore {
-    let books = books(place);
+    let books = open_store(place);
     let facts: Vec<_> = ids.iter().map(|id| ours(id)).collect();
     books.record_calls(&facts).await.unwrap();
     books
@@ -295,7 +295,7 @@ async fn the_successful_attempt_counts() {
         for kind in [Kind::Rows(rows.clone()), Kind::DaysOf(rows)] {
             let litellm = Litellm::start(kind);
             let place = tempdir().unwrap();
-            let books = books(place.path());
+            let books = open_store(place.path());
             books.record_calls(&[ours("call-1")]).await.unwrap();
             let report = reconcile(&books, &litellm, &day()).await.unwrap();
             assert_eq!(report.is_clean(), is_paid, "{}", shown(&report));

@@ -10,13 +10,13 @@ use insta::assert_snapshot;
 use tempfile::tempdir;
 
 use super::litellm::{Kind, Litellm, client, row_at};
-use super::{at, books, fact};
+use super::{at, fact, open_store};
 
 /// B4: A clock that was ahead for a moment does not prevent a call from being requested when the clock is right again.
 #[tokio::test]
 async fn a_call_that_a_wrong_clock_delayed_is_requested() {
     let place = tempdir().unwrap();
-    let books = books(place.path());
+    let books = open_store(place.path());
     let now = SystemTime::now();
     books.record_calls(&[fact("call-1", now)]).await.unwrap();
     let since = now - Duration::from_hours(48);
@@ -37,7 +37,7 @@ async fn a_call_that_a_wrong_clock_delayed_is_requested() {
 async fn a_call_that_ended_long_ago_is_not_requested() {
     let litellm = Litellm::start(Kind::Rows(vec![]));
     let place = tempdir().unwrap();
-    let books = books(place.path());
+    let books = open_store(place.path());
     books.record_calls(&[call("old", SystemTime::now() - hours(49))]).await.unwrap();
     watch(&books, &litellm).run_once().await;
     assert_eq!(litellm.asked(), Vec::<String>::new());
@@ -49,7 +49,7 @@ async fn a_call_that_ended_long_ago_is_not_requested() {
 async fn an_unknown_call_is_not_requested_again_at_once() {
     let litellm = Litellm::start(Kind::Rows(vec![]));
     let place = tempdir().unwrap();
-    let books = books(place.path());
+    let books = open_store(place.path());
     books.record_calls(&[call("lost", SystemTime::now() - hours(1))]).await.unwrap();
     let watch = watch(&books, &litellm);
     for _ in 0..3 {
@@ -63,7 +63,7 @@ async fn an_unknown_call_is_not_requested_again_at_once() {
 async fn a_call_without_a_receipt_is_requested_less_and_less_often() {
     let litellm = Litellm::start(Kind::Rows(vec![]));
     let place = tempdir().unwrap();
-    let books = books(place.path());
+    let books = open_store(place.path());
     let ended = at("09:00:00");
     books.record_calls(&[call("lost", ended)]).await.unwrap();
     let watch = watch(&books, &litellm);
@@ -83,7 +83,7 @@ async fn a_call_without_a_receipt_is_requested_less_and_less_often() {
 #[tokio::test]
 async fn a_failed_request_is_repeated_at_the_next_interval() {
     let place = tempdir().unwrap();
-    let books = books(place.path());
+    let books = open_store(place.path());
     books.record_calls(&[call("call-1", at("09:00:00"))]).await.unwrap();
     let broken = Litellm::start(Kind::Says(500, "{}"));
     watch(&books, &broken).run_once_at(at("09:30:00")).await;
@@ -97,7 +97,7 @@ async fn a_failed_request_is_repeated_at_the_next_interval() {
 #[tokio::test]
 async fn the_oldest_calls_are_requested_by_id_and_many_by_time() {
     let place = tempdir().unwrap();
-    let books = books(place.path());
+    let books = open_store(place.path());
     let old = call("call-old", at("01:00:00"));
     let recent: Vec<_> = (0..60)
         .map(|n| call(&format!("call-{n}"), at("09:30:00") + Duration::from_secs(n)))
@@ -120,7 +120,7 @@ async fn the_oldest_calls_are_requested_by_id_and_many_by_time() {
 async fn without_pages_a_few_are_found_in_their_days() {
     let litellm = Litellm::start(Kind::DaysOf(vec![row_at("call-1", at("09:00:00"))]));
     let place = tempdir().unwrap();
-    let books = books(place.path());
+    let books = open_store(place.path());
     books.record_calls(&[call("call-1", at("09:00:00"))]).await.unwrap();
     watch(&books, &litellm).run_once_at(at("10:00:00")).await;
     assert_eq!(books.receipts_of_run("run-7").await.unwrap().len(), 1);
@@ -136,7 +136,7 @@ async fn the_task_fetches_missing_charges_and_counts_the_rest() {
     ];
     let litellm = Litellm::start(Kind::Rows(rows));
     let place = tempdir().unwrap();
-    let books = books(place.path());
+    let books = open_store(place.path());
     let call = |id: &str, ago| CallUsage {
         run: "run-7".to_owned(),
         ..fact(id, now - Duration::from_secs(ago))

@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use rusqlite::Connection;
 use tempfile::{TempDir, tempdir};
 
-use super::{at, books, fact, notice};
+use super::{at, fact, notice, open_store};
 
 const DAY: Duration = Duration::from_hours(24);
 
@@ -21,7 +21,7 @@ const DAY: Duration = Duration::from_hours(24);
 #[tokio::test]
 async fn calls_of_old_runs_are_deleted_and_their_daily_totals_stay() {
     let place = tempdir().unwrap();
-    let books = books(place.path());
+    let books = open_store(place.path());
     let old = at("09:30:01") - 10 * DAY;
     let mut facts: Vec<_> = (0..1700).map(|number| call("old", &number.to_string(), old)).collect();
     facts.extend((0..20).map(|number| call("older", &number.to_string(), old - DAY)));
@@ -103,7 +103,7 @@ async fn a_run_with_many_calls_is_deleted_a_few_at_a_time() {
 #[tokio::test]
 async fn the_contradictions_of_one_call_are_bounded() {
     let place = tempdir().unwrap();
-    let books = books(place.path());
+    let books = open_store(place.path());
     books.record_calls(&[fact("call-1", at("09:30:01"))]).await.unwrap();
     books
         .ingest_notices((0..200).map(|price| notice("call-1", 100 * price)).collect())
@@ -124,7 +124,7 @@ proptest! {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let place = tempdir().unwrap();
-            let books = books(place.path());
+            let books = open_store(place.path());
             let facts: Vec<_> = calls.iter().zip(0..).map(|(&(run, account, ago, _), number)| CallUsage {
                 account: format!("acct-{account}"),
                 ..call(&format!("run-{run}"), &format!("{number}"), at("12:00:00") - ago * DAY)

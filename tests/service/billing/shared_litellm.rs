@@ -8,25 +8,25 @@ use serde_json::{Value, json};
 use tempfile::tempdir;
 
 use super::litellm::{Kind, Litellm, client, row};
-use super::{at, books, fact, notice, recorded};
+use super::{at, fact, notice, open_store, recorded};
 
 /// B2: A billing store gets its name when it is first opened, and keeps it.
 #[tokio::test]
 async fn a_billing_store_keeps_its_name() {
     let (place, other) = (tempdir().unwrap(), tempdir().unwrap());
-    let name = books(place.path()).deployment_id().await.unwrap();
+    let name = open_store(place.path()).deployment_id().await.unwrap();
     assert_eq!(
-        (name.len(), books(place.path()).deployment_id().await.unwrap()),
+        (name.len(), open_store(place.path()).deployment_id().await.unwrap()),
         (16, name.clone())
     );
-    assert_ne!(books(other.path()).deployment_id().await.unwrap(), name);
+    assert_ne!(open_store(other.path()).deployment_id().await.unwrap(), name);
 }
 
 /// B2: A notice for another billing store is not stored. A notice for this store, or for none, waits for its call.
 #[tokio::test]
 async fn a_notice_for_another_store_is_not_stored() {
     let place = tempdir().unwrap();
-    let books = books(place.path());
+    let books = open_store(place.path());
     let ours = books.deployment_id().await.unwrap();
     let mut items: Vec<Value> = serde_json::from_slice(&recorded("callback.json")).unwrap();
     items.truncate(3);
@@ -45,7 +45,7 @@ async fn a_notice_for_another_store_is_not_stored() {
 #[tokio::test]
 async fn a_recorded_call_is_charged_in_its_store() {
     let place = tempdir().unwrap();
-    let books = books(place.path());
+    let books = open_store(place.path());
     let named =
         |call: &str| ChargeNotice { deployment: Some("another".to_owned()), ..notice(call, 7) };
     books.record_calls(&[fact("call-1", at("09:30:01"))]).await.unwrap();
@@ -57,7 +57,7 @@ async fn a_recorded_call_is_charged_in_its_store() {
 #[tokio::test]
 async fn a_notice_without_a_call_expires() {
     let place = tempdir().unwrap();
-    let books = books(place.path());
+    let books = open_store(place.path());
     books.ingest_notices(vec![notice("call-1", 7), notice("call-2", 7)]).await.unwrap();
     books.record_calls(&[fact("call-1", at("09:30:01"))]).await.unwrap();
     let now = SystemTime::now();
@@ -75,7 +75,7 @@ async fn a_notice_without_a_call_expires() {
 #[tokio::test]
 async fn contradictions_of_unknown_calls_are_deleted() {
     let place = tempdir().unwrap();
-    let books = books(place.path());
+    let books = open_store(place.path());
     books.record_calls(&[fact("call-1", at("09:30:01"))]).await.unwrap();
     let mut notices: Vec<_> = (1..5).map(|price| notice("call-1", price * 1000)).collect();
     notices.extend((0..700).flat_map(|call| {
@@ -100,7 +100,7 @@ async fn contradictions_of_unknown_calls_are_deleted() {
 #[tokio::test]
 async fn rows_for_another_store_are_not_unknown() {
     let place = tempdir().unwrap();
-    let books = books(place.path());
+    let books = open_store(place.path());
     let ours = books.deployment_id().await.unwrap();
     books
         .record_calls(&[CallUsage { run: "run-7".to_owned(), ..fact("call-1", at("09:30:54")) }])

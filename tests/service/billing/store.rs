@@ -17,7 +17,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use tempfile::tempdir;
 
-use super::{at, books, fact, notice, recorded};
+use super::{at, fact, notice, open_store, recorded};
 
 /// LiteLLM's notice of a failed attempt.
 fn failure(call_id: &str) -> ChargeNotice {
@@ -30,7 +30,7 @@ const MINUTE: Duration = Duration::from_mins(1);
 #[tokio::test]
 async fn a_receipt_has_its_call_amount_source_and_time() {
     let place = tempdir().unwrap();
-    let books = books(place.path());
+    let books = open_store(place.path());
     assert_eq!(books.record_calls(&[fact("call-1", at("09:30:01"))]).await.unwrap(), 1);
     assert_eq!(
         books.ingest_notices(vec![notice("call-1", 25_000)]).await.unwrap(),
@@ -82,7 +82,7 @@ async fn a_receipt_has_its_call_amount_source_and_time() {
 #[tokio::test]
 async fn a_notice_waits_for_its_call() {
     let place = tempdir().unwrap();
-    let books = books(place.path());
+    let books = open_store(place.path());
     let ingested = books.ingest(recorded("callback.json")).await.unwrap();
     assert_eq!((ingested.new, ingested.unknown), (0, 4));
     let id = "01a20298-18a2-760d-a1c9-56d8cd515a17";
@@ -103,7 +103,7 @@ async fn a_notice_waits_for_its_call() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_call_is_charged_once_however_often_it_is_reported() {
     let place = tempdir().unwrap();
-    let (one, other) = (books(place.path()), books(place.path()));
+    let (one, other) = (open_store(place.path()), open_store(place.path()));
     let calls: Vec<_> = (0..40).map(|number| format!("call-{number}")).collect();
     let facts: Vec<_> = calls.iter().map(|call| fact(call, SystemTime::now())).collect();
     let notices: Vec<_> = calls.iter().map(|call| notice(call, 25_000)).collect();
@@ -130,7 +130,7 @@ async fn a_call_is_charged_once_however_often_it_is_reported() {
 #[tokio::test]
 async fn another_price_is_a_conflict_and_no_charge() {
     let place = tempdir().unwrap();
-    let books = books(place.path());
+    let books = open_store(place.path());
     books.record_calls(&[fact("call-1", SystemTime::now())]).await.unwrap();
     let said = vec![
         notice("call-1", 25_000),
@@ -159,7 +159,7 @@ async fn a_notice_that_names_another_run_is_a_conflict() {
     let stranger = ChargeNotice { run: Some("run-9".to_owned()), ..notice("call-1", 1) };
     for stranger_first in [true, false] {
         let place = tempdir().unwrap();
-        let books = books(place.path());
+        let books = open_store(place.path());
         if stranger_first {
             books.ingest_notices(vec![stranger.clone()]).await.unwrap();
         }
@@ -184,7 +184,7 @@ async fn a_notice_that_names_another_run_is_a_conflict() {
 async fn a_success_replaces_a_failure() {
     let failure = failure("call-1");
     let place = tempdir().unwrap();
-    let books = books(place.path());
+    let books = open_store(place.path());
     books.record_calls(&[fact("call-1", SystemTime::now())]).await.unwrap();
     let said = vec![
         failure.clone(),
@@ -214,7 +214,7 @@ async fn a_success_replaces_a_failure() {
 async fn a_failure_at_no_cost_is_no_receipt_of_a_call_that_used_tokens() {
     for failure_first in [true, false] {
         let place = tempdir().unwrap();
-        let books = books(place.path());
+        let books = open_store(place.path());
         let (said, call) = (failure("call-1"), fact("call-1", at("09:30:01")));
         if failure_first {
             assert_eq!(
@@ -255,7 +255,7 @@ async fn a_notice_without_a_price_is_no_receipt_of_a_call_that_used_tokens() {
     let call = CallUsage { run: "run-7".to_owned(), ..fact(&call_id, at("09:30:52")) };
     for (unpriced, call_first) in [(&no_price, true), (&no_price, false), (&no_member, true)] {
         let place = tempdir().unwrap();
-        let books = books(place.path());
+        let books = open_store(place.path());
         if call_first {
             books.record_calls(slice::from_ref(&call)).await.unwrap();
         }
@@ -278,7 +278,7 @@ async fn a_notice_without_a_price_is_no_receipt_of_a_call_that_used_tokens() {
 #[tokio::test]
 async fn a_failure_closes_a_call_that_used_nothing() {
     let place = tempdir().unwrap();
-    let books = books(place.path());
+    let books = open_store(place.path());
     let ended = fact("call-1", at("09:30:01"));
     let lost =
         CallUsage { outcome: CallOutcome::Crashed, usage: TokenUsage::default(), ..ended.clone() };
@@ -293,7 +293,7 @@ async fn a_failure_closes_a_call_that_used_nothing() {
 #[tokio::test]
 async fn a_call_that_is_charged_nothing_is_flagged_by_its_own_tokens() {
     let place = tempdir().unwrap();
-    let books = books(place.path());
+    let books = open_store(place.path());
     books.record_calls(&[fact("call-1", at("09:30:01"))]).await.unwrap();
     let free = ChargeNotice { input: Tokens(0), output: Tokens(0), ..notice("call-1", 0) };
     assert_eq!(books.ingest_notices(vec![free]).await.unwrap(), [IngestOutcome::New]);
@@ -323,7 +323,7 @@ async fn receipts_of_failed_attempts_are_taken_back_from_an_earlier_version() {
         connection.execute_batch(&given).unwrap();
     }
     drop(connection);
-    let books = books(place.path());
+    let books = open_store(place.path());
     let receipts = books.receipts_of_run("run-1").await.unwrap();
     let mut left: Vec<_> = receipts.iter().map(|receipt| &*receipt.call_id).collect();
     left.sort_unstable();
@@ -336,7 +336,7 @@ async fn receipts_of_failed_attempts_are_taken_back_from_an_earlier_version() {
 #[tokio::test]
 async fn without_litellm_the_price_table_charges() {
     let place = tempdir().unwrap();
-    let books = books(place.path());
+    let books = open_store(place.path());
     let now = SystemTime::now();
     let priced = CallUsage { upstream: "anthropic".to_owned(), ..fact("call-1", now) };
     let unpriced = CallUsage {
@@ -370,7 +370,7 @@ async fn without_litellm_the_price_table_charges() {
 async fn a_call_recorded_as_lost_is_corrected() {
     for upstream in ["litellm", "openai"] {
         let place = tempdir().unwrap();
-        let books = books(place.path());
+        let books = open_store(place.path());
         let ended = CallUsage { upstream: upstream.to_owned(), ..fact("call-1", at("09:30:01")) };
         let usage =
             TokenUsage { input: Tokens(600), output: Tokens(4096), ..TokenUsage::default() };
@@ -395,7 +395,7 @@ async fn a_call_recorded_as_lost_is_corrected() {
 async fn a_call_that_was_taken_for_lost_and_used_nothing_is_not_charged() {
     for is_said in [false, true] {
         let place = tempdir().unwrap();
-        let books = books(place.path());
+        let books = open_store(place.path());
         let upstream = "openai".to_owned();
         let lost =
             CallUsage { outcome: CallOutcome::Crashed, upstream, ..fact("call-1", at("09:30:01")) };
@@ -430,7 +430,7 @@ async fn a_call_that_was_taken_for_lost_and_used_nothing_is_not_charged() {
 #[tokio::test]
 async fn a_call_without_a_receipt_is_flagged_when_its_time_is_over() {
     let place = tempdir().unwrap();
-    let books = books(place.path());
+    let books = open_store(place.path());
     let end = at("09:30:00");
     let free = CallUsage { usage: TokenUsage::default(), status: 400, ..fact("call-0", end) };
     books.record_calls(&[free, fact("call-1", end), fact("call-2", end + MINUTE)]).await.unwrap();
@@ -461,18 +461,18 @@ async fn a_reopened_billing_store_is_the_same() {
         let bill = books.run_bill("run-1").await.unwrap();
         (bill, books.receipts_of_run("run-1").await.unwrap())
     };
-    let first = books(place.path());
+    let first = open_store(place.path());
     first.record_calls(&[fact("call-1", at("09:30:01"))]).await.unwrap();
     first.ingest_notices(vec![notice("call-1", 25_000)]).await.unwrap();
     let before = said(first).await;
-    assert_eq!(said(books(place.path())).await, before);
+    assert_eq!(said(open_store(place.path())).await, before);
 }
 
 /// B2: The endpoint's answer counts the outcomes.
 #[tokio::test]
 async fn an_ingest_is_counted() {
     let place = tempdir().unwrap();
-    let books = books(place.path());
+    let books = open_store(place.path());
     let mut items: Vec<Value> = serde_json::from_slice(&recorded("callback.json")).unwrap();
     items.push(json!({ "status": "success" }));
     items.push(json!({ "litellm_call_id": "theirs", "status": "success", "endTime": 1.0 }));
@@ -502,7 +502,7 @@ async fn an_ingest_is_counted() {
 #[tokio::test]
 async fn contradictions_and_unknown_calls_are_bounded() {
     let place = tempdir().unwrap();
-    let books = books(place.path());
+    let books = open_store(place.path());
     books
         .record_calls(&[fact("call-1", at("09:30:01")), fact("call-2", at("09:30:01"))])
         .await
@@ -535,7 +535,7 @@ async fn contradictions_and_unknown_calls_are_bounded() {
 
 /// An event in a billing store's life.
 #[derive(Clone, Debug)]
-enum Happening {
+enum StoreEvent {
     Recorded(usize),
     Said(usize),
     SaidByRows(usize),
@@ -550,10 +550,10 @@ proptest! {
     fn the_order_changes_nothing(
         mut happenings in prop::collection::vec((0..4_usize, 0..4_u8), 0..20).prop_map(|list| {
             list.into_iter().map(|(call, what)| match what {
-                0 => Happening::Recorded(call),
-                1 => Happening::Said(call),
-                2 => Happening::SaidByRows(call),
-                _ => Happening::Failed(call),
+                0 => StoreEvent::Recorded(call),
+                1 => StoreEvent::Said(call),
+                2 => StoreEvent::SaidByRows(call),
+                _ => StoreEvent::Failed(call),
             }).collect::<Vec<_>>()
         }),
         seed in any::<u64>(),
@@ -567,26 +567,26 @@ proptest! {
     }
 }
 
-async fn after(happenings: &[Happening]) -> (RunBill, Vec<(String, Nanodollars)>) {
+async fn after(happenings: &[StoreEvent]) -> (RunBill, Vec<(String, Nanodollars)>) {
     let place = tempfile::tempdir_in("/dev/shm").unwrap();
-    let books = books(place.path());
+    let books = open_store(place.path());
     for happening in happenings {
         let call = |number: &usize| (format!("call-{number}"), 1000 * (*number as u64 + 1));
         match happening {
-            Happening::Recorded(number) => {
+            StoreEvent::Recorded(number) => {
                 books.record_calls(&[fact(&call(number).0, at("09:30:01"))]).await.unwrap();
             }
-            Happening::Said(number) => {
+            StoreEvent::Said(number) => {
                 let (id, amount) = call(number);
                 books.ingest_notices(vec![notice(&id, amount)]).await.unwrap();
             }
-            Happening::SaidByRows(number) => {
+            StoreEvent::SaidByRows(number) => {
                 let (id, amount) = call(number);
                 let notice =
                     ChargeNotice { source: ChargeSource::LitellmSpendLogs, ..notice(&id, amount) };
                 books.ingest_notices(vec![notice]).await.unwrap();
             }
-            Happening::Failed(number) => {
+            StoreEvent::Failed(number) => {
                 let failed = ChargeNotice { is_provisional: true, ..notice(&call(number).0, 0) };
                 books.ingest_notices(vec![failed]).await.unwrap();
             }

@@ -11,11 +11,11 @@ use cogni_gateway::relay::delivery::outbox::{
 use cogni_gateway::runner::agents;
 use serde_json::{Value, json};
 
-use super::{Place, ask};
+use super::{ServiceSetup, ask};
 use crate::support::github_server;
 use crate::support::process::pause_for;
 use crate::support::repository::git;
-use crate::support::service::{Service, wants};
+use crate::support::service::{Service, tool_call_script};
 
 /// A1, L5: Work that the agent's rules forbid is held, although the host's rules would push it. Work of other agents is
 /// not affected.
@@ -81,16 +81,16 @@ async fn work_that_was_to_be_held_is_held_under_looser_rules() {
 }
 
 struct Work {
-    place: Place,
-    forge: github_server::Running,
+    place: ServiceSetup,
+    forge: github_server::RunningGithub,
 }
 
 impl Work {
     /// Adds an agent beside `cogni-agent` whose entry has a rule with this verdict.
     async fn new(verdict: &str) -> Self {
         let commit = "echo made > made && git add made && git commit --quiet --message=Make";
-        let mut place = Place::new(&wants(commit)).await;
-        let forge = github_server::Running::start().await;
+        let mut place = ServiceSetup::new(&tool_call_script(commit)).await;
+        let forge = github_server::RunningGithub::start().await;
         place.set("GITHUB_API_URL", forge.hub.url());
         place.set("GITHUB_TOKEN", github_server::TOKEN);
         let (agents, host) = (place.path().join("agents"), place.path().join("relay.toml"));

@@ -19,15 +19,15 @@ use cogni_gateway::telemetry::audit::seal::AuditLogSeal;
 use cogni_gateway::telemetry::audit::{AuditConfig, AuditLog, AuditSigningKey, KEY_FILE_NAME};
 use serde_json::{Value, json};
 
-use super::{Place, ask};
-use crate::support::delivery::{order, plan};
-use crate::support::process::{PATIENCE, patience};
+use super::{ServiceSetup, ask};
+use crate::support::delivery::{delivery_request, plan};
+use crate::support::process::{TEST_TIMEOUT, wait_until};
 use crate::support::service::Service;
 
 /// A user who can write to the log directory can exchange a log, but the exchanged log is not proved.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_forged_exchanged_or_truncated_log_is_not_proved() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let service = place.start();
     let (other, run) = (service.run(&ask("one")).await, service.run(&ask("two")).await);
     service.ended(&other).await;
@@ -97,7 +97,7 @@ async fn a_forged_exchanged_or_truncated_log_is_not_proved() {
 /// An unchanged log is read once, however often its proof is requested; a changed log is read again.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_proof_of_an_unchanged_log_is_reused() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let service = place.start();
     let run = service.run(&ask("hello")).await;
     service.ended(&run).await;
@@ -119,7 +119,7 @@ async fn the_proof_of_an_unchanged_log_is_reused() {
     };
     let begun = Instant::now();
     while is_read().await {
-        assert!(begun.elapsed() < PATIENCE, "it is read again each time");
+        assert!(begun.elapsed() < TEST_TIMEOUT, "it is read again each time");
     }
     let log = fs::read_to_string(&file).unwrap();
     fs::write(&file, log.replacen("acct-1", "acct-2", 1)).unwrap();
@@ -130,7 +130,7 @@ async fn the_proof_of_an_unchanged_log_is_reused() {
 /// One key signs for all processes with the same state directory, and only its owner can read it.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_key_of_a_state_directory_outlives_its_processes() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let mut keys = vec![];
     for _ in 0..2 {
         let service = place.start();
@@ -163,12 +163,12 @@ async fn the_key_of_a_state_directory_outlives_its_processes() {
 /// A run of a process that has ended is closed by the next process, which seals its log.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_log_of_an_interrupted_run_is_closed_and_sealed() {
-    let place = Place::new("gate=1").await;
+    let place = ServiceSetup::new("gate=1").await;
     let mut service = place.start();
     let run = service.run(&ask("hello")).await;
     let log = place.audit_log(&run);
     let is_admitted = || fs::read_to_string(&log).is_ok_and(|log| log.contains("request.admitted"));
-    tokio::task::block_in_place(|| patience(is_admitted, || "no call is admitted".to_owned()));
+    tokio::task::block_in_place(|| wait_until(is_admitted, || "no call is admitted".to_owned()));
     // Records without a checkpoint are not reported as proved.
     let open = proof(&service, &run).await;
     let facts = json!([open["verified"], open["broken"], open["finished"], open["signed"]]);
@@ -196,7 +196,7 @@ async fn the_log_of_an_interrupted_run_is_closed_and_sealed() {
 /// The service sweeps the relay's directory, too, so an operator need not run `relay sweep`.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_relay_has_left_goes_when_it_is_older_than_runs_are_kept() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let work = place.state_dir().join("work");
     let (old, young) = (work.join("old"), work.join("young"));
     for directory in [&old, &young] {
@@ -206,7 +206,7 @@ async fn what_the_relay_has_left_goes_when_it_is_older_than_runs_are_kept() {
     let long_ago = SystemTime::now() - Duration::from_hours(31 * 24);
     fs::File::open(&old).unwrap().set_modified(long_ago).unwrap();
     let service = place.start();
-    tokio::task::block_in_place(|| patience(|| !old.exists(), || "it is still there".to_owned()));
+    tokio::task::block_in_place(|| wait_until(|| !old.exists(), || "it is still there".to_owned()));
     assert!(young.exists(), "it is young");
     place.stop(service);
 }
@@ -214,7 +214,7 @@ async fn what_the_relay_has_left_goes_when_it_is_older_than_runs_are_kept() {
 /// A log is removed when it is old, its run is removed, and none of its work is kept; not earlier.
 #[tokio::test(flavor = "multi_thread")]
 async fn logs_go_when_they_are_older_than_they_are_kept() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let service = place.start();
     let mut runs = vec![];
     for text in ["forgotten", "remembered", "young", "held", "left"] {
@@ -243,7 +243,7 @@ async fn logs_go_when_they_are_older_than_they_are_kept() {
     let is_forgotten = format!("/api/v1/runs/{forgotten}");
     let begun = Instant::now();
     while service.get(&is_forgotten).await.status != 404 {
-        assert!(begun.elapsed() < PATIENCE, "it is not forgotten");
+        assert!(begun.elapsed() < TEST_TIMEOUT, "it is not forgotten");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     place.stop(service);
@@ -252,7 +252,7 @@ async fn logs_go_when_they_are_older_than_they_are_kept() {
     place.write_config("audit_retention = \"2h\"");
     let service = place.start();
     let is_gone = || !place.audit_log(forgotten).exists() && !beside.exists();
-    tokio::task::block_in_place(|| patience(is_gone, || "the old log is still there".to_owned()));
+    tokio::task::block_in_place(|| wait_until(is_gone, || "the old log is still there".to_owned()));
     for name in kept {
         assert!(place.audit_log(name).exists(), "{name} of {kept:?}");
     }
@@ -264,7 +264,7 @@ async fn logs_go_when_they_are_older_than_they_are_kept() {
 /// Calls are removed when they are old and their run is removed; the log reports how many of them were flagged.
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_go_when_they_are_older_than_they_are_kept() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     place.write_config("billing_retention = \"4d\"");
     let service = place.start();
     let mut runs = vec![];
@@ -285,7 +285,7 @@ async fn calls_go_when_they_are_older_than_they_are_kept() {
 
     let mut service = place.start();
     tokio::task::block_in_place(|| service.process.until(|said| said.contains("were flagged")));
-    let said = service.process.said();
+    let said = service.process.output();
     assert!(said.contains("unreceipted=1"), "{said}");
     assert_eq!(calls(forgotten).await, 0);
     assert_eq!([calls(remembered).await, calls(young).await], [1, 1]);
@@ -299,7 +299,7 @@ async fn proof(service: &Service, run: &str) -> Value {
     service.get(&format!("/api/v1/runs/{run}/audit")).await.json()
 }
 
-fn key(place: &Place) -> String {
+fn key(place: &ServiceSetup) -> String {
     fs::read_to_string(place.state_dir().join(KEY_FILE_NAME)).unwrap()
 }
 
@@ -347,19 +347,19 @@ fn finish(log: &AuditLog) {
 }
 
 /// Adds held work of one run, and a workspace of another run with uncollected work. Returns the id of the first.
-fn keep_work(place: &Place, held: &str, left: &str) -> String {
+fn keep_work(place: &ServiceSetup, held: &str, left: &str) -> String {
     let outbox = DeliveryOutbox::open(&place.state_dir().join(OUTBOX_FILE)).unwrap();
-    let job = outbox.add_job(&order(held)).unwrap();
+    let job = outbox.add_job(&delivery_request(held)).unwrap();
     let why = "somebody is to look at it".to_owned();
     outbox.advance_job(&job, StepOutcome::Held { code: "held", why }).unwrap();
     let workspace = place.path().join("workspace");
-    let desk = outbox.register_workspace(&plan(&order(left)), &workspace).unwrap();
+    let desk = outbox.register_workspace(&plan(&delivery_request(left)), &workspace).unwrap();
     outbox.retain_workspace(&desk, &workspace, "files").unwrap();
     job.id
 }
 
 /// Stores a seal for a run, as if this log had been closed at the run's end.
-async fn seal(place: &Place, run: &str, seal: AuditLogSeal) {
+async fn seal(place: &ServiceSetup, run: &str, seal: AuditLogSeal) {
     let file = place.state_dir().join("state.db");
     let (database, run) =
         (SqliteDatabase::open_database(&file, &[store::SCHEMA]).unwrap(), run.to_owned());
@@ -378,7 +378,7 @@ fn bytes_read(process: u32) -> u64 {
 }
 
 /// Makes a run's calls five days old.
-async fn age_calls(place: &Place, run: &str) {
+async fn age_calls(place: &ServiceSetup, run: &str) {
     let file = place.state_dir().join("state.db");
     let (database, run) =
         (SqliteDatabase::open_database(&file, &[billing::SCHEMA]).unwrap(), run.to_owned());
@@ -393,7 +393,7 @@ async fn age_calls(place: &Place, run: &str) {
 }
 
 /// Makes a run so old that the next start removes it.
-async fn end_long_ago(place: &Place, run: &str) {
+async fn end_long_ago(place: &ServiceSetup, run: &str) {
     let file = place.state_dir().join("state.db");
     let (database, run) =
         (SqliteDatabase::open_database(&file, &[store::SCHEMA]).unwrap(), run.to_owned());

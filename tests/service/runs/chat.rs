@@ -5,19 +5,19 @@ use std::fs;
 use cogni_gateway::runner::agents;
 use serde_json::{Value, json};
 
-use super::{Place, ask};
+use super::{ServiceSetup, ask};
 use crate::support::github_server;
-use crate::support::service::{chat, told, wants};
+use crate::support::service::{chat, parse_events, tool_call_script};
 
 /// The agent's text comes piece by piece, then the usage, then the answer, and then the end.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chat_streams_the_answer_and_its_usage() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let service = place.start();
     let answer = service.post("/api/v1/ai/chat", &chat("hello")).await;
     assert_eq!(answer.status, 200, "{}", answer.text());
     let run = answer.header("x-run-id").unwrap().to_owned();
-    let told = told(answer.text());
+    let told = parse_events(answer.text());
     let kinds: Vec<_> = told.iter().map(|told| &*told.kind).collect();
     assert_eq!(kinds.first(), Some(&"run_started"), "{kinds:?}");
     assert_eq!(kinds[kinds.len() - 3..], ["assistant_final", "done", "final"], "{kinds:?}");
@@ -42,8 +42,8 @@ async fn a_chat_streams_the_answer_and_its_usage() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chat_ends_in_a_pull_request() {
     let commit = "echo hello > greeting && git add greeting && git commit --quiet --message=Greet";
-    let mut place = Place::new(&wants(commit)).await;
-    let forge = github_server::Running::start().await;
+    let mut place = ServiceSetup::new(&tool_call_script(commit)).await;
+    let forge = github_server::RunningGithub::start().await;
     place.set("GITHUB_API_URL", forge.hub.url());
     place.set("GITHUB_TOKEN", github_server::TOKEN);
     let service = place.start();
@@ -52,7 +52,7 @@ async fn a_chat_ends_in_a_pull_request() {
     body["branchKey"] = json!("task-1");
     body["pullRequest"] = json!(true);
     let answer = service.post("/api/v1/ai/chat", &body).await;
-    let told = told(answer.text());
+    let told = parse_events(answer.text());
     let end = &told.last().unwrap_or_else(|| panic!("{} {}", answer.status, answer.text())).data;
     assert_eq!(end["ok"], true, "{end}");
     assert_eq!(end["relay"]["branch"], "sandbox/task-1", "{end}");
@@ -65,7 +65,7 @@ async fn a_chat_ends_in_a_pull_request() {
 /// R5: A cancelled run, a run that is too slow and a run that fails by itself have different codes.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_fails_says_why() {
-    let place = Place::new("first_byte=60s").await;
+    let place = ServiceSetup::new("first_byte=60s").await;
     let service = place.start();
     let run = service.run(&ask("wait")).await;
     let mut slow = ask("wait");
@@ -82,7 +82,7 @@ async fn a_run_that_fails_says_why() {
 /// R7: If the agent's entry asks for it, a run begins in a warm sandbox, with no other difference.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_may_begin_in_a_warm_sandbox() {
-    let mut place = Place::new("").await;
+    let mut place = ServiceSetup::new("").await;
     let agents = place.path().join("agents");
     fs::create_dir(&agents).unwrap();
     let entry = agents::builtin_file("sandbox:agent").unwrap();
@@ -97,7 +97,7 @@ async fn a_run_may_begin_in_a_warm_sandbox() {
     let claimed = |said: &str| {
         said.lines().any(|line| line.contains("claimed a slot") && line.contains(&run))
     };
-    assert!(claimed(&service.process.said()), "{}", service.process.said());
+    assert!(claimed(&service.process.output()), "{}", service.process.output());
     assert_eq!(place.provider.seen.requests().len(), 1);
     service.process.terminate();
     place.assert_nothing_is_left();
@@ -106,7 +106,7 @@ async fn a_run_may_begin_in_a_warm_sandbox() {
 /// A1: An agent that needs a model list gets the upstream's.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_is_told_the_upstreams_models() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let agents = place.path().join("agents");
     fs::create_dir(&agents).unwrap();
     let script = "cat .openclaw/openclaw.json >&2; echo '{\"payloads\":[],\"meta\":{}}'";

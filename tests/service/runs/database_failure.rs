@@ -7,15 +7,15 @@ use cogni_gateway::service::billing::RunBill;
 use rusqlite::Connection;
 use serde_json::Value;
 
-use super::{Place, ask};
-use crate::support::process::{Process, patience};
+use super::{ServiceSetup, ask};
+use crate::support::process::{Process, wait_until};
 use crate::support::service::Service;
 
 /// B1, B4: The billing store cannot be written while the run's last calls are recorded. The run ends only after that
 /// has succeeded.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_ends_only_after_its_calls_are_recorded() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let mut service = place.start();
     let run = unbooked(&place, &mut service).await;
     let row = service.get(&format!("/api/v1/runs/{run}")).await.json();
@@ -35,7 +35,7 @@ async fn a_run_ends_only_after_its_calls_are_recorded() {
 /// calls.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shutdown_does_not_wait_for_an_end_that_cannot_be_written() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     place.write_config("drain_timeout = \"10m\"");
     let mut service = place.start();
     let run = unbooked(&place, &mut service).await;
@@ -43,11 +43,11 @@ async fn a_shutdown_does_not_wait_for_an_end_that_cannot_be_written() {
     until(&mut service.process, "draining");
     service.process.signal("TERM");
     let stopped = tokio::task::block_in_place(|| service.process.wait());
-    assert!(stopped.success(), "{}", service.process.said());
+    assert!(stopped.success(), "{}", service.process.output());
 
     let mut next = Process::start(&mut place.command(), "the service does not start");
     let status = tokio::task::block_in_place(|| next.wait());
-    let said = next.said().replace(&run, "RUN");
+    let said = next.output().replace(&run, "RUN");
     assert!(!status.success(), "{said}");
     let why: Vec<_> = said.lines().skip_while(|line| !line.starts_with("error")).collect();
     insta::assert_snapshot!(
@@ -67,7 +67,7 @@ async fn a_shutdown_does_not_wait_for_an_end_that_cannot_be_written() {
 /// R5: A run's row is being written when the service no longer waits. The run ends like the others.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_comes_at_the_last_moment_is_not_waited_for() {
-    let place = Place::new("gate=1").await;
+    let place = ServiceSetup::new("gate=1").await;
     place.write_config("drain_timeout = \"10m\"");
     let mut service = place.start();
     execute(&place, SLOW);
@@ -76,17 +76,17 @@ async fn a_run_that_comes_at_the_last_moment_is_not_waited_for() {
     // If the write was quicker than the test, the run is under way.
     let is_under_way = || is_writing(&place) || asked.is_finished();
     let never = || "the run is not written down".to_owned();
-    tokio::task::block_in_place(|| patience(is_under_way, never));
+    tokio::task::block_in_place(|| wait_until(is_under_way, never));
     service.process.signal("TERM");
     until(&mut service.process, "draining");
     service.process.signal("TERM");
     let stopped = tokio::task::block_in_place(|| service.process.wait());
-    assert!(stopped.success(), "{}", service.process.said());
+    assert!(stopped.success(), "{}", service.process.output());
     place.assert_nothing_is_left();
 }
 
 /// Starts a run whose end waits only for its row, because its calls cannot be recorded.
-async fn unbooked(place: &Place, service: &mut Service) -> String {
+async fn unbooked(place: &ServiceSetup, service: &mut Service) -> String {
     execute(place, REFUSE);
     let run = service.run(&ask("hello")).await;
     until(&mut service.process, "cannot write down how a run has ended");
@@ -97,18 +97,18 @@ fn until(process: &mut Process, words: &str) {
     tokio::task::block_in_place(|| process.until(|said| said.contains(words)));
 }
 
-async fn bill(place: &Place, run: &str) -> RunBill {
+async fn bill(place: &ServiceSetup, run: &str) -> RunBill {
     place.books().run_bill(run).await.unwrap()
 }
 
 /// Executes a statement in the service's database while the service runs.
-fn execute(place: &Place, statement: &str) {
+fn execute(place: &ServiceSetup, statement: &str) {
     let connection = Connection::open(place.state_dir().join("state.db")).unwrap();
     connection.execute_batch(statement).unwrap();
 }
 
 /// Returns whether another connection is writing.
-fn is_writing(place: &Place) -> bool {
+fn is_writing(place: &ServiceSetup) -> bool {
     let connection = Connection::open(place.state_dir().join("state.db")).unwrap();
     connection.busy_timeout(Duration::ZERO).unwrap();
     connection.execute_batch("BEGIN IMMEDIATE; ROLLBACK").is_err()

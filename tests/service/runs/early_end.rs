@@ -7,15 +7,15 @@ use http::StatusCode;
 use rusqlite::Connection;
 use serde_json::json;
 
-use super::{Place, ask};
+use super::{ServiceSetup, ask};
 use crate::support::github_server;
-use crate::support::trace_collector::Collector;
+use crate::support::trace_collector::TraceCollector;
 
 /// G11: The run's gateway was open when the next step failed. Its log is complete and proved like any other.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_cannot_begin_has_a_log_that_is_closed() {
-    let mut place = Place::new("").await;
-    let forge = github_server::Running::start().await;
+    let mut place = ServiceSetup::new("").await;
+    let forge = github_server::RunningGithub::start().await;
     place.set("GITHUB_API_URL", forge.hub.url());
     place.set("GITHUB_TOKEN", github_server::TOKEN);
     let agents = place.path().join("agents");
@@ -49,8 +49,8 @@ async fn a_run_that_cannot_begin_has_a_log_that_is_closed() {
 /// G12: The spans of a run that ends with its service are sent, too.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_last_spans_of_a_service_are_sent() {
-    let collector = Collector::start(StatusCode::OK).await;
-    let mut place = Place::new("").await;
+    let collector = TraceCollector::start(StatusCode::OK).await;
+    let mut place = ServiceSetup::new("").await;
     let endpoint = format!("http://{}", collector.address);
     place.set("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint);
     place.write_config("drain_timeout = \"0s\"");

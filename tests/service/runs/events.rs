@@ -10,23 +10,23 @@ use http::{Request, StatusCode};
 use http_body_util::Full;
 use serde_json::{Value, json};
 
-use super::{Place, ask};
+use super::{ServiceSetup, ask};
 use crate::support::client::Stream;
 use crate::support::github_server;
 use crate::support::process::pause_for;
-use crate::support::service::{Service, Told, told, wants};
+use crate::support::service::{Service, SseEvent, parse_events, tool_call_script};
 
 /// A service with a GitHub stand-in, and an agent that commits.
 struct Work {
-    place: Place,
-    forge: github_server::Running,
+    place: ServiceSetup,
+    forge: github_server::RunningGithub,
 }
 
 impl Work {
     async fn new() -> Self {
         let commit = "echo made > made && git add made && git commit --quiet --message=Make";
-        let mut place = Place::new(&wants(commit)).await;
-        let forge = github_server::Running::start().await;
+        let mut place = ServiceSetup::new(&tool_call_script(commit)).await;
+        let forge = github_server::RunningGithub::start().await;
         place.set("GITHUB_API_URL", forge.hub.url());
         place.set("GITHUB_TOKEN", github_server::TOKEN);
         Self { place, forge }
@@ -65,7 +65,7 @@ async fn the_answer_does_not_wait_for_the_branch() {
     work.forge.hub.response_gate().allow_answers(1);
     let (rest, in_order) = watched.rest().await;
     assert!(in_order);
-    let told = told(&(text + &rest));
+    let told = parse_events(&(text + &rest));
     let kinds = kinds(&told);
     assert_eq!(kinds[kinds.len() - 3..], ["assistant_final", "done", "final"], "{kinds:?}");
     assert_eq!(kinds.iter().filter(|kind| **kind == "usage_report").count(), 2, "{kinds:?}");
@@ -84,13 +84,13 @@ async fn an_interrupted_run_ends_when_its_work_is_delivered() {
         let mut service = work.place.start();
         let run = work.held(&service, operation).await;
         let mut watched = watch(&service, &run, None).await;
-        let before = told(&until(&mut watched, "assistant_final").await);
+        let before = parse_events(&until(&mut watched, "assistant_final").await);
         service.process.signal("KILL");
         service.process.wait();
         let mut service = work.place.start();
         let last = before.last().unwrap().seq.to_string();
         let mut again = watch(&service, &run, Some(&last)).await;
-        let after = told(&until(&mut again, "final").await);
+        let after = parse_events(&until(&mut again, "final").await);
         assert_eq!(kinds(&after), ["error", "done", "final"], "{operation:?}");
         let end = &after.last().unwrap().data;
         let facts = ["error_code", "ok"].map(|fact| &end[fact]);
@@ -157,7 +157,7 @@ async fn a_second_signal_ends_the_wait() {
     tokio::task::block_in_place(|| service.process.until(|said| said.contains("draining")));
     service.process.signal("TERM");
     let ended = tokio::task::block_in_place(|| service.process.wait());
-    assert!(ended.success(), "{}", service.process.said());
+    assert!(ended.success(), "{}", service.process.output());
     let mut service = work.place.start();
     let row = service.ended(&waiting).await;
     let why = ["error_code", "error"].map(|fact| &row["result"][fact]);
@@ -198,7 +198,7 @@ async fn until(watched: &mut Stream, kind: &str) -> String {
     text
 }
 
-fn kinds(told: &[Told]) -> Vec<&str> {
+fn kinds(told: &[SseEvent]) -> Vec<&str> {
     let mut kinds: Vec<_> = told.iter().map(|told| &*told.kind).collect();
     // An answer arrives in as many events as there were reads.
     kinds.dedup_by(|kind, before| *kind == "text_delta" && kind == before);
@@ -206,7 +206,7 @@ fn kinds(told: &[Told]) -> Vec<&str> {
 }
 
 /// Asserts that the run has one end event, which is the last, and that no number is repeated.
-fn assert_once(told: &[Told]) {
+fn assert_once(told: &[SseEvent]) {
     let count = |kind: &str| told.iter().filter(|told| told.kind == kind).count();
     assert_eq!((count("done"), count("final")), (1, 1), "{told:?}");
     assert_eq!(told.last().map(|told| &*told.kind), Some("final"), "{told:?}");

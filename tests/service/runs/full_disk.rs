@@ -10,10 +10,10 @@ use cogni_gateway::runner::agents;
 use rusqlite::Connection;
 use serde_json::{Value, json};
 
-use super::{Place, ask};
-use crate::support::process::PATIENCE;
+use super::{ServiceSetup, ask};
+use crate::support::process::TEST_TIMEOUT;
 use crate::support::service::Service;
-use crate::support::small_disk::Disk;
+use crate::support::small_disk::SmallDisk;
 
 /// G11, B1: The log of a run whose calls end while the disk is full is closed when there is room, and is billed with
 /// the calls' real usage instead of their reservations.
@@ -63,7 +63,7 @@ async fn a_run_that_ends_on_a_full_disk_is_ended_by_the_next_process() {
 /// G11, B1: The open log of an ended run, left by an earlier version, is closed, billed and sealed by the next start.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_open_log_of_an_ended_run_is_closed_and_billed() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let service = place.start();
     let run = service.run(&ask("hello")).await;
     service.ended(&run).await;
@@ -82,7 +82,7 @@ async fn the_open_log_of_an_ended_run_is_closed_and_billed() {
     let service = place.start();
     let begun = Instant::now();
     while proof(&service, &run).await["verified"] != true {
-        assert!(begun.elapsed() < PATIENCE, "{}", proof(&service, &run).await);
+        assert!(begun.elapsed() < TEST_TIMEOUT, "{}", proof(&service, &run).await);
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let proof = proof(&service, &run).await;
@@ -106,7 +106,7 @@ async fn a_run_that_cannot_open_its_log_ends_at_once_and_says_why() {
         assert!(told.contains("cannot use audit log") && told.contains("No space left"), "{row}");
         assert!(!place.audit_log(&run).exists(), "there is a log of a run that never began");
     }
-    let said = service.process.said();
+    let said = service.process.output();
     assert!(!said.contains("what a fault has left open is not closed"), "{said}");
     disk.free();
     let run = service.run(&ask("hello")).await;
@@ -118,7 +118,7 @@ async fn a_run_that_cannot_open_its_log_ends_at_once_and_says_why() {
 /// A5: A full disk is a temporary error of the service, and both the response and `/readyz` say so.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_on_a_full_disk_is_told_to_retry() {
-    let (place, disk) = (Place::new("").await, Disk::mount(16 << 20));
+    let (place, disk) = (ServiceSetup::new("").await, SmallDisk::mount(16 << 20));
     move_to(&place.state_dir(), &disk.path("state"));
     let service = place.start();
     assert_eq!(service.get("/readyz").await.status, 200);
@@ -134,7 +134,7 @@ async fn a_request_on_a_full_disk_is_told_to_retry() {
         if !answer.status.is_success() {
             break answer;
         }
-        assert!(begun.elapsed() < PATIENCE, "the disk is never full");
+        assert!(begun.elapsed() < TEST_TIMEOUT, "the disk is never full");
     };
     assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (503, Some("10")));
     assert_eq!(refused.json()["error"]["code"], "storage_full", "{}", refused.text());
@@ -142,7 +142,7 @@ async fn a_request_on_a_full_disk_is_told_to_retry() {
     disk.free();
     let is_ready = async || service.get("/readyz").await.status == 200;
     while !is_ready().await {
-        assert!(begun.elapsed() < PATIENCE, "it does not get ready again");
+        assert!(begun.elapsed() < TEST_TIMEOUT, "it does not get ready again");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     let run = service.run(&ask("hello")).await;
@@ -151,7 +151,7 @@ async fn a_request_on_a_full_disk_is_told_to_retry() {
 }
 
 /// Makes a run whose calls are answered when the disk has no room for their settlements.
-async fn full_at_its_end(place: &Place, service: &Service, disk: &Disk) -> String {
+async fn full_at_its_end(place: &ServiceSetup, service: &Service, disk: &SmallDisk) -> String {
     let run = service.run(&ask("hello")).await;
     place.provider.gate.wait_for_waiting(usize::try_from(CALLS).unwrap()).await;
     disk.fill();
@@ -161,8 +161,8 @@ async fn full_at_its_end(place: &Place, service: &Service, disk: &Disk) -> Strin
 
 /// Starts a service whose audit logs are on their own disk, and whose agent makes more calls at the provider's gate
 /// than a log's last page can settle.
-async fn with_audit_disk() -> (Place, Disk) {
-    let (place, disk) = (Place::new("").await, Disk::mount(1 << 20));
+async fn with_audit_disk() -> (ServiceSetup, SmallDisk) {
+    let (place, disk) = (ServiceSetup::new("").await, SmallDisk::mount(1 << 20));
     fs::create_dir(disk.path("audit")).unwrap();
     symlink(disk.path("audit"), place.state_dir().join("audit")).unwrap();
     let ask = "curl --silent -o /dev/null -H 'content-type: application/json' \
@@ -177,7 +177,7 @@ async fn with_audit_disk() -> (Place, Disk) {
 
 const CALLS: u64 = 12;
 
-fn write_agent(place: &Place, more: &str, change: impl Fn(String) -> String) {
+fn write_agent(place: &ServiceSetup, more: &str, change: impl Fn(String) -> String) {
     let agents = place.path().join("agents");
     fs::create_dir_all(&agents).unwrap();
     let entry = agents::builtin_file("sandbox:agent").unwrap();

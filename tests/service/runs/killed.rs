@@ -8,14 +8,14 @@ use std::time::Duration;
 use cogni_gateway::telemetry::audit::verify;
 use futures_util::future::join_all;
 
-use super::{Place, ask};
+use super::{ServiceSetup, ask};
 use crate::support::process::pause_for;
 use crate::support::service::Service;
 
 /// The service is killed at fifty moments, a prime number of milliseconds apart, so that they hit every step of a run.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_that_is_killed_fifty_times_loses_no_run() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let mut runs = BTreeMap::new();
     for round in 0..50_u64 {
         let mut service = place.start();

@@ -7,11 +7,11 @@ use cogni_gateway::telemetry::audit::verify;
 use futures_util::future::join_all;
 use serde_json::json;
 
-use super::{Place, ask};
+use super::{ServiceSetup, ask};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_hundred_runs_at_once_never_cross() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let service = place.start();
     let asked = (0..200).map(|number| {
         let mut body = ask(&format!("I am number {number}"));

@@ -11,14 +11,14 @@ use cogni_gateway::service::store::{self, AddRunOutcome, NewRunRow, RunStore, Sp
 use cogni_gateway::telemetry::audit::verify;
 use serde_json::{Value, json};
 
-use super::{Place, ask};
-use crate::support::process::{Process, patience};
+use super::{ServiceSetup, ask};
+use crate::support::process::{Process, wait_until};
 use crate::support::service::{Grant, Service};
 
 /// A3: A revoked grant's token is invalid, and its queued runs do not begin.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_revoked_grants_queued_run_does_not_begin() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let (revoked, good) = (place.grant(&[]), place.grant(&[]));
     queue(&place, &revoked, "run-0").await;
     queue(&place, &good, "run-1").await;
@@ -38,7 +38,7 @@ async fn a_revoked_grants_queued_run_does_not_begin() {
 /// A5, B4: The run was queued when the backup was made, and has ended since. It is not executed and billed again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restored_backup_begins_no_run_again() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let grant = place.grant(&[]);
     queue(&place, &grant, "run-0").await;
     let (file, backup) = (place.state_dir().join("state.db"), place.path().join("backup.db"));
@@ -62,7 +62,7 @@ async fn a_restored_backup_begins_no_run_again() {
     assert_eq!(row["error_code"], "interrupted", "{row}");
     let proof = service.get("/api/v1/runs/run-0/audit").await.json();
     assert_eq!(proof["verified"], true, "{proof}");
-    let said = service.process.said();
+    let said = service.process.output();
     assert!(said.contains("newer than every run in the database"), "{said}");
     let after = (bill(&service).await, asked(&place));
     assert_eq!(
@@ -76,7 +76,7 @@ async fn a_restored_backup_begins_no_run_again() {
 /// A5: Of two runs in one millisecond, the later may have the lower id, which is no sign of a restored backup.
 #[tokio::test(flavor = "multi_thread")]
 async fn runs_in_one_millisecond_cause_no_backup_warning() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let grant = place.grant(&[]);
     queue(&place, &grant, "run-2").await;
     queue(&place, &grant, "run-1").await;
@@ -85,7 +85,7 @@ async fn runs_in_one_millisecond_cause_no_backup_warning() {
     service.ended("run-1").await;
     place.stop(service);
     let service = place.start();
-    let said = service.process.said();
+    let said = service.process.output();
     assert!(!said.contains("newer than every run"), "{said}");
     place.stop(service);
 }
@@ -93,7 +93,7 @@ async fn runs_in_one_millisecond_cause_no_backup_warning() {
 /// A5, R5: The process was killed after the log file was made and before its first record, so the run has not begun.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_log_without_a_record_keeps_no_run_from_beginning() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let grant = place.grant(&[]);
     queue(&place, &grant, "run-0").await;
     let log = place.audit_log("run-0");
@@ -110,7 +110,7 @@ async fn a_log_without_a_record_keeps_no_run_from_beginning() {
 /// R5: A signal that arrives while another process still holds the state directory is remembered and obeyed later.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_signal_at_the_start_is_obeyed_when_the_service_is_ready() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     place.stop(place.start());
     let held = File::options().write(true).open(place.state_dir().join("serve.lock")).unwrap();
     for signals in [&["HUP", "USR1"][..], &["TERM"]] {
@@ -118,7 +118,7 @@ async fn a_signal_at_the_start_is_obeyed_when_the_service_is_ready() {
         let mut service = Process::start(&mut place.command(), "the service does not start");
         let is_registered = || has_handler(service.id(), SIGHUP);
         tokio::task::block_in_place(|| {
-            patience(is_registered, || "SIGHUP has no handler".to_owned());
+            wait_until(is_registered, || "SIGHUP has no handler".to_owned());
         });
         for signal in signals {
             service.signal(signal);
@@ -131,7 +131,7 @@ async fn a_signal_at_the_start_is_obeyed_when_the_service_is_ready() {
             service.until(|said| said.contains("are read again"));
             service.terminate()
         });
-        assert!(status.success(), "{signals:?}: {}", service.said());
+        assert!(status.success(), "{signals:?}: {}", service.output());
     }
 }
 
@@ -143,7 +143,7 @@ fn has_handler(pid: u32, signal: u32) -> bool {
 }
 
 /// Queues a run that a process has accepted and not begun.
-async fn queue(place: &Place, grant: &Grant, run: &str) {
+async fn queue(place: &ServiceSetup, grant: &Grant, run: &str) {
     let wanted = RunSubmission {
         grant: grant.id.clone(),
         agent: "sandbox:agent".to_owned(),
@@ -177,7 +177,7 @@ async fn bill(service: &Service) -> Value {
     service.get("/api/v1/runs/run-0/receipts").await.json()["bill"].clone()
 }
 
-fn asked(place: &Place) -> usize {
+fn asked(place: &ServiceSetup) -> usize {
     // The reconciliation task also asks the provider for spend logs.
     place.provider.seen.requests().iter().filter(|request| request.method == "POST").count()
 }

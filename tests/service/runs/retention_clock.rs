@@ -5,12 +5,12 @@ use std::time::{Duration, SystemTime};
 use cogni_gateway::base::db::SqliteDatabase;
 use cogni_gateway::service::store::{self, RunStore};
 
-use super::{Place, ask};
+use super::{ServiceSetup, ask};
 
 /// A process whose clock is a hundred days ahead of the process before removes no runs.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_removed_while_the_clock_cannot_be_trusted() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let service = place.start();
     let run = service.run(&ask("hello")).await;
     service.ended(&run).await;
@@ -42,7 +42,7 @@ async fn nothing_is_removed_while_the_clock_cannot_be_trusted() {
     let path = format!("/api/v1/runs/{run}");
     let begun = std::time::Instant::now();
     while service.get(&path).await.status != 404 {
-        assert!(begun.elapsed() < crate::support::process::PATIENCE, "it is not forgotten");
+        assert!(begun.elapsed() < crate::support::process::TEST_TIMEOUT, "it is not forgotten");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     place.stop(service);

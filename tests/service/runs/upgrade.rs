@@ -8,7 +8,7 @@ use cogni_gateway::{service::auth, service::billing, service::store};
 use rusqlite::Connection;
 use serde_json::json;
 
-use super::{Place, ask};
+use super::{ServiceSetup, ask};
 use crate::support::process::Process;
 use crate::support::service::Service;
 
@@ -16,7 +16,7 @@ use crate::support::service::Service;
 /// version did not record.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_of_the_first_version_is_served() {
-    let mut place = Place::new("").await;
+    let mut place = ServiceSetup::new("").await;
     let file = database(&place);
     for name in ["", "-wal", "-shm"] {
         let _ = std::fs::remove_file(format!("{}{name}", file.display()));
@@ -98,7 +98,7 @@ async fn old_run_is_as_it_was(service: &Service) {
 /// version.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_with_values_of_an_earlier_program_is_served() {
-    let mut place = Place::new("").await;
+    let mut place = ServiceSetup::new("").await;
     place.write_config("retention = \"36500d\"");
     let (file, run) = (database(&place), "run-01a207e4-ae05-728f-8c5c-0ac7160b3b96");
     for name in ["", "-wal", "-shm"] {
@@ -157,7 +157,7 @@ async fn shape_of_new() -> Vec<String> {
 /// A database of a later version is not changed, and the start reports it. The later version still finds all its data.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_of_a_later_version_is_refused_and_not_changed() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let mut service = place.start();
     let run = service.run(&ask("hello")).await;
     service.ended(&run).await;
@@ -169,7 +169,7 @@ async fn a_file_of_a_later_version_is_refused_and_not_changed() {
     assert_eq!(moods(&place, later).await, [(run.clone(), "calm".to_owned())]);
     let mut refused = Process::start(&mut place.command(), "the service does not start");
     let status = tokio::task::block_in_place(|| refused.wait());
-    let said = refused.said().replace(&place.state_dir().display().to_string(), "STATE");
+    let said = refused.output().replace(&place.state_dir().display().to_string(), "STATE");
     // A machine with few descriptors prints a warning first.
     let error = said.lines().last().unwrap();
     insta::assert_snapshot!(format!("{status}\n{error}"), @"
@@ -183,22 +183,22 @@ async fn a_file_of_a_later_version_is_refused_and_not_changed() {
     place.assert_nothing_is_left();
 }
 
-fn database(place: &Place) -> PathBuf {
+fn database(place: &ServiceSetup) -> PathBuf {
     place.state_dir().join("state.db")
 }
 
-fn open_journal(place: &Place) -> RunStore {
+fn open_journal(place: &ServiceSetup) -> RunStore {
     RunStore::new(SqliteDatabase::open_database(&database(place), &[store::SCHEMA]).unwrap())
 }
 
-async fn row(place: &Place, schema: DatabaseSchema, run: &str) -> RunRow {
+async fn row(place: &ServiceSetup, schema: DatabaseSchema, run: &str) -> RunRow {
     let journal =
         RunStore::new(SqliteDatabase::open_database(&database(place), &[schema]).unwrap());
     journal.find_run(run).await.unwrap().unwrap()
 }
 
 /// Returns the column that a later version has added to each run.
-async fn moods(place: &Place, schema: DatabaseSchema) -> Vec<(String, String)> {
+async fn moods(place: &ServiceSetup, schema: DatabaseSchema) -> Vec<(String, String)> {
     let later = SqliteDatabase::open_database(&database(place), &[schema]).unwrap();
     let moods = later.read_committed(|view| {
         let mut statement = view.prepare("SELECT id, mood FROM run")?;

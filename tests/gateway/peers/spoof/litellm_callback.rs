@@ -5,25 +5,25 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::matrix_case::Cell;
+use super::matrix_case::MatrixCase;
 use crate::peers::parse_lines;
 use crate::peers::setup::{KEY, Litellm};
-use crate::support::process::patience;
+use crate::support::process::wait_until;
 
 /// LiteLLM's records of each call, by call id: at its arrival and after its success.
-pub(super) struct Witness {
+pub(super) struct CallbackRecords {
     received: HashMap<String, Value>,
     succeeded: HashMap<String, Value>,
 }
 
-impl Witness {
+impl CallbackRecords {
     /// Waits for the records of this many calls, for at most three minutes.
     pub(super) fn of(litellm: &Litellm, calls: usize) -> Self {
         let begun = Instant::now();
-        let told = || litellm.witnessed().matches(r#"{"event": "succeeded""#).count() >= calls;
-        patience(|| told() || begun.elapsed() > Duration::from_mins(3), String::new);
+        let told = || litellm.callback_lines().matches(r#"{"event": "succeeded""#).count() >= calls;
+        wait_until(|| told() || begun.elapsed() > Duration::from_mins(3), String::new);
         let mut witness = Self { received: HashMap::new(), succeeded: HashMap::new() };
-        for line in parse_lines(&litellm.witnessed()) {
+        for line in parse_lines(&litellm.callback_lines()) {
             let (events, seen) = match line["event"].as_str().unwrap() {
                 "received" => (&mut witness.received, &line["seen"]["data"]),
                 "succeeded" => (&mut witness.succeeded, &line["seen"]["standard_logging_object"]),
@@ -53,7 +53,7 @@ impl Witness {
         &self,
         honest: [&str; 2],
         lied: Option<&str>,
-        cell: &Cell,
+        cell: &MatrixCase,
     ) -> Option<String> {
         let Some(lied) = lied else { return Some(format!("{cell}: the answer has no call id")) };
         let (Some(received), Some(succeeded)) = (self.received.get(lied), self.succeeded.get(lied))

@@ -29,7 +29,7 @@ pub(super) enum Expect {
 }
 
 /// A request with its description.
-pub(super) struct Cell {
+pub(super) struct MatrixCase {
     pub(super) route: Route,
     pub(super) lie: String,
     /// The text that replaces `ATTACKER` in this request, and in no other.
@@ -43,7 +43,7 @@ pub(super) struct Cell {
 /// The parsed file `tests/peers/spoof.toml`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Lies {
+pub(super) struct SpoofedValues {
     headers: Vec<String>,
     repeated_headers: Vec<String>,
     members: Vec<String>,
@@ -52,7 +52,7 @@ pub(super) struct Lies {
     pub(super) targets: Vec<String>,
 }
 
-impl Lies {
+impl SpoofedValues {
     pub(super) fn read() -> Self {
         toml::from_str(&fs::read_to_string(here("spoof.toml")).unwrap()).unwrap()
     }
@@ -63,7 +63,7 @@ impl Lies {
     }
 
     /// Returns every spoofed value on every route.
-    pub(super) fn cells(&self) -> Vec<Cell> {
+    pub(super) fn cases(&self) -> Vec<MatrixCase> {
         let mut cells = vec![];
         for route in Route::ALL {
             let mut add = |expect, lie: &str, header: &str, member: &str| {
@@ -71,7 +71,7 @@ impl Lies {
                 let [header, member] = [header, member].map(|text| text.replace("ATTACKER", &mark));
                 let members = parse_members(&member);
                 let bytes = route.request(&header, &members, &member);
-                cells.push(Cell { route, lie: lie.to_owned(), mark, expect, bytes, members });
+                cells.push(MatrixCase { route, lie: lie.to_owned(), mark, expect, bytes, members });
             };
             for header in &self.headers {
                 add(Expect::Served, header, &format!("{header}\r\n"), "");
@@ -91,7 +91,7 @@ impl Lies {
     }
 
     /// Returns every model name on every route, for a run that may use any model.
-    pub(super) fn named_models(&self) -> Vec<Cell> {
+    pub(super) fn named_models(&self) -> Vec<MatrixCase> {
         let pairs = Route::ALL
             .into_iter()
             .flat_map(|route| self.models.iter().map(move |model| (route, model)));
@@ -100,13 +100,13 @@ impl Lies {
             let member = format!("\"model\": {}", model.replace("ATTACKER", &mark));
             let members = parse_members(&member);
             let bytes = route.request("", &members, &member);
-            Cell { route, lie: member, mark, expect: Expect::Refused, bytes, members }
+            MatrixCase { route, lie: member, mark, expect: Expect::Refused, bytes, members }
         });
         cells.collect()
     }
 }
 
-impl fmt::Display for Cell {
+impl fmt::Display for MatrixCase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} with `{}`", self.route.path(), self.lie)
     }

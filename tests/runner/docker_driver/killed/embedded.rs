@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::super::driver::{Sandboxed, sh};
 use super::super::sweep::sweep;
-use crate::support::process::{Process, patience, pause_for};
+use crate::support::process::{Process, pause_for, wait_until};
 
 /// R5: The runner may be killed at any moment, and nothing remains. Which step a moment falls into depends on the
 /// machine.
@@ -32,7 +32,7 @@ fn the_helper_ends_with_its_runner() {
     let mut process = started(&runner, &run);
     process.signal("KILL");
     process.wait();
-    patience(|| runner.left(&run) == "directory", || runner.left(&run));
+    wait_until(|| runner.left(&run) == "directory", || runner.left(&run));
     restarted(&runner, &run);
 }
 
@@ -67,7 +67,7 @@ fn killed_with_its_helper(runner: &Sandboxed, run: &str) {
     process.signal("KILL");
     process.wait();
     signal("-KILL", helper);
-    patience(|| runner.left(run) == "directory, groups", || runner.left(run));
+    wait_until(|| runner.left(run) == "directory, groups", || runner.left(run));
 }
 
 /// R5: The sandbox ends with the process that made it, and the run reports that.
@@ -114,7 +114,7 @@ fn restarted(runner: &Sandboxed, run: &str) {
 }
 
 fn result(process: &Process) -> Value {
-    let said = process.said();
+    let said = process.output();
     let line = said.lines().find(|line| line.starts_with("{\"run_id\"")).expect("a result");
     serde_json::from_str(line).unwrap()
 }

@@ -14,11 +14,11 @@ use cogni_gateway::sandbox::spec::SandboxLimits;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::{Kept, TERMS, exists, key, shelf};
+use super::{LIMITS, PoolFixture, exists, key, workspace_store};
 use crate::docker_driver::driver::sh;
 use crate::support::docker_engine::must;
-use crate::support::installation::{Place, places, run};
-use crate::support::process::patience;
+use crate::support::installation::{Installation, installations, run};
+use crate::support::process::wait_until;
 
 /// R7: Two concurrent branches have two sandboxes and two workspaces.
 #[tokio::test(flavor = "multi_thread")]
@@ -26,11 +26,11 @@ async fn two_concurrent_branches_share_nothing() {
     let meet = sh(
         "echo $RUN_ID > state; while [ ! -e go ]; do sleep 0.05; done; cat state; ls; stat -c %i /proc/1/ns/pid >&2",
     );
-    for place in places() {
-        let kept = Kept::new(&place, TERMS);
+    for place in installations() {
+        let kept = PoolFixture::new(&place, LIMITS);
         let mut both = vec![];
         for branch in ["one", "two"] {
-            let order = place.order(&format!("run-{branch}"), &meet);
+            let order = place.run_plan(&format!("run-{branch}"), &meet);
             both.push(kept.claim_for(SandboxKey::new("agent", branch), order).await);
         }
         let workspaces: Vec<_> =
@@ -40,7 +40,7 @@ async fn two_concurrent_branches_share_nothing() {
             for workspace in &workspaces {
                 exists(&workspace.join("state")).await;
             }
-            assert_eq!(kept.residents.count(), 2);
+            assert_eq!(kept.pool.count(), 2);
             for workspace in &workspaces {
                 fs::write(workspace.join("go"), "").unwrap();
             }
@@ -68,9 +68,9 @@ async fn a_run_that_was_cancelled_leaves_its_workspace_and_nothing_else() {
         ls -A /tmp /dev/shm /dev/mqueue /run; set -- /proc/[0-9]*; echo $#; ls /llm-sock; echo $RUN_ID
         curl --silent localhost:8080/run/status | grep -o run-[a-z]*
     ");
-    for place in places() {
-        let kept = Kept::new(&place, TERMS);
-        let order = place.order("run-first", &litter);
+    for place in installations() {
+        let kept = PoolFixture::new(&place, LIMITS);
+        let order = place.run_plan("run-first", &litter);
         let grace = Duration::from_millis(100);
         let order = RunPlan { spec: SandboxSpec { grace, ..order.spec.clone() }, ..order };
         let first = kept.claim(order).await;
@@ -84,7 +84,7 @@ async fn a_run_that_was_cancelled_leaves_its_workspace_and_nothing_else() {
         let ended = serde_json::to_value(&ended).unwrap();
         assert_eq!(ended["error_code"], "cancelled", "{ended}");
         assert_eq!(sockets(&place), Vec::<String>::new(), "nobody has it, and a socket is there");
-        let next = run(kept.claim(place.order("run-next", &look)).await).await;
+        let next = run(kept.claim(place.run_plan("run-next", &look)).await).await;
         let clean = "/dev/mqueue:\n\n/dev/shm:\n\n/run:\n\n/tmp:\n2\nhosts\nllm.sock\nrun-next\n";
         assert!(next["stdout"].as_str().unwrap().starts_with(clean), "{next}");
         assert_eq!(next["stdout"].as_str().unwrap().matches("run-").count(), 2, "{next}");
@@ -96,18 +96,18 @@ async fn a_run_that_was_cancelled_leaves_its_workspace_and_nothing_else() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sandbox_that_does_not_answer_is_replaced() {
     let look = ["stat", "-c", "%i", "/proc/1/ns/pid"];
-    for place in places() {
-        let kept = Kept::new(&place, TERMS);
-        let first = run(kept.claim(place.order("run-1", &look)).await).await;
-        let stopped = place.waiting();
+    for place in installations() {
+        let kept = PoolFixture::new(&place, LIMITS);
+        let first = run(kept.claim(place.run_plan("run-1", &look)).await).await;
+        let stopped = place.waiting_slots();
         for pid in &stopped {
             assert!(Command::new("kill").args(["-STOP", pid]).status().unwrap().success());
         }
-        let second = run(kept.claim(place.order("run-2", &look)).await).await;
+        let second = run(kept.claim(place.run_plan("run-2", &look)).await).await;
         assert_eq!(second["ok"], true, "{second}");
         assert_ne!(first["stdout"], second["stdout"]);
-        let is_gone = || place.waiting().iter().all(|pid| !stopped.contains(pid));
-        patience(is_gone, || "the first is still there".to_owned());
+        let is_gone = || place.waiting_slots().iter().all(|pid| !stopped.contains(pid));
+        wait_until(is_gone, || "the first is still there".to_owned());
         kept.stop().await;
     }
 }
@@ -120,11 +120,11 @@ async fn a_sandbox_is_replaced_for_its_age_and_after_a_kill_for_want_of_memory()
     let greedy = sh(
         "stat -c %i /proc/1/ns/pid; x=$(head -c 200000000 /dev/zero | tr '\\0' x); echo $x | wc -c",
     );
-    for place in places() {
-        let kept = Kept::new(&place, TERMS);
+    for place in installations() {
+        let kept = PoolFixture::new(&place, LIMITS);
         let mut seen = vec![];
         for (name, argv) in [("run-1", &look), ("run-2", &greedy), ("run-3", &look)] {
-            let order = place.order(name, argv);
+            let order = place.run_plan(name, argv);
             let limits = SandboxLimits { max_memory: 64 << 20, ..SandboxLimits::default() };
             let spec = SandboxSpec { limits, ..order.spec.clone() };
             seen.push(run(kept.claim(RunPlan { spec, ..order }).await).await);
@@ -135,10 +135,11 @@ async fn a_sandbox_is_replaced_for_its_age_and_after_a_kill_for_want_of_memory()
         assert_ne!(first_line(&seen[1]), first_line(&seen[2]), "it was short of memory");
         kept.stop().await;
 
-        let kept = Kept::new(&place, LongRunningPoolLimits { max_age: Duration::ZERO, ..TERMS });
-        let first = run(kept.claim(place.order("run-4", &look)).await).await;
-        assert_eq!(kept.residents.count(), 0, "it is old, and still there");
-        let second = run(kept.claim(place.order("run-5", &look)).await).await;
+        let kept =
+            PoolFixture::new(&place, LongRunningPoolLimits { max_age: Duration::ZERO, ..LIMITS });
+        let first = run(kept.claim(place.run_plan("run-4", &look)).await).await;
+        assert_eq!(kept.pool.count(), 0, "it is old, and still there");
+        let second = run(kept.claim(place.run_plan("run-5", &look)).await).await;
         assert_ne!(first["stdout"], second["stdout"]);
         kept.stop().await;
     }
@@ -147,37 +148,37 @@ async fn a_sandbox_is_replaced_for_its_age_and_after_a_kill_for_want_of_memory()
 /// R7: No process of an abandoned run writes to the workspace when the next run's branch is checked out.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_abandoned_run_ends_before_the_next_run_gets_the_workspace() {
-    for place in places() {
+    for place in installations() {
         // The pool has no background tasks, so only the next run cleans up.
-        let residents = LongRunningPool::new(&shelf(&place), TERMS);
+        let pool = LongRunningPool::new(&workspace_store(&place), LIMITS);
         let key = key();
         let script = sh("echo > begun; trap '' TERM; while :; do sleep 1; done");
-        let given_up = residents.claim(&key, place.order("run-1", &script));
+        let given_up = pool.claim(&key, place.run_plan("run-1", &script));
         let given_up = Box::pin(given_up).await.unwrap();
         let begun = given_up.workspace_path().unwrap().join("begun");
         tokio::select! {
             result = run(given_up) => panic!("{result}"),
             () = exists(&begun) => (),
         }
-        assert_eq!(residents.count(), 1);
+        assert_eq!(pool.count(), 1);
         // This run fails after the point where the workspace would be filled, before there is another sandbox.
-        let mut order = place.order("run-2", &script);
+        let mut order = place.run_plan("run-2", &script);
         order.run_dir = begun;
-        let next = Box::pin(residents.claim(&key, order)).await;
+        let next = Box::pin(pool.claim(&key, order)).await;
         assert!(matches!(next.err(), Some(LongRunningClaimError::Failed(_))));
-        assert_eq!(residents.count(), 0);
-        assert_eq!(place.waiting(), Vec::<String>::new());
+        assert_eq!(pool.count(), 0);
+        assert_eq!(place.waiting_slots(), Vec::<String>::new());
         let stop = CancellationToken::new();
         stop.cancel();
-        residents.maintain(stop).await;
+        pool.maintain(stop).await;
     }
 }
 
 /// R7: A change that a run makes to its sandbox's first process would affect the next run, so the sandbox is replaced.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sandbox_whose_first_process_was_changed_is_replaced() {
-    let place = Place::embedded();
-    let kept = Kept::new(&place, TERMS);
+    let place = Installation::embedded();
+    let kept = PoolFixture::new(&place, LIMITS);
     for (count, change) in [
         (1, "true"),
         (0, "prlimit --pid 1 --nofile=512:512"),
@@ -188,9 +189,9 @@ async fn a_sandbox_whose_first_process_was_changed_is_replaced() {
         (1, "ionice -p 1"),
     ] {
         let name = change.replace([' ', '='], "-");
-        let result = run(kept.claim(place.order(&name, &sh(change))).await).await;
+        let result = run(kept.claim(place.run_plan(&name, &sh(change))).await).await;
         assert_eq!((&result["exit_code"], change), (&json!(0), change), "{result}");
-        assert_eq!((kept.residents.count(), change), (count, change));
+        assert_eq!((kept.pool.count(), change), (count, change));
     }
     kept.stop().await;
 }
@@ -199,11 +200,11 @@ async fn a_sandbox_whose_first_process_was_changed_is_replaced() {
 /// container's label.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_container_says_that_it_lasts_as_long_as_each_of_its_runs() {
-    let place = Place::docker();
-    let kept = Kept::new(&place, TERMS);
+    let place = Installation::docker();
+    let kept = PoolFixture::new(&place, LIMITS);
     let mut said = vec![];
     for (name, hours) in [("run-1", 1), ("run-2", 72), ("run-3", 72), ("run-4", 1)] {
-        let mut order = place.order(name, &["true"]);
+        let mut order = place.run_plan(name, &["true"]);
         order.spec.limits.max_runtime = Duration::from_hours(hours);
         let needed = SystemTime::now() + order.spec.limits.max_runtime;
         let result = run(kept.claim(order).await).await;
@@ -225,7 +226,7 @@ fn first_line(result: &Value) -> &str {
 }
 
 /// Returns the sockets that are bound below the run directory.
-fn sockets(place: &Place) -> Vec<String> {
+fn sockets(place: &Installation) -> Vec<String> {
     let table = fs::read_to_string("/proc/net/unix").unwrap();
     let run_dir = place.run_dir().display().to_string();
     let paths = table.lines().filter_map(|line| line.split(' ').next_back());

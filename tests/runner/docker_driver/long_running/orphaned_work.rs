@@ -14,11 +14,11 @@ use cogni_gateway::runner::branch_delivery::DeliveryTarget;
 use cogni_gateway::runner::long_running::SandboxKey;
 use serde_json::{Value, json};
 
-use super::{Kept, TERMS};
+use super::{LIMITS, PoolFixture};
 use crate::docker_driver::driver::sh;
 use crate::support::delivery::relay;
-use crate::support::github_server::{Running, TOKEN};
-use crate::support::installation::{Place, run};
+use crate::support::github_server::{RunningGithub, TOKEN};
+use crate::support::installation::{Installation, run};
 use crate::support::run_command::entries;
 
 /// L3: Work beside the branch is copied, so that the next run keeps the shared workspace. If names are too long to
@@ -26,8 +26,8 @@ use crate::support::run_command::entries;
 #[tokio::test(flavor = "multi_thread")]
 async fn work_beside_a_branch_is_kept() {
     for (key, deep, next) in [("copied", "", "mine"), ("moved", DEEP, "")] {
-        let resident = Resident::new().await;
-        let kept = Kept::new(&resident.place, TERMS);
+        let resident = SharedBranch::new().await;
+        let kept = PoolFixture::new(&resident.place, LIMITS);
         let first = resident.run(&kept, key, &format!("echo mine > .state; {deep} {BOTH}")).await;
         assert_eq!(told(&first), json!(["done", true]), "{key}: {first}");
         let mut left = resident.left();
@@ -61,8 +61,8 @@ async fn work_beside_a_branch_is_kept() {
 /// branch archives it, and no sweep removes it before.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_next_process_archives_what_a_killed_process_has_not() {
-    let resident = Resident::new().await;
-    let kept = Kept::new(&resident.place, TERMS);
+    let resident = SharedBranch::new().await;
+    let kept = PoolFixture::new(&resident.place, LIMITS);
     let first = resident.run(&kept, "cut", &format!("echo mine > .state; {BOTH}")).await;
     assert_eq!(told(&first), json!(["done", true]), "{first}");
     let (left, outbox) = (resident.left(), resident.relay.outbox());
@@ -90,17 +90,17 @@ async fn the_next_process_archives_what_a_killed_process_has_not() {
 }
 
 /// A long-running sandbox's branch in its own GitHub stand-in; its runs share a workspace.
-struct Resident {
-    place: Place,
-    forge: Running,
+struct SharedBranch {
+    place: Installation,
+    forge: RunningGithub,
     relay: Arc<DeliveryService>,
 }
 
-impl Resident {
+impl SharedBranch {
     async fn new() -> Self {
-        let forge = Running::start().await;
+        let forge = RunningGithub::start().await;
         let relay = relay(&forge);
-        Self { place: Place::embedded(), forge, relay }
+        Self { place: Installation::embedded(), forge, relay }
     }
 
     async fn target(&self, key: &str) -> DeliveryTarget {
@@ -109,11 +109,11 @@ impl Resident {
         Box::pin(DeliveryTarget::acquire(relay, repository, &key.unwrap(), None)).await.unwrap()
     }
 
-    async fn run(&self, kept: &Kept<'_>, key: &str, script: &str) -> Value {
+    async fn run(&self, kept: &PoolFixture<'_>, key: &str, script: &str) -> Value {
         let target = Some(self.target(key).await);
         // The runs' shared files are not part of any run's work.
         let script = format!("mkdir -p .git/info; echo .state >> .git/info/exclude; {script}");
-        let order = RunPlan { target, ..self.place.order("run", &sh(&script)) };
+        let order = RunPlan { target, ..self.place.run_plan("run", &sh(&script)) };
         run(kept.claim_for(SandboxKey::new("agent", key).preserving([".state"]), order).await).await
     }
 

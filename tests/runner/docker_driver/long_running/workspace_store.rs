@@ -15,19 +15,19 @@ use cogni_gateway::runner::long_running::{
 use cogni_gateway::sandbox::SandboxSpec;
 use cogni_gateway::sandbox::spec::{SandboxLimits, WorkspaceMount};
 
-use super::{Kept, TERMS, key, shelf};
+use super::{LIMITS, PoolFixture, key, workspace_store};
 use crate::docker_driver::driver::sh;
-use crate::support::installation::{Place, places, run};
-use crate::support::process::patience;
+use crate::support::installation::{Installation, installations, run};
+use crate::support::process::wait_until;
 
 /// R7: A workspace that was not used for the retention time is removed; a younger one, or one in use, stays.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unused_workspace_is_removed() {
-    let place = Place::embedded();
-    let (shelf, nobody) = (shelf(&place), |_: &_| false);
+    let place = Installation::embedded();
+    let (shelf, nobody) = (workspace_store(&place), |_: &_| false);
     let write = sh("cat state 2>/dev/null; echo mine > state");
-    let kept = Kept::new(&place, TERMS);
-    run(kept.claim(place.order("run-1", &write)).await).await;
+    let kept = PoolFixture::new(&place, LIMITS);
+    run(kept.claim(place.run_plan("run-1", &write)).await).await;
 
     let [one] = &shelf.list().unwrap()[..] else { panic!("{:?}", shelf.list()) };
     let tenant = WorkspaceOwner {
@@ -48,8 +48,8 @@ async fn an_unused_workspace_is_removed() {
     assert_eq!(shelf.prune(one, Duration::from_hours(1), nobody), PruneOutcome::RecentlyUsed);
     assert_eq!(shelf.prune_expired(Duration::from_hours(1), nobody).unwrap(), []);
     assert_eq!(shelf.prune_decision(one, Duration::ZERO, nobody), PruneOutcome::Unused);
-    let kept = Kept::new(&place, TERMS);
-    let second = run(kept.claim(place.order("run-2", &write)).await).await;
+    let kept = PoolFixture::new(&place, LIMITS);
+    let second = run(kept.claim(place.run_plan("run-2", &write)).await).await;
     assert_eq!(second["stdout"], "mine\n", "{second}");
     kept.stop().await;
     // The workspace has changed since the decision.
@@ -61,8 +61,8 @@ async fn an_unused_workspace_is_removed() {
         [PruneOutcome::Removed]
     );
     assert_eq!(fs::read_dir(place.path().join("state/workspaces")).unwrap().count(), 0);
-    let kept = Kept::new(&place, TERMS);
-    let third = run(kept.claim(place.order("run-3", &write)).await).await;
+    let kept = PoolFixture::new(&place, LIMITS);
+    let third = run(kept.claim(place.run_plan("run-3", &write)).await).await;
     assert_eq!(third["stdout"], "", "{third}");
     kept.stop().await;
 }
@@ -71,8 +71,8 @@ async fn an_unused_workspace_is_removed() {
 /// next.
 #[test]
 fn workspaces_of_earlier_processes_are_removed_too() {
-    let place = Place::embedded();
-    let (shelf, below) = (shelf(&place), place.path().join("state/workspaces"));
+    let place = Installation::embedded();
+    let (shelf, below) = (workspace_store(&place), place.path().join("state/workspaces"));
     let home = below.join("0123456789abcdef0123456789abcdef");
     for path in [home.join("workspace"), below.join(".forgotten-x/workspace"), below.join("other")]
     {
@@ -94,19 +94,21 @@ fn workspaces_of_earlier_processes_are_removed_too() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_workspace_that_is_full_ends_its_run_and_lets_no_other_begin() {
     let greedy = sh("dd if=/dev/zero of=full bs=1M count=32 2>/dev/null; sleep 1000");
-    for place in places() {
-        let kept = Kept::new(&place, TERMS);
-        let small = |run: &str, argv: &[&str]| bounded(place.order(run, argv), 16 << 20);
+    for place in installations() {
+        let kept = PoolFixture::new(&place, LIMITS);
+        let small = |run: &str, argv: &[&str]| bounded(place.run_plan(run, argv), 16 << 20);
         let full = run(kept.claim(small("run-fill", &greedy)).await).await;
         assert_eq!(full["error_code"], "workspace_full", "{full}");
         insta::allow_duplicates!(
             insta::assert_snapshot!(full["error"].as_str().unwrap(), @"the workspace holds more than 16 MiB, which is as much as it may (`max_workspace` of the limits)")
         );
 
-        let refused = Box::pin(kept.residents.claim(&key(), small("run-next", &["true"]))).await;
+        let refused = Box::pin(kept.pool.claim(&key(), small("run-next", &["true"]))).await;
         let refused = refused.err().unwrap();
         assert!(matches!(refused, LongRunningClaimError::WorkspaceFull { .. }), "{refused}");
-        let [one] = &shelf(&place).list().unwrap()[..] else { panic!("there is another") };
+        let [one] = &workspace_store(&place).list().unwrap()[..] else {
+            panic!("there is another")
+        };
         let told = refused.to_string().replace(&one.id, "ID");
         insta::allow_duplicates!(
             insta::assert_snapshot!(told, @"the workspace holds more than 16 MiB, which is as much as it may (`max_workspace` of the limits), including the files of earlier runs of `agent on branch`; an operator can delete the workspace with `cogni-gateway forget ID --apply`")
@@ -115,7 +117,7 @@ async fn a_workspace_that_is_full_ends_its_run_and_lets_no_other_begin() {
         let other = SandboxKey::new("agent", "other");
         let other = run(kept.claim_for(other, small("run-other", &["true"])).await).await;
         assert_eq!(other["ok"], true, "{other}");
-        let larger = bounded(place.order("run-larger", &["ls"]), 64 << 20);
+        let larger = bounded(place.run_plan("run-larger", &["ls"]), 64 << 20);
         let larger = run(kept.claim(larger).await).await;
         assert_eq!(larger["stdout"], "full\n", "{larger}");
         kept.stop().await;
@@ -128,8 +130,8 @@ async fn a_workspace_of_one_run_is_bounded_too() {
     let greedy = sh(
         "mkdir -p a/b; for n in 1 2 3; do dd if=/dev/zero of=a/b/$n bs=1M count=8 2>/dev/null; done; sleep 1000",
     );
-    for place in places() {
-        let mut order = bounded(place.order("run-fill", &greedy), 16 << 20);
+    for place in installations() {
+        let mut order = bounded(place.run_plan("run-fill", &greedy), 16 << 20);
         order.spec.workspace = WorkspaceMount::Fresh;
         let full = run(PreparedRun::new(order).unwrap()).await;
         assert_eq!(full["error_code"], "workspace_full", "{full}");
@@ -140,10 +142,10 @@ async fn a_workspace_of_one_run_is_bounded_too() {
 /// R6: The last writes of a program are measured after it has ended, even if no check happened in between.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_workspace_is_measured_when_its_program_has_ended() {
-    let place = Place::embedded();
+    let place = Installation::embedded();
     let quick = sh("dd if=/dev/zero of=full bs=1M count=32 2>/dev/null");
-    let mut order = bounded(place.order("run-quick", &quick), 16 << 20);
-    let kept = Kept::new(&place, TERMS);
+    let mut order = bounded(place.run_plan("run-quick", &quick), 16 << 20);
+    let kept = PoolFixture::new(&place, LIMITS);
     let resident = run(kept.claim(order.clone()).await).await;
     kept.stop().await;
     order.spec.workspace = WorkspaceMount::Fresh;
@@ -157,16 +159,18 @@ async fn a_workspace_is_measured_when_its_program_has_ended() {
 /// on request.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operator_lists_and_removes_workspaces() {
-    let place = Place::embedded();
-    let kept = Kept::new(&place, LongRunningPoolLimits { max_idle: Duration::ZERO, ..TERMS });
+    let place = Installation::embedded();
+    let kept =
+        PoolFixture::new(&place, LongRunningPoolLimits { max_idle: Duration::ZERO, ..LIMITS });
     let old = SandboxKey::new("agent", "talk")
         .scoped_to(scope("branch_key", "https://github.com/acme/x"));
-    run(kept.claim_for(old, place.order("run-1", &sh("echo > state"))).await).await;
-    patience(|| kept.residents.count() == 0, || "it does not go".to_owned());
+    run(kept.claim_for(old, place.run_plan("run-1", &sh("echo > state"))).await).await;
+    wait_until(|| kept.pool.count() == 0, || "it does not go".to_owned());
     let held = SandboxKey::new("agent", "now").scoped_to(scope("state_key", ""));
-    let held = kept.claim_for(held, place.order("run-2", &["true"])).await;
+    let held = kept.claim_for(held, place.run_plan("run-2", &["true"])).await;
 
-    let ids: Vec<_> = shelf(&place).list().unwrap().into_iter().map(|kept| kept.id).collect();
+    let ids: Vec<_> =
+        workspace_store(&place).list().unwrap().into_iter().map(|kept| kept.id).collect();
     let forget = |flags: &[&str]| {
         let output: Output = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"))
             .env_clear()
@@ -234,8 +238,8 @@ fn scope(kind: &'static str, repository: &str) -> SandboxKeyScope {
 /// R7: Two accounts, or two kinds of key, with the same key text share nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn accounts_and_kinds_of_key_have_workspaces_of_their_own() {
-    let place = Place::embedded();
-    let kept = Kept::new(&place, TERMS);
+    let place = Installation::embedded();
+    let kept = PoolFixture::new(&place, LIMITS);
     let write = sh("cat state 2>/dev/null; echo $RUN_ID >> state");
     let of =
         |account: &str, kind| SandboxKeyScope { account: account.to_owned(), ..scope(kind, "") };
@@ -250,7 +254,7 @@ async fn accounts_and_kinds_of_key_have_workspaces_of_their_own() {
     .into_iter()
     .enumerate()
     {
-        let order = place.order(&format!("run-{number}"), &write);
+        let order = place.run_plan(&format!("run-{number}"), &write);
         let result =
             run(kept.claim_for(SandboxKey::new("agent", "42").scoped_to(scope), order).await).await;
         seen.push(result["stdout"].as_str().unwrap().to_owned());
@@ -263,7 +267,7 @@ async fn accounts_and_kinds_of_key_have_workspaces_of_their_own() {
 /// has the same branch.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_workspace_of_an_earlier_version_is_moved_once() {
-    let place = Place::embedded();
+    let place = Installation::embedded();
     // The name that the earlier version gave it.
     let old = hex::sha256_hex(b"agent\0g1\n\n42")[..32].to_owned();
     let home = place.path().join("state/workspaces").join(&old);
@@ -276,11 +280,11 @@ async fn a_workspace_of_an_earlier_version_is_moved_once() {
         fs::write(home.join("label.json"), label).unwrap();
     };
     let read = sh("cat state 2>/dev/null");
-    let kept = Kept::new(&place, TERMS);
+    let kept = PoolFixture::new(&place, LIMITS);
     let claim = async |kind, number: u32, inherits: bool| {
         let key = SandboxKey::new("agent", "42").scoped_to(scope(kind, ""));
         let key = if inherits { key.with_inheritance() } else { key };
-        let order = place.order(&format!("run-{number}"), &read);
+        let order = place.run_plan(&format!("run-{number}"), &read);
         run(kept.claim_for(key, order).await).await["stdout"].as_str().unwrap().to_owned()
     };
     earlier(",\"line\":{\"repository\":\"r\",\"branch_key\":\"42\"}");
@@ -295,9 +299,9 @@ async fn a_workspace_of_an_earlier_version_is_moved_once() {
     assert_eq!(claim("work_item", 2, true).await, "from before\n");
     assert!(!home.exists());
     kept.stop().await;
-    let kept = Kept::new(&place, TERMS);
+    let kept = PoolFixture::new(&place, LIMITS);
     let key = SandboxKey::new("agent", "42").scoped_to(scope("work_item", "")).with_inheritance();
-    let again = run(kept.claim_for(key, place.order("run-3", &read)).await).await;
+    let again = run(kept.claim_for(key, place.run_plan("run-3", &read)).await).await;
     assert_eq!(again["stdout"], "from before\n", "it stays");
     kept.stop().await;
 }

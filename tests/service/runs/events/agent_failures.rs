@@ -5,7 +5,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use super::super::{Place, ask};
+use super::super::{ServiceSetup, ask};
 use super::{assert_once, kinds};
 
 /// Each agent is a whole program.
@@ -29,7 +29,7 @@ const AGENTS: &[(&str, &str)] = &[
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_that_fails_says_how() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let agents = place.path().join("agents");
     fs::create_dir(&agents).unwrap();
     for (name, script) in AGENTS {
@@ -69,7 +69,7 @@ async fn an_agent_that_fails_says_how() {
 /// G9: A spent budget has its own code.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_budget_that_is_spent_is_an_error_with_a_code() {
-    let place = Place::new("").await;
+    let place = ServiceSetup::new("").await;
     let mut service = place.start();
     let mut body = ask("hello");
     body["budget"] = json!({"max_turns": 0});

@@ -9,13 +9,13 @@ use cogni_gateway::service::runs::RunSubmission;
 use cogni_gateway::service::store::{self, NewRunRow, RunStore, SpendingCaps};
 use serde_json::{Value, json};
 
-use super::super::{Place, ask};
+use super::super::{ServiceSetup, ask};
 use super::{assert_once, kinds, until, watch};
 use crate::support::service::Service;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_waits_is_cancelled_or_left_but_never_lost() {
-    let place = Place::new("gate=head").await;
+    let place = ServiceSetup::new("gate=head").await;
     limit(&place, 1);
     accept(&place, &["run-1", "run-2", "run-3"]).await;
     let mut service = place.start();
@@ -51,7 +51,7 @@ async fn a_run_that_waits_is_cancelled_or_left_but_never_lost() {
 }
 
 /// Stores runs as a process leaves them that is killed before it begins them.
-async fn accept(place: &Place, runs: &[&str]) {
+async fn accept(place: &ServiceSetup, runs: &[&str]) {
     let database =
         SqliteDatabase::open_database(&place.state_dir().join("state.db"), &[store::SCHEMA]);
     let journal = RunStore::new(database.unwrap());
@@ -89,7 +89,7 @@ async fn of_state(service: &Service, state: &str) -> Vec<String> {
 }
 
 /// Sets the maximum number of concurrent runs.
-fn limit(place: &Place, most: usize) {
+fn limit(place: &ServiceSetup, most: usize) {
     let file = place.path().join("serve.toml");
     let most = format!("max_runs = {most}");
     let config = fs::read_to_string(&file).unwrap().replace("max_runs = 256", &most);
@@ -97,8 +97,8 @@ fn limit(place: &Place, most: usize) {
 }
 
 /// Starts a service whose runs of one branch share a long-running sandbox.
-async fn residents() -> Place {
-    let place = Place::new("gate=head").await;
+async fn with_shared_sandbox() -> ServiceSetup {
+    let place = ServiceSetup::new("gate=head").await;
     let agents = place.path().join("agents");
     fs::create_dir(&agents).unwrap();
     let entry = agents::builtin_file("sandbox:agent").unwrap();
@@ -112,7 +112,7 @@ async fn residents() -> Place {
 /// too.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_waits_for_another_holds_no_permit() {
-    let place = residents().await;
+    let place = with_shared_sandbox().await;
     limit(&place, 2);
     let mut service = place.start();
     let on = |branch: &str| {
@@ -152,7 +152,7 @@ async fn a_run_that_waits_for_another_holds_no_permit() {
 /// R7: A run that waits for its branch's sandbox can be cancelled at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_waits_for_another_is_cancelled_at_once() {
-    let place = residents().await;
+    let place = with_shared_sandbox().await;
     let mut service = place.start();
     let mut body = ask("hello");
     body["branch_key"] = json!("line-1");
@@ -175,7 +175,7 @@ async fn a_run_that_waits_for_another_is_cancelled_at_once() {
 /// The runs are cancelled as soon as they are accepted, while they are being started.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_is_starting_is_cancelled() {
-    let place = Place::new("gate=head").await;
+    let place = ServiceSetup::new("gate=head").await;
     let mut service = place.start();
     for _ in 0..10 {
         let run = service.run(&ask("hello")).await;

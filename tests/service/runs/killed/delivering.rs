@@ -11,11 +11,11 @@ use cogni_gateway::telemetry::audit::verify;
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 
-use super::super::{Place, ask};
+use super::super::{ServiceSetup, ask};
 use crate::support::github_server;
 use crate::support::process::pause_for;
 use crate::support::repository::git;
-use crate::support::service::{Service, wants};
+use crate::support::service::{Service, tool_call_script};
 
 /// The service is killed at twenty moments, with two runs for a branch and one without a branch.
 #[tokio::test(flavor = "multi_thread")]
@@ -49,16 +49,16 @@ async fn a_service_that_is_killed_while_it_delivers_does_nothing_twice() {
 }
 
 struct Work {
-    place: Place,
-    forge: github_server::Running,
+    place: ServiceSetup,
+    forge: github_server::RunningGithub,
 }
 
 impl Work {
     /// The model of each run makes it commit a file with the run's name.
     async fn new() -> Self {
         let commit = "echo made > $RUN_ID && git add $RUN_ID && git commit --quiet --message=Make";
-        let mut place = Place::new(&wants(commit)).await;
-        let forge = github_server::Running::start().await;
+        let mut place = ServiceSetup::new(&tool_call_script(commit)).await;
+        let forge = github_server::RunningGithub::start().await;
         place.set("GITHUB_API_URL", forge.hub.url());
         place.set("GITHUB_TOKEN", github_server::TOKEN);
         Self { place, forge }
