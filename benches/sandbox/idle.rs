@@ -7,7 +7,7 @@ use super::{Subject, Way};
 pub(super) fn print(subjects: &[Subject]) {
     println!("\nKiB of one that waits: resident, and its share of what others have too");
     for Subject { name, way, .. } in subjects {
-        let Ok(Way::Ours(ours)) = way else { continue };
+        let Ok(Way::OwnDriver(ours)) = way else { continue };
         if !ours.is_warm() {
             continue;
         }

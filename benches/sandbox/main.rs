@@ -23,17 +23,17 @@
 )]
 
 mod idle;
-mod others;
-mod ours;
+mod other_runtimes;
+mod own_driver;
 
 use std::env;
 use std::time::{Duration, Instant};
 
-use ours::Ours;
+use own_driver::OwnDriver;
 
 /// The times of one run.
 #[derive(Clone, Copy)]
-struct Took {
+struct RunTimes {
     first: Duration,
     whole: Duration,
 }
@@ -42,12 +42,12 @@ struct Took {
 struct Subject {
     name: &'static str,
     way: Result<Way, String>,
-    took: Vec<Took>,
+    took: Vec<RunTimes>,
 }
 
 enum Way {
-    Ours(Box<Ours>),
-    Other(others::Bundle),
+    OwnDriver(Box<OwnDriver>),
+    Other(other_runtimes::Bundle),
 }
 
 struct Scale {
@@ -92,7 +92,7 @@ fn main() {
     print_rates(&subjects, &scale);
     idle::print(&subjects);
     for subject in subjects {
-        if let Ok(Way::Ours(ours)) = subject.way {
+        if let Ok(Way::OwnDriver(ours)) = subject.way {
             ours.end();
         }
     }
@@ -103,27 +103,28 @@ fn main() {
 fn subjects(path: &std::path::Path) -> Vec<Subject> {
     let subject = |name, way| Subject { name, way, took: vec![] };
     let ours = |name, driver: &Result<_, String>, is_warm| {
-        let made =
-            driver.clone().map(|driver| Way::Ours(Box::new(Ours::new(driver, path, is_warm))));
+        let made = driver
+            .clone()
+            .map(|driver| Way::OwnDriver(Box::new(OwnDriver::new(driver, path, is_warm))));
         subject(name, made)
     };
     let other = |name, way: Result<_, String>| subject(name, way.map(Way::Other));
-    let (embedded, docker) = (Ok(ours::embedded()), ours::docker());
+    let (embedded, docker) = (Ok(own_driver::embedded()), own_driver::docker());
     vec![
         ours("embedded", &embedded, false),
         ours("slot of embedded", &embedded, true),
         ours("docker", &docker, false),
         ours("slot of docker", &docker, true),
-        other("docker run", others::docker_run()),
-        other("runc", others::runc(path)),
-        other("bwrap", others::bwrap()),
+        other("docker run", other_runtimes::docker_run()),
+        other("runc", other_runtimes::runc(path)),
+        other("bwrap", other_runtimes::bwrap()),
     ]
 }
 
 impl Way {
-    fn once(&self) -> Took {
+    fn once(&self) -> RunTimes {
         match self {
-            Self::Ours(ours) => ours.once(),
+            Self::OwnDriver(ours) => ours.once(),
             Self::Other(bundle) => bundle.once(),
         }
     }
@@ -132,8 +133,8 @@ impl Way {
     fn rate(&self, parallel: usize, runs: usize) -> Option<f64> {
         let begun = Instant::now();
         match self {
-            Self::Ours(ours) if ours.is_warm() => return None,
-            Self::Ours(ours) => ours.many(parallel, runs),
+            Self::OwnDriver(ours) if ours.is_warm() => return None,
+            Self::OwnDriver(ours) => ours.many(parallel, runs),
             Self::Other(bundle) => bundle.many(parallel, runs),
         }
         Some(runs as f64 / begun.elapsed().as_secs_f64())
@@ -151,7 +152,8 @@ fn print_times(subjects: &[Subject]) {
             println!("{name:18} not here: {why}");
             continue;
         }
-        let of = |what: fn(&Took) -> Duration| took.iter().map(|took| millis(what(took))).collect();
+        let of =
+            |what: fn(&RunTimes) -> Duration| took.iter().map(|took| millis(what(took))).collect();
         let (first, whole): (Vec<_>, Vec<_>) = (of(|took| took.first), of(|took| took.whole));
         let pairs = base.map_or(&[][..], |base| &base.took).iter().zip(took);
         let ratios: Vec<_> =

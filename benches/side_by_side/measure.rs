@@ -187,7 +187,7 @@ pub(crate) fn system_calls(scale: Scale, running: &Running) -> Result<Vec<Value>
 }
 
 /// The results of one window.
-struct Seen {
+struct WindowResults {
     /// Nanoseconds per answer or, for streams, until the first byte.
     took: Vec<u64>,
     /// Nanoseconds of the window, and of the subject's processors in it.
@@ -196,14 +196,14 @@ struct Seen {
 }
 
 /// The results of one window of streams.
-struct Flowed {
+struct StreamResults {
     first_bytes: Vec<u64>,
     lags: Vec<u64>,
     window: u64,
     cpu: Option<u64>,
 }
 
-impl Seen {
+impl WindowResults {
     fn answers_per_second(&self, name: &str) -> Value {
         let rate = self.took.len() as f64 / (self.window as f64 / 1e9);
         Value::higher(format!("{name}: requests/s"), rate)
@@ -215,7 +215,7 @@ impl Seen {
     }
 }
 
-impl Flowed {
+impl StreamResults {
     fn chunks_per_second(&self) -> f64 {
         self.lags.len() as f64 / (self.window as f64 / 1e9)
     }
@@ -226,21 +226,21 @@ impl Flowed {
     }
 }
 
-fn unary(load: Load, running: &Running) -> Result<Seen> {
+fn unary(load: Load, running: &Running) -> Result<WindowResults> {
     let mut edges = Edges::default();
     let took = closed::run(&load, &running.socket, || edges.mark(running))?;
     let (window, cpu) = edges.between();
-    Ok(Seen { took, window, cpu })
+    Ok(WindowResults { took, window, cpu })
 }
 
 /// Returns `None` if the machine was so busy that the streams did not all flow at the same time.
-fn flow(course: Course, running: &Running) -> Result<Option<Flowed>> {
+fn flow(course: Course, running: &Running) -> Result<Option<StreamResults>> {
     let mut edges = Edges::default();
     let sockets = std::slice::from_ref(&running.socket);
     let seen = stream::run(course, sockets, || edges.mark(running))?;
     let (_, cpu) = edges.between();
-    let stream::Seen { first_bytes, lags, window } = seen;
-    Ok((!lags.is_empty()).then_some(Flowed { first_bytes, lags, window, cpu }))
+    let stream::CourseResults { first_bytes, lags, window } = seen;
+    Ok((!lags.is_empty()).then_some(StreamResults { first_bytes, lags, window, cpu }))
 }
 
 /// The readings when the window opened and when it closed.

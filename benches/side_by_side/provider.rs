@@ -34,16 +34,16 @@ struct Provider {
     peers: Vec<Option<Peer>>,
     accepted: u64,
     /// Paced streams, ordered by the time of their next chunk.
-    due: BinaryHeap<Reverse<(u64, Seat)>>,
+    due: BinaryHeap<Reverse<(u64, StreamSlot)>>,
     /// Unpaced streams whose sockets take more data.
-    eager: VecDeque<Seat>,
+    eager: VecDeque<StreamSlot>,
     event: Event,
     scratch: Vec<u8>,
 }
 
 /// A slot and the peer that it was given to; the slot may belong to another peer by now.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Seat {
+struct StreamSlot {
     slot: usize,
     peer: u64,
 }
@@ -201,49 +201,55 @@ impl Provider {
             return Ok(());
         };
         flow.sent = 1;
-        let seat = Seat { slot, peer: *id };
+        let stream_slot = StreamSlot { slot, peer: *id };
         let pause = if flow.interval > 0 { flow.interval } else { GATHERING };
-        self.due.push(Reverse((now + pause, seat)));
+        self.due.push(Reverse((now + pause, stream_slot)));
         Ok(())
     }
 
     fn send_due(&mut self) {
-        while let Some(Reverse((due, seat))) = self.due.peek().copied() {
+        while let Some(Reverse((due, stream_slot))) = self.due.peek().copied() {
             let now = clock::now();
             if due > now {
                 break;
             }
             self.due.pop();
-            if self.is_eager(seat) {
-                self.eager.push_back(seat);
-            } else if let Some(flow) = self.send_chunk(seat) {
+            if self.is_eager(stream_slot) {
+                self.eager.push_back(stream_slot);
+            } else if let Some(flow) = self.send_chunk(stream_slot) {
                 // A provider that cannot keep the pace slows down; it does not catch up.
-                self.due.push(Reverse(((due + flow.interval).max(now), seat)));
+                self.due.push(Reverse(((due + flow.interval).max(now), stream_slot)));
             }
         }
     }
 
-    fn is_eager(&self, seat: Seat) -> bool {
-        let peer = self.peers.get(seat.slot).and_then(Option::as_ref);
-        let flow = peer.filter(|peer| peer.id == seat.peer).and_then(|peer| peer.flow);
+    fn is_eager(&self, stream_slot: StreamSlot) -> bool {
+        let peer = self.peers.get(stream_slot.slot).and_then(Option::as_ref);
+        let flow = peer.filter(|peer| peer.id == stream_slot.peer).and_then(|peer| peer.flow);
         flow.is_some_and(|flow| flow.interval == 0)
     }
 
     /// Sends one chunk for each unpaced stream whose socket is not full.
     fn send_eager(&mut self) {
         for _ in 0..self.eager.len() {
-            let Some(seat) = self.eager.pop_front() else { return };
-            let more = self.send_chunk(seat).is_some();
+            let Some(stream_slot) = self.eager.pop_front() else { return };
+            let more = self.send_chunk(stream_slot).is_some();
             // A full socket reports when it takes more, and `flush` puts it back into the queue.
-            if more && self.peers[seat.slot].as_ref().is_some_and(|peer| peer.unsent.is_empty()) {
-                self.eager.push_back(seat);
+            if more
+                && self.peers[stream_slot.slot].as_ref().is_some_and(|peer| peer.unsent.is_empty())
+            {
+                self.eager.push_back(stream_slot);
             }
         }
     }
 
     /// Sends the next chunk, or everything after the last chunk. Returns the stream if it has more.
-    fn send_chunk(&mut self, seat: Seat) -> Option<Flow> {
-        let peer = self.peers.get_mut(seat.slot)?.as_mut().filter(|peer| peer.id == seat.peer)?;
+    fn send_chunk(&mut self, stream_slot: StreamSlot) -> Option<Flow> {
+        let peer = self
+            .peers
+            .get_mut(stream_slot.slot)?
+            .as_mut()
+            .filter(|peer| peer.id == stream_slot.peer)?;
         let flow = peer.flow.as_mut()?;
         if !peer.unsent.is_empty() {
             return Some(*flow);
@@ -251,16 +257,16 @@ impl Provider {
         let result = if flow.sent == flow.chunks {
             let end = script::stream_end(flow.chunks);
             peer.flow = None;
-            self.send(seat.slot, &end)
+            self.send(stream_slot.slot, &end)
         } else {
             let frame = self.event.stamp(flow.sent, clock::now());
             flow.sent += 1;
-            peer.write(frame).and_then(|()| self.listen(seat.slot))
+            peer.write(frame).and_then(|()| self.listen(stream_slot.slot))
         };
         if result.is_err() {
-            self.peers[seat.slot] = None;
+            self.peers[stream_slot.slot] = None;
         }
-        self.peers[seat.slot].as_ref()?.flow
+        self.peers[stream_slot.slot].as_ref()?.flow
     }
 
     fn send(&mut self, slot: usize, bytes: &[u8]) -> Result<()> {
@@ -279,7 +285,7 @@ impl Provider {
         let ready = EpollEvent::new(EpollFlags::EPOLLIN, slot as u64);
         self.epoll.modify(&peer.socket, &mut { ready })?;
         if peer.flow.is_some_and(|flow| flow.interval == 0) {
-            self.eager.push_back(Seat { slot, peer: peer.id });
+            self.eager.push_back(StreamSlot { slot, peer: peer.id });
         }
         Ok(())
     }

@@ -27,7 +27,7 @@ pub(crate) struct Course {
 /// The results. The window lasts from the first chunk of the stream that begins last until the first stream has no more
 /// chunks, so all streams flow in it. If a stream ended earlier, the window is empty.
 #[derive(Default)]
-pub(crate) struct Seen {
+pub(crate) struct CourseResults {
     /// The time from the request to the first byte of the body, per stream, in nanoseconds.
     pub(crate) first_bytes: Vec<u64>,
     /// The time from the provider's stamp to the read here, per chunk in the window, in nanoseconds.
@@ -42,7 +42,7 @@ pub(crate) fn run(
     course: Course,
     sockets: &[PathBuf],
     mut edge: impl FnMut() -> Result<()>,
-) -> Result<Seen> {
+) -> Result<CourseResults> {
     let mut field = Field::new(course, sockets)?;
     let mut events = [EpollEvent::empty(); 256];
     let mut scratch = vec![0; 64 * 1024];
@@ -73,7 +73,7 @@ struct Field {
     open: usize,
     is_ending: bool,
     window: Window,
-    seen: Seen,
+    seen: CourseResults,
 }
 
 enum Window {
@@ -126,7 +126,7 @@ impl Field {
             begun: 0,
             is_ending: false,
             window: Window::Before,
-            seen: Seen::default(),
+            seen: CourseResults::default(),
         })
     }
 

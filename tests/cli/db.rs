@@ -40,7 +40,7 @@ fn open(path: &Path, schema: DatabaseSchema) -> Result<SqliteDatabase, DatabaseE
 }
 
 #[tokio::test]
-async fn one_of_a_batch_that_fails_takes_nothing_of_the_others_back() {
+async fn a_failed_write_rolls_back_no_other_write_of_its_batch() {
     let directory = tempdir().unwrap();
     let database = open(&directory.path().join("state.db"), FIRST).unwrap();
     let names: Vec<_> = (0..200).map(|number| format!("wine {}", number % 100)).collect();

@@ -82,7 +82,7 @@ fn a_tree_is_removed_and_nothing_beside_it() {
 
 /// R6: The space on disk counts, whatever size a file claims, and each name counts.
 #[test]
-fn a_tree_is_measured_by_what_it_takes() {
+fn a_tree_is_measured_by_its_space_on_disk() {
     let place = tempfile::tempdir().unwrap();
     let measure = |most| dir_tree::disk_usage(place.path(), most).unwrap();
     assert_eq!(measure(u64::MAX), 0);

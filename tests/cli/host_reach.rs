@@ -8,7 +8,7 @@ use proptest::prelude::*;
 /// A3: A tenant's host must be on the internet; an operator's host may be in a private network, too; and no host may be
 /// a cloud's metadata address.
 #[test]
-fn an_address_is_allowed_by_what_it_is_for() {
+fn an_address_is_allowed_by_its_kind() {
     let public =
         ["140.82.121.4", "1.1.1.1", "172.15.255.255", "172.32.0.0", "100.63.0.1", "100.128.0.1"];
     let public_v6 =
@@ -132,7 +132,7 @@ fn a_host_is_a_name_or_an_address_in_full() {
 /// A3: The result has the addresses that may be connected to. The error of a name without such addresses reveals
 /// nothing else.
 #[test]
-fn a_name_is_judged_by_what_it_leads_to() {
+fn a_name_is_judged_by_its_addresses() {
     let local: [IpAddr; 2] = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
     for name in ["localhost", "x.localhost"] {
         assert_eq!(HostReach::Named.resolve_host(name, 80).unwrap(), local, "{name}");

@@ -99,7 +99,7 @@ fn promtool_accepts_the_shipped_files() {
 
 /// G12: A real Prometheus finds the gateway by `http_sd` and scrapes it, and every panel of the dashboard has data.
 #[test]
-fn every_panel_shows_what_a_real_prometheus_has_scraped() {
+fn every_panel_has_data_of_a_real_prometheus() {
     let metrics = MetricsRegistry::new("litellm").unwrap();
     let _busy = record_every_family(&metrics);
     let runtime = tokio::runtime::Runtime::new().unwrap();

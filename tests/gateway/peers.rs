@@ -131,7 +131,7 @@ fn litellm_serves_as_the_upstream_and_its_call_ids_are_recorded() {
 
 /// G12: Prometheus scrapes the gateway, and promtool finds no fault in the text.
 #[test]
-fn prometheus_scrapes_what_promtool_finds_no_fault_with() {
+fn prometheus_scrapes_and_promtool_finds_no_fault() {
     let provider = provider("");
     let metrics = format!("127.0.0.1:{}", free_port());
     let place = ProxySetup::start(&provider.address, &[("METRICS_ADDR", &metrics)]);

@@ -14,14 +14,14 @@ use rustix::net::{AddressFamily, SocketType};
 use serde_json::{Value, json};
 
 use crate::support::app::TestApp;
-use crate::support::process::NOBODY;
+use crate::support::process::NO_LISTENER;
 use crate::support::raw_upstream;
 
 /// G8: No process listens at the upstream's address. Nothing was delivered, so nothing is charged.
 #[tokio::test]
 async fn an_upstream_that_cannot_be_reached_costs_nothing() {
     let app = TestApp::with(|config| {
-        config.upstream.url = NOBODY.to_string().parse().unwrap();
+        config.upstream.url = NO_LISTENER.to_string().parse().unwrap();
         config.budget.max_turns = Some(1);
     })
     .await;

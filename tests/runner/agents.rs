@@ -129,7 +129,7 @@ fn the_error_of_a_mistake_names_its_place() {
 
 /// A1, L5: The error of a mistake in an agent's review rules does the same. The agent's rules never weaken the host's.
 #[test]
-fn a_mistake_in_the_rules_for_an_agents_work_is_told_where_it_is() {
+fn the_error_of_a_mistake_in_review_rules_names_its_place() {
     let mut told = vec![];
     for text in [
         &format!("{PLAIN}\n[relay]\npolicy = {{ review_files = 'few' }}\n"),

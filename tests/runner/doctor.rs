@@ -71,7 +71,7 @@ fn answers(facts: &mut HostFacts) -> &mut EngineInfo {
 }
 
 #[test]
-fn a_machine_that_has_everything_is_told_so() {
+fn a_machine_with_every_feature_is_reported() {
     insta::assert_snapshot!(report(&good()), @r"
     ok       kernel             6.18.0
     ok       cgroups            version 2: cpu, io, memory, pids
@@ -94,7 +94,7 @@ fn a_machine_that_has_everything_is_told_so() {
 }
 
 #[test]
-fn a_machine_that_has_nothing_is_told_what_to_get() {
+fn a_machine_without_features_gets_remedies() {
     insta::assert_snapshot!(report(&HostFacts::default()), @r"
     ok       kernel             
     missing  cgroups            none are mounted
@@ -118,7 +118,7 @@ fn a_machine_that_has_nothing_is_told_what_to_get() {
 }
 
 #[test]
-fn what_is_not_as_it_could_be_has_its_remedy() {
+fn each_weakness_has_its_remedy() {
     insta::assert_snapshot!(news(|facts| facts.landlock = Some(1)), @r"
     warn     landlock           version 1, which is not used: it would keep agents from moving files
                                 a kernel of 5.19 or newer keeps agents to their files twice; without it, mounts and modes do
@@ -202,7 +202,7 @@ fn a_runtime_with_known_vulnerabilities_is_reported() {
 }
 
 #[test]
-fn cgroups_are_told_by_what_is_mounted() {
+fn the_cgroup_version_is_read_from_the_mounts() {
     let v1 = "cgroup /sys/fs/cgroup/cpu cgroup rw,relatime,cpu,cpuacct 0 0\n\
               cgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0\n";
     let v2 = "cgroup2 /sys/fs/cgroup cgroup2 rw,nosuid,nsdelegate 0 0\n";

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::support::model_provider::{self, calling_tool};
-use crate::support::process::NOBODY;
+use crate::support::process::NO_LISTENER;
 
 /// A workspace, and the agent's program.
 struct Agent {
@@ -220,7 +220,7 @@ async fn errors_are_in_the_envelope() {
     1 {"kind":"no_model","message":"`OPENAI_BASE_URL`: `http://localhost:x` is no place that a sandbox can reach; give one such as `http://localhost:8080/v1`"}
     "#);
     let mut command = agent.command("m", &[]);
-    let nobody = format!("http://localhost:{}", NOBODY.port());
+    let nobody = format!("http://localhost:{}", NO_LISTENER.port());
     let ended = Ended::of(command.env("OPENAI_BASE_URL", nobody));
     assert_eq!(ended.envelope["meta"]["error"]["kind"], "unreachable");
     // Text that arrived before the error is not lost.

@@ -3,7 +3,7 @@
 use cogni_gateway::sandbox::leftovers::{claim, is_registered, register, unregister};
 
 #[test]
-fn what_is_left_is_noted_until_it_is_gone_and_is_bounded() {
+fn leftovers_are_registered_until_removed_and_bounded() {
     register("one");
     drop(claim("one").unwrap());
     assert!(is_registered("one") && !is_registered("two"));

@@ -17,13 +17,13 @@ use serde_json::{Value, json};
 
 /// R3: The snapshot has every flag of the hardening, so that no flag depends on tests with an engine.
 #[test]
-fn a_sandbox_is_hardened_whatever_is_asked_for() {
+fn a_sandbox_is_hardened_whatever_is_requested() {
     insta::assert_json_snapshot!(asked(&spec()));
 }
 
 /// R3, R4, R6: Requested options are added, and remove no hardening.
 #[test]
-fn a_sandbox_gets_what_it_asks_for_and_keeps_its_hardening() {
+fn a_sandbox_gets_requested_options_and_keeps_its_hardening() {
     insta::assert_json_snapshot!(asked(&everything()));
 }
 

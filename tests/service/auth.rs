@@ -200,7 +200,7 @@ fn a_budget_stays_below_its_ceiling() {
 proptest! {
     /// Whatever the text, a pattern matches only texts with the same beginning.
     #[test]
-    fn a_pattern_matches_what_begins_like_it(given in "[!-~]{1,20}", text in "[!-~]{0,30}") {
+    fn a_pattern_matches_texts_with_its_prefix(given in "[!-~]{1,20}", text in "[!-~]{0,30}") {
         let Ok(pattern) = given.parse::<GrantPattern>() else { return Ok(()) };
         let expected = match given.strip_suffix('*') {
             Some(beginning) => text.starts_with(beginning),

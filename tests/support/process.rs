@@ -120,7 +120,7 @@ pub(crate) fn free_port() -> u16 {
 }
 
 /// An address without a listener: the port of the discard service.
-pub(crate) const NOBODY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9);
+pub(crate) const NO_LISTENER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9);
 
 /// Below `ip_local_port_range` of any Linux with default settings, and above the ports of common services.
 const FIXED: Range<u16> = 20_000..32_000;

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::support::model_provider;
-use crate::support::process::NOBODY;
+use crate::support::process::NO_LISTENER;
 
 /// The runs of one driver.
 pub(crate) struct Sandboxed<D> {
@@ -78,7 +78,7 @@ impl<D: Driver> Sandboxed<D> {
     }
 
     pub(crate) fn prepare(&self, flags: &[&str], argv: &[&str]) -> Command {
-        let upstream = self.provider.as_ref().map_or(NOBODY, |provider| provider.addr);
+        let upstream = self.provider.as_ref().map_or(NO_LISTENER, |provider| provider.addr);
         let mut command = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));
         command
             .env_clear()

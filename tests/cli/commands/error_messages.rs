@@ -132,7 +132,7 @@ const OPERATORS: &[Row] = &[
 ];
 
 #[test]
-fn settings_say_what_they_can_be() {
+fn errors_of_settings_list_the_allowed_values() {
     insta::assert_snapshot!(run_command_lines(SETTINGS));
 }
 
@@ -142,7 +142,7 @@ fn a_run_that_cannot_begin_says_what_is_missing() {
 }
 
 #[test]
-fn operators_are_told_what_to_do_instead() {
+fn errors_of_operator_commands_say_what_to_do() {
     insta::assert_snapshot!(run_command_lines(OPERATORS));
 }
 

@@ -137,7 +137,7 @@ fn streams_taken_back() -> Vec<u8> {
 /// G8: An unreachable upstream is logged once a minute, with its host, the cause and what to do; so is a refused key.
 /// Clients learn none of that.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_operator_is_told_why_the_upstream_fails() {
+async fn the_log_says_why_the_upstream_fails() {
     let upstream = model_provider::start_default().await;
     let (here, authority) = (upstream.addr.to_string(), TestCa::new());
     let causes = [

@@ -15,7 +15,7 @@ fn a_reader_that_has_ended_is_no_error() {
 }
 
 #[test]
-fn a_full_disk_is_told_and_is_not_wrong_use() {
+fn a_full_disk_is_reported_and_is_not_wrong_use() {
     let full = File::options().write(true).open("/dev/full").unwrap();
     let (code, said) = agents(full);
     assert_eq!(code, 1);

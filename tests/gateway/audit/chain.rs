@@ -224,7 +224,7 @@ fn a_forged_chain_is_detected_with_the_key() {
 
 /// G11: Checkpoints are written on time, and a run may be resumed with another key.
 #[test]
-fn checkpoints_are_signed_every_so_many_records_by_whoever_writes() {
+fn checkpoints_are_signed_at_intervals_by_the_current_writer() {
     let place = LogDir::new();
     let signed = AuditConfig { checkpoint_every: 4, ..config(&place.log()) };
     let (log, _) = AuditLog::open_log(&signed, &started()).unwrap();

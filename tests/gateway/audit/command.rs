@@ -8,7 +8,7 @@ use cogni_gateway::telemetry::audit::records::CallRefusedRecord;
 use super::*;
 
 #[test]
-fn verify_says_what_was_proved() {
+fn verify_reports_the_proved_records() {
     let (code, text) = verified(&whole_run(), None);
     assert_eq!(code, ExitCode::SUCCESS);
     insta::with_settings!({filters => TIMES.to_vec()}, {
@@ -81,7 +81,7 @@ fn verify_names_the_process_that_writes_the_log() {
 }
 
 #[test]
-fn verify_tells_who_did_not_sign() {
+fn verify_reports_a_key_that_did_not_sign() {
     let (code, text) = verified(&whole_run(), Some("22".repeat(32)));
     assert_eq!(code, ExitCode::FAILURE);
     insta::assert_snapshot!(text, @"UNSIGNED: no checkpoint was signed by `2222222222222222222222222222222222222222222222222222222222222222`, so nothing proves who wrote this log");

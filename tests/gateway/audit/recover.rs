@@ -140,7 +140,7 @@ fn a_log_whose_writer_is_killed_reopens_and_proves_itself() {
 
 /// G11: Charges add up across restarts, whichever process crashed.
 #[test]
-fn what_was_charged_adds_up_over_restarts() {
+fn charges_add_up_across_restarts() {
     let place = LogDir::new();
     for round in 0..3 {
         let (log, recovered) = place.open();
@@ -242,7 +242,7 @@ fn a_log_in_use_cannot_be_opened_again() {
 }
 
 #[test]
-fn nobody_else_can_read_a_log() {
+fn only_the_owner_can_read_a_log() {
     let place = whole_run();
     append(&place.log(), b"torn");
     drop(place.open());

@@ -70,7 +70,7 @@ async fn chunks_keep_to_their_schedule() {
 }
 
 #[tokio::test]
-async fn the_first_byte_comes_as_late_as_it_shall() {
+async fn the_first_byte_is_delayed_as_configured() {
     let begun = now();
     stream("first_byte=30ms").await;
     assert!(now() - begun >= 30_000_000);

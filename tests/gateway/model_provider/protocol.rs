@@ -87,7 +87,7 @@ async fn a_tool_is_asked_for_until_its_result_is_there() {
 }
 
 #[tokio::test]
-async fn an_echo_says_what_was_said_last() {
+async fn an_echo_repeats_the_last_message() {
     let last = [
         (CHAT, "messages", json!({ "role": "tool", "content": "seven" })),
         (RESPONSES, "input", json!({ "type": "function_call_output", "output": "seven" })),
@@ -197,7 +197,7 @@ async fn the_call_id_is_handed_back() {
 }
 
 #[tokio::test]
-async fn models_are_listed_in_the_shape_of_whoever_asks() {
+async fn models_are_listed_in_the_shape_of_the_client() {
     let provider = start_default().await;
     assert_snapshot!(get(provider.addr, "/v1/models").await.text(), @r#"{"data":[{"created":1,"id":"fake-small","object":"model","owned_by":"fake"},{"created":1,"id":"fake-large","object":"model","owned_by":"fake"}],"object":"list"}"#);
     let anthropic = "anthropic-version: 2023-06-01\r\n";
@@ -319,7 +319,7 @@ async fn the_last_event_can_be_left_out() {
 }
 
 #[tokio::test]
-async fn what_is_not_served_is_refused() {
+async fn an_unknown_path_is_refused() {
     let provider = start_default().await;
     for (method, path, status) in [
         ("GET", "/v1/chat/completions", 405),
@@ -333,7 +333,7 @@ async fn what_is_not_served_is_refused() {
 }
 
 #[tokio::test]
-async fn http_2_is_spoken_to_whoever_begins_with_it() {
+async fn http_2_is_served_to_a_client_that_begins_with_it() {
     let provider = start_default().await;
     let client = hyper_util::client::legacy::Client::builder(TokioExecutor::new())
         .http2_only(true)

@@ -102,7 +102,7 @@ async fn only_the_last_requests_and_small_bodies_are_kept() {
 }
 
 #[tokio::test]
-async fn the_record_is_told_over_http_and_forgotten_on_demand() {
+async fn the_log_is_served_over_http_and_cleared_on_demand() {
     let provider = start_default().await;
     for model in ["a", "b"] {
         post(provider.addr, CHAT, &json!({ "model": model })).await;
@@ -140,7 +140,7 @@ async fn each_ended_request_is_a_line_in_the_file() {
 }
 
 #[tokio::test]
-async fn shutdown_cuts_even_a_stall_and_says_who_did_it() {
+async fn a_shutdown_cuts_a_stalled_answer_and_records_it() {
     let provider = start("fault=stall@1").await;
     let mut client = connect(provider.addr, CHAT, &json!({ "model": "m", "stream": true })).await;
     read_until(&mut client, "hello").await;

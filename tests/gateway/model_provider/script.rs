@@ -10,7 +10,7 @@ use super::raw_client::post;
 use crate::support::model_provider::{start, start_default};
 
 #[test]
-fn a_wrong_script_is_told_what_is_wrong() {
+fn the_error_explains_a_wrong_script() {
     let errors = [
         "chunks",
         "colour=red",

@@ -242,7 +242,7 @@ async fn an_endless_event_is_bounded() {
 
 /// G14: Whatever bytes a client sends, other clients are served.
 #[tokio::test]
-async fn a_client_that_sends_garbage_harms_nobody() {
+async fn a_client_that_sends_garbage_harms_no_other_client() {
     let app = TestApp::start().await;
     let open = json!({"model": "fake/gate=1", "stream": true, "messages": []});
     let stream = app.client().open("/v1/chat/completions", &open).await;

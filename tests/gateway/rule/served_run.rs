@@ -55,7 +55,7 @@ async fn a_rule_changes_what_goes_upstream() {
 
 /// G13: A call that a rule limits reserves no more than that limit.
 #[tokio::test]
-async fn a_limit_of_a_rule_is_what_is_reserved() {
+async fn a_call_reserves_the_limit_of_a_rule() {
     let app = with_rules("[[rules]]\nname = 'r'\nwhen = 'true'\nmax_output_tokens = 7").await;
     app.client().post("/v1/messages", &call("fake")).await;
     assert_eq!(app.recorded("request.admitted", 1).await[0]["reserved"]["output"], 7);

@@ -70,7 +70,7 @@ fn a_wrong_configuration_is_explained() {
 
 /// G1: `proxy` serves one run and `shared` serves many; `proxy` refuses settings for many runs.
 #[test]
-fn proxy_refuses_what_is_for_many_runs() {
+fn proxy_refuses_settings_for_many_runs() {
     let file = tempfile::NamedTempFile::new().unwrap();
     fs::write(file.path(), "[shared]\n").unwrap();
     let path = file.path().to_str().unwrap();
@@ -82,7 +82,7 @@ fn proxy_refuses_what_is_for_many_runs() {
 
 /// G1: The help of `shared` does not contain settings of a single run.
 #[test]
-fn the_help_leaves_out_what_is_about_one_run() {
+fn the_help_has_no_settings_of_one_run() {
     let mut command = cli::shared::command();
     let help = command.render_help().to_string();
     for flag in ["--socket-path", "--run-id", "--audit-log-path", "--billing-account-id"] {

@@ -82,7 +82,7 @@ async fn an_unsampled_trace_stays_unsampled() {
 }
 
 #[test]
-fn what_is_no_traceparent_is_told_so() {
+fn an_invalid_traceparent_is_refused() {
     let wrong = [
         "",
         "00",
@@ -119,7 +119,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_written_can_be_read(bytes in any::<[u8; 8]>(), is_sampled: bool) {
+    fn a_written_traceparent_can_be_parsed(bytes in any::<[u8; 8]>(), is_sampled: bool) {
         let parent = SpanId::new(bytes);
         let context = TraceContext { trace: TraceId::random(), parent, is_sampled };
         let read = context.to_string().parse::<TraceContext>();

@@ -15,7 +15,7 @@ use tokio::net::TcpListener;
 use super::context::OURS;
 use crate::metrics::scrape;
 use crate::support::app::TestApp;
-use crate::support::process::NOBODY;
+use crate::support::process::NO_LISTENER;
 use crate::support::trace_collector::{TraceCollector, hex, shown};
 
 /// G12: A run is a span, and its calls are child spans with the conventions' names; no span has a prompt or a key.
@@ -86,7 +86,7 @@ async fn a_call_that_reached_no_upstream_has_a_span() {
     let collector = TraceCollector::start(StatusCode::OK).await;
     let app = TestApp::with(|config| {
         collected(config, collector.address);
-        config.upstream.url = NOBODY.to_string().parse().unwrap();
+        config.upstream.url = NO_LISTENER.to_string().parse().unwrap();
     })
     .await;
     assert_eq!(app.client().post("/v1/messages", &call()).await.status, 502);
@@ -122,7 +122,7 @@ async fn a_run_without_a_trace_gets_one_where_it_is_sampled() {
 #[tokio::test]
 async fn a_dead_collector_costs_a_counter() {
     let refusing = TraceCollector::start(StatusCode::SERVICE_UNAVAILABLE).await;
-    for address in [NOBODY, refusing.address] {
+    for address in [NO_LISTENER, refusing.address] {
         let app = TestApp::with(|config| {
             collected(config, address);
             config.metrics.address = Some(SocketAddr::from(([127, 0, 0, 1], 0)));

@@ -128,7 +128,7 @@ async fn a_connection_that_speaks_unasked_is_not_used() {
 
 /// G8: Bytes after the end of an answer never become part of another answer.
 #[tokio::test]
-async fn what_follows_an_answer_is_not_the_next_answer() {
+async fn bytes_after_an_answer_are_not_the_next_answer() {
     let (upstream, address) = raw_upstream::listen().await;
     let app = TestApp::with(|config| reach(&mut config.upstream, address)).await;
     let client = app.client();

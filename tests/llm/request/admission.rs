@@ -141,7 +141,7 @@ fn models_are_allowed_by_name_and_renamed_in_place() {
 
 /// Renaming the model and asking for usage are two edits; both are made, in whichever order the fields are.
 #[test]
-fn edits_do_not_get_in_each_others_way() {
+fn edits_do_not_conflict() {
     let policy =
         BodyPolicy { aliases: [("m".into(), "longer".into())].into(), ..BodyPolicy::default() };
     let bodies = [

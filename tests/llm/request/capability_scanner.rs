@@ -37,7 +37,7 @@ fn a_hosted_tool_is_refused_by_name() {
 
 /// G6: Each capability can be granted, and the grant covers nothing else.
 #[test]
-fn a_grant_lets_through_what_it_names_and_nothing_else() {
+fn a_grant_allows_its_capability_and_nothing_else() {
     for (route, fields) in DENIED {
         let BodyPolicyError::CapabilityNotGranted { capability, .. } = refusal(*route, fields)
         else {

@@ -12,7 +12,7 @@ use super::{concat, frames, indices};
 
 proptest! {
     #[test]
-    fn splicing_is_what_replacing_bytes_would_be((body, size, edits) in spliced()) {
+    fn splicing_equals_replacing_bytes((body, size, edits) in spliced()) {
         let mut expected = body.clone();
         for (range, bytes) in edits.iter().rev() {
             expected.splice(indices(range), bytes.iter().copied());
@@ -45,7 +45,7 @@ proptest! {
     }
 
     #[test]
-    fn a_slice_is_what_a_plain_slice_would_be(
+    fn a_slice_equals_a_plain_slice(
         (body, size) in (vec(any::<u8>(), 0..5000), 1..3000usize),
         (from, to) in (0..6000u64, 0..6000u64),
     ) {

@@ -42,7 +42,7 @@ async fn a_pull_request_mentions_earlier_work_for_review() {
 /// A ready pull request that a person made becomes a draft when it gets a notice about earlier work. It is ready again
 /// when the person marks it ready.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_ready_pull_request_is_a_draft_before_it_tells_of_what_was_there() {
+async fn a_ready_pull_request_becomes_a_draft_before_it_mentions_earlier_work() {
     let forge = RunningGithub::start().await;
     run(&forge, "AGENTS.md", (None, false)).await;
     let by_hand = pull_request::PullRequestSpec {

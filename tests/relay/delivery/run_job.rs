@@ -228,7 +228,7 @@ async fn a_branch_that_was_moved_is_not_overwritten() {
 
 /// L7: A run starts from an earlier run's work that is not delivered yet.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_builds_on_what_was_not_delivered_yet() {
+async fn a_run_builds_on_undelivered_work() {
     let forge = RunningGithub::start().await;
     let relay = relay(&forge);
     let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
@@ -249,7 +249,7 @@ async fn a_run_builds_on_what_was_not_delivered_yet() {
 
 /// L6: The statement and the audit log describe the patches alike, also if another process makes the statement.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_statement_says_of_the_patches_what_the_audit_says() {
+async fn the_statement_and_the_audit_log_describe_patches_alike() {
     for mode in ["replayed", "bundled: other patches"] {
         let forge = RunningGithub::start().await;
         let relay = relay(&forge);

@@ -18,7 +18,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::pull_request::pull_request_spec;
 use crate::support::github_server::TOKEN;
-use crate::support::process::NOBODY;
+use crate::support::process::NO_LISTENER;
 use crate::support::test_ca::TestCa;
 
 /// L6: A call has the headers that GitHub requires, the token once, and a path below the API's base. GitHub Enterprise
@@ -119,7 +119,7 @@ async fn an_unreachable_api_names_its_setting() {
         (
             "localhost",
             Some(ours.file.clone()),
-            Some(HttpProxy::parse_proxy(&NOBODY.to_string(), "").unwrap()),
+            Some(HttpProxy::parse_proxy(&NO_LISTENER.to_string(), "").unwrap()),
         ),
     ] {
         let address = serve_tls(ours.server(host, &["http/1.1"])).await;
@@ -132,8 +132,8 @@ async fn an_unreachable_api_names_its_setting() {
             api.repository_info(&SecretString::new(TOKEN), &site).await.unwrap_err().to_string(),
         );
     }
-    let nobody = api(&format!("http://{NOBODY}"), OutboundConfig::default());
-    let site = hosted(&format!("http://{NOBODY}/acme/site"));
+    let nobody = api(&format!("http://{NO_LISTENER}"), OutboundConfig::default());
+    let site = hosted(&format!("http://{NO_LISTENER}/acme/site"));
     told.push(
         nobody.repository_info(&SecretString::new(TOKEN), &site).await.unwrap_err().to_string(),
     );

@@ -4,7 +4,7 @@ use crate::support::git_server::GitServer;
 use crate::support::repository::Repository;
 
 #[test]
-fn the_server_serves_who_brings_the_token() {
+fn the_server_requires_the_token() {
     let directory = tempfile::tempdir().unwrap();
     Repository::seeded(&directory.path().join("project.git"));
     let server = GitServer::start(directory.path(), "s3cret");

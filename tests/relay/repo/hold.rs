@@ -36,7 +36,7 @@ fn held_work_is_applied_by_one_line() {
 
 /// L5: The shipped rules file states every rule, and equals the built-in rules.
 #[test]
-fn the_shipped_file_is_what_holds_without_one() {
+fn the_shipped_rules_equal_the_built_in_rules() {
     let file = std::fs::read_to_string("config/relay.toml").unwrap();
     let default = RelayConfig::default();
     assert_eq!(RelayConfig::parse(&file).unwrap(), default);

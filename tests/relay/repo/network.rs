@@ -14,7 +14,7 @@ use cogni_gateway::relay::repo::{BranchKey, GitProgram, RepoError, RepoMirror, R
 use super::setup::RelaySetup;
 use crate::support::connect_proxy::ConnectProxy;
 use crate::support::git_server::GitServer;
-use crate::support::process::NOBODY;
+use crate::support::process::NO_LISTENER;
 use crate::support::repository;
 use crate::support::test_ca::TestCa;
 
@@ -61,7 +61,7 @@ fn git_uses_the_configured_proxy() {
     let error = company.ask(url, by(tunnel.address, "git.example")).unwrap_err();
     assert!(matches!(error, RepoError::Unreachable { .. }), "{error}");
     assert_eq!(tunnel.asked(), asked);
-    let error = company.ask(url, by(NOBODY, "")).unwrap_err();
+    let error = company.ask(url, by(NO_LISTENER, "")).unwrap_err();
     assert!(matches!(error, RepoError::Unreachable { .. }), "{error}");
     assert!(!format!("{error} {error:?}").contains(PASSWORD), "{error}");
 }

@@ -46,7 +46,7 @@ fn the_arguments_arrive_as_they_were_given() {
 
 /// R8: Standard output has only the result; the program's output appears live on standard error.
 #[test]
-fn the_two_streams_are_told_apart_and_shown_live() {
+fn the_two_streams_are_separate_and_printed_live() {
     let result = Sandboxed::new().run(&[], &sh("echo to out; echo to err >&2"));
     assert_eq!(result.json["stdout"], "to out\n");
     assert_eq!(result.json["stderr"], "to err\n");
@@ -176,7 +176,7 @@ fn a_workspace_is_read_or_written_as_it_was_asked_for() {
 
 /// R8: A mistake that can be detected before anything is made is wrong use, without a result.
 #[test]
-fn wrong_use_is_told_from_a_run_that_failed() {
+fn wrong_use_is_distinguished_from_a_failed_run() {
     let runner = Sandboxed::new();
     for (flags, argv) in [
         (&["--workspace", "/etc"][..], &["true"][..]),

@@ -16,7 +16,7 @@ pub(super) type Sandboxed = run_command::Sandboxed<Docker>;
 pub(super) struct Docker;
 
 impl Driver for Docker {
-    /// For its check of engine and images, and what it says where one is missing.
+    /// Checks the engine and its images, and reports what is missing.
     fn check() {
         docker_engine::need(&[docker_engine::HOST]);
     }
@@ -31,13 +31,13 @@ impl Driver for Docker {
 }
 
 impl Sandboxed {
-    /// What there is of a run, in words.
+    /// Describes everything that exists of a run.
     pub(super) fn left(&self, run: &str) -> String {
         let filter = format!("label=cogni.run={run}");
         let states =
             must(&["ps", "--all", "--filter", &filter, "--format", "container ({{.State}})"]);
         let directories = entries(&self.run_dir()).into_iter().map(|_| "directory");
-        // In a container that runs they are no news, and at its start they come a moment later.
+        // A running container always has processes; at its start they appear a moment later.
         let is_news = !states.contains("running") && has_processes(run);
         let processes = is_news.then_some("processes");
         let name = sandbox_name(run);
@@ -51,12 +51,12 @@ impl Sandboxed {
     }
 }
 
-/// What `find` prints.
+/// Returns the output of `find`.
 pub(super) fn find(line: &[&str]) -> String {
     String::from_utf8(Command::new("find").args(line).output().unwrap().stdout).unwrap()
 }
 
-/// Whether any process of this machine has been told that it is of this run.
+/// Returns whether any process of this machine has this run's id in its environment.
 fn has_processes(run: &str) -> bool {
     let variable = format!("RUN_ID={run}");
     let environments =
@@ -66,7 +66,7 @@ fn has_processes(run: &str) -> bool {
     })
 }
 
-/// The ids of a run's containers, in every state.
+/// Returns the ids of a run's containers, in any state.
 pub(super) fn containers(run: &str) -> String {
     must(&["ps", "--all", "--quiet", "--no-trunc", "--filter", &format!("label=cogni.run={run}")])
 }

@@ -48,7 +48,7 @@ fn a_sandbox_has_no_network_no_rights_and_no_place_to_write() {
 
 /// R3: Landlock denies writes that mounts and modes would allow, and allows the intended ones.
 #[test]
-fn what_only_landlock_denies_is_denied() {
+fn writes_that_only_landlock_denies_are_denied() {
     let look = "
         echo x 2>/dev/null > /proc/self/comm && echo 'named itself'
         kill -0 1 2>/dev/null && echo 'could signal the first process'
@@ -69,7 +69,7 @@ fn what_only_landlock_denies_is_denied() {
 
 /// R3: Each of these calls fails. A call that does not exist would prove nothing, so it is reported.
 #[test]
-fn what_opens_the_way_out_is_denied() {
+fn dangerous_system_calls_are_denied() {
     let attempts = "
         try() { \"$@\" >/dev/null 2>&1 </dev/null; case $? in 0) echo \"did $*\";; 127) echo \"no $1 here\";; esac; }
         try unshare -r true
@@ -101,7 +101,7 @@ fn processes_are_limited() {
 
 /// R3: Files in memory count as memory, and have their own limits.
 #[test]
-fn what_is_written_to_memory_is_limited() {
+fn files_in_memory_are_limited() {
     let fill = "dd if=/dev/zero of=/tmp/x bs=1M count=100 2>/dev/null; wc -c < /tmp/x; dd if=/dev/zero of=/run/x bs=1M count=100 2>/dev/null; wc -c < /run/x";
     let result = Sandboxed::new().run(&[], &sh(fill));
     assert_eq!(result.json["stdout"], format!("{}\n{}\n", 64 << 20, 8 << 20));

@@ -78,7 +78,7 @@ async fn a_configuration_that_includes_a_pipe_is_reported_and_kept() {
 /// L5: A process that collects the work later must know the credentials that must not be in it, as the run's own
 /// process did.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_killed_runner_leaves_is_judged_by_who_knows_its_secrets() {
+async fn orphaned_work_is_reviewed_with_its_runs_credentials() {
     let place = DeliverySetup::new().await;
     let id = killed_with(&place, "secret", &"7".repeat(64));
     let (code, said) = place.relay(&["retry", &id]);

@@ -28,7 +28,7 @@ fn a_run_that_does_not_listen_is_killed() {
 /// R5: A program that the kernel killed for lack of memory is distinguished from one that was killed, although both
 /// have the same exit code.
 #[test]
-fn a_run_that_takes_too_much_memory_is_told_from_one_that_was_killed() {
+fn an_out_of_memory_run_is_distinguished_from_a_killed_one() {
     let result = Sandboxed::new().run(&["--max-memory", "32m"], &["tail", "/dev/zero"]);
     assert_eq!(result.facts(), json!([false, 137, "oom_killed"]));
 }

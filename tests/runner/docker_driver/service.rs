@@ -114,7 +114,7 @@ async fn chats_of_one_conversation_share_a_container() {
 /// R5, R7: If the service is killed while a long-running sandbox works, that run is lost, but not what the branch had
 /// stored. Unused workspaces are removed at their time.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_branch_keeps_outlives_a_killed_service_and_ends_in_its_time() {
+async fn a_workspace_outlives_a_killed_service_and_expires() {
     let work = "cat said 2>/dev/null; echo $RUN_ID >> said; [ -e go ] || sleep 1000";
     let place = place(work, "mode = 'long_running'\n").await;
     let mut service = place.start();

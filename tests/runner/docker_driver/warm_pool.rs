@@ -117,7 +117,7 @@ async fn a_slot_ends_at_the_deadline_of_its_run() {
 
 /// R7: A run that needs a different slot is distinguished from a run with a mistake.
 #[test]
-fn a_run_that_does_not_fit_a_slot_is_told_why() {
+fn the_error_says_why_a_run_does_not_fit_a_slot() {
     let place = Installation::embedded();
     let stock = WarmPoolConfig { count: 0, max_age: Duration::from_mins(1) };
     let usual = place.run_plan("run-1", &["true"]);

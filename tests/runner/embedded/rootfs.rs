@@ -99,7 +99,7 @@ fn the_engines_socket_is_in_no_embedded_sandbox() {
 
 /// R1: Without `cogni-init`, the program itself is the first process, and the runner reports a shell's errors.
 #[test]
-fn a_program_that_is_not_there_is_told_without_a_first_process_too() {
+fn a_missing_program_is_reported_without_cogni_init_too() {
     let runner = Sandboxed::new();
     for (program, code) in [("/nowhere", 127), ("nowhere", 127), ("/etc/passwd", 126)] {
         let result = runner.run(&["--init", "none"], &[program]);

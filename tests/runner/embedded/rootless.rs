@@ -56,7 +56,7 @@ fn another_user_than_root_has_a_sandbox_with_all_but_limits() {
 
 /// R6: The user's own directories are accessible to the sandbox, whose user is the same on this machine.
 #[test]
-fn another_user_than_root_gives_what_is_its_own() {
+fn another_user_than_root_shares_its_own_directories() {
     let place = PublicDir::new();
     let task = place.path().join("task");
     fs::create_dir(&task).unwrap();

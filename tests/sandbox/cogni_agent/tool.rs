@@ -48,7 +48,7 @@ fn the_end_of_a_program_is_reported() {
 }
 
 #[test]
-fn a_call_that_makes_no_sense_is_told_to_the_model() {
+fn an_invalid_tool_call_is_reported_to_the_model() {
     let told = [
         ("exec", "{"),
         ("exec", "{}"),
@@ -70,7 +70,7 @@ fn a_call_that_makes_no_sense_is_told_to_the_model() {
 
 /// The tool keeps the beginning and the end of each stream of a flood.
 #[test]
-fn a_flood_costs_no_more_than_what_is_kept() {
+fn a_flood_costs_no_more_than_the_kept_output() {
     let done = sh("echo first; yes | head -c 50000000; echo last; echo err >&2");
     assert_eq!((done.exit_code, done.stderr.as_str()), (Some(0), "err\n"));
     assert!(done.stdout.starts_with("first\ny\n") && done.stdout.ends_with("y\nlast\n"));

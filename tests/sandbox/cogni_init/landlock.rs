@@ -39,7 +39,7 @@ fn the_agent_writes_where_it_may_and_nowhere_else() {
 
 /// R3: A writable path may be a file as well as a directory.
 #[test]
-fn a_file_may_be_what_is_written() {
+fn a_writable_path_may_be_a_file() {
     let sandbox = Sandbox::new();
     let file = sandbox.path("file");
     fs::write(&file, "").unwrap();

@@ -11,7 +11,7 @@ use cogni_gateway::sandbox::init_binary::BUILT_IN_INIT;
 use super::{Ended, PROGRAM, Sandbox};
 
 #[test]
-fn a_wrong_use_is_told_with_what_would_be_right() {
+fn wrong_use_is_reported_with_a_remedy() {
     let said: Vec<_> = [
         &[][..],
         &["--"],
@@ -74,7 +74,7 @@ fn help_and_version_are_printed() {
 
 /// R4: The socket is checked before the agent starts.
 #[test]
-fn a_socket_that_does_not_answer_is_told_before_the_agent_starts() {
+fn a_socket_that_does_not_answer_is_reported_before_the_agent_starts() {
     let sandbox = Sandbox::without_gateway();
     let mut said = vec![];
     let mut attempt = || {
@@ -114,7 +114,7 @@ fn without_a_gateway_the_agent_starts_at_once() {
 }
 
 #[test]
-fn a_socket_that_is_not_the_agents_is_told() {
+fn a_socket_of_another_user_is_reported() {
     let sandbox = Sandbox::new();
     fs::set_permissions(sandbox.folder.path(), Permissions::from_mode(0o755)).unwrap();
     fs::set_permissions(sandbox.socket(), Permissions::from_mode(0o600)).unwrap();
@@ -138,7 +138,7 @@ fn a_gateway_that_is_late_is_waited_for() {
 }
 
 #[test]
-fn a_port_that_is_taken_is_told() {
+fn a_port_in_use_is_reported() {
     let sandbox = Sandbox::new();
     let _taken = std::net::TcpListener::bind(sandbox.address).unwrap();
     let ended = sandbox.run(&["true"]);

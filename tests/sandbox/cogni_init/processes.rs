@@ -122,7 +122,7 @@ fn nothing_outlives_the_agent() {
 }
 
 #[test]
-fn what_is_left_is_asked_before_it_is_killed() {
+fn remaining_processes_get_sigterm_before_sigkill() {
     let sandbox = Sandbox::new();
     // A signal that arrives in a shell's child between fork and exec is lost, so `ready` is printed after the exec.
     let script = "

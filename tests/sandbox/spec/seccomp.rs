@@ -127,7 +127,7 @@ fn allowed_calls_that_are_unknown_are_reported() {
 
 /// R3: A rule that the compiler does not understand is an error.
 #[test]
-fn a_profile_that_says_more_than_we_know_is_refused() {
+fn a_profile_with_unknown_rules_is_refused() {
     let wrong = [
         SECCOMP_PROFILE.replace("SCMP_CMP_MASKED_EQ", "SCMP_CMP_GT"),
         SECCOMP_PROFILE.replacen("SCMP_ACT_ALLOW", "SCMP_ACT_TRACE", 1),

@@ -87,7 +87,7 @@ async fn left(grant: &Grant, body: &Value) -> String {
 
 /// A3: The budget of a run never exceeds the grant's, whatever the request asks for.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_budget_is_the_least_of_what_is_asked_for_and_what_is_granted() {
+async fn a_budget_is_the_lower_of_the_request_and_the_grant() {
     let place = ServiceSetup::new("").await;
     let service = place.start();
     let (free, bound) = (place.grant(&[]), place.grant(&["--max-turns", "0"]));

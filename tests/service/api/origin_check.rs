@@ -51,7 +51,7 @@ async fn a_page_in_a_browser_cannot_use_a_service_without_grants() {
 
 /// A form can send text without a preflight request. A caller with a grant may have any host name and origin.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_calls_have_cost_is_told_as_json() {
+async fn charges_must_be_sent_as_json() {
     let place = ServiceSetup::new("").await;
     let service = place.start();
     for (kind, status) in [

@@ -165,7 +165,7 @@ async fn a_grant_has_no_more_runs_at_once_than_it_may() {
 
 /// A1: Agents are listed for grants that may run them; an agent that cannot run here is listed with the reason.
 #[tokio::test(flavor = "multi_thread")]
-async fn agents_are_listed_for_whoever_may_run_them() {
+async fn agents_are_listed_for_grants_that_may_run_them() {
     let place = ServiceSetup::new("").await;
     let service = place.start();
     let (grant, nobody) = (place.grant(&[]), place.mint(&["--access", "read"]));

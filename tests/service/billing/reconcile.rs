@@ -13,7 +13,7 @@ use tempfile::tempdir;
 
 use super::litellm::{Kind, Litellm, client, row};
 use super::{at, fact, notice, open_store};
-use crate::support::process::NOBODY;
+use crate::support::process::NO_LISTENER;
 
 const UNARY: &str = "01a20298-15f8-7428-a20a-7213618e37a2";
 const STREAM: &str = "01a20298-1c99-763c-9bd8-e4dcb2c7fdcb";
@@ -217,7 +217,7 @@ async fn the_error_says_why_litellm_did_not_answer() {
         let told = error.to_string();
         assert_eq!(told, expected);
     }
-    let error = books.reconcile(&client(NOBODY), &day(), at("10:00:00")).await.unwrap_err();
+    let error = books.reconcile(&client(NO_LISTENER), &day(), at("10:00:00")).await.unwrap_err();
     assert!(matches!(error, ReconcileError::Litellm(_)), "{error}");
 }
 

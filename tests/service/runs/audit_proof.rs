@@ -195,7 +195,7 @@ async fn the_log_of_an_interrupted_run_is_closed_and_sealed() {
 
 /// The service sweeps the relay's directory, too, so an operator need not run `relay sweep`.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_relay_has_left_goes_when_it_is_older_than_runs_are_kept() {
+async fn the_relays_leftovers_are_removed_after_the_retention_time() {
     let place = ServiceSetup::new("").await;
     let work = place.state_dir().join("work");
     let (old, young) = (work.join("old"), work.join("young"));

@@ -105,7 +105,7 @@ async fn a_run_may_begin_in_a_warm_sandbox() {
 
 /// A1: An agent that needs a model list gets the upstream's.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_agent_is_told_the_upstreams_models() {
+async fn an_agent_gets_the_upstreams_models() {
     let place = ServiceSetup::new("").await;
     let agents = place.path().join("agents");
     fs::create_dir(&agents).unwrap();

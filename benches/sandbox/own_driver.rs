@@ -23,8 +23,8 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::Took;
-use super::others::{IMAGE, PROGRAM};
+use super::RunTimes;
+use super::other_runtimes::{IMAGE, PROGRAM};
 
 /// A driver, and the root of its sandboxes.
 #[derive(Clone)]
@@ -33,7 +33,7 @@ pub(super) struct Kind {
     root: RootSource,
 }
 
-pub(super) struct Ours {
+pub(super) struct OwnDriver {
     order: RunPlan,
     warm: Option<Warm>,
 }
@@ -58,7 +58,7 @@ pub(super) fn docker() -> Result<Kind, String> {
     Ok(Kind { driver: SandboxDriver::Docker { socket }, root: RootSource::Image(IMAGE.to_owned()) })
 }
 
-impl Ours {
+impl OwnDriver {
     pub(super) fn new(Kind { driver, root }: Kind, path: &Path, is_warm: bool) -> Self {
         let mut config = GatewayConfig::default();
         "acct-bench".clone_into(&mut config.identity.account);
@@ -102,7 +102,7 @@ impl Ours {
     }
 
     /// A slot is ready before the clock starts.
-    pub(super) fn once(&self) -> Took {
+    pub(super) fn once(&self) -> RunTimes {
         if let Some(warm) = &self.warm {
             warm.until_ready();
         }
@@ -127,7 +127,7 @@ impl Ours {
         }
     }
 
-    async fn run(&self) -> Took {
+    async fn run(&self) -> RunTimes {
         static RUN: AtomicUsize = AtomicUsize::new(0);
         let mut order = self.order.clone();
         order.config.identity.run = format!("bench-{}", RUN.fetch_add(1, Ordering::Relaxed));
@@ -136,11 +136,11 @@ impl Ours {
             Some(warm) => warm.pool.claim(order).unwrap(),
             None => PreparedRun::new(order).unwrap(),
         };
-        let mut first = First(None);
+        let mut first = FirstByte(None);
         let result = Box::pin(prepared.run(CancellationToken::new(), &mut first)).await;
         let whole = begun.elapsed();
         check(&result);
-        Took { first: first.0.unwrap() - begun, whole }
+        RunTimes { first: first.0.unwrap() - begun, whole }
     }
 }
 
@@ -168,9 +168,9 @@ impl Warm {
 }
 
 /// The time at which the first byte has arrived.
-struct First(Option<Instant>);
+struct FirstByte(Option<Instant>);
 
-impl AsyncWrite for First {
+impl AsyncWrite for FirstByte {
     fn poll_write(
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,

@@ -16,7 +16,7 @@ use cogni_gateway::sandbox::spec::{
 };
 use serde_json::{Value, json};
 
-use super::Took;
+use super::RunTimes;
 
 /// An image with a shell and little else, built by `docker/from-host`.
 pub(super) const IMAGE: &str = "cogni-gateway-test:host";
@@ -27,7 +27,7 @@ pub(super) const PROGRAM: [&str; 3] = ["sh", "-c", "echo up"];
 pub(super) struct Bundle(Vec<String>);
 
 impl Bundle {
-    pub(super) fn once(&self) -> Took {
+    pub(super) fn once(&self) -> RunTimes {
         static RUN: AtomicUsize = AtomicUsize::new(0);
         let name =
             format!("cogni-bench-{}-{}", std::process::id(), RUN.fetch_add(1, Ordering::Relaxed));
@@ -42,7 +42,7 @@ impl Bundle {
         let status = child.wait().unwrap();
         let whole = begun.elapsed();
         assert!(status.success() && word == *b"up\n", "{line:?}: {status}");
-        Took { first, whole }
+        RunTimes { first, whole }
     }
 
     pub(super) fn many(&self, parallel: usize, runs: usize) {
