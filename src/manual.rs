@@ -144,4 +144,6 @@ pub mod decisions {
     pub mod d0034 {}
     #[doc = include_str!("manual/decisions/0035-put-modules-in-wings-and-name-types-in-full.md")]
     pub mod d0035 {}
+    #[doc = include_str!("manual/decisions/0036-resolve-a-run-once.md")]
+    pub mod d0036 {}
 }

@@ -42,9 +42,9 @@ use tracing::{Instrument, Span};
 
 use crate::base::private_dir;
 use crate::gateway::config::GatewayConfig;
-use crate::gateway::process::{GatewayHost, RunShutdown};
+use crate::gateway::process::RunShutdown;
 use crate::gateway::run::AgentRun;
-use crate::llm::budget::BudgetLedger;
+use crate::llm::budget::{BudgetLedger, BudgetLimits, Nanodollars};
 use crate::relay::delivery::outbox::PullRequestText;
 use crate::sandbox::output::{CapturedOutput, HeadTailBuffer, OutputCapture};
 use crate::sandbox::spec::{MountAccess, OwnerLabels, WorkspaceMount};
@@ -58,26 +58,28 @@ pub use agents::DriverChoice;
 pub use envelope::{AgentEnvelope, AgentEnvelopeError};
 pub use request::{GatewayOverrides, HostEnvironment, MODEL_VARIABLE, RunRequest};
 pub use result::{RunErrorCode, RunResult, RunTimings};
+pub use run_gateway::GatewayServer;
 
-use branch_delivery::{DeliveryTarget, FinishedRun, TrackedWorkspace};
+use branch_delivery::{BranchRequest, DeliveryTarget, FinishedRun, TrackedWorkspace};
 use directory::RunDirectory;
-use gateway_container::PreparedGatewayContainer;
 use quota::{QuotaExceededError, WorkspaceQuota};
 use result::RunResultParts;
 use run_gateway::{GatewaySignals, RunGatewayBackend};
 use sweep::LeftoverSweeper;
 
-/// The plan of one run: its gateway, its sandbox, its agent and its branch.
+/// The plan of one run: its gateway, its sandbox, its agent and its branch. [`RunRequest::resolve`] makes the plan, and
+/// a [`PreparedRun`] starts it. Until then the plan does not change.
 #[derive(Clone, Debug)]
 pub struct RunPlan {
     /// The configuration of the run's gateway. The runner chooses the socket's path.
     pub config: GatewayConfig,
+    pub gateway: GatewayServer,
     /// The run's sandbox. The runner sets the sandbox's run ID and socket to those of the gateway.
     pub spec: SandboxSpec,
     /// The agent of the catalog that the sandbox is for, if it is for one.
     pub agent: Option<AgentInvocation>,
     /// The branch that the run's work is for, if it is for one.
-    pub target: Option<DeliveryTarget>,
+    pub branch: Option<BranchRequest>,
     /// The directories of this machine that the sandbox may mount from. Every host path of the sandbox has to be below
     /// one of these directories.
     pub roots: Vec<PathBuf>,
@@ -90,10 +92,15 @@ pub struct RunPlan {
     /// The socket of this machine's Docker engine. The sweep needs the socket with every driver, because earlier runs
     /// may have left containers in the engine.
     pub docker_socket: PathBuf,
-    /// The container that serves the gateway; if absent, this process serves the gateway.
-    pub proxy: Option<gateway_container::GatewayContainerConfig>,
-    /// The host of all gateways of this process, if the process serves several runs.
-    pub seats: Option<GatewayHost>,
+}
+
+/// The inputs of a run that a process gets when the run begins, because it may have to wait for them.
+#[derive(Clone, Debug, Default)]
+pub struct RunInputs {
+    /// The lease of the branch in the run's plan.
+    pub target: Option<DeliveryTarget>,
+    /// The models that an agent's settings list, if the plan lists none.
+    pub models: Vec<String>,
 }
 
 impl RunPlan {
@@ -102,13 +109,21 @@ impl RunPlan {
         self.spec.env.get(MODEL_VARIABLE).map(String::as_str)
     }
 
+    /// Returns this plan with at most the given limit of money, if a limit is given.
+    #[must_use]
+    pub fn with_max_cost(mut self, most: Option<Nanodollars>) -> Self {
+        let most = BudgetLimits { max_cost_usd: most, ..BudgetLimits::default() };
+        self.config.budget = self.config.budget.capped_by(&most);
+        self
+    }
+
     /// Checks everything that can be checked without making anything.
     ///
     /// # Errors
     /// Returns an error if the branch and the gateway's container exclude each other, if the driver cannot make the
     /// sandbox, or if the sandbox may not mount one of its host paths.
     pub fn check(&self) -> anyhow::Result<()> {
-        if self.proxy.is_some() && self.target.is_some() {
+        if self.is_gateway_in_container() && self.branch.is_some() {
             bail!(
                 "a run with a branch cannot have its gateway in a container: the container keeps the audit log that the delivery is written to; leave out `--proxy container`"
             );
@@ -121,6 +136,18 @@ impl RunPlan {
             &self.roots,
             &self.private_paths(),
         )?)
+    }
+
+    /// Checks the plan, and that its branch is leased.
+    fn check_inputs(&self, inputs: &RunInputs) -> anyhow::Result<()> {
+        if inputs.target.as_ref().map(DeliveryTarget::branch) != self.branch.as_ref() {
+            bail!("a run begins with the lease of the branch in its plan, and with no other");
+        }
+        self.check()
+    }
+
+    fn is_gateway_in_container(&self) -> bool {
+        matches!(self.gateway, GatewayServer::Container(_))
     }
 
     /// Returns the users that the sandbox may run as. A sandbox that may write to an operator's directory runs as the
@@ -228,14 +255,14 @@ impl PreparedRun {
     ///
     /// # Errors
     /// Returns an error if the plan fails its check, the socket cannot be bound, or a file cannot be made or opened.
-    pub fn new(order: RunPlan) -> anyhow::Result<Self> {
-        let target = order.target.clone();
+    pub fn new(order: RunPlan, inputs: RunInputs) -> anyhow::Result<Self> {
+        let target = inputs.target.clone();
         // A branch's workspace is outside of the run's directory, so that directory's removal does not remove it.
-        Self::prepare(order)
+        Self::prepare(order, inputs)
             .inspect_err(|_| target.iter().for_each(DeliveryTarget::discard_workspace))
     }
 
-    fn prepare(order: RunPlan) -> anyhow::Result<Self> {
+    fn prepare(order: RunPlan, inputs: RunInputs) -> anyhow::Result<Self> {
         // Each step below needs the steps before it:
         // 1. the checks, which make nothing;
         // 2. the run's directory, which reserves the sandbox's user;
@@ -243,10 +270,11 @@ impl PreparedRun {
         // 4. the gateway, which binds the socket and opens the audit log;
         // 5. the sandbox's handle, which starts nothing yet;
         // 6. the outbox's row for the workspace, the last step: the row makes a later process look for work there.
-        order.check()?;
+        order.check_inputs(&inputs)?;
         let users = order.sandbox_users();
-        let RunPlan { mut config, mut spec, agent, target, run_dir, driver, proxy, seats, .. } =
-            order;
+        let RunPlan { mut config, gateway, mut spec, agent, run_dir, driver, .. } = order;
+        let RunInputs { target, models } = inputs;
+        let agent = agent.map(|agent| agent.with_default_models(models));
         let owner = OwnerProcess::this_process().context("`/proc` cannot be read")?;
         let directory =
             RunDirectory::create_for_users(users, &run_dir, &config.identity.run, &owner)?;
@@ -256,10 +284,6 @@ impl PreparedRun {
             spec.workspace = WorkspaceMount::Directory { path, access: MountAccess::ReadWrite };
         }
         configure_socket(&mut config, &mut spec, &directory);
-        if proxy.is_some() {
-            // That container keeps the user of its image, which is another than the sandbox's.
-            config.listen.socket_mode = 0o666;
-        }
         if let Some(target) = &target {
             target.prepare_sandbox(&mut spec)?;
         }
@@ -274,13 +298,7 @@ impl PreparedRun {
         let run = config.identity.run.clone();
         let deadline = SystemTime::now() + spec.limits.max_runtime;
         let labels = OwnerLabels { owner, run_dir: directory.parent(), deadline };
-        let gateway = match proxy {
-            None => RunGatewayBackend::open(config, seats.as_ref())?,
-            Some(proxy) => {
-                let proxy = PreparedGatewayContainer::prepare(proxy, &config, &directory, &labels)?;
-                RunGatewayBackend::Container(Box::new(proxy))
-            }
-        };
+        let gateway = RunGatewayBackend::open(gateway, config, &directory, &labels)?;
         if let (Some(run), Some(agent)) = (gateway.run(), &agent) {
             spans::record_agent(&run, &agent.entry.name);
         }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use cogni_gateway::gateway::config::GatewayConfig;
 use cogni_gateway::runner::warm_pool::{WarmPool, WarmPoolConfig};
-use cogni_gateway::runner::{PreparedRun, RunPlan, RunResult};
+use cogni_gateway::runner::{GatewayServer, PreparedRun, RunInputs, RunPlan, RunResult};
 use cogni_gateway::sandbox::docker::DockerEngine;
 use cogni_gateway::sandbox::embedded::EmbeddedDriverConfig;
 use cogni_gateway::sandbox::spec::{RootSource, SandboxLimits, WorkspaceMount};
@@ -82,16 +82,15 @@ impl OwnDriver {
         let run_dir = path.join("r");
         let order = RunPlan {
             config,
+            gateway: GatewayServer::OwnProcess,
             spec,
             agent: None,
-            target: None,
+            branch: None,
             roots: vec![],
             run_dir,
             uids: UserRange::DEFAULT_RANGE,
             driver,
             docker_socket: DOCKER_SOCKET.into(),
-            proxy: None,
-            seats: None,
         };
         let warm = is_warm.then(|| Warm::keep(&order));
         Self { order, warm }
@@ -133,8 +132,8 @@ impl OwnDriver {
         order.config.identity.run = format!("bench-{}", RUN.fetch_add(1, Ordering::Relaxed));
         let begun = Instant::now();
         let prepared = match &self.warm {
-            Some(warm) => warm.pool.claim(order).unwrap(),
-            None => PreparedRun::new(order).unwrap(),
+            Some(warm) => warm.pool.claim(order, RunInputs::default()).unwrap(),
+            None => PreparedRun::new(order, RunInputs::default()).unwrap(),
         };
         let mut first = FirstByte(None);
         let result = Box::pin(prepared.run(CancellationToken::new(), &mut first)).await;

@@ -26,20 +26,20 @@ use help::{ABOUT, EXAMPLE, USAGE, section};
 use output_renderer::{OpenLineFlag, OutputRenderer};
 use progress::ProgressPrinter;
 
-use super::relay::RunSecrets;
 use super::{EXIT_USAGE, flags, hide_env_values};
 use crate::gateway::config::{AdminConfig, ConfigSetting, GatewayConfig, SETTINGS};
 use crate::runner::agents::{AgentCatalog, AgentStreamFormat};
 use crate::runner::branch_delivery::DeliveryReport;
+use crate::runner::gateway_container::GatewayContainerConfig;
 use crate::runner::{
-    self, DriverChoice, GatewayOverrides, HostEnvironment, MODEL_VARIABLE, PreparedRun,
-    RunErrorCode, RunHandles, RunPlan, RunRequest, RunResult,
+    self, DriverChoice, GatewayOverrides, GatewayServer, HostEnvironment, MODEL_VARIABLE,
+    PreparedRun, RunErrorCode, RunHandles, RunInputs, RunPlan, RunRequest, RunResult,
 };
 use crate::sandbox::output::OutputCapture;
 use crate::sandbox::spec::{ByteSize, LimitOverrides, MountAccess, WorkspaceMount};
 use crate::sandbox::{InitBinary, UserRange};
 use crate::telemetry::access_log::AccessLogDestination;
-use repository::RepositoryRequest;
+use repository::RunRepositoryArgs;
 
 /// Builds the command: its own flags, and one flag for each setting of the gateway.
 pub fn command() -> Command {
@@ -167,7 +167,7 @@ struct RunArgs {
     places: SandboxPathArgs,
 
     #[command(flatten)]
-    repository: repository::RunRepositoryArgs,
+    repository: RunRepositoryArgs,
 
     /// The program and its arguments, passed on without interpretation
     #[arg(last = true)]
@@ -261,7 +261,7 @@ impl ProgressMode {
 /// Runs the program and prints the result. The exit status is 0 if the run is ok, 1 if it is not, and 3 if it is ok but
 /// its work is not delivered.
 pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCode> {
-    let (mut order, asked) = parse_run(matches, |name| env::var(name).ok())?;
+    let (order, repository) = parse_run(matches, |name| env::var(name).ok())?;
     // The check comes before a branch is leased or a sandbox is started.
     runner::check_run_dir(&order.run_dir)?;
     let progress = matches.get_one("progress").copied().unwrap_or_default();
@@ -272,14 +272,11 @@ pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCod
         let ended = CancellationToken::new();
         let run = async {
             let _ended = ended.clone().drop_guard();
-            let skipped = matches!(asked, RepositoryRequest::Skipped)
-                .then(DeliveryReport::skipped_without_branch);
-            if let RepositoryRequest::Branch(branch) = asked {
-                let agent = order.agent.as_ref().map(|agent| &*agent.entry);
-                let keys = RunSecrets::from_config(&order.config);
-                order.target = Some(Box::pin(branch.acquire_target(agent, keys)).await?);
-            }
-            let mut result = Box::pin(run_with_signals(order, progress)).await?;
+            let is_skipped = repository.has_repository() && order.branch.is_none();
+            let skipped = is_skipped.then(DeliveryReport::skipped_without_branch);
+            let target = Box::pin(repository.acquire_target(&order)).await?;
+            let inputs = RunInputs { target, ..RunInputs::default() };
+            let mut result = Box::pin(run_with_signals(order, inputs, progress)).await?;
             result.relay = result.relay.or(skipped);
             // The run has ended and its request was valid, so that this error is not a usage error.
             if let Err(error) = print_result(&result, out) {
@@ -311,14 +308,18 @@ fn print_result(result: &RunResult, out: &mut impl Write) -> io::Result<()> {
     out.flush()
 }
 
-async fn run_with_signals(order: RunPlan, progress: ProgressMode) -> anyhow::Result<RunResult> {
+async fn run_with_signals(
+    order: RunPlan,
+    inputs: RunInputs,
+    progress: ProgressMode,
+) -> anyhow::Result<RunResult> {
     let is_shown = progress.is_enabled();
     let is_told =
         order.agent.as_ref().is_some_and(|agent| agent.entry.stream == AgentStreamFormat::Events);
     let signals = TerminationSignals::register()?;
     // The line is made here, because `PreparedRun::new` consumes the plan.
     let beginning = progress::start_line(&order);
-    let prepared = PreparedRun::new(order)?;
+    let prepared = PreparedRun::new(order, inputs)?;
     // Output and progress share the flag, so that a progress line begins at the start of a line.
     let place = OpenLineFlag::default();
     if !is_shown {
@@ -380,22 +381,15 @@ pub fn shows_progress(matches: &ArgMatches) -> bool {
     matches.get_one("progress").is_some_and(|when: &ProgressMode| when.is_enabled())
 }
 
-/// Builds the plan that the flags, variables and files describe.
-pub fn plan_from_args(
-    matches: &ArgMatches,
-    variable: impl Fn(&str) -> Option<String>,
-) -> anyhow::Result<RunPlan> {
-    parse_run(matches, variable).map(|(order, _)| order)
-}
-
+/// Builds the plan that the flags, variables and files describe, and returns the repository's flags beside it.
 fn parse_run(
     matches: &ArgMatches,
     variable: impl Fn(&str) -> Option<String>,
-) -> anyhow::Result<(RunPlan, RepositoryRequest)> {
+) -> anyhow::Result<(RunPlan, RunRepositoryArgs)> {
     let args = RunArgs::from_arg_matches(matches)?;
-    let proxy = match args.proxy.proxy {
-        GatewayPlacement::Process => None,
-        GatewayPlacement::Container => Some(runner::gateway_container::GatewayContainerConfig {
+    let gateway = match args.proxy.proxy {
+        GatewayPlacement::Process => GatewayServer::OwnProcess,
+        GatewayPlacement::Container => GatewayServer::Container(GatewayContainerConfig {
             docker_socket: args.places.docker_socket.clone(),
             image: args.proxy.proxy_image.clone(),
             network: args.proxy.proxy_network.clone(),
@@ -414,13 +408,15 @@ fn parse_run(
     let host = HostEnvironment { docker_socket, run_dir, init, uids };
     let mut config = load_config(matches, variable, &request)?;
     config.files.extend(repository.private_paths());
-    let asked = repository.into_repository_request(&config.identity.run)?;
-    if proxy.is_some() && !matches!(asked, RepositoryRequest::None) {
+    let branch = repository.branch_request(&config.identity.run)?;
+    if repository.has_repository() && matches!(gateway, GatewayServer::Container(_)) {
         bail!("a run with a repository needs its gateway in this process; leave `--proxy` out");
     }
-    let order = RunPlan { proxy, ..request.resolve(config, host, &catalog)? };
+    let request = RunRequest { branch, ..request };
+    let order = request.resolve((config, gateway), host, &catalog)?;
     // The agent would be paid for work in a workspace without the repository's files.
-    if matches!(asked, RepositoryRequest::Skipped)
+    if repository.has_repository()
+        && order.branch.is_none()
         && matches!(order.spec.workspace, WorkspaceMount::None | WorkspaceMount::Fresh)
     {
         bail!(
@@ -428,7 +424,7 @@ fn parse_run(
              branch with `--branch-key KEY` or `--work-item KEY`, or give the files with `--workspace DIR`"
         );
     }
-    Ok((order, asked))
+    Ok((order, repository))
 }
 
 impl RunArgs {
@@ -466,7 +462,8 @@ fn load_config(
     variable: impl Fn(&str) -> Option<String>,
     request: &RunRequest,
 ) -> anyhow::Result<GatewayConfig> {
-    let told = |config: &mut GatewayConfig| request.apply_to_config(config);
+    let told =
+        |config: &mut GatewayConfig| request.llm.apply_to_config(request.run.as_deref(), config);
     let mut config = flags::read_config_with(run_settings(), matches, variable, told)?;
     if config.shared.is_some() {
         bail!("`[shared]` is for `cogni-gateway shared`; take it out, or use that command");

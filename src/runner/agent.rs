@@ -82,6 +82,12 @@ impl AgentInvocation {
         values.expand(&self.entry.argv)
     }
 
+    /// Lists `models` for the agent, if it has no list.
+    pub(super) fn with_default_models(self, models: Vec<String>) -> Self {
+        let models = if self.models.is_empty() { models } else { self.models };
+        Self { models, ..self }
+    }
+
     /// Returns the last message of a user, and its index in the conversation.
     pub(super) fn last_user_message(&self) -> Option<(usize, &str)> {
         let index = self.messages.iter().rposition(|message| message.role == ChatRole::User)?;

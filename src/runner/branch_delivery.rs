@@ -40,22 +40,31 @@ pub use orphans::{recover_all, recover_for_run, retry_delivery};
 use collect::CollectOutcome;
 use extractor::WorkExtractor;
 
+/// The branch that a run's work is for. When the run begins, [`DeliveryTarget::acquire`] takes the branch's lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BranchRequest {
+    pub repository: RepositoryUrl,
+    pub key: BranchKey,
+    /// The branch that the work is based on. `None` means the default branch.
+    pub base: Option<String>,
+    /// True if a pull request is opened after the run has ended successfully.
+    pub pull_request: bool,
+    /// The grant that the stored work counts against, if the run uses a grant.
+    pub grant: Option<String>,
+}
+
 /// The branch that receives a run's work. The run holds the branch's lease as long as the target lives.
 #[derive(Clone)]
 pub struct DeliveryTarget {
     relay: Arc<DeliveryService>,
-    repository: RepositoryUrl,
+    branch: BranchRequest,
     begun: LeasedBranch,
-    /// True if the run asks for a pull request, too.
-    wants_pull_request: bool,
     /// The author of the commits.
     agent: String,
     /// The rules that the commits are checked against.
     rules: ReviewRules,
     /// The directory that holds the workspace and the collected work.
     place: ArtifactDir,
-    /// The grant that allows the run, if the run uses a grant.
-    grant: Option<String>,
 }
 
 /// A branch target with the outbox's row of its workspace. The agent is about to work in the workspace, or has worked.
@@ -89,72 +98,38 @@ pub enum DeliveryReport {
 }
 
 impl DeliveryTarget {
-    /// Takes the branch's lease and fetches the branch's state from the remote.
+    /// Takes the branch's lease and fetches the branch's state from the remote. Waits up to `patience` until the branch
+    /// is free. The commits carry the agent's name by default, and the agent's rules apply in addition to this host's.
     ///
     /// # Errors
     /// Returns an error if another run holds the branch, or if the remote cannot be reached.
     pub async fn acquire(
         relay: Arc<DeliveryService>,
-        repository: RepositoryUrl,
-        key: &BranchKey,
-        base: Option<&str>,
-    ) -> anyhow::Result<Self> {
-        Box::pin(Self::acquire_with_timeout(relay, repository, key, base, Duration::ZERO)).await
-    }
-
-    /// Takes the branch as [`DeliveryTarget::acquire`] does, but waits up to `patience` until the branch is free.
-    ///
-    /// # Errors
-    /// Returns the errors of [`DeliveryTarget::acquire`].
-    pub async fn acquire_with_timeout(
-        relay: Arc<DeliveryService>,
-        repository: RepositoryUrl,
-        key: &BranchKey,
-        base: Option<&str>,
+        branch: BranchRequest,
+        agent: Option<&AgentDefinition>,
         patience: Duration,
     ) -> anyhow::Result<Self> {
-        let (mirror, lease) = relay.lease_branch(&repository, key, patience).await?;
+        let BranchRequest { repository, key, base, .. } = &branch;
+        let (mirror, lease) = relay.lease_branch(repository, key, patience).await?;
         // Work that an earlier run left at the branch is recovered before the branch is opened. So this run starts from
         // that work.
-        Box::pin(orphans::recover_at_branch(&relay, &repository, &lease)).await?;
-        let begun = Box::pin(relay.open_branch(&repository, (mirror, lease), base)).await?;
-        let (agent, rules, place) =
-            ("agent".to_owned(), relay.rules_for(None), relay.new_artifacts_dir());
-        Ok(Self {
-            relay,
-            repository,
-            begun,
-            wants_pull_request: false,
-            agent,
-            rules,
-            place,
-            grant: None,
-        })
+        Box::pin(orphans::recover_at_branch(&relay, repository, &lease)).await?;
+        let opened = relay.open_branch(repository, (mirror, lease), base.as_deref());
+        let begun = Box::pin(opened).await?;
+        let rules = relay.rules_for(agent.and_then(|agent| agent.relay.as_ref()));
+        let agent = agent.map_or("agent", |agent| &agent.name).to_owned();
+        let place = relay.new_artifacts_dir();
+        Ok(Self { relay, branch, begun, agent, rules, place })
     }
 
-    /// Counts the stored work against this grant.
-    #[must_use]
-    pub fn for_grant(self, grant: &str) -> Self {
-        Self { grant: Some(grant.to_owned()), ..self }
-    }
-
-    /// Requests a pull request, if `wanted`. The pull request is opened after the run has ended successfully.
-    #[must_use]
-    pub fn with_pull_request(self, wanted: bool) -> Self {
-        Self { wants_pull_request: wanted, ..self }
-    }
-
-    /// Sets the agent whose name the commits carry by default, and whose rules apply in addition to this host's rules.
-    #[must_use]
-    pub fn for_agent(self, agent: &AgentDefinition) -> Self {
-        let rules = self.relay.rules_for(agent.relay.as_ref());
-        Self { agent: agent.name.clone(), rules, ..self }
+    pub(super) fn branch(&self) -> &BranchRequest {
+        &self.branch
     }
 
     /// Returns the branch's repository and key, as the outbox names the branch.
     pub(super) fn branch_ref(&self) -> StoredBranchRef {
         let branch_key = self.begun.state.branch.key().as_str().to_owned();
-        StoredBranchRef { repository: self.repository.canonical_key(), branch_key }
+        StoredBranchRef { repository: self.branch.repository.canonical_key(), branch_key }
     }
 
     /// Gives the sandbox a workspace with the branch checked out. The workspace is in the artifact directory, because
@@ -188,7 +163,7 @@ impl DeliveryTarget {
             bail!("a run with a repository has no workspace");
         };
         let plan = DeliveryPlan {
-            repository: self.repository.clone(),
+            repository: self.branch.repository.clone(),
             state: self.begun.state.clone(),
             facts: RunFacts {
                 run: order.spec.run.clone(),
@@ -206,7 +181,7 @@ impl DeliveryTarget {
                 // An empty path never exists, so a later sweep for this row asks no engine.
                 SandboxDriver::Embedded(_) => PathBuf::new(),
             },
-            grant: self.grant.clone(),
+            grant: self.branch.grant.clone(),
         };
         // A long-running sandbox has its workspace elsewhere, so the artifact directory may not exist yet.
         ArtifactDir::create(&plan.artifacts)?;
@@ -252,12 +227,12 @@ impl TrackedWorkspace {
         order: &sandbox::SandboxRequest,
         source: FinishedRun<'_>,
     ) -> DeliveryReport {
-        let DeliveryTarget { relay, begun, wants_pull_request, .. } = &self.target;
+        let DeliveryTarget { relay, branch, begun, .. } = &self.target;
         // The row was written before the run, when the costs were not known.
         let mut desk = self.desk.clone();
         desk.plan.facts.spent = source.run.ledger.spent_amount();
         // A failed run still delivers its commits, but asks no person to review them.
-        let words = (*wants_pull_request && source.is_ok).then_some(source.words);
+        let words = (branch.pull_request && source.is_ok).then_some(source.words);
         let delivering = async {
             let extractor = WorkExtractor::for_delivery(driver, order, relay)?;
             match Box::pin(collect::collect_work(relay, &extractor, &desk, words)).await? {

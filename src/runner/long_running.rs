@@ -33,7 +33,7 @@ use super::branch_delivery::DeliveryTarget;
 use super::directory::{RunDirectory, remove_run_dir};
 use super::quota::{QuotaExceededError, WorkspaceQuota};
 use super::run_gateway::RunGatewayBackend;
-use super::{PreparedRun, RunPlan, SandboxSource, configure_socket};
+use super::{PreparedRun, RunInputs, RunPlan, SandboxSource, configure_socket};
 use crate::sandbox::spec::{MountAccess, OwnerLabels, SandboxLimits, WorkspaceMount};
 use crate::sandbox::{
     self, LongRunningSandbox, OwnerProcess, SandboxDriver, SandboxSpec, UserRange,
@@ -162,9 +162,10 @@ impl LongRunningPool {
         key: &SandboxKey,
         order: RunPlan,
     ) -> Result<PreparedRun, LongRunningClaimError> {
-        check_plan(&order)?;
+        let inputs = RunInputs::default();
+        check_plan(&order, &inputs)?;
         let entered = self.lock_key(cancel, key).await?;
-        Box::pin(self.claim_locked(cancel, entered, key, order)).await
+        Box::pin(self.claim_locked(cancel, entered, key, (order, inputs))).await
     }
 
     /// Claims the sandbox of a key whose lock the caller already holds.
@@ -176,9 +177,9 @@ impl LongRunningPool {
         cancel: &CancellationToken,
         SandboxKeyGuard(mut held): SandboxKeyGuard,
         key: &SandboxKey,
-        order: RunPlan,
+        (order, inputs): (RunPlan, RunInputs),
     ) -> Result<PreparedRun, LongRunningClaimError> {
-        check_plan(&order)?;
+        check_plan(&order, &inputs)?;
         // 1. No process of an earlier run may be alive, because the next steps change the workspace.
         self.clean_entry(&mut held).await?;
         let users = order.sandbox_users();
@@ -186,7 +187,8 @@ impl LongRunningPool {
             drop_sandbox(&mut held).await;
         }
         // 2. The workspace is locked, filled with the branch, and measured.
-        let RunPlan { mut config, mut spec, agent, target, run_dir, driver, seats, .. } = order;
+        let RunPlan { mut config, gateway, mut spec, agent, run_dir, driver, .. } = order;
+        let RunInputs { target, models } = inputs;
         let had = held.as_ref().map(|stay| Arc::clone(&stay.home));
         let tenant = key.owner(target.as_ref().map(DeliveryTarget::branch_ref));
         let home = self.open_workspace(key, tenant, had, users).await?;
@@ -213,6 +215,7 @@ impl LongRunningPool {
         spec.workspace = WorkspaceMount::Directory { path, access: MountAccess::ReadWrite };
         let owner = OwnerProcess::this_process().context("`/proc` cannot be read")?;
         let own = RunDirectory::create(&run_dir, &config.identity.run, &owner)?;
+        let agent = agent.map(|agent| agent.with_default_models(models));
         if let Some(agent) = &agent {
             agent.prepare_sandbox(&mut spec, &own, target.is_some())?;
         }
@@ -225,7 +228,7 @@ impl LongRunningPool {
         let deadline = SystemTime::now() + spec.limits.max_runtime;
         let labels = OwnerLabels { owner, run_dir: own.parent(), deadline };
         let policy = config.digest();
-        let gateway = RunGatewayBackend::open(config, seats.as_ref())?;
+        let gateway = RunGatewayBackend::open(gateway, config, &stay.directory, &labels)?;
         tracing::info!(run = spec.run, resident = stay.id, "claimed a resident sandbox");
         let directory = own.path().to_owned();
         let turn = SandboxSession::new(held, self.terms, spec.clone());
@@ -450,8 +453,8 @@ async fn drop_sandbox(held: &mut LongRunningEntryGuard) {
     }
 }
 
-fn check_plan(order: &RunPlan) -> Result<(), LongRunningClaimError> {
-    if order.proxy.is_some() {
+fn check_plan(order: &RunPlan, inputs: &RunInputs) -> Result<(), LongRunningClaimError> {
+    if order.is_gateway_in_container() {
         return Err(LongRunningClaimError::Unsupported("gateway in a container"));
     }
     if order.spec.init.is_none() {
@@ -460,7 +463,7 @@ fn check_plan(order: &RunPlan) -> Result<(), LongRunningClaimError> {
     if matches!(order.spec.workspace, WorkspaceMount::Directory { .. }) {
         return Err(LongRunningClaimError::Unsupported("other workspace than its own"));
     }
-    Ok(order.check()?)
+    Ok(order.check_inputs(inputs)?)
 }
 
 impl SandboxProfile {

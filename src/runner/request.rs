@@ -13,18 +13,20 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
 use super::agent::input_path;
-use super::{AgentInvocation, ChatMessage, RunPlan};
+use super::{AgentInvocation, ChatMessage, GatewayServer, RunPlan};
 use crate::base::{serde_words, trace_context};
 use crate::gateway::config::GatewayConfig;
 use crate::llm::budget;
 use crate::runner::agents::{AgentCatalog, AgentDefinition, DriverChoice, WorkspaceSetup};
+use crate::runner::branch_delivery::BranchRequest;
 use crate::sandbox::InitBinary;
 use crate::sandbox::spec::{
     BindMount, LimitOverrides, MountAccess, RootSource, SANDBOX_UID, VolumeMount, WorkspaceMount,
 };
 use crate::sandbox::{self, SandboxSpec, UserRange, embedded};
 
-/// A request for one run, with optional fields. Relative paths begin at the current directory.
+/// A request for one run, with optional fields; [`RunRequest::resolve`] makes the run's plan from it. Relative paths
+/// begin at the current directory.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RunRequest {
@@ -58,6 +60,9 @@ pub struct RunRequest {
     #[serde(with = "humantime_serde")]
     pub grace: Option<Duration>,
     pub llm: GatewayOverrides,
+    /// The branch that the work is for. A file cannot name a branch.
+    #[serde(skip)]
+    pub branch: Option<BranchRequest>,
 }
 
 /// The settings of the run's gateway that a request may change. The gateway's own configuration has the other settings.
@@ -135,25 +140,6 @@ impl RunRequest {
         }
     }
 
-    /// Writes the request's gateway settings into the gateway's configuration.
-    pub fn apply_to_config(&self, config: &mut GatewayConfig) {
-        let GatewayOverrides { account, attempt, metadata, traceparent, budget, .. } = &self.llm;
-        let identity = &mut config.identity;
-        let set = |to: &mut String, from: &Option<String>| {
-            if let Some(from) = from {
-                to.clone_from(from);
-            }
-        };
-        set(&mut identity.run, &self.run);
-        set(&mut identity.account, account);
-        set(&mut identity.attempt, attempt);
-        if let Some(metadata) = metadata {
-            identity.metadata.clone_from(metadata);
-        }
-        identity.trace = traceparent.or(identity.trace);
-        config.budget = budget.clone().or_defaults(&config.budget);
-    }
-
     /// Returns the plan of the run, with defaults for absent fields, and with the named agent of the `catalog`.
     ///
     /// # Errors
@@ -161,19 +147,35 @@ impl RunRequest {
     /// it needs.
     pub fn resolve(
         mut self,
-        config: GatewayConfig,
+        (mut config, gateway): (GatewayConfig, GatewayServer),
         host: HostEnvironment,
         catalog: &AgentCatalog,
     ) -> anyhow::Result<RunPlan> {
         let messages = self.take_conversation()?;
-        match self.agent.as_deref().map(|name| catalog.find_agent(name)).transpose()?.cloned() {
-            Some(entry) => self.resolve_agent(entry, messages, config, host),
-            None if messages.is_empty() => {
-                let spec = self.sandbox_spec(&config, &host)?;
-                self.build_plan(config, host, spec, None)
+        let entry = self.agent.as_deref().map(|name| catalog.find_agent(name)).transpose()?;
+        let (spec, agent) = match entry.cloned() {
+            Some(entry) => {
+                let (spec, agent) = self.resolve_agent(entry, messages, &mut config, &host)?;
+                (spec, Some(agent))
             }
+            None if messages.is_empty() => (self.sandbox_spec(&config, &host)?, None),
             None => bail!("`--message` is for an agent; name one with `--agent`"),
-        }
+        };
+        let roots = self.allowed_roots().map(absolute).collect::<Result<_, _>>()?;
+        let HostEnvironment { docker_socket, run_dir, uids, .. } = host;
+        let driver = select_driver(self.driver, &spec.root, &docker_socket, self.allow_unlimited);
+        Ok(RunPlan {
+            config,
+            gateway,
+            spec,
+            agent,
+            branch: self.branch,
+            roots,
+            run_dir,
+            uids,
+            driver,
+            docker_socket,
+        })
     }
 
     fn take_conversation(&mut self) -> anyhow::Result<Vec<ChatMessage>> {
@@ -185,15 +187,15 @@ impl RunRequest {
         }
     }
 
-    /// Returns the plan of an agent's run. The agent's entry fills absent fields, and the entry's limits bound the
-    /// request in any case.
+    /// Returns the sandbox and the agent of an agent's run. The agent's entry fills absent fields, and the entry's
+    /// limits bound the request and the gateway's configuration in any case.
     fn resolve_agent(
-        mut self,
+        &mut self,
         entry: Arc<AgentDefinition>,
         messages: Vec<ChatMessage>,
-        mut config: GatewayConfig,
-        host: HostEnvironment,
-    ) -> anyhow::Result<RunPlan> {
+        config: &mut GatewayConfig,
+        host: &HostEnvironment,
+    ) -> anyhow::Result<(SandboxSpec, AgentInvocation)> {
         if !self.argv.is_empty() {
             bail!("both an agent and a program are given; give one of them");
         }
@@ -224,7 +226,7 @@ impl RunRequest {
         metadata.entry("graph_id").or_insert_with(|| entry.effective_graph_id().into());
         entry.apply_to(&mut config.policy)?;
         config.budget = config.budget.capped_by(&entry.budget);
-        let mut spec = self.sandbox_spec(&config, &host)?;
+        let mut spec = self.sandbox_spec(config, host)?;
         // The agent's own timeout follows from the earlier of the two deadlines, the sandbox's and the budget's.
         let longest = config.budget.deadline.unwrap_or(spec.limits.max_runtime);
         let timeout = AgentDefinition::agent_timeout(spec.limits.max_runtime.min(longest));
@@ -235,7 +237,7 @@ impl RunRequest {
         let agent = AgentInvocation { entry, messages, model, models, timeout };
         spec.argv = agent.argv(&spec.run)?;
         check_agent(&agent, &spec)?;
-        self.build_plan(config, host, spec, Some(agent))
+        Ok((spec, agent))
     }
 
     /// Builds the sandbox's specification from the request. Moves the used fields out of the request.
@@ -272,34 +274,29 @@ impl RunRequest {
         let here = self.roots.is_empty().then(|| PathBuf::from("."));
         here.into_iter().chain(self.roots.clone())
     }
-
-    fn build_plan(
-        self,
-        config: GatewayConfig,
-        host: HostEnvironment,
-        spec: SandboxSpec,
-        agent: Option<AgentInvocation>,
-    ) -> anyhow::Result<RunPlan> {
-        let HostEnvironment { docker_socket, run_dir, uids, .. } = host;
-        let driver = select_driver(self.driver, &spec.root, &docker_socket, self.allow_unlimited);
-        let roots = self.allowed_roots().map(absolute).collect::<Result<_, _>>()?;
-        Ok(RunPlan {
-            config,
-            spec,
-            agent,
-            target: None,
-            roots,
-            run_dir,
-            uids,
-            driver,
-            docker_socket,
-            proxy: None,
-            seats: None,
-        })
-    }
 }
 
 impl GatewayOverrides {
+    /// Writes these settings and the run's ID, if the ID is given, into the gateway's configuration.
+    pub fn apply_to_config(&self, run: Option<&str>, config: &mut GatewayConfig) {
+        let identity = &mut config.identity;
+        let texts = [
+            (&mut identity.run, run),
+            (&mut identity.account, self.account.as_deref()),
+            (&mut identity.attempt, self.attempt.as_deref()),
+        ];
+        for (to, from) in texts {
+            if let Some(from) = from {
+                from.clone_into(to);
+            }
+        }
+        if let Some(metadata) = &self.metadata {
+            identity.metadata.clone_from(metadata);
+        }
+        identity.trace = self.traceparent.or(identity.trace);
+        config.budget = self.budget.clone().or_defaults(&config.budget);
+    }
+
     fn with_defaults(self, below: Self) -> Self {
         Self {
             account: self.account.or(below.account),

@@ -5,13 +5,25 @@ use std::time::Instant;
 
 use tokio_util::sync::CancellationToken;
 
-use super::gateway_container::PreparedGatewayContainer;
+use super::directory::RunDirectory;
+use super::gateway_container::{GatewayContainerConfig, PreparedGatewayContainer};
 use crate::gateway::config::GatewayConfig;
 use crate::gateway::process::{GatewayHost, GatewayProcess, HostedGateway, RunShutdown};
 use crate::gateway::run::AgentRun;
 use crate::llm::budget::BudgetAmount;
+use crate::sandbox::spec::OwnerLabels;
 
-/// The process or container that serves a run's gateway.
+/// The process or container that is to serve a run's gateway.
+#[derive(Clone, Debug)]
+pub enum GatewayServer {
+    /// This process, which serves no other run.
+    OwnProcess,
+    /// This process, which serves the gateways of several runs.
+    SharedProcess(GatewayHost),
+    Container(GatewayContainerConfig),
+}
+
+/// The gateway of a run that is ready to be served.
 pub(super) enum RunGatewayBackend {
     /// A gateway in this process. Its socket is bound, and its audit log is open.
     InProcess {
@@ -47,14 +59,31 @@ pub(super) struct CallSummary {
 }
 
 impl RunGatewayBackend {
-    /// Binds the run's socket and opens its audit log, in this process.
-    pub(super) fn open(config: GatewayConfig, seats: Option<&GatewayHost>) -> anyhow::Result<Self> {
-        if let Some(seats) = seats {
-            return Ok(Self::Hosted(Box::new(seats.open_gateway(config)?)));
+    /// Binds the run's socket and opens its audit log in this process, or writes what the gateway's container needs.
+    pub(super) fn open(
+        server: GatewayServer,
+        mut config: GatewayConfig,
+        directory: &RunDirectory,
+        labels: &OwnerLabels,
+    ) -> anyhow::Result<Self> {
+        match server {
+            GatewayServer::OwnProcess => {
+                let app = GatewayProcess::build_process(config)?;
+                let run =
+                    app.run_manager().list_runs().pop().expect("an app on a socket has one run");
+                Ok(Self::InProcess { app: Box::new(app), run })
+            }
+            GatewayServer::SharedProcess(host) => {
+                Ok(Self::Hosted(Box::new(host.open_gateway(config)?)))
+            }
+            GatewayServer::Container(settings) => {
+                // That container keeps the user of its image, which is another than the sandbox's.
+                config.listen.socket_mode = 0o666;
+                let proxy =
+                    PreparedGatewayContainer::prepare(settings, &config, directory, labels)?;
+                Ok(Self::Container(Box::new(proxy)))
+            }
         }
-        let app = GatewayProcess::build_process(config)?;
-        let run = app.run_manager().list_runs().pop().expect("an app on a socket has one run");
-        Ok(Self::InProcess { app: Box::new(app), run })
     }
 
     /// Returns the run, if this process serves the gateway and writes its audit log.

@@ -21,7 +21,7 @@ use uuid::Uuid;
 use super::directory::RunDirectory;
 use super::quota::WorkspaceQuota;
 use super::run_gateway::RunGatewayBackend;
-use super::{PreparedRun, RunPlan, SandboxSource, configure_socket};
+use super::{PreparedRun, RunInputs, RunPlan, SandboxSource, configure_socket};
 use crate::sandbox::spec::{
     BindMount, MountAccess, OwnerLabels, RootSource, SandboxLimits, WorkspaceMount,
 };
@@ -117,12 +117,13 @@ impl WarmPool {
     /// # Errors
     /// Returns `NoneReady` if no slot is ready, `Other` if the run needs another kind of slot, and `Order` if the plan
     /// fails its check or the run's gateway cannot be opened. Also returns the errors of [`WarmPool::new`].
-    pub fn claim(&self, order: RunPlan) -> Result<PreparedRun, WarmClaimError> {
-        order.check()?;
+    pub fn claim(&self, order: RunPlan, inputs: RunInputs) -> Result<PreparedRun, WarmClaimError> {
+        order.check_inputs(&inputs)?;
         self.kind.check_compatible(&SlotProfile::from_plan(&order)?)?;
         let ready = self.take_oldest_usable().ok_or(WarmClaimError::NoneReady)?;
         self.changed.notify_one();
-        match self.bind_slot(&order, &ready) {
+        let (driver, is_agent) = (order.driver.clone(), order.agent.is_some());
+        match self.bind_slot(order, inputs.models, &ready) {
             Ok(SlotBinding { gateway, spec, labels, name }) => {
                 tracing::info!(run = spec.run, slot = ready.id, "claimed a slot");
                 // The limits of time, output and workspace are the run's, not the slot's.
@@ -134,11 +135,11 @@ impl WarmPool {
                 Ok(PreparedRun {
                     gateway,
                     run: spec.run.clone(),
-                    driver: order.driver,
+                    driver,
                     order: sandbox::SandboxRequest { spec, labels, directory },
                     sandbox: SandboxSource::OneShot(Some(Box::new(sandbox))),
                     directories: vec![ready.directory, name],
-                    is_agent: order.agent.is_some(),
+                    is_agent,
                     target: None,
                     quota,
                 })
@@ -152,20 +153,25 @@ impl WarmPool {
     }
 
     /// Opens the run's audit log, and binds the run's socket in the slot's directory.
-    fn bind_slot(&self, order: &RunPlan, ready: &ReadySlot) -> anyhow::Result<SlotBinding> {
-        let (mut config, mut spec) = (order.config.clone(), order.spec.clone());
+    fn bind_slot(
+        &self,
+        order: RunPlan,
+        models: Vec<String>,
+        ready: &ReadySlot,
+    ) -> anyhow::Result<SlotBinding> {
+        let RunPlan { mut config, gateway, mut spec, agent, .. } = order;
         let owner = OwnerProcess::this_process().context("`/proc` cannot be read")?;
         // The run's own directory stays without a sandbox. It reserves the run's name against a second run.
         let name = RunDirectory::create(&self.run_dir, &config.identity.run, &owner)?;
         spec.uid = ready.directory.uid();
         configure_socket(&mut config, &mut spec, &ready.directory);
         spec.workspace = ready.workspace.clone();
-        if let Some(agent) = &order.agent {
+        if let Some(agent) = agent.map(|agent| agent.with_default_models(models)) {
             agent.prepare_sandbox(&mut spec, &ready.directory, false)?;
         }
         let deadline = SystemTime::now() + spec.limits.max_runtime;
         let labels = OwnerLabels { owner, run_dir: name.parent(), deadline };
-        let gateway = RunGatewayBackend::open(config, order.seats.as_ref())?;
+        let gateway = RunGatewayBackend::open(gateway, config, &ready.directory, &labels)?;
         Ok(SlotBinding { gateway, spec, labels, name })
     }
 
@@ -274,12 +280,12 @@ impl WarmPool {
 
 impl SlotProfile {
     fn from_plan(
-        RunPlan { driver, spec, agent, target, proxy, .. }: &RunPlan,
+        order @ RunPlan { driver, spec, agent, branch, .. }: &RunPlan,
     ) -> Result<Self, WarmClaimError> {
-        if target.is_some() {
+        if branch.is_some() {
             return Err(WarmClaimError::FixedAtCreation("a branch to work on"));
         }
-        if proxy.is_some() {
+        if order.is_gateway_in_container() {
             return Err(WarmClaimError::FixedAtCreation("a gateway in a container"));
         }
         if !spec.mounts.is_empty() {

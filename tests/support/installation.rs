@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use cogni_gateway::runner::sweep::{LeftoverSweeper, SweepOutcome};
-use cogni_gateway::runner::{PreparedRun, RunPlan};
+use cogni_gateway::runner::{GatewayServer, PreparedRun, RunPlan};
 use cogni_gateway::sandbox::embedded::EmbeddedDriverConfig;
 use cogni_gateway::sandbox::spec::{RootSource, SandboxLimits, WorkspaceMount};
 use cogni_gateway::sandbox::{SandboxDriver, SandboxSpec, UserRange};
@@ -93,9 +93,8 @@ impl Installation {
         RunPlan {
             docker_socket: docker_engine::SOCKET.into(),
             agent: None,
-            target: None,
-            proxy: None,
-            seats: None,
+            branch: None,
+            gateway: GatewayServer::OwnProcess,
             config,
             spec: self.spec(argv),
             roots: vec![self.path()],

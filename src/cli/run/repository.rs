@@ -12,8 +12,8 @@ use crate::relay::delivery::DeliveryService;
 use crate::relay::repo::BranchKey;
 use crate::relay::repo::branch_key::BranchKeySources;
 use crate::relay::repo::repository::RepositoryUrl;
-use crate::runner::agents::AgentDefinition;
-use crate::runner::branch_delivery::DeliveryTarget;
+use crate::runner::RunPlan;
+use crate::runner::branch_delivery::{BranchRequest, DeliveryTarget};
 use crate::service::config::default_state_directory;
 
 /// The flags for the repository of the workspace, and for the branch of the work.
@@ -65,21 +65,6 @@ pub(super) struct RunRepositoryArgs {
     setup: RelayArgs,
 }
 
-/// The repository part of a run's request.
-pub(super) enum RepositoryRequest {
-    None,
-    /// A repository is given without a key: the run works without the repository.
-    Skipped,
-    Branch(Box<BranchRequest>),
-}
-
-/// The branch of a run, with the flags to acquire it.
-pub(super) struct BranchRequest {
-    repository: RepositoryUrl,
-    key: BranchKey,
-    args: RunRepositoryArgs,
-}
-
 impl RunRepositoryArgs {
     /// Returns the directory of persistent state, named or default.
     pub(super) fn state_dir(&self) -> PathBuf {
@@ -91,12 +76,17 @@ impl RunRepositoryArgs {
         self.setup.private_paths(|name| env::var(name).ok())
     }
 
-    /// Checks the flags and resolves the branch's key.
+    /// Returns true if a repository is named.
+    pub(super) fn has_repository(&self) -> bool {
+        self.repo.is_some()
+    }
+
+    /// Checks the flags and returns the run's branch, or `None` if no repository or no key is given.
     ///
     /// # Errors
     /// Returns an error if the URL or the key is invalid.
-    pub(super) fn into_repository_request(self, run: &str) -> anyhow::Result<RepositoryRequest> {
-        let Some(url) = &self.repo else { return Ok(RepositoryRequest::None) };
+    pub(super) fn branch_request(&self, run: &str) -> anyhow::Result<Option<BranchRequest>> {
+        let Some(url) = &self.repo else { return Ok(None) };
         // Errors do not repeat the URL, because it may contain a password.
         let repository = RepositoryUrl::parse(url).context("`--repo` cannot be used")?;
         let sources = BranchKeySources {
@@ -105,33 +95,31 @@ impl RunRepositoryArgs {
             state: self.state_key.as_deref(),
             may_use_state: self.branch_by_state,
         };
-        let Some(key) = BranchKey::from_sources(sources, run)? else {
-            return Ok(RepositoryRequest::Skipped);
-        };
+        let Some(key) = BranchKey::from_sources(sources, run)? else { return Ok(None) };
         if self.pull_request && repository.as_hosted().is_none() {
             bail!("`--pull-request` needs a repository on a forge, by `https://HOST/OWNER/NAME`");
         }
-        Ok(RepositoryRequest::Branch(Box::new(BranchRequest { repository, key, args: self })))
+        let (base, pull_request) = (self.base.clone(), self.pull_request);
+        Ok(Some(BranchRequest { repository, key, base, pull_request, grant: None }))
     }
-}
 
-impl BranchRequest {
-    /// Leases the branch for the run. `keys` are secrets that must not appear in delivered work.
+    /// Leases the branch of the run's plan, if the plan has a branch.
     ///
     /// # Errors
     /// Returns an error if another run has the branch, the branch cannot be looked up, or too much work of earlier runs
     /// is stored.
     pub(super) async fn acquire_target(
         self,
-        agent: Option<&AgentDefinition>,
-        keys: RunSecrets,
-    ) -> anyhow::Result<DeliveryTarget> {
-        let Self { repository, key, args } = self;
-        let flag = args.setup.state_flag();
-        let relay = Arc::new(args.setup.open_service(|name| env::var(name).ok(), keys)?);
+        plan: &RunPlan,
+    ) -> anyhow::Result<Option<DeliveryTarget>> {
+        let Some(branch) = plan.branch.clone() else { return Ok(None) };
+        // The gateway's secrets must not appear in delivered work.
+        let keys = RunSecrets::from_config(&plan.config);
+        let flag = self.setup.state_flag();
+        let relay = Arc::new(self.setup.open_service(|name| env::var(name).ok(), keys)?);
         // A run without a credential can still work: its commits wait on this machine.
-        if repository.as_hosted().is_some() && !relay.has_credential() {
-            if args.pull_request {
+        if branch.repository.as_hosted().is_some() && !relay.has_credential() {
+            if branch.pull_request {
                 bail!(
                     "`--pull-request` needs a credential of the forge, and there is none; set `GITHUB_TOKEN`, name \
                      its file with `--github-token-file`, or give an app with `--github-app-id`"
@@ -144,17 +132,12 @@ impl BranchRequest {
         }
         // All checks come before the lease, so that a refused run blocks no branch.
         check_retention(&relay, &flag)?;
+        let agent = plan.agent.as_ref().map(|agent| &*agent.entry);
         if let Some(agent) = agent {
             relay.warn_ineffective_rules(&agent.name, agent.relay.as_ref());
         }
-        let (base, patience) = (args.base.as_deref(), args.branch_wait);
-        let begun = DeliveryTarget::acquire_with_timeout(relay, repository, &key, base, patience);
-        let target = Box::pin(begun).await?;
-        let target = target.with_pull_request(args.pull_request);
-        Ok(match agent {
-            Some(agent) => target.for_agent(agent),
-            None => target,
-        })
+        let target = DeliveryTarget::acquire(relay, branch, agent, self.branch_wait);
+        Box::pin(target).await.map(Some)
     }
 }
 

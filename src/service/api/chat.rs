@@ -1,4 +1,5 @@
-//! A chat: one request that begins a run and is answered with its events.
+//! A chat: one request that begins a run and is answered with its events. The chat's body becomes the body of a request
+//! for a run.
 
 use std::pin::Pin;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! The translation of a request's body to a run's submission, within the limits of the grant.
+//! The body of a request for a run, as the API documents it. The body becomes a run's submission, within the limits of
+//! the grant.
 
 use std::time::Duration;
 

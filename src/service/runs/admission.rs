@@ -10,8 +10,7 @@ use uuid::Uuid;
 use super::execute::RunFailure;
 use super::{RunService, RunServiceInner, RunSubmission};
 use crate::base::{db, disk};
-use crate::llm::budget::Nanodollars;
-use crate::runner::agents;
+use crate::runner::{GatewayServer, RunPlan, agents};
 use crate::service::auth;
 use crate::service::store::{AddRunOutcome, EventFeed, ExhaustedCap, NewRunRow, SpendingCaps};
 
@@ -120,8 +119,10 @@ impl RunService {
         }
         // 2. Check everything that needs no write. Version 7 ids sort by time, which the recovery relies on.
         let run = format!("run-{}", Uuid::now_v7());
-        let (model, max_cost_usd) = self.0.validate_submission(&wanted, &run)?;
-        self.check_retention(&wanted, &run).await?;
+        let plan = self.0.plan_submission(&wanted, &run)?;
+        if plan.branch.is_some() {
+            self.check_retention(&wanted.grant).await?;
+        }
         // 3. Take a permit before the row is written, so that an accepted run can begin at once.
         let places = Arc::clone(&self.0.places);
         let full = |_| RunStartError::Full(self.0.settings.max_runs);
@@ -132,18 +133,19 @@ impl RunService {
             idempotency_key: key,
             most,
             caps,
-            max_cost_usd,
+            max_cost_usd: plan.config.budget.max_cost_usd,
             digest: wanted.digest(),
             agent: wanted.agent.clone(),
             account: wanted.account.clone(),
-            model,
+            model: plan.model().unwrap_or_default().to_owned(),
             wanted: wanted.to_json(),
         };
         // 4. One transaction checks the key again, the grant's limits and its caps, and writes the row. Two requests at
         // the same moment cannot both pass.
         match self.0.journal.add_run(new).await? {
             AddRunOutcome::New(feed, reserved) => {
-                self.spawn_run(wanted.with_reserved_cost(reserved), feed, Some(place));
+                let plan = Box::new(plan.with_max_cost(reserved));
+                self.spawn_run(wanted.with_reserved_cost(reserved), feed, Some((plan, place)));
                 Ok(AcceptedRun { run, is_known: false })
             }
             AddRunOutcome::Known(row) => Ok(AcceptedRun { run: row.id, is_known: true }),
@@ -153,17 +155,10 @@ impl RunService {
         }
     }
 
-    /// Refuses a run with a repository if the retained work of earlier runs has reached its limit.
-    async fn check_retention(
-        &self,
-        wanted: &RunSubmission,
-        run: &str,
-    ) -> Result<(), RunStartError> {
+    /// Refuses a run with a branch if the retained work of the grant's earlier runs has reached its limit.
+    async fn check_retention(&self, grant: &str) -> Result<(), RunStartError> {
         let Some(relay) = self.delivery_service() else { return Ok(()) };
-        if !matches!(wanted.branch_ref(run), Ok(Some(_))) {
-            return Ok(());
-        }
-        let grant = wanted.grant.clone();
+        let grant = grant.to_owned();
         match spawn_blocking(move || relay.retention_full_reason(Some(&grant))).await {
             Ok(Ok(None)) => Ok(()),
             Ok(Ok(Some(why))) => Err(RunStartError::WorkspacesFull(why)),
@@ -184,14 +179,15 @@ impl RunService {
         }
     }
 
-    /// Executes a run of the journal to its end in a background task. Without a permit, the task first waits for a
-    /// permit.
+    /// Executes a run of the journal to its end in a background task. A run that was accepted now has its plan and its
+    /// permit. For a run of an earlier process the task first waits for a permit, and then resolves the submission.
     pub(super) fn spawn_run(
         &self,
         wanted: RunSubmission,
         feed: EventFeed,
-        place: Option<RunPermit>,
+        accepted: Option<(Box<RunPlan>, RunPermit)>,
     ) {
+        let (plan, place) = accepted.unzip();
         // A child of `leave`: if the service is already leaving, this run is cancelled, too.
         let (shared, cancel) = (Arc::clone(&self.0), self.0.leave.child_token());
         shared.lock_live().insert(feed.run_id().to_owned(), cancel.clone());
@@ -202,7 +198,7 @@ impl RunService {
             };
             match turn {
                 QueueOutcome::Begins(place) => {
-                    Box::pin(shared.execute_run(&wanted, &feed, cancel, place)).await;
+                    Box::pin(shared.execute_run((&wanted, plan), &feed, cancel, place)).await;
                 }
                 QueueOutcome::Cancelled => {
                     let done = Err(RunFailure::Cancelled);
@@ -261,12 +257,8 @@ impl RunServiceInner {
         }
     }
 
-    /// Checks a submission without creating any file or row. Returns the run's model and its own limit of money.
-    fn validate_submission(
-        &self,
-        wanted: &RunSubmission,
-        run: &str,
-    ) -> Result<(String, Option<Nanodollars>), RunStartError> {
+    /// Returns the plan of a submission that the service can execute. Creates no file and no row.
+    fn plan_submission(&self, wanted: &RunSubmission, run: &str) -> Result<RunPlan, RunStartError> {
         let catalog = self.catalog.load();
         catalog.find_agent(&wanted.agent)?;
         let invalid = |error: anyhow::Error| {
@@ -274,9 +266,8 @@ impl RunServiceInner {
             self.mask_in_place(run, &mut why);
             RunStartError::Invalid(why)
         };
-        let line =
-            wanted.branch_ref(run).map_err(|error| RunStartError::Invalid(error.to_string()))?;
-        if line.is_some() {
+        let plan = self.resolve_plan(wanted, run).map_err(invalid)?;
+        if plan.branch.is_some() {
             let relay = self.relay.load();
             let missing = match &*relay {
                 None => Some("this service has no relay, so no repositories"),
@@ -290,10 +281,18 @@ impl RunServiceInner {
                 return Err(RunStartError::Invalid(missing.to_owned()));
             }
         }
-        let order = wanted.run_plan(run, (&self.settings, &self.config.load(), &catalog));
-        let order = order.map_err(invalid)?;
-        order.check().map_err(invalid)?;
-        let limit = order.config.budget.max_cost_usd;
-        Ok((order.model().unwrap_or_default().to_owned(), limit))
+        plan.check().map_err(invalid)?;
+        Ok(plan)
+    }
+
+    /// Returns the plan of a submission, by the present configuration and catalog.
+    pub(super) fn resolve_plan(
+        &self,
+        wanted: &RunSubmission,
+        run: &str,
+    ) -> anyhow::Result<RunPlan> {
+        let gateway = GatewayServer::SharedProcess(self.seats.clone());
+        let (config, catalog) = (self.config.load(), self.catalog.load());
+        wanted.resolve(run, gateway, (&self.settings, &config, &catalog))
     }
 }

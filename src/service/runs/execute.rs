@@ -13,15 +13,16 @@ use tokio_util::sync::CancellationToken;
 
 use super::admission::RunPermit;
 use super::agent_events::AgentEventParser;
-use super::submission::BranchRef;
 use super::usage_recorder::UsageRecorder;
 use super::{RunServiceInner, RunSubmission, outcome};
 use crate::gateway::process::RunClosingState;
 use crate::relay::repo;
 use crate::runner::agents::AgentDefinition;
-use crate::runner::branch_delivery::{DeliveryReport, DeliveryTarget};
+use crate::runner::branch_delivery::{BranchRequest, DeliveryReport, DeliveryTarget};
 use crate::runner::long_running::{LongRunningClaimError, SandboxKey, SandboxKeyGuard};
-use crate::runner::{PreparedRun, RunErrorCode, RunHandles, RunPlan, RunResult, warm_pool};
+use crate::runner::{
+    PreparedRun, RunErrorCode, RunHandles, RunInputs, RunPlan, RunResult, warm_pool,
+};
 use crate::sandbox::output::{OutputCapture, OutputStream};
 use crate::service::auth::AccessDeniedError;
 use crate::service::store::{EventFeed, RunEnd, RunEventKind};
@@ -87,7 +88,7 @@ impl RunServiceInner {
     /// Executes a run and writes its end into the journal, even if the run's code panics.
     pub(super) async fn execute_run(
         &self,
-        wanted: &RunSubmission,
+        (wanted, plan): (&RunSubmission, Option<Box<RunPlan>>),
         feed: &EventFeed,
         cancel: CancellationToken,
         place: RunPermit,
@@ -97,7 +98,7 @@ impl RunServiceInner {
             let (metrics, begun) = (self.seats.metrics(), Instant::now());
             let live = metrics.record_run_started(&wanted.agent);
             // A panic of one run becomes that run's end; the task must live on to write the end.
-            let run = self.execute(wanted, &mut bill, cancel, &mut place);
+            let run = self.execute((wanted, plan), &mut bill, cancel, &mut place);
             let run = AssertUnwindSafe(Box::pin(run));
             let mut done = run.catch_unwind().await.unwrap_or(Err(RunFailure::Panicked));
             // Without a result, no code has closed the run's gateway, and calls may still be open.
@@ -183,24 +184,24 @@ impl RunServiceInner {
 
     async fn execute(
         &self,
-        wanted: &RunSubmission,
+        (wanted, plan): (&RunSubmission, Option<Box<RunPlan>>),
         bill: &mut UsageRecorder,
         cancel: CancellationToken,
         place: &mut Option<RunPermit>,
     ) -> Result<RunResult, RunFailure> {
         let feed = bill.feed().clone();
         let run = feed.run_id();
-        let (config, catalog) = (self.config.load_full(), self.catalog.load_full());
-        let entry = Arc::clone(
-            catalog
-                .find_agent(&wanted.agent)
-                .context("the run's agent is no longer in the catalog")?,
-        );
-        let mut order = wanted.run_plan(run, (&self.settings, &config, &catalog))?;
-        // 1. Complete the plan with the upstream's models, for agents that need a list.
-        if let Some(agent) = order.agent.as_mut().filter(|agent| agent.models.is_empty()) {
-            agent.models = self.models.for_agent(&entry, &config).await;
-        }
+        let order = match plan {
+            Some(plan) => *plan,
+            None => self
+                .resolve_plan(wanted, run)
+                .context("the run was accepted by an earlier process, and cannot begin now")?,
+        };
+        let agent = order.agent.as_ref().context("the run's plan has no agent")?;
+        let entry = Arc::clone(&agent.entry);
+        // 1. List the upstream's models, for agents that need a list.
+        let models = self.models.for_agent(agent, &order.config).await;
+        let mut inputs = RunInputs { models, target: None };
         // 2. From here on a later process treats the run as begun: the run is interrupted, never begun again. The row
         // loses the messages and the environment, which may hold secrets.
         self.journal
@@ -212,55 +213,51 @@ impl RunServiceInner {
             &json!({"run": run, "agent": entry.name, "model": order.model()}),
         );
         // 3. Take the branch. A cancelled run stops waiting for the branch here.
-        let line = wanted.branch_ref(run).map_err(anyhow::Error::from)?;
-        if let Some(line) = &line {
-            let target = self.acquire_target(wanted, line, &entry).boxed();
+        let is_skipped = wanted.branch.repository.is_some() && order.branch.is_none();
+        if let Some(branch) = order.branch.clone() {
+            let target = self.acquire_target(branch, Arc::clone(&entry)).boxed();
             let begun = cancel.run_until_cancelled(target).await.ok_or(RunFailure::Cancelled)?;
-            order.target = Some(begun.map_err(RunFailure::Branch)?);
+            inputs.target = Some(begun.map_err(RunFailure::Branch)?);
         }
         // 4. Prepare the sandbox, unless the run was cancelled while it waited for the branch.
         let driver = order.driver.name();
         if cancel.is_cancelled() {
             return Err(RunFailure::Cancelled);
         }
-        let prepared = Box::pin(self.prepare_run(order, wanted, (&entry, &cancel), place)).await?;
+        let prepare = self.prepare_run((order, inputs), wanted, (&entry, &cancel), place);
+        let prepared = Box::pin(prepare).await?;
         // 5. Run the agent. Work without a branch key is reported as skipped.
         let mut result = self.run_and_stream(prepared, &entry, bill, cancel).await;
-        result.relay = result.relay.or_else(|| wanted.skipped_delivery(line.as_ref()));
+        result.relay = result.relay.or(is_skipped.then(DeliveryReport::skipped_without_key));
         self.record_metrics(driver, &result);
         Ok(result)
     }
 
     async fn acquire_target(
         &self,
-        wanted: &RunSubmission,
-        line: &BranchRef,
-        entry: &AgentDefinition,
+        branch: BranchRequest,
+        entry: Arc<AgentDefinition>,
     ) -> anyhow::Result<DeliveryTarget> {
         let relay = self.relay.load_full().context("this service has no relay")?;
-        let (base, leave) = (wanted.branch.base.clone(), self.leave.clone());
-        let BranchRef { repository, key } = line.clone();
+        let leave = self.leave.clone();
         // The acquisition also collects what an earlier run left on the branch. A cancelled run must not interrupt that
         // collection halfway, so the collection runs in a task of its own and ends early only when the service leaves.
         let begin = async move {
-            let begin = DeliveryTarget::acquire(relay, repository, &key, base.as_deref()).boxed();
-            leave.run_until_cancelled(begin).await
+            let begin = DeliveryTarget::acquire(relay, branch, Some(&entry), Duration::ZERO);
+            leave.run_until_cancelled(begin.boxed()).await
         };
-        let target = self.tasks.run_detached(begin).await.context(SHUTDOWN_MESSAGE)??;
-        let target = target.with_pull_request(wanted.branch.pull_request);
-        Ok(target.for_grant(&wanted.grant).for_agent(entry))
+        self.tasks.run_detached(begin).await.context(SHUTDOWN_MESSAGE)?
     }
 
     /// Binds the run's socket and fills its workspace. The sandbox is the long-running one of the run's branch, a warm
     /// one, or a new one.
     async fn prepare_run(
         &self,
-        mut order: RunPlan,
+        (order, inputs): (RunPlan, RunInputs),
         wanted: &RunSubmission,
         (entry, cancel): (&AgentDefinition, &CancellationToken),
         place: &mut Option<RunPermit>,
     ) -> Result<PreparedRun, RunFailure> {
-        order.seats = Some(self.seats.clone());
         if let Some(mut key) = wanted.long_running_key(entry) {
             // An earlier version stored workspaces by grant alone. If the grant has one account, such a workspace is
             // that account's.
@@ -268,20 +265,20 @@ impl RunServiceInner {
                 key = key.with_inheritance();
             }
             let entered = self.lock_sandbox(&key, cancel, place).await?;
-            let claimed = self.residents.claim_locked(cancel, entered, &key, order).boxed().await;
-            return claimed.map_err(RunFailure::from);
+            let claim = self.residents.claim_locked(cancel, entered, &key, (order, inputs));
+            return claim.boxed().await.map_err(RunFailure::from);
         }
         let slots = self.stock.for_agent(&entry.name);
-        let prepare = move || match slots.map(|slots| slots.claim(order.clone())) {
+        let prepare = move || match slots.map(|slots| slots.claim(order.clone(), inputs.clone())) {
             Some(Ok(prepared)) => Ok(prepared),
             // A new sandbox would fail for the same reason, or because of what the failed claim left behind.
             Some(Err(warm_pool::WarmClaimError::Failed(error))) => Err(error),
             Some(Err(unclaimed)) => {
                 // No warm sandbox fits or is ready; a new sandbox serves the run as well, only later.
                 tracing::debug!(run = order.spec.run, %unclaimed, "the run has no slot");
-                PreparedRun::new(order)
+                PreparedRun::new(order, inputs)
             }
-            None => PreparedRun::new(order),
+            None => PreparedRun::new(order, inputs),
         };
         let prepared = tokio::task::spawn_blocking(prepare).await;
         prepared.map_err(anyhow::Error::from)?.map_err(RunFailure::from_error)

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -14,15 +14,16 @@ use crate::base::{hex, trace_context};
 use crate::gateway::config::GatewayConfig;
 use crate::gateway::run::is_reserved_key;
 use crate::llm::budget::{BudgetLimits, Nanodollars};
-use crate::relay::repo::branch_key::{self, BranchKey, BranchKeySources};
-use crate::relay::repo::repository::{self, RepositoryUrl};
+use crate::relay::repo::branch_key::{BranchKey, BranchKeySources};
+use crate::relay::repo::repository::RepositoryUrl;
 use crate::runner::agents::{AgentCatalog, AgentDefinition, SandboxLifetime};
-use crate::runner::branch_delivery::DeliveryReport;
+use crate::runner::branch_delivery::BranchRequest;
 use crate::runner::long_running::{SandboxKey, SandboxKeyScope};
-use crate::runner::{ChatMessage, GatewayOverrides, RunPlan, RunRequest};
+use crate::runner::{ChatMessage, GatewayOverrides, GatewayServer, RunPlan, RunRequest};
 use crate::sandbox::spec::LimitOverrides as Limited;
 
-/// A client's request for a run, after its grant was checked. The journal stores the request until the run begins.
+/// A client's request for a run, after its grant was checked. The journal stores the submission as JSON, and
+/// [`RunSubmission::resolve`] makes the run's plan from it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RunSubmission {
     /// The id of the grant that allows the run.
@@ -74,24 +75,6 @@ pub struct BranchOptions {
     pub pull_request: bool,
 }
 
-/// The repository and the branch key that a run's work is delivered to.
-#[derive(Clone, Debug)]
-pub(super) struct BranchRef {
-    pub(super) repository: RepositoryUrl,
-    pub(super) key: BranchKey,
-}
-
-/// The reason for which a run cannot work on its branch.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum BranchRefError {
-    #[error("the repository cannot be used: {0}")]
-    Repository(#[from] repository::RepositoryUrlError),
-    #[error(transparent)]
-    Key(#[from] branch_key::BranchKeyError),
-    #[error("a pull request needs a repository on a forge, by `https://HOST/OWNER/NAME`")]
-    NoForge,
-}
-
 impl RunSubmission {
     /// Returns the digest that identifies a repeated request. The digest ignores the span, which differs for each
     /// request.
@@ -119,8 +102,8 @@ impl RunSubmission {
     }
 
     /// Returns the run's branch, or `None` if the request has no repository or no key.
-    pub(super) fn branch_ref(&self, run: &str) -> Result<Option<BranchRef>, BranchRefError> {
-        let BranchOptions { repository, key, work_item, by_state_key, pull_request, .. } =
+    fn branch_request(&self, run: &str) -> anyhow::Result<Option<BranchRequest>> {
+        let BranchOptions { repository, reach, key, work_item, by_state_key, base, pull_request } =
             &self.branch;
         let sources = BranchKeySources {
             explicit: key.as_deref(),
@@ -129,23 +112,19 @@ impl RunSubmission {
             may_use_state: *by_state_key,
         };
         let key = BranchKey::from_sources(sources, run)?;
-        let Some(repository) = repository.as_deref().map(RepositoryUrl::parse).transpose()? else {
-            return Ok(None);
-        };
-        let Some(key) = key else { return Ok(None) };
+        let repository = repository.as_deref().map(RepositoryUrl::parse).transpose();
+        let repository = repository.context("the repository cannot be used")?;
+        let Some((repository, key)) = repository.zip(key) else { return Ok(None) };
         if *pull_request && repository.as_hosted().is_none() {
-            return Err(BranchRefError::NoForge);
+            bail!("a pull request needs a repository on a forge, by `https://HOST/OWNER/NAME`");
         }
-        Ok(Some(BranchRef {
-            repository: repository.with_reach(self.branch.reach.unwrap_or_default()),
+        Ok(Some(BranchRequest {
+            repository: repository.with_reach(reach.unwrap_or_default()),
             key,
+            base: base.clone(),
+            pull_request: *pull_request,
+            grant: Some(self.grant.clone()),
         }))
-    }
-
-    /// Returns the delivery report of a run that has a repository but no branch key.
-    pub(super) fn skipped_delivery(&self, line: Option<&BranchRef>) -> Option<DeliveryReport> {
-        let is_skipped = self.branch.repository.is_some() && line.is_none();
-        is_skipped.then(DeliveryReport::skipped_without_key)
     }
 
     /// Returns the key of the run's long-running sandbox: by its branch, or else by its conversation. `None` if the
@@ -173,32 +152,47 @@ impl RunSubmission {
         )
     }
 
-    /// Returns the plan for the runner, without the branch.
+    /// Returns the plan for the runner.
     ///
     /// # Errors
-    /// Returns an error if the agent is unknown, no model is named, or the settings contradict each other.
-    pub(super) fn run_plan(
+    /// Returns an error if the agent is unknown, the branch cannot be used, no model is named, or the settings
+    /// contradict each other.
+    pub(super) fn resolve(
         &self,
         run: &str,
+        gateway: GatewayServer,
         (settings, config, catalog): (&RunServiceConfig, &GatewayConfig, &AgentCatalog),
     ) -> anyhow::Result<RunPlan> {
-        let mut request = self.run_request(run, settings, config);
-        // The service's driver is the default for agents that name none.
         let entry = catalog.find_agent(&self.agent)?;
-        request.driver = Some(entry.driver.or(settings.driver));
+        let branch = self.branch_request(run)?;
         if self.model.is_none() && entry.models.default.is_none() {
             bail!(
                 "no model is named, and `{}` has none of its own; name one as `model`",
                 entry.name
             );
         }
-        let config = self.gateway_config(run, settings, config);
-        let mut order = request.resolve(config, settings.host.clone(), catalog)?;
         // A client may shorten the agent's maximum run time, but never extend it.
         let longest = entry.limits.resolve_limits().max_runtime;
-        let max_runtime = &mut order.spec.limits.max_runtime;
-        *max_runtime = longest.min(*max_runtime);
-        Ok(order)
+        let max_runtime = self.max_runtime.map(|asked| asked.min(longest));
+        let request = RunRequest {
+            run: Some(run.to_owned()),
+            agent: Some(self.agent.clone()),
+            messages: self.messages.clone(),
+            // The service's driver is the default for agents that name none.
+            driver: Some(entry.driver.or(settings.driver)),
+            allow_unlimited: Some(settings.allow_unlimited),
+            env: self.env.clone(),
+            limits: Limited { max_runtime, ..Limited::default() },
+            // The roots are those that the catalog's entry may mount; the request itself cannot name a path of this
+            // machine.
+            roots: vec![PathBuf::from("/")],
+            grace: Some(settings.grace),
+            llm: self.gateway_overrides(config),
+            branch,
+            ..RunRequest::default()
+        };
+        let config = self.gateway_config(run, settings, config);
+        request.resolve((config, gateway), settings.host.clone(), catalog)
     }
 
     /// Returns the settings of the run's gateway.
@@ -209,7 +203,7 @@ impl RunSubmission {
         base: &GatewayConfig,
     ) -> GatewayConfig {
         let mut config = base.clone();
-        self.run_request(run, settings, base).apply_to_config(&mut config);
+        self.gateway_overrides(base).apply_to_config(Some(run), &mut config);
         config.audit.path = Some(settings.audit_log_path(run));
         config.audit.signing_key = Some(settings.signing_key.clone());
         config
@@ -223,33 +217,14 @@ impl RunSubmission {
         metadata
     }
 
-    fn run_request(
-        &self,
-        run: &str,
-        settings: &RunServiceConfig,
-        base: &GatewayConfig,
-    ) -> RunRequest {
-        RunRequest {
-            run: Some(run.to_owned()),
-            agent: Some(self.agent.clone()),
-            messages: self.messages.clone(),
-            driver: Some(settings.driver),
-            allow_unlimited: Some(settings.allow_unlimited),
-            env: self.env.clone(),
-            limits: Limited { max_runtime: self.max_runtime, ..Limited::default() },
-            // The roots are those that the catalog's entry may mount; the request itself cannot name a path of this
-            // machine.
-            roots: vec![PathBuf::from("/")],
-            grace: Some(settings.grace),
-            llm: GatewayOverrides {
-                account: Some(self.account.clone()),
-                metadata: Some(self.caller_metadata()),
-                model: self.model.clone(),
-                traceparent: self.traceparent,
-                budget: self.budget.capped_by(&base.budget),
-                ..GatewayOverrides::default()
-            },
-            ..RunRequest::default()
+    fn gateway_overrides(&self, base: &GatewayConfig) -> GatewayOverrides {
+        GatewayOverrides {
+            account: Some(self.account.clone()),
+            metadata: Some(self.caller_metadata()),
+            model: self.model.clone(),
+            traceparent: self.traceparent,
+            budget: self.budget.capped_by(&base.budget),
+            ..GatewayOverrides::default()
         }
     }
 }

@@ -7,7 +7,8 @@ use tokio::time::Instant;
 
 use crate::gateway::config::GatewayConfig;
 use crate::gateway::upstream::models::list_models;
-use crate::runner::agents::{AgentDefinition, WorkspaceSetup};
+use crate::runner::AgentInvocation;
+use crate::runner::agents::WorkspaceSetup;
 
 /// A cache of the upstream's last list of models, with the time of the request.
 #[derive(Debug, Default)]
@@ -19,13 +20,10 @@ impl UpstreamModelCache {
     /// its run.
     pub(super) async fn for_agent(
         &self,
-        entry: &AgentDefinition,
+        agent: &AgentInvocation,
         config: &GatewayConfig,
     ) -> Vec<String> {
-        let is_told = entry.setup == WorkspaceSetup::OpenClaw
-            && entry.models.allow.is_empty()
-            && config.policy.body.models.is_empty();
-        if !is_told {
+        if agent.entry.setup != WorkspaceSetup::OpenClaw || !agent.models.is_empty() {
             return vec![];
         }
         // The lock is held during the request, so that runs that begin together send one request.

@@ -11,7 +11,7 @@ use super::{RunServiceConfig, RunSubmission};
 use crate::gateway::config::GatewayConfig;
 use crate::runner::agents::{AgentCatalog, AgentDefinition, SandboxLifetime};
 use crate::runner::warm_pool::{self, WarmPool};
-use crate::runner::{ChatMessage, ChatRole};
+use crate::runner::{ChatMessage, ChatRole, GatewayServer};
 
 /// The warm pools by agent. The catalog at the service's start decides which agents have a pool.
 pub(super) struct WarmPools(HashMap<String, Arc<WarmPool>>);
@@ -53,8 +53,8 @@ fn build_pool(
 ) -> anyhow::Result<WarmPool> {
     let models = &entry.models;
     let model = models.default.as_ref().or(models.allow.first()).cloned();
-    // The message, the account and an unknown model are placeholders: a claimed sandbox gets the gateway and the files
-    // of the claiming run's own plan.
+    // The message, the account, the gateway and an unknown model are placeholders: a claimed sandbox gets the gateway
+    // and the files of the claiming run's own plan.
     let wanted = RunSubmission {
         agent: entry.name.clone(),
         model: model.or_else(|| Some("any".to_owned())),
@@ -62,7 +62,7 @@ fn build_pool(
         account: "-".to_owned(),
         ..RunSubmission::default()
     };
-    let order = wanted.run_plan("slot", parts)?;
+    let order = wanted.resolve("slot", GatewayServer::OwnProcess, parts)?;
     let stock = warm_pool::WarmPoolConfig { count: entry.slots as usize, max_age: MAX_SLOT_AGE };
     Ok(WarmPool::new(&order, stock)?)
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use cogni_gateway::runner::{PreparedRun, RunPlan};
+use cogni_gateway::runner::{PreparedRun, RunInputs, RunPlan};
 use cogni_gateway::sandbox::{SandboxDriver, sandbox_name};
 
 use super::driver::{entries, sh};
@@ -53,7 +53,8 @@ async fn a_container_that_an_engine_makes_late_is_swept() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_directory_that_could_not_be_removed_is_swept() {
     let place = Installation::embedded();
-    let prepared = PreparedRun::new(place.run_plan("run-mounted", &["true"])).unwrap();
+    let prepared =
+        PreparedRun::new(place.run_plan("run-mounted", &["true"]), RunInputs::default()).unwrap();
     let [directory] = &entries(&place.run_dir())[..] else { panic!("{}", place.left()) };
     let mounted = Mounted::at(place.run_dir().join(directory).join("sock"));
     drop(prepared);
@@ -74,7 +75,7 @@ fn prepare(
     argv: &[&str],
 ) -> PreparedRun {
     let driver = SandboxDriver::Docker { socket: engine_proxy.socket().into() };
-    PreparedRun::new(RunPlan { driver, ..place.run_plan(run, argv) }).unwrap()
+    PreparedRun::new(RunPlan { driver, ..place.run_plan(run, argv) }, RunInputs::default()).unwrap()
 }
 
 /// Waits as [`wait_until`] does, without blocking other tasks.

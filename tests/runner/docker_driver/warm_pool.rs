@@ -12,7 +12,7 @@ use std::time::Duration;
 use std::{future, process};
 
 use cogni_gateway::runner::warm_pool::{WarmClaimError, WarmPool, WarmPoolConfig};
-use cogni_gateway::runner::{PreparedRun, RunPlan};
+use cogni_gateway::runner::{PreparedRun, RunInputs, RunPlan};
 use cogni_gateway::sandbox::SandboxSpec;
 use cogni_gateway::sandbox::spec::{BindMount, MountAccess, SandboxLimits, WorkspaceMount};
 use serde_json::{Value, json};
@@ -33,7 +33,7 @@ async fn a_claimed_slot_runs_the_program_as_any_sandbox() {
             spec: SandboxSpec { env: [pair("COGNI_MODEL", "m")].into(), ..place.spec(&look) },
             ..place.run_plan(run, &look)
         };
-        let cold = run(PreparedRun::new(order("run-cold")).unwrap()).await;
+        let cold = run(PreparedRun::new(order("run-cold"), RunInputs::default()).unwrap()).await;
         let kept = keep(&place, 1);
         let claimed = run(kept.claim(&order("run-slot"))).await;
         kept.stop().await;
@@ -56,7 +56,10 @@ async fn each_slot_is_claimed_once() {
             spec: SandboxSpec { workspace: WorkspaceMount::Fresh, ..place.spec(&look) },
             ..place.run_plan(run, &look)
         };
-        assert!(matches!(kept.pool.claim(fresh("run-x")), Err(WarmClaimError::ProfileMismatch(_))));
+        assert!(matches!(
+            kept.pool.claim(fresh("run-x"), RunInputs::default()),
+            Err(WarmClaimError::ProfileMismatch(_))
+        ));
         kept.stop().await;
 
         let kept = keep_for(&place, &fresh("run-kind"), 2);
@@ -141,7 +144,12 @@ fn the_error_says_why_a_run_does_not_fit_a_slot() {
         SandboxSpec { limits: SandboxLimits { pids: 9, ..SandboxLimits::default() }, ..spec() },
         SandboxSpec { argv: vec![], ..spec() },
     ]
-    .map(|spec| pool.claim(RunPlan { spec, ..usual.clone() }).err().unwrap().to_string());
+    .map(|spec| {
+        pool.claim(RunPlan { spec, ..usual.clone() }, RunInputs::default())
+            .err()
+            .unwrap()
+            .to_string()
+    });
     insta::assert_snapshot!(told.join("\n"), @r"
     no slot is ready
     a warm sandbox cannot take a mount: it is fixed when the sandbox is created
@@ -237,7 +245,7 @@ impl PoolFixture<'_> {
     fn claim(&self, order: &RunPlan) -> PreparedRun {
         let mut claimed = None;
         let is_claimed = || {
-            claimed = match self.pool.claim(order.clone()) {
+            claimed = match self.pool.claim(order.clone(), RunInputs::default()) {
                 Ok(prepared) => Some(prepared),
                 Err(WarmClaimError::NoneReady) => None,
                 Err(error) => panic!("{error}"),

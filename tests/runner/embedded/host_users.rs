@@ -7,7 +7,7 @@ use std::path::Path;
 
 use cogni_gateway::runner::long_running::workspace_store::WorkspaceStore;
 use cogni_gateway::runner::long_running::{LongRunningPool, LongRunningPoolLimits, SandboxKey};
-use cogni_gateway::runner::{PreparedRun, RunPlan};
+use cogni_gateway::runner::{PreparedRun, RunInputs, RunPlan};
 use cogni_gateway::sandbox::spec::WorkspaceMount;
 use cogni_gateway::sandbox::{SandboxSpec, UserRange};
 use serde_json::Value;
@@ -51,8 +51,9 @@ async fn found(path: &Path) -> Metadata {
 async fn two_sandboxes_are_two_users_of_this_machine() {
     let place = Installation::embedded();
     let script = "umask 077; id -u; echo secret > secret; while [ ! -e go ]; do sleep 0.05; done";
-    let runs = ["run-one", "run-two"]
-        .map(|name| PreparedRun::new(run_plan(&place, name, script)).unwrap());
+    let runs = ["run-one", "run-two"].map(|name| {
+        PreparedRun::new(run_plan(&place, name, script), RunInputs::default()).unwrap()
+    });
     let homes = runs.each_ref().map(|run| run.workspace_path().unwrap().to_owned());
     let look = async {
         let mut users = vec![];
@@ -91,15 +92,19 @@ async fn a_sandbox_that_uses_up_its_users_share_leaves_others_theirs() {
          perl -e '{take} exit($n > 0)' && touch full; while [ ! -e go ]; do sleep 0.05; done; kill $(jobs -p)"
     );
     let modest = format!("perl -e '{take} print $n > 0 ? \"some\" : \"none\"'");
-    let greedy = PreparedRun::new(run_plan(&place, "run-greedy", &greedy)).unwrap();
+    let greedy =
+        PreparedRun::new(run_plan(&place, "run-greedy", &greedy), RunInputs::default()).unwrap();
     let home = greedy.workspace_path().unwrap().to_owned();
     let look = async {
         found(&home.join("full")).await;
         let uid = fs::metadata(&home).unwrap().uid();
-        let other = run(PreparedRun::new(run_plan(&place, "run-other", &modest)).unwrap()).await;
+        let other =
+            run(PreparedRun::new(run_plan(&place, "run-other", &modest), RunInputs::default())
+                .unwrap())
+            .await;
         let shared = UserRange::single_user(uid);
         let same = RunPlan { uids: shared, ..run_plan(&place, "run-same", &modest) };
-        let same = run(PreparedRun::new(same).unwrap()).await;
+        let same = run(PreparedRun::new(same, RunInputs::default()).unwrap()).await;
         fs::write(home.join("go"), "").unwrap();
         [other, same]
     };
@@ -113,7 +118,10 @@ async fn an_operator_may_give_all_sandboxes_one_user() {
     let place = Installation::embedded();
     let fixed =
         RunPlan { uids: "1001".parse().unwrap(), ..run_plan(&place, "run-fixed", "id -u; id -g") };
-    assert_eq!(stdout(&run(PreparedRun::new(fixed).unwrap()).await), "1001\n1001");
+    assert_eq!(
+        stdout(&run(PreparedRun::new(fixed, RunInputs::default()).unwrap()).await),
+        "1001\n1001"
+    );
 }
 
 /// R6, R7: A stored workspace belongs to its next sandbox, whatever user that sandbox has; targets of links do not.

@@ -56,6 +56,31 @@ async fn a_run_is_as_long_as_its_agent_allows() {
     place.stop(service);
 }
 
+/// A1: An agent's own timeout ends before the limit of its entry, also if the client asks for more time.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_gets_a_timeout_within_the_limit_of_its_entry() {
+    let place = ServiceSetup::new("").await;
+    let agents = place.path().join("agents");
+    fs::create_dir(&agents).unwrap();
+    let answer = r#"{"payloads":[{"text":"${TIMEOUT}"}],"meta":{}}"#;
+    let entry = format!(
+        "name = 'clock'\ndescription = 'tells its time'\nversion = 1\nsetup = 'messages'\n\
+         argv = ['echo', '{answer}']\n[limits]\nmax_runtime = '1m'\n"
+    );
+    fs::write(agents.join("clock.toml"), entry).unwrap();
+    place.write_config(&format!("agents_dir = {agents:?}"));
+    let service = place.start();
+    let mut asked = asked("fake");
+    asked["agent"] = "clock".into();
+    for (max_runtime, told) in [("1h", "30"), ("40s", "20")] {
+        asked["max_runtime"] = max_runtime.into();
+        let run = service.run(&asked).await;
+        let row = service.ended(&run).await;
+        assert_eq!(row["result"]["agent"]["payloads"][0]["text"], told, "{row}");
+    }
+    place.stop(service);
+}
+
 /// A3: A grant sees and ends only its own runs; an admin's grant sees all.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_is_visible_only_to_its_grant() {

@@ -5,14 +5,16 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cogni_gateway::relay::delivery::DeliveryService;
 use cogni_gateway::relay::delivery::outbox::WorkspaceRow;
 use cogni_gateway::relay::repo::BranchKey;
-use cogni_gateway::runner::RunPlan;
-use cogni_gateway::runner::branch_delivery::DeliveryTarget;
+use cogni_gateway::runner::branch_delivery::{BranchRequest, DeliveryTarget};
 use cogni_gateway::runner::long_running::SandboxKey;
+use cogni_gateway::runner::{RunInputs, RunPlan};
 use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
 
 use super::{LIMITS, PoolFixture};
 use crate::docker_driver::driver::sh;
@@ -104,17 +106,32 @@ impl SharedBranch {
     }
 
     async fn target(&self, key: &str) -> DeliveryTarget {
+        let (relay, branch) = (Arc::clone(&self.relay), self.branch(key));
+        Box::pin(DeliveryTarget::acquire(relay, branch, None, Duration::ZERO)).await.unwrap()
+    }
+
+    fn branch(&self, key: &str) -> BranchRequest {
         let (repository, key) = (self.forge.clone_url().parse().unwrap(), BranchKey::parse(key));
-        let relay = Arc::clone(&self.relay);
-        Box::pin(DeliveryTarget::acquire(relay, repository, &key.unwrap(), None)).await.unwrap()
+        BranchRequest {
+            repository,
+            key: key.unwrap(),
+            base: None,
+            pull_request: false,
+            grant: None,
+        }
     }
 
     async fn run(&self, kept: &PoolFixture<'_>, key: &str, script: &str) -> Value {
         let target = Some(self.target(key).await);
         // The runs' shared files are not part of any run's work.
         let script = format!("mkdir -p .git/info; echo .state >> .git/info/exclude; {script}");
-        let order = RunPlan { target, ..self.place.run_plan("run", &sh(&script)) };
-        run(kept.claim_for(SandboxKey::new("agent", key).preserving([".state"]), order).await).await
+        let branch = Some(self.branch(key));
+        let order = RunPlan { branch, ..self.place.run_plan("run", &sh(&script)) };
+        let begun = (order, RunInputs { target, ..RunInputs::default() });
+        let key = SandboxKey::new("agent", key).preserving([".state"]);
+        let (pool, cancel) = (&kept.pool, CancellationToken::new());
+        let entered = pool.lock_key(&cancel, &key).await.unwrap();
+        run(Box::pin(pool.claim_locked(&cancel, entered, &key, begun)).await.unwrap()).await
     }
 
     /// Retries in a separate process, because the test's process is not a program that makes sandboxes.

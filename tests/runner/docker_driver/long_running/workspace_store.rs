@@ -6,12 +6,11 @@ use std::process::{Command, Output};
 use std::time::Duration;
 
 use cogni_gateway::base::hex;
-use cogni_gateway::runner::PreparedRun;
-use cogni_gateway::runner::RunPlan;
 use cogni_gateway::runner::long_running::workspace_store::{PruneOutcome, WorkspaceOwner};
 use cogni_gateway::runner::long_running::{
     LongRunningClaimError, LongRunningPoolLimits, SandboxKey, SandboxKeyScope,
 };
+use cogni_gateway::runner::{PreparedRun, RunInputs, RunPlan};
 use cogni_gateway::sandbox::SandboxSpec;
 use cogni_gateway::sandbox::spec::{SandboxLimits, WorkspaceMount};
 
@@ -133,7 +132,7 @@ async fn a_workspace_of_one_run_is_bounded_too() {
     for place in installations() {
         let mut order = bounded(place.run_plan("run-fill", &greedy), 16 << 20);
         order.spec.workspace = WorkspaceMount::Fresh;
-        let full = run(PreparedRun::new(order).unwrap()).await;
+        let full = run(PreparedRun::new(order, RunInputs::default()).unwrap()).await;
         assert_eq!(full["error_code"], "workspace_full", "{full}");
         assert_eq!(place.left(), "");
     }
@@ -149,7 +148,7 @@ async fn a_workspace_is_measured_when_its_program_has_ended() {
     let resident = run(kept.claim(order.clone()).await).await;
     kept.stop().await;
     order.spec.workspace = WorkspaceMount::Fresh;
-    let own = run(PreparedRun::new(order).unwrap()).await;
+    let own = run(PreparedRun::new(order, RunInputs::default()).unwrap()).await;
     for full in [resident, own] {
         assert_eq!(full["error_code"], "workspace_full", "{full}");
     }
