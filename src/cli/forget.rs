@@ -103,7 +103,7 @@ impl ForgetArgs {
         }
         let is_chosen = |kept: &StoredWorkspace| {
             let of_agent =
-                |agent: &String| kept.tenant.as_ref().is_some_and(|tenant| tenant.agent == *agent);
+                |agent: &String| kept.owner.as_ref().is_some_and(|tenant| tenant.agent == *agent);
             (self.ids.is_empty() || self.ids.contains(&kept.id))
                 && self.agent.as_ref().is_none_or(of_agent)
                 && self.older_than.is_none_or(|age| time_since_use(kept) >= age)
@@ -113,9 +113,9 @@ impl ForgetArgs {
 }
 
 fn describe_workspace(kept: &StoredWorkspace, size: &str) -> String {
-    let whose = kept.tenant.as_ref().map(ToString::to_string);
+    let whose = kept.owner.as_ref().map(ToString::to_string);
     let whose = whose.unwrap_or_else(|| "of an earlier version".to_owned());
-    let more = kept.tenant.as_ref().map(|tenant| {
+    let more = kept.owner.as_ref().map(|tenant| {
         let WorkspaceOwner { grant, account, kind, .. } = tenant;
         let said = [("grant", grant), ("account", account), ("by", kind)].into_iter();
         said.filter_map(|(what, text)| Some(format!(", {what} {}", text.as_ref()?))).collect()

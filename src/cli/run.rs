@@ -393,7 +393,7 @@ fn parse_run(
             docker_socket: args.places.docker_socket.clone(),
             image: args.proxy.proxy_image.clone(),
             network: args.proxy.proxy_network.clone(),
-            given: flags::explicit_settings(run_settings(), matches, &variable)?,
+            settings: flags::explicit_settings(run_settings(), matches, &variable)?,
             config_file: flags::config_file_path(matches, &variable).map(PathBuf::from),
         }),
     };

@@ -114,7 +114,7 @@ async fn run_service(
         long_reads: GrantWorkLimiter::new(MAX_LONG_READS_PER_GRANT),
         proofs: ProofCache::new(proof_concurrency()),
         reports: GrantWorkLimiter::new(MAX_REPORTS_PER_GRANT).with_total_limit(MAX_REPORTS),
-        limits: ApiLimits { connections: serve.max_connections, patience: serve.request_timeout },
+        limits: ApiLimits { connections: serve.max_connections, timeout: serve.request_timeout },
         tasks: TaskGroup::default(),
     });
     let stop = process::StopRequest::default();

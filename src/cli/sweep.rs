@@ -46,13 +46,13 @@ pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCod
             sweep.run_dir.display()
         );
     }
-    for SweepItem { kind, name, fate } in &found {
+    for SweepItem { kind, name, outcome } in &found {
         let kind = match kind {
             LeftoverKind::Container => "container",
             LeftoverKind::Directory => "directory",
             LeftoverKind::Group => "group",
         };
-        writeln!(out, "{kind} {name}: {}", describe_outcome(fate))?;
+        writeln!(out, "{kind} {name}: {}", describe_outcome(outcome))?;
     }
     match &engine {
         EngineSweepStatus::Listed => (),
@@ -62,7 +62,7 @@ pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCod
         EngineSweepStatus::Failed(error) => writeln!(out, "engine {socket}: {error:#}")?,
     }
     let is_left = |found: &SweepItem| {
-        matches!(found.fate, SweepOutcome::Orphaned | SweepOutcome::RemoveFailed(_))
+        matches!(found.outcome, SweepOutcome::Orphaned | SweepOutcome::RemoveFailed(_))
     };
     let left = found.iter().filter(|found| is_left(found)).count();
     if left > 0 {

@@ -31,7 +31,7 @@ pub struct GatewayContainerConfig {
     pub image: String,
     pub network: String,
     /// The settings that were given by flag or variable, except for secrets.
-    pub given: Vec<(&'static str, String)>,
+    pub settings: Vec<(&'static str, String)>,
     /// The file with further settings.
     pub config_file: Option<PathBuf>,
 }
@@ -64,7 +64,7 @@ impl PreparedGatewayContainer {
         // the run's identity and budget, then the socket.
         let given = files::write_files(&settings, config, directory)?;
         let mut env: std::collections::BTreeMap<_, _> =
-            settings.given.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+            settings.settings.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
         env.extend(given.env);
         // The run's own file may set the identity and the budget, and flags and variables do not contain those values.
         env.extend(environment(config).map(|(name, value)| (name.to_owned(), value)));

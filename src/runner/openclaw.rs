@@ -11,10 +11,10 @@ use super::agent::{AgentFiles, AgentInvocation, ChatMessage, ChatRole};
 /// The error of a message that is longer than `OpenClaw` accepts.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the message has {given} bytes, and OpenClaw takes {MAX_MESSAGE_BYTES}; give less, or put the message into a file of the workspace"
+    "the message has {length} bytes, and OpenClaw takes {MAX_MESSAGE_BYTES}; give less, or put the message into a file of the workspace"
 )]
 pub(super) struct MessageTooLongError {
-    given: usize,
+    length: usize,
 }
 
 /// Returns the files that `OpenClaw` finds in its workspace. If the run has no message of a user, the workspace holds
@@ -34,7 +34,7 @@ pub(super) fn workspace_files(agent: &AgentInvocation) -> Result<AgentFiles, Mes
             prompt = format!("{CONVERSATION_HINT}\n\n{message}");
         }
         if prompt.len() > MAX_MESSAGE_BYTES {
-            return Err(MessageTooLongError { given: prompt.len() });
+            return Err(MessageTooLongError { length: prompt.len() });
         }
         own.push((PROMPT_PATH, prompt));
     }

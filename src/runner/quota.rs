@@ -18,19 +18,19 @@ use crate::base::dir_tree;
 #[derive(Clone, Debug)]
 pub(super) struct WorkspaceQuota {
     path: PathBuf,
-    most: u64,
+    max_bytes: u64,
 }
 
 /// The error of a workspace that exceeds its bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the workspace holds more than {}, which is as much as it may (`max_workspace` of the limits)", HumanBytes(*most))]
+#[error("the workspace holds more than {}, which is as much as it may (`max_workspace` of the limits)", HumanBytes(*max_bytes))]
 pub struct QuotaExceededError {
-    pub(super) most: u64,
+    pub(super) max_bytes: u64,
 }
 
 impl WorkspaceQuota {
-    pub(super) fn new(path: PathBuf, most: u64) -> Self {
-        Self { path, most }
+    pub(super) fn new(path: PathBuf, max_bytes: u64) -> Self {
+        Self { path, max_bytes }
     }
 
     /// Checks the size of the workspace. Logs a failed measurement and treats the workspace as within its bound.
@@ -44,10 +44,10 @@ impl WorkspaceQuota {
     /// Checks the size as [`check`](Self::check) does, and returns the processor time of the measurement. The time
     /// spent waiting for a thread or a processor does not count: a busy machine is no reason to measure less often.
     async fn measure(&self) -> Result<Duration, QuotaExceededError> {
-        let Self { path, most } = self.clone();
+        let Self { path, max_bytes } = self.clone();
         let measure = move || {
             let begun = thread_time();
-            let measured = dir_tree::disk_usage(&path, most);
+            let measured = dir_tree::disk_usage(&path, max_bytes);
             (measured, thread_time().saturating_sub(begun))
         };
         let (measured, took) = match spawn_blocking(measure).await {
@@ -55,7 +55,7 @@ impl WorkspaceQuota {
             Err(error) => (Err(error.into()), Duration::ZERO),
         };
         match measured {
-            Ok(bytes) if bytes > most => Err(QuotaExceededError { most }),
+            Ok(bytes) if bytes > max_bytes => Err(QuotaExceededError { max_bytes }),
             Ok(_) => Ok(took),
             Err(error) => {
                 tracing::warn!(%error, path = %self.path.display(), "a workspace cannot be measured");

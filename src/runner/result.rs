@@ -203,7 +203,8 @@ impl RunResultParts {
     pub(super) fn into_result(self, run: String) -> RunResult {
         let error_code = self.error_code(self.answer.as_ref());
         let is_full = error_code == Some(RunErrorCode::WorkspaceFull);
-        let full = is_full.then(|| QuotaExceededError { most: self.max_workspace }.to_string());
+        let full =
+            is_full.then(|| QuotaExceededError { max_bytes: self.max_workspace }.to_string());
         let Self { answer: agent, ended, served, calls, stdout, stderr, relayed, elapsed, .. } =
             self;
         // The sandbox's error precedes the gateway's error. Only a run without either has an error message of its own.

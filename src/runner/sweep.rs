@@ -55,7 +55,7 @@ pub enum EngineSweepStatus {
 pub struct SweepItem {
     pub kind: LeftoverKind,
     pub name: String,
-    pub fate: SweepOutcome,
+    pub outcome: SweepOutcome,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,7 +113,7 @@ impl LeftoverSweeper {
         for name in list_names(&run_dir).with_context(cannot)? {
             // A directory that this process registered is orphaned although its owner, this process, is alive.
             let left = leftovers::claim(&name);
-            let mut fate = if left.is_some() {
+            let mut outcome = if left.is_some() {
                 SweepOutcome::Orphaned
             } else {
                 owner_outcome(owner_from_name(&name))
@@ -121,24 +121,24 @@ impl LeftoverSweeper {
             let path = run_dir.join(&name);
             // Without an answer of the engine, a container may still use the directory.
             if self.apply
-                && fate == SweepOutcome::Orphaned
+                && outcome == SweepOutcome::Orphaned
                 && is_silent
                 && may_belong_to_container(&path)
             {
-                fate = SweepOutcome::RemoveFailed(
+                outcome = SweepOutcome::RemoveFailed(
                     "a container may have it, and the engine cannot be asked".into(),
                 );
             }
-            if self.apply && fate == SweepOutcome::Orphaned {
+            if self.apply && outcome == SweepOutcome::Orphaned {
                 let removal = remove_run_leftovers(path, left);
-                fate = match end {
+                outcome = match end {
                     None => removal_outcome(removal.await),
-                    Some(end) if end <= Instant::now() => fate,
+                    Some(end) if end <= Instant::now() => outcome,
                     // After the timeout the removal continues on its blocking thread.
-                    Some(end) => timeout_at(end, removal).await.map_or(fate, removal_outcome),
+                    Some(end) => timeout_at(end, removal).await.map_or(outcome, removal_outcome),
                 };
             }
-            found.push(SweepItem { kind: LeftoverKind::Directory, name, fate });
+            found.push(SweepItem { kind: LeftoverKind::Directory, name, outcome });
         }
         found.extend(
             self.sweep_cgroups(run_dir).await.context("cannot read the groups of processes")?,
@@ -181,17 +181,17 @@ impl LeftoverSweeper {
             let found = ours.map(|group| {
                 let name = group.name.display().to_string();
                 let left = leftovers::claim(&name);
-                let mut fate = if left.is_some() {
+                let mut outcome = if left.is_some() {
                     SweepOutcome::Orphaned
                 } else {
                     owner_outcome(group.owner.clone())
                 };
-                if may_remove && fate == SweepOutcome::Orphaned {
-                    fate = removal_outcome(remove_registered(left, || {
+                if may_remove && outcome == SweepOutcome::Orphaned {
+                    outcome = removal_outcome(remove_registered(left, || {
                         embedded::remove_cgroup(&group.name)
                     }));
                 }
-                SweepItem { kind: LeftoverKind::Group, name, fate }
+                SweepItem { kind: LeftoverKind::Group, name, outcome }
             });
             Ok(found.collect())
         });
@@ -211,19 +211,23 @@ impl LeftoverSweeper {
             let docker = DockerEngine::connect(&self.docker_socket).await?;
             let of = (!self.all).then_some(run_dir);
             for container in docker.list_managed(of).await? {
-                let mut fate = container_outcome(&container, run_dir);
-                if self.apply && fate == SweepOutcome::Orphaned {
+                let mut outcome = container_outcome(&container, run_dir);
+                if self.apply && outcome == SweepOutcome::Orphaned {
                     // A new container may get the same name before this removal ends, so the registration changes from
                     // the name to the container's ID.
                     if leftovers::unregister(&container.name) {
                         leftovers::register(&container.id);
                     }
-                    fate = removal_outcome(docker.remove(&container.id).await);
-                    if fate == SweepOutcome::Removed {
+                    outcome = removal_outcome(docker.remove(&container.id).await);
+                    if outcome == SweepOutcome::Removed {
                         leftovers::unregister(&container.id);
                     }
                 }
-                found.push(SweepItem { kind: LeftoverKind::Container, name: container.name, fate });
+                found.push(SweepItem {
+                    kind: LeftoverKind::Container,
+                    name: container.name,
+                    outcome,
+                });
             }
             anyhow::Ok(())
         };
@@ -240,8 +244,8 @@ impl LeftoverSweeper {
 impl SweepReport {
     /// Logs the removed items and the failures. For callers that do not use the report otherwise.
     pub fn log_items(self) {
-        for SweepItem { kind, name, fate } in self.found {
-            match fate {
+        for SweepItem { kind, name, outcome } in self.found {
+            match outcome {
                 SweepOutcome::Removed => {
                     tracing::info!(?kind, name, "removed a leftover");
                 }

@@ -89,7 +89,7 @@ pub struct ApiLimits {
     /// The maximum number of connections at the same time.
     pub connections: usize,
     /// The timeout for reading the head of a request, and for reading its body.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 impl ApiState {

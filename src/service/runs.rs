@@ -409,7 +409,7 @@ impl RunService {
 }
 
 fn log_prune_outcome((kept, fate): &(StoredWorkspace, PruneOutcome)) {
-    let of = kept.tenant.as_ref().map(tracing::field::display);
+    let of = kept.owner.as_ref().map(tracing::field::display);
     match fate {
         PruneOutcome::Removed => {
             tracing::info!(id = kept.id, of, "forgot an unused workspace");

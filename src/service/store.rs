@@ -141,7 +141,7 @@ impl RunStore {
         ended: RunEnd,
     ) -> Result<(), db::DatabaseError> {
         let (run, now) = (feed.run_id().to_owned(), now_millis());
-        let (mut events, last) = (feed.unsaved_events(), feed.prepare_final(&ended.words));
+        let (mut events, last) = (feed.unsaved_events(), feed.prepare_final(&ended.last_events));
         events.extend(last.iter().cloned());
         let ending = Box::pin(self.prepare_end(run.clone(), ended, events)).await?;
         let ending =
@@ -540,7 +540,7 @@ fn insert_run(
             return Ok(InsertOutcome::Same(Box::new(row)));
         }
     }
-    if let Some(most) = new.most {
+    if let Some(most) = new.max_runs {
         let open = "SELECT count(*) FROM run WHERE grant_id = ?1 AND state <> 'ended'";
         let open: u32 = change.query_row(open, [&new.grant], |row| row.get(0))?;
         if open >= most {
@@ -564,7 +564,7 @@ fn insert_run(
             ":agent": new.agent,
             ":account": new.account,
             ":model": new.model,
-            ":wanted": new.wanted,
+            ":wanted": new.submission,
             ":now": now,
         },
     )?;

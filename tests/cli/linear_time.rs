@@ -296,14 +296,14 @@ fn journal(bytes: &[u8]) {
             id: "run-1".to_owned(),
             grant: "grant".to_owned(),
             idempotency_key: None,
-            most: None,
+            max_runs: None,
             caps: SpendingCaps::default(),
             max_cost_usd: None,
             digest: String::new(),
             agent: "agent".to_owned(),
             account: "account".to_owned(),
             model: "model".to_owned(),
-            wanted: "{}".to_owned(),
+            submission: "{}".to_owned(),
         };
         let AddRunOutcome::New(feed, _) = journal.add_run(new).await.unwrap() else {
             panic!("it is known")

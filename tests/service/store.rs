@@ -47,14 +47,14 @@ fn new(id: &str, key: Option<&str>, digest: &str) -> NewRunRow {
         id: id.to_owned(),
         grant: "g1".to_owned(),
         idempotency_key: key.map(str::to_owned),
-        most: None,
+        max_runs: None,
         caps: SpendingCaps::default(),
         max_cost_usd: None,
         digest: digest.to_owned(),
         agent: "sandbox:agent".to_owned(),
         account: "acct-1".to_owned(),
         model: "fake".to_owned(),
-        wanted: "{\"secret\":\"prompt\"}".to_owned(),
+        submission: "{\"secret\":\"prompt\"}".to_owned(),
     }
 }
 
@@ -109,8 +109,12 @@ async fn a_watcher_gets_every_event_once() {
                 tokio::time::sleep(feed_pause()).await;
             }
         }
-        let words = vec![(RunEventKind::Final, json!({"ok": true}))];
-        fixture.journal.finish_run(&feed, RunEnd { words, ..RunEnd::default() }).await.unwrap();
+        let last_events = vec![(RunEventKind::Final, json!({"ok": true}))];
+        fixture
+            .journal
+            .finish_run(&feed, RunEnd { last_events, ..RunEnd::default() })
+            .await
+            .unwrap();
     };
     tokio::join!(fixture.journal.persist_events(&feed), run);
     let live = live.await.unwrap();
@@ -150,8 +154,11 @@ async fn events_after_a_crash_follow_the_events_before_it() {
     // A watcher may have received more events than were written.
     let ahead = after.follow_events("r1", 305);
     let code = Some("interrupted".into());
-    let words = vec![(RunEventKind::Final, json!({"ok": false}))];
-    after.finish_run(&feed, RunEnd { error_code: code, words, ..RunEnd::default() }).await.unwrap();
+    let last_events = vec![(RunEventKind::Final, json!({"ok": false}))];
+    after
+        .finish_run(&feed, RunEnd { error_code: code, last_events, ..RunEnd::default() })
+        .await
+        .unwrap();
     let rest: Vec<_> = watcher.try_collect().await.unwrap();
     assert_eq!(
         rest.last().map(|event| (event.seq, event.kind)),
@@ -200,8 +207,8 @@ async fn an_end_is_definite() {
         .unwrap();
     let row = fixture.journal.find_run("r1").await.unwrap().unwrap();
     let again = fixture.journal.resume_run(&row).await.unwrap();
-    let words = vec![(RunEventKind::Final, json!({"ok": true}))];
-    fixture.journal.finish_run(&again, RunEnd { words, ..RunEnd::default() }).await.unwrap();
+    let last_events = vec![(RunEventKind::Final, json!({"ok": true}))];
+    fixture.journal.finish_run(&again, RunEnd { last_events, ..RunEnd::default() }).await.unwrap();
     assert_eq!(events_after(&fixture.journal, "r1", 0).await, [], "it had ended without a word");
     fixture.journal.mark_running("r1", String::new()).await.unwrap();
     let row = fixture.journal.find_run("r1").await.unwrap().unwrap();
@@ -333,7 +340,7 @@ fn ended_with(answer: &str) -> RunEnd {
     RunEnd {
         result: Some(result.to_string()),
         stdout: format!("{envelope}\n"),
-        words: vec![(RunEventKind::Final, result)],
+        last_events: vec![(RunEventKind::Final, result)],
         ..RunEnd::default()
     }
 }

@@ -143,7 +143,10 @@ impl Installation {
     /// Sweeps objects without a living owner, and asserts that nothing remains.
     pub(crate) async fn sweep(&self) {
         let swept = self.sweeper().sweep().await.unwrap();
-        assert!(swept.found.iter().all(|found| found.fate == SweepOutcome::Removed), "{swept:?}");
+        assert!(
+            swept.found.iter().all(|found| found.outcome == SweepOutcome::Removed),
+            "{swept:?}"
+        );
         assert_eq!(self.left(), "");
     }
 

@@ -108,11 +108,11 @@ impl ReconcileRunner {
     pub(super) async fn run(mut self, stop: CancellationToken) {
         while !stop.is_cancelled() {
             let settings = self.litellm.borrow_and_update().clone();
-            let (books, metrics, every) =
+            let (billing, metrics, every) =
                 (self.billing.clone(), Arc::clone(&self.metrics), self.every);
             // The settings were checked before they came into force, so that no error is expected here.
             let litellm = settings.and_then(|settings| build_client(settings).ok());
-            let watch = ReconcileTask { books, litellm, metrics, every };
+            let watch = ReconcileTask { billing, litellm, metrics, every };
             // Cancelled by new settings or by the shutdown.
             let until = stop.child_token();
             let changed = async {

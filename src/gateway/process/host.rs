@@ -34,7 +34,7 @@ pub struct GatewayHost {
 /// blocks on the disk.
 #[must_use = "a client that connects waits until the gateway is served"]
 pub struct HostedGateway {
-    held: OpenRunGuard,
+    open_run: OpenRunGuard,
     listener: UnixListenerGuard,
     gateway: Arc<RunGateway>,
     config: GatewayConfig,
@@ -69,14 +69,14 @@ impl GatewayHost {
         )?;
         let gateways = self.runs.open_hosted(config.clone())?;
         // From here on the guard closes the run, even if the caller drops the gateway without serving it.
-        let held = OpenRunGuard {
+        let open_run = OpenRunGuard {
             runs: self.runs.clone(),
             run: config.identity.run.clone(),
             stage: OpenRunStage::Unserved,
             runtime: Handle::current(),
         };
         let gateway = Arc::clone(&gateways[0]);
-        Ok(HostedGateway { held, listener, gateway, config })
+        Ok(HostedGateway { open_run, listener, gateway, config })
     }
 
     /// Puts other settings in force for runs that are opened from now on. Runs with the same rules and prices share the
@@ -163,12 +163,12 @@ impl HostedGateway {
     /// # Errors
     /// Returns an error if the listener cannot be served, or if the records cannot be closed.
     pub async fn serve_in_two_steps(self, closing: RunShutdown) -> anyhow::Result<()> {
-        let Self { mut held, listener, gateway, config } = self;
+        let Self { mut open_run, listener, gateway, config } = self;
         let own = Arc::clone(&gateway);
         let (handle, tasks) = (listener.accept_handle()?, gateway.tasks.clone());
         // From here on tasks use the run. A drop of this future must wait for them, so the guard closes in the
         // background.
-        held.stage = OpenRunStage::Served;
+        open_run.stage = OpenRunStage::Served;
         let (server, uids) = (Arc::new(config.server), config.listen.require_uid.into());
         tasks.spawn_task(async move {
             if let Err(error) = run_socket::serve_run_socket(handle, gateway, server, uids).await {
@@ -178,12 +178,12 @@ impl HostedGateway {
         closing.calls.cancelled().await;
         // A client that connects now is refused at once, instead of waiting in a backlog that no task serves.
         drop(listener);
-        held.runs.end_run_calls(&own).await;
+        open_run.runs.end_run_calls(&own).await;
         // No call runs any more. The caller may still write records until it cancels `records`.
         closing.calls_ended.cancel();
         // The run's flush task has ended with the calls, so this task writes out the buffered records instead.
         flush_until(&own.run, &closing.records).await;
-        held.close_run().await
+        open_run.close_run().await
     }
 }
 

@@ -382,7 +382,7 @@ impl RunManagerShared {
         if self.lock_opened().contains_key(name) || !opening.insert(name.to_owned()) {
             bail!("run `{name}` is open already");
         }
-        Ok(RunOpeningGuard { host: self, name: name.to_owned() })
+        Ok(RunOpeningGuard { manager: self, name: name.to_owned() })
     }
 
     fn per_worker_gateways(
@@ -439,12 +439,12 @@ impl RunManagerShared {
 
 /// A guard of the right to open the run of a name. Dropping the guard frees the name.
 struct RunOpeningGuard<'a> {
-    host: &'a RunManagerShared,
+    manager: &'a RunManagerShared,
     name: String,
 }
 
 impl Drop for RunOpeningGuard<'_> {
     fn drop(&mut self) {
-        self.host.lock_opening().remove(&self.name);
+        self.manager.lock_opening().remove(&self.name);
     }
 }

@@ -53,7 +53,7 @@ pub enum AgentUnavailableError {
 /// A cache of availability results. The cache saves a request to the engine for every caller.
 #[derive(Debug)]
 pub struct AvailabilityCache {
-    machine: HostCapabilities,
+    host: HostCapabilities,
     max_age: Duration,
     found: Mutex<HashMap<String, CachedAvailability>>,
 }
@@ -131,8 +131,8 @@ fn check_embedded(
 impl AvailabilityCache {
     /// Makes an empty cache. The cache checks an agent again when the result is older than `max_age`, usually
     /// [`CACHE_TTL`].
-    pub fn new(machine: HostCapabilities, max_age: Duration) -> Self {
-        Self { machine, max_age, found: Mutex::default() }
+    pub fn new(host: HostCapabilities, max_age: Duration) -> Self {
+        Self { host, max_age, found: Mutex::default() }
     }
 
     /// Returns the result of [`check_available`], which may be as old as the cache's maximum age.
@@ -147,7 +147,7 @@ impl AvailabilityCache {
         if let Some(found) = known {
             return found.result;
         }
-        let result = check_available(entry, &self.machine).await;
+        let result = check_available(entry, &self.host).await;
         let mut known = self.lock();
         // Expired results are removed here, also those of agents that no longer exist.
         known.retain(|_, found| self.is_fresh(found));

@@ -23,10 +23,10 @@ pub struct PlaceholderValues {
 /// The error of an argument that is longer than the kernel allows.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the message has {given} bytes, and the agent takes it as an argument, which may have {MAX_ARGUMENT_BYTES}; give less"
+    "the message has {length} bytes, and the agent takes it as an argument, which may have {MAX_ARGUMENT_BYTES}; give less"
 )]
 pub struct ArgumentTooLongError {
-    given: usize,
+    length: usize,
 }
 
 impl PlaceholderValues {
@@ -37,7 +37,7 @@ impl PlaceholderValues {
     pub fn expand(&self, argv: &[String]) -> Result<Vec<String>, ArgumentTooLongError> {
         let filled = argv.iter().map(|word| match self.expand_argument(word) {
             word if word.len() > MAX_ARGUMENT_BYTES => {
-                Err(ArgumentTooLongError { given: word.len() })
+                Err(ArgumentTooLongError { length: word.len() })
             }
             word => Ok(word),
         });

@@ -238,14 +238,14 @@ async fn remove_sandbox(plan: &DeliveryPlan) -> anyhow::Result<()> {
         return Err(error);
     }
     let own = sandbox_name(&plan.facts.run);
-    let is_there = |found: &&SweepItem| match &found.fate {
+    let is_there = |found: &&SweepItem| match &found.outcome {
         SweepOutcome::Removed | SweepOutcome::OtherInstallation(_) => false,
         // The container may be the long-running sandbox that the run was in, whose name does not contain the run's ID.
         SweepOutcome::RemoveFailed(_) if found.kind == LeftoverKind::Container => true,
         _ => found.name.starts_with(&own),
     };
     match swept.found.iter().find(is_there) {
-        Some(SweepItem { name, fate, .. }) => bail!("`{name}` is there: {fate:?}"),
+        Some(SweepItem { name, outcome, .. }) => bail!("`{name}` is there: {outcome:?}"),
         None => Ok(()),
     }
 }

@@ -8,7 +8,7 @@ use crate::base::hex;
 pub struct SandboxKey {
     agent: String,
     branch: String,
-    within: Option<SandboxKeyScope>,
+    scope: Option<SandboxKeyScope>,
     /// True if the key may take over a workspace under the name that an earlier version of this program gave it.
     inherits: bool,
     pub(super) kept: Vec<String>,
@@ -30,13 +30,13 @@ impl SandboxKey {
     /// Makes the key of an agent's runs on a branch, or in another named state.
     pub fn new(agent: &str, branch: &str) -> Self {
         let (agent, branch) = (agent.to_owned(), branch.to_owned());
-        Self { agent, branch, within: None, inherits: false, kept: vec![] }
+        Self { agent, branch, scope: None, inherits: false, kept: vec![] }
     }
 
     /// Restricts the key to a scope. So two grants, accounts, repositories or kinds of key never share a workspace.
     #[must_use]
     pub fn scoped_to(self, scope: SandboxKeyScope) -> Self {
-        Self { within: Some(scope), ..self }
+        Self { scope: Some(scope), ..self }
     }
 
     /// Lets the key take over the workspace that an earlier version of this program kept under the same text. That
@@ -54,10 +54,10 @@ impl SandboxKey {
     }
 
     pub(super) fn name(&self) -> String {
-        let Self { agent, branch, within, .. } = self;
+        let Self { agent, branch, scope, .. } = self;
         // The separators make the digest's input unambiguous: no part contains a zero byte, and only the last part may
         // contain a line end.
-        name_digest(&match within {
+        name_digest(&match scope {
             Some(SandboxKeyScope { grant, account, repository, kind }) => {
                 format!("{agent}\0\0{grant}\n{account}\n{repository}\n{kind}\n{branch}")
             }
@@ -68,8 +68,8 @@ impl SandboxKey {
     /// Returns the name that an earlier version of this program gave to all keys with this text, if the key may take
     /// over that workspace.
     pub(super) fn legacy_name(&self) -> Option<String> {
-        let Self { agent, branch, within, inherits, .. } = self;
-        let SandboxKeyScope { grant, repository, .. } = within.as_ref().filter(|_| *inherits)?;
+        let Self { agent, branch, scope, inherits, .. } = self;
+        let SandboxKeyScope { grant, repository, .. } = scope.as_ref().filter(|_| *inherits)?;
         Some(name_digest(&format!("{agent}\0{grant}\n{repository}\n{branch}")))
     }
 
@@ -79,7 +79,7 @@ impl SandboxKey {
 
     pub(super) fn owner(&self, line: Option<StoredBranchRef>) -> WorkspaceOwner {
         let of =
-            |part: fn(&SandboxKeyScope) -> &str| self.within.as_ref().map(part).map(str::to_owned);
+            |part: fn(&SandboxKeyScope) -> &str| self.scope.as_ref().map(part).map(str::to_owned);
         WorkspaceOwner {
             agent: self.agent.clone(),
             branch: self.branch.clone(),

@@ -20,7 +20,7 @@ use crate::sandbox::{UserLease, UserRange};
 #[derive(Debug)]
 pub(super) struct PersistentWorkspace {
     path: PathBuf,
-    label: WorkspaceLock,
+    lock: WorkspaceLock,
     /// The lease of the sandbox's user, which is the same from run to run if that user is free.
     user: UserLease,
 }
@@ -76,7 +76,7 @@ impl PersistentWorkspace {
             // The workspace's present user is preferred, so that its files do not have to change their owner.
             let had = fs::symlink_metadata(path.join(WORKSPACE_DIR)).map(|found| found.uid());
             let user = users.lease_user(had.ok(), &path)?;
-            let home = Self { path: path.clone(), label, user };
+            let home = Self { path: path.clone(), lock: label, user };
             home.write_owner(tenant)?;
             home.create_dirs()?;
             Ok(Some(home))
@@ -110,13 +110,13 @@ impl PersistentWorkspace {
 
     /// Writes the owner and the present time into the lock file.
     pub(super) fn write_owner(&self, tenant: &WorkspaceOwner) -> io::Result<()> {
-        self.label.write_owner(tenant)?;
-        self.label.mark_used()
+        self.lock.write_owner(tenant)?;
+        self.lock.mark_used()
     }
 
     /// Sets the time of the last use to now.
     pub(super) fn mark_used(&self) {
-        if let Err(error) = self.label.mark_used() {
+        if let Err(error) = self.lock.mark_used() {
             tracing::warn!(%error, path = %self.path.display(), "cannot record a workspace's use");
         }
     }

@@ -11,18 +11,18 @@ use crate::sandbox::{LongRunningSandbox, SandboxError, SandboxExit, SandboxSpec,
 
 /// The exclusive use of a key's sandbox and workspace by one run, as long as the value lives.
 pub(in crate::runner) struct SandboxSession {
-    held: LongRunningEntryGuard,
-    terms: LongRunningPoolLimits,
+    entry: LongRunningEntryGuard,
+    limits: LongRunningPoolLimits,
     spec: SandboxSpec,
 }
 
 impl SandboxSession {
     pub(super) fn new(
-        held: LongRunningEntryGuard,
-        terms: LongRunningPoolLimits,
+        entry: LongRunningEntryGuard,
+        limits: LongRunningPoolLimits,
         spec: SandboxSpec,
     ) -> Self {
-        Self { held, terms, spec }
+        Self { entry, limits, spec }
     }
 
     /// Runs the program. First starts a sandbox if no healthy sandbox exists. The start counts as part of the run's
@@ -34,13 +34,13 @@ impl SandboxSession {
     ) -> Result<SandboxExit, SandboxError> {
         let begun = Instant::now();
         let mut until = pin!(until);
-        let Self { held, terms, spec } = self;
-        let stay = held.as_mut().expect("a turn is in a stay");
+        let Self { entry, limits, spec } = self;
+        let stay = entry.as_mut().expect("a turn is in a stay");
         // `until` may end the start of the sandbox, too. Then `cause` holds the reason, and the start's error, which
         // is only a consequence, is ignored.
         let mut cause = None;
         let stop = async { cause = Some(until.as_mut().await) };
-        let made = stay.ensure_sandbox(terms, spec.limits.max_runtime, stop).await;
+        let made = stay.ensure_sandbox(limits, spec.limits.max_runtime, stop).await;
         if let Some(cause) = cause {
             return Ok(SandboxExit { cause: Some(cause), ..SandboxExit::default() });
         }
@@ -50,7 +50,7 @@ impl SandboxSession {
         let ended = Box::pin(resident.run(spec, output, until)).await;
         // The kernel may have killed a process of the sandbox itself, so the sandbox is replaced after such a kill.
         let is_oom = ended.as_ref().is_ok_and(|ended| ended.oom_killed);
-        stay.finish_run(terms, is_oom).await;
+        stay.finish_run(limits, is_oom).await;
         ended.map(|ended| SandboxExit { start: ended.start.map(|start| made + start), ..ended })
     }
 }

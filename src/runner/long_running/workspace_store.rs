@@ -26,7 +26,7 @@ use crate::runner::directory;
 /// The persistent workspaces below one directory.
 #[derive(Clone, Debug)]
 pub struct WorkspaceStore {
-    place: PathBuf,
+    directory: PathBuf,
 }
 
 /// A persistent workspace, its owner and the time of its last use.
@@ -35,7 +35,7 @@ pub struct StoredWorkspace {
     /// The name of the workspace's directory.
     pub id: String,
     /// The owner; `None` if an earlier version of this program made the workspace and no run has used it since.
-    pub tenant: Option<WorkspaceOwner>,
+    pub owner: Option<WorkspaceOwner>,
     pub used: SystemTime,
 }
 
@@ -59,11 +59,11 @@ pub enum PruneOutcome {
 impl WorkspaceStore {
     /// Returns the store of the service with this state directory.
     pub fn in_state_dir(state_dir: &Path) -> Self {
-        Self { place: state_dir.join("workspaces") }
+        Self { directory: state_dir.join("workspaces") }
     }
 
     pub(super) fn root_dir(&self) -> &Path {
-        &self.place
+        &self.directory
     }
 
     /// Returns the workspaces; the workspace with the oldest use comes first. Blocks.
@@ -73,10 +73,10 @@ impl WorkspaceStore {
     pub fn list(&self) -> io::Result<Vec<StoredWorkspace>> {
         let names = self.list_names()?.into_iter().filter(|name| is_workspace_name(name));
         let kept = names.filter_map(|id| {
-            let home = self.place.join(&id);
+            let home = self.directory.join(&id);
             // A workspace without a time was removed since the names were read.
             Some(StoredWorkspace {
-                tenant: WorkspaceLock::read_owner(&home),
+                owner: WorkspaceLock::read_owner(&home),
                 used: WorkspaceLock::last_used(&home).ok()?,
                 id,
             })
@@ -91,7 +91,7 @@ impl WorkspaceStore {
     /// # Errors
     /// Returns an error if the workspace cannot be read.
     pub fn disk_usage(&self, kept: &StoredWorkspace) -> io::Result<u64> {
-        dir_tree::disk_usage(&self.place.join(&kept.id), u64::MAX)
+        dir_tree::disk_usage(&self.directory.join(&kept.id), u64::MAX)
     }
 
     /// Returns the decision that [`WorkspaceStore::prune`] would make now, without removing the workspace. A workspace
@@ -102,7 +102,7 @@ impl WorkspaceStore {
         age: Duration,
         is_awaited: impl Fn(&StoredBranchRef) -> bool,
     ) -> PruneOutcome {
-        let home = self.place.join(&kept.id);
+        let home = self.directory.join(&kept.id);
         if !WorkspaceLock::exists_in(&home) {
             return self.unlocked_decision(kept, age, is_awaited);
         }
@@ -121,7 +121,7 @@ impl WorkspaceStore {
         age: Duration,
         is_awaited: impl Fn(&StoredBranchRef) -> bool,
     ) -> PruneOutcome {
-        let home = self.place.join(&kept.id);
+        let home = self.directory.join(&kept.id);
         // 1. The lock. A workspace of an earlier version gets its lock file first.
         let taken = WorkspaceLock::create_for_legacy(&home, kept.used)
             .and_then(|()| WorkspaceLock::try_lock(&home, false));
@@ -140,7 +140,7 @@ impl WorkspaceStore {
         }
         // 4. The rename makes the name free in one step. If the process dies in the removal, the next pruning removes
         //    the rest by its prefix.
-        let away = self.place.join(format!("{TRASH_PREFIX}{}", Uuid::now_v7()));
+        let away = self.directory.join(format!("{TRASH_PREFIX}{}", Uuid::now_v7()));
         let removed = fs::rename(&home, &away).and_then(|()| {
             // The lock file has moved with the directory, so a new workspace of this name has its own lock.
             drop(label);
@@ -163,7 +163,7 @@ impl WorkspaceStore {
         is_awaited: impl Fn(&StoredBranchRef) -> bool,
     ) -> io::Result<Vec<(StoredWorkspace, PruneOutcome)>> {
         for name in self.list_names()?.into_iter().filter(|name| name.starts_with(TRASH_PREFIX)) {
-            if let Err(error) = directory::remove_run_dir(&self.place.join(&name)) {
+            if let Err(error) = directory::remove_run_dir(&self.directory.join(&name)) {
                 tracing::warn!(name, %error, "cannot remove the rest of a pruned workspace");
             }
         }
@@ -184,10 +184,10 @@ impl WorkspaceStore {
         age: Duration,
         is_awaited: impl Fn(&StoredBranchRef) -> bool,
     ) -> PruneOutcome {
-        let home = self.place.join(&kept.id);
+        let home = self.directory.join(&kept.id);
         // A run, perhaps with another branch, may have used the workspace since it was listed.
         let tenant = WorkspaceLock::read_owner(&home);
-        if tenant != kept.tenant
+        if tenant != kept.owner
             || WorkspaceLock::last_used(&home).is_ok_and(|used| used > kept.used)
         {
             return PruneOutcome::RecentlyUsed;
@@ -203,7 +203,7 @@ impl WorkspaceStore {
 
     /// Returns the names in the directory, or no names if the directory does not exist.
     fn list_names(&self) -> io::Result<Vec<String>> {
-        let entries = match fs::read_dir(&self.place) {
+        let entries = match fs::read_dir(&self.directory) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(vec![]),
             entries => entries?,
         };

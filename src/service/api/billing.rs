@@ -208,5 +208,5 @@ pub(super) const MAX_NOTICES_BYTES: usize = 16 << 20;
 /// Lines of JSON are called by either name.
 const NOTICE_MEDIA_TYPES: AcceptedMedia = AcceptedMedia {
     kinds: &["application/json", "application/x-ndjson"],
-    said: "application/json` or `application/x-ndjson",
+    description: "application/json` or `application/x-ndjson",
 };

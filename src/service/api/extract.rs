@@ -85,7 +85,7 @@ impl<T: DeserializeOwned> FromRequest<Arc<ApiState>> for JsonBody<T> {
 pub(super) struct AcceptedMedia {
     pub(super) kinds: &'static [&'static str],
     /// The text for a client that sends another content type.
-    pub(super) said: &'static str,
+    pub(super) description: &'static str,
 }
 
 /// A body of one of some kinds, of at most `limit` bytes.
@@ -98,9 +98,9 @@ pub(super) async fn read_body(
     limit: usize,
 ) -> Result<Bytes, ApiError> {
     if !media.kinds.iter().any(|kind| has_media_type(request.headers(), kind)) {
-        return Err(ApiError::UnsupportedMediaType(media.said));
+        return Err(ApiError::UnsupportedMediaType(media.description));
     }
-    let bytes = timeout(api.limits.patience, Bytes::from_request(request, api)).await;
+    let bytes = timeout(api.limits.timeout, Bytes::from_request(request, api)).await;
     bytes.map_err(|_| ApiError::BodyTimeout)?.map_err(|rejection| body_error(&rejection, limit))
 }
 
@@ -142,4 +142,4 @@ impl<T: DeserializeOwned + Send> FromRequestParts<Arc<ApiState>> for QueryParams
 }
 
 const JSON_MEDIA_TYPES: AcceptedMedia =
-    AcceptedMedia { kinds: &["application/json"], said: "application/json" };
+    AcceptedMedia { kinds: &["application/json"], description: "application/json" };

@@ -19,7 +19,7 @@ use crate::telemetry::audit::seal::AuditLogSeal;
 /// The cached proofs of a service, and the places for proofs that are being made.
 #[derive(Debug)]
 pub struct ProofCache<T> {
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     /// The cached proofs of closed logs, the latest last.
     known: Mutex<VecDeque<(ProofKey, T)>>,
 }
@@ -46,7 +46,7 @@ pub(super) struct FileFingerprint {
 impl<T: Clone> ProofCache<T> {
     /// Creates an empty cache that allows `places` proofs at the same time.
     pub fn new(places: usize) -> Self {
-        Self { places: Arc::new(Semaphore::new(places)), known: Mutex::default() }
+        Self { permits: Arc::new(Semaphore::new(places)), known: Mutex::default() }
     }
 
     /// Returns the cached proof of a log, if the log has not changed since.
@@ -80,7 +80,7 @@ impl<T: Clone> ProofCache<T> {
         turn: Option<GrantWorkPermit>,
         work: impl FnOnce() -> P + Send + 'static,
     ) -> Result<P, tokio::task::JoinError> {
-        let place = Arc::clone(&self.places).acquire_owned().await;
+        let place = Arc::clone(&self.permits).acquire_owned().await;
         tokio::task::spawn_blocking(move || {
             // The blocking thread owns both permits. If the client leaves, this future is dropped, but the thread and
             // its permits go on.
@@ -149,7 +149,7 @@ mod tests {
             _ = ours.run_proof(turn, work) => panic!("it cannot end yet"),
             begun = has_begun => begun.unwrap(),
         }
-        assert_eq!(proofs.places.available_permits(), 0);
+        assert_eq!(proofs.permits.available_permits(), 0);
         assert!(
             turns.acquire_permit("one").now_or_never().is_none(),
             "the grant has its turn back"

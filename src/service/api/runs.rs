@@ -139,7 +139,7 @@ pub(super) async fn start_run(
     let terms = &caller.0.terms;
     let caps =
         SpendingCaps { total: terms.max_cost_usd_total, per_day: terms.max_cost_usd_per_day };
-    let terms = runs::RunStartOptions { key, most: terms.max_runs, caps };
+    let terms = runs::RunStartOptions { key, max_runs: terms.max_runs, caps };
     let started = api.supervisor.start_run(wanted, terms).await;
     started.map_err(|refused| match refused {
         // Of agents that it may not run it is told nothing.

@@ -107,7 +107,7 @@ impl ApiListener {
 /// So many connections at the same time, and how each is served.
 struct ConnectionLimiter {
     slots: Arc<Semaphore>,
-    way: ConnectionSettings,
+    settings: ConnectionSettings,
 }
 
 /// The limits of a connection.
@@ -115,31 +115,31 @@ struct ConnectionLimiter {
 struct ConnectionSettings {
     router: Router,
     /// The longest time for a head. An idle connection stays open as long.
-    patience: Duration,
+    timeout: Duration,
     /// True if the connection may send another request.
     may_stay: bool,
 }
 
 impl ConnectionLimiter {
     fn regular_connections(api: &Arc<ApiState>) -> Self {
-        let way = ConnectionSettings {
+        let settings = ConnectionSettings {
             router: api.api_router(),
-            patience: api.limits.patience,
+            timeout: api.limits.timeout,
             may_stay: true,
         };
-        Self { slots: Arc::new(Semaphore::new(api.limits.connections)), way }
+        Self { slots: Arc::new(Semaphore::new(api.limits.connections)), settings }
     }
 
     /// Kept for who asks how the service is, or reports costs, and does so at once.
     fn reserved_connections(api: &Arc<ApiState>) -> Self {
-        let patience = RESERVED_REQUEST_TIMEOUT.min(api.limits.patience);
-        let way = ConnectionSettings { router: api.health_router(), patience, may_stay: false };
-        Self { slots: Arc::new(Semaphore::new(RESERVED_CONNECTIONS)), way }
+        let timeout = RESERVED_REQUEST_TIMEOUT.min(api.limits.timeout);
+        let settings = ConnectionSettings { router: api.health_router(), timeout, may_stay: false };
+        Self { slots: Arc::new(Semaphore::new(RESERVED_CONNECTIONS)), settings }
     }
 
     fn try_acquire(&self) -> Option<(ConnectionSettings, OwnedSemaphorePermit)> {
         let slot = Arc::clone(&self.slots).try_acquire_owned().ok()?;
-        Some((self.way.clone(), slot))
+        Some((self.settings.clone(), slot))
     }
 }
 
@@ -154,7 +154,7 @@ async fn serve_connection(
     let stream = ServerStream::new(socket, WRITE_TIMEOUT)?;
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(way.patience)
+        .header_read_timeout(way.timeout)
         .keep_alive(way.may_stay)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(way.router));
     let mut connection = pin!(connection);

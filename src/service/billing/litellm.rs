@@ -64,7 +64,7 @@ pub struct SpendLogRows {
     pub read: u64,
     /// The number of rows that cannot be parsed.
     pub invalid: u64,
-    pub way: SpendLogSource,
+    pub source: SpendLogSource,
     /// True if LiteLLM returned only the latest of a day's rows.
     pub is_partial: bool,
 }
@@ -182,7 +182,7 @@ impl LitellmClient {
     }
 
     async fn fetch_days(&self, window: &SpendLogWindow) -> Result<SpendLogRows, LitellmError> {
-        let mut rows = SpendLogRows { way: SpendLogSource::Days, ..SpendLogRows::default() };
+        let mut rows = SpendLogRows { source: SpendLogSource::Days, ..SpendLogRows::default() };
         let mut day = window.since;
         // Whole days in UTC, as LiteLLM counts them. The window filters the rows of the first and the last day.
         while format_date(day) <= format_date(window.until) {

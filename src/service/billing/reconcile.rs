@@ -256,7 +256,7 @@ impl ReconcileReport {
             since: filter.since,
             until: filter.until,
             deleted_before: None,
-            way: rows.way,
+            way: rows.source,
             is_partial: rows.is_partial,
             invalid: rows.invalid,
             matched: 0,

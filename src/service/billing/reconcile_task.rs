@@ -13,7 +13,7 @@ use crate::telemetry::metrics::{BillingGauges, MetricsRegistry};
 
 /// A task that reconciles the books periodically.
 pub struct ReconcileTask {
-    pub books: BillingStore,
+    pub billing: BillingStore,
     /// The LiteLLM that has the receipts which no callback delivered. `None` means that missing receipts are only
     /// counted.
     pub litellm: Option<LitellmClient>,
@@ -49,7 +49,7 @@ impl ReconcileTask {
             }
         }
         // The gauges are set even after a failure, because the numbers of open calls come from our own books.
-        match self.books.totals(now).await {
+        match self.billing.totals(now).await {
             Ok(totals) => self.metrics.set_billing_gauges(&billing_gauges(&totals)),
             Err(error) => tracing::error!(%error, "cannot read the sums of the books"),
         }
@@ -62,11 +62,11 @@ impl ReconcileTask {
         let Some(client) = &self.litellm else { return Ok(()) };
         // LiteLLM writes its rows within a minute. A row that is missing after two days never comes.
         let since = now.checked_sub(MAX_CALL_AGE).unwrap_or(SystemTime::UNIX_EPOCH);
-        let open = self.books.calls_without_receipt(since, now).await?;
+        let open = self.billing.calls_without_receipt(since, now).await?;
         // 1. Query the oldest calls by id.
         let (few, many) = open.split_at(open.len().min(MAX_SINGLE_QUERIES));
         // 2. If LiteLLM cannot filter by id, all calls are left for the window.
-        let left = if let Some(strange) = self.books.query_calls(client, few).await? {
+        let left = if let Some(strange) = self.billing.query_calls(client, few).await? {
             self.log_unknown_calls(few, &strange, now);
             many
         } else {
@@ -74,11 +74,11 @@ impl ReconcileTask {
         };
         // 3. One window covers the other calls.
         if let Some(filter) = filter_around(left) {
-            log_report(&self.books.reconcile(client, &filter, now).await?);
+            log_report(&self.billing.reconcile(client, &filter, now).await?);
         }
         // Reschedule all calls that were queried; those with a receipt by now are unaffected.
         if !open.is_empty() {
-            self.books.mark_queried(&open, now).await?;
+            self.billing.mark_queried(&open, now).await?;
         }
         Ok(())
     }
@@ -90,7 +90,8 @@ impl ReconcileTask {
         strange: &[UnreceiptedCall],
         now: SystemTime,
     ) {
-        let is_overdue = |call: &&UnreceiptedCall| call.settled + self.books.receipt_bound() < now;
+        let is_overdue =
+            |call: &&UnreceiptedCall| call.settled + self.billing.receipt_bound() < now;
         let (asked, missing) = (asked.len(), strange.iter().filter(is_overdue).count());
         if missing > 0 {
             tracing::warn!(

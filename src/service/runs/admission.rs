@@ -28,7 +28,7 @@ pub struct RunStartOptions {
     /// The idempotency key. A repeated request with the same key returns the same run.
     pub key: Option<String>,
     /// The maximum number of concurrent runs of the grant.
-    pub most: Option<u32>,
+    pub max_runs: Option<u32>,
     /// The caps on the money that the grant's runs may cost together.
     pub caps: SpendingCaps,
 }
@@ -107,7 +107,7 @@ impl RunService {
         wanted: RunSubmission,
         terms: RunStartOptions,
     ) -> Result<AcceptedRun, RunStartError> {
-        let RunStartOptions { key, most, caps } = terms;
+        let RunStartOptions { key, max_runs, caps } = terms;
         // 1. A known key returns its run, even if the service is draining or full.
         if let Some(key) = &key
             && let Some(known) = self.find_by_idempotency_key(&wanted, key).await?
@@ -131,14 +131,14 @@ impl RunService {
             id: run.clone(),
             grant: wanted.grant.clone(),
             idempotency_key: key,
-            most,
+            max_runs,
             caps,
             max_cost_usd: plan.config.budget.max_cost_usd,
             digest: wanted.digest(),
             agent: wanted.agent.clone(),
             account: wanted.account.clone(),
             model: plan.model().unwrap_or_default().to_owned(),
-            wanted: wanted.to_json(),
+            submission: wanted.to_json(),
         };
         // 4. One transaction checks the key again, the grant's limits and its caps, and writes the row. Two requests at
         // the same moment cannot both pass.
@@ -150,7 +150,7 @@ impl RunService {
             }
             AddRunOutcome::Known(row) => Ok(AcceptedRun { run: row.id, is_known: true }),
             AddRunOutcome::Conflict(row) => Err(RunStartError::Conflict(row.id)),
-            AddRunOutcome::Full => Err(RunStartError::GrantFull(most.unwrap_or_default())),
+            AddRunOutcome::Full => Err(RunStartError::GrantFull(max_runs.unwrap_or_default())),
             AddRunOutcome::Exhausted(exhausted) => Err(RunStartError::GrantBudget(exhausted)),
         }
     }

@@ -38,7 +38,7 @@ fn end_without_result(code: &str, message: &str, result: Value) -> RunEnd {
     RunEnd {
         error_code: Some(code.to_owned()),
         result: Some(result.to_string()),
-        words: vec![
+        last_events: vec![
             (RunEventKind::Error, json!({"code": code, "message": message})),
             (RunEventKind::Done, json!({})),
             (RunEventKind::Final, result),
@@ -50,18 +50,18 @@ fn end_without_result(code: &str, message: &str, result: Value) -> RunEnd {
 pub(super) fn from_run_result(result: &mut RunResult, feed: &EventFeed) -> RunEnd {
     // The output is stored in columns of its own, not in the result's JSON.
     let (stdout, stderr) = (std::mem::take(&mut result.stdout), std::mem::take(&mut result.stderr));
-    let mut words = vec![];
+    let mut last_events = vec![];
     if let Some(answer) = result.agent.as_ref().and_then(answer_event)
         // The answer may be published already, while the delivery of the work went on.
         && !feed.has_published(RunEventKind::AssistantFinal)
     {
-        words.push((RunEventKind::AssistantFinal, answer));
+        last_events.push((RunEventKind::AssistantFinal, answer));
     }
     if let Some(code) = result.error_code {
         let message = result.error.as_deref().unwrap_or(code.default_message());
-        words.push((RunEventKind::Error, json!({"code": code, "message": message})));
+        last_events.push((RunEventKind::Error, json!({"code": code, "message": message})));
     }
-    words.push((RunEventKind::Done, json!({"exit_code": result.exit_code})));
+    last_events.push((RunEventKind::Done, json!({"exit_code": result.exit_code})));
     let mut whole = serde_json::to_value(&*result).expect("a result has texts as keys");
     if let Value::Object(fields) = &mut whole {
         fields.remove("stdout");
@@ -72,8 +72,8 @@ pub(super) fn from_run_result(result: &mut RunResult, feed: &EventFeed) -> RunEn
     }
     let code = result.error_code.map(|code| code.to_string());
     let result = Some(whole.to_string());
-    words.push((RunEventKind::Final, whole));
-    RunEnd { error_code: code, result, stdout, stderr, words, ..RunEnd::default() }
+    last_events.push((RunEventKind::Final, whole));
+    RunEnd { error_code: code, result, stdout, stderr, last_events, ..RunEnd::default() }
 }
 
 /// The error code of a run whose process ended first.

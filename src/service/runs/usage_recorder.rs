@@ -15,7 +15,7 @@ use crate::service::store::{EventFeed, RunEvent, RunEventKind};
 
 /// A recorder of one run's calls, read from its audit log. A call that is not in the log is not billed.
 pub(super) struct UsageRecorder {
-    books: BillingStore,
+    billing: BillingStore,
     feed: EventFeed,
     log: PathBuf,
     /// The reader at its current position. A task that is cancelled during a read drops the reader; the next read
@@ -24,12 +24,12 @@ pub(super) struct UsageRecorder {
     /// The calls that were read and are not booked yet. They survive a task that is cancelled during the booking.
     read: Vec<CallUsage>,
     /// The ids of the calls that watchers have received, from this process or an earlier one.
-    told: HashSet<String>,
+    reported: HashSet<String>,
 }
 
 impl UsageRecorder {
-    pub(super) fn new(books: BillingStore, feed: EventFeed, log: PathBuf) -> Self {
-        Self { books, feed, log, reader: None, read: vec![], told: HashSet::new() }
+    pub(super) fn new(billing: BillingStore, feed: EventFeed, log: PathBuf) -> Self {
+        Self { billing, feed, log, reader: None, read: vec![], reported: HashSet::new() }
     }
 
     /// Returns the feed of the run's watchers.
@@ -44,7 +44,7 @@ impl UsageRecorder {
             let told: Value = serde_json::from_str(&event.data).ok()?;
             Some(told.get("call_id")?.as_str()?.to_owned())
         };
-        Self { told: told.iter().filter_map(call).collect(), ..self }
+        Self { reported: told.iter().filter_map(call).collect(), ..self }
     }
 
     /// Books new calls after each settlement, for as long as the future is polled.
@@ -93,9 +93,9 @@ impl UsageRecorder {
         }
         // Booking comes before publishing. A cancelled booking is repeated, and the books accept a call that they know
         // already.
-        self.books.record_calls(&self.read).await?;
+        self.billing.record_calls(&self.read).await?;
         for fact in self.read.drain(..) {
-            if self.told.insert(fact.call_id.clone()) {
+            if self.reported.insert(fact.call_id.clone()) {
                 self.feed.publish(RunEventKind::UsageReport, &usage_event(&fact));
             }
         }

@@ -24,7 +24,7 @@ struct EventFeedShared {
     run: String,
     /// The number of the last event before the events in memory.
     first: u64,
-    told: Mutex<FeedState>,
+    state: Mutex<FeedState>,
     /// The number of the last published event, and true once the feed is closed.
     changed: watch::Sender<(u64, bool)>,
 }
@@ -44,7 +44,7 @@ impl EventFeed {
         Self(Arc::new(EventFeedShared {
             run: run.to_owned(),
             first,
-            told: Mutex::default(),
+            state: Mutex::default(),
             changed,
         }))
     }
@@ -160,7 +160,7 @@ impl EventFeed {
     }
 
     fn lock_state(&self) -> MutexGuard<'_, FeedState> {
-        self.0.told.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -20,7 +20,7 @@ pub struct NewRunRow {
     /// The idempotency key. A repeated request with the same key returns the same run.
     pub idempotency_key: Option<String>,
     /// The maximum number of unfinished runs of the grant, this run included.
-    pub most: Option<u32>,
+    pub max_runs: Option<u32>,
     /// The caps on the money that the grant's runs may cost together.
     pub caps: SpendingCaps,
     /// The run's own limit of money.
@@ -32,7 +32,7 @@ pub struct NewRunRow {
     pub account: String,
     pub model: String,
     /// The request as JSON, from which any process can begin the run.
-    pub wanted: String,
+    pub submission: String,
 }
 
 /// The end of a run.
@@ -49,7 +49,7 @@ pub struct RunEnd {
     /// The seal that later checks compare the audit log with; `None` if the run has no log or a damaged one.
     pub log: Option<AuditLogSeal>,
     /// The last events, which watchers receive after the end is stored.
-    pub words: Vec<(RunEventKind, Value)>,
+    pub last_events: Vec<(RunEventKind, Value)>,
 }
 
 /// A run without its request and its result, which may be long.

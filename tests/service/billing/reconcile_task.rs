@@ -144,7 +144,7 @@ async fn the_task_fetches_missing_charges_and_counts_the_rest() {
     books.record_calls(&[call("call-1", 60), call("old", 3600)]).await.unwrap();
     let metrics = Arc::new(MetricsRegistry::new("litellm").unwrap());
     let watch = ReconcileTask {
-        books: books.clone(),
+        billing: books.clone(),
         litellm: Some(client(litellm.address)),
         metrics: Arc::clone(&metrics),
         every: Duration::from_secs(1),
@@ -165,7 +165,7 @@ async fn the_task_fetches_missing_charges_and_counts_the_rest() {
 
 fn watch(books: &BillingStore, litellm: &Litellm) -> ReconcileTask {
     ReconcileTask {
-        books: books.clone(),
+        billing: books.clone(),
         litellm: Some(client(litellm.address)),
         metrics: Arc::new(MetricsRegistry::new("litellm").unwrap()),
         every: Duration::from_secs(1),

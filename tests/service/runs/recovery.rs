@@ -156,14 +156,14 @@ async fn queue(place: &ServiceSetup, grant: &Grant, run: &str) {
         id: run.to_owned(),
         grant: grant.id.clone(),
         idempotency_key: None,
-        most: None,
+        max_runs: None,
         caps: SpendingCaps::default(),
         max_cost_usd: None,
         digest: String::new(),
         agent: wanted.agent.clone(),
         account: wanted.account.clone(),
         model: "fake".to_owned(),
-        wanted: serde_json::to_string(&wanted).unwrap(),
+        submission: serde_json::to_string(&wanted).unwrap(),
     };
     let added = open(&place.state_dir().join("state.db")).add_run(new).await.unwrap();
     assert!(matches!(added, AddRunOutcome::New(..)), "{added:?}");

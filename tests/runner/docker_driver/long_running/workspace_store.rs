@@ -38,7 +38,7 @@ async fn an_unused_workspace_is_removed() {
         kind: None,
         line: None,
     };
-    assert_eq!(one.tenant, Some(tenant));
+    assert_eq!(one.owner, Some(tenant));
     // Its sandbox still exists.
     assert_eq!(shelf.prune_decision(one, Duration::ZERO, nobody), PruneOutcome::InUse);
     assert_eq!(shelf.prune(one, Duration::ZERO, nobody), PruneOutcome::InUse);
@@ -79,7 +79,7 @@ fn workspaces_of_earlier_processes_are_removed_too() {
     }
     let [one] = &shelf.list().unwrap()[..] else { panic!("{:?}", shelf.list()) };
     assert_eq!(
-        (&one.tenant, shelf.prune_decision(one, Duration::ZERO, |_| false)),
+        (&one.owner, shelf.prune_decision(one, Duration::ZERO, |_| false)),
         (&None, PruneOutcome::Unused)
     );
     assert!(!home.join("label.json").exists(), "to look is not to touch");

@@ -69,14 +69,14 @@ async fn accept(place: &ServiceSetup, runs: &[&str]) {
             id: (*run).to_owned(),
             grant: "g1".to_owned(),
             idempotency_key: None,
-            most: None,
+            max_runs: None,
             caps: SpendingCaps::default(),
             max_cost_usd: None,
             digest: (*run).to_owned(),
             agent: "sandbox:agent".to_owned(),
             account: "acct-1".to_owned(),
             model: "fake".to_owned(),
-            wanted: wanted.to_string(),
+            submission: wanted.to_string(),
         };
         journal.add_run(new).await.unwrap();
     }
