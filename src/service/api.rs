@@ -169,6 +169,14 @@ impl ApiState {
         let may_see = |row: &RunRow| row.grant == caller.0.id || caller.0.is_admin();
         row.filter(may_see).ok_or_else(|| ApiError::no_such_run(id))
     }
+
+    /// Refuses a request for the records of a run whose records were removed.
+    async fn require_records(&self, run: &str) -> Result<(), ApiError> {
+        if self.supervisor.run_store().has_lost_records(run).await? {
+            return Err(ApiError::RecordsRemoved(run.to_owned()));
+        }
+        Ok(())
+    }
 }
 
 fn all_routes() -> (Router<Arc<ApiState>>, OpenApi) {

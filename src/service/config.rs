@@ -57,6 +57,9 @@ pub struct ServiceConfig {
     /// The time for which ended runs are stored.
     #[serde(with = "humantime_serde")]
     pub retention: Duration,
+    /// The maximum bytes of the outputs, results and events that the ended runs of one grant keep. Above it, the oldest
+    /// runs lose theirs.
+    pub max_kept_bytes: u64,
     /// The time for which an unused workspace of a long-running sandbox is stored.
     #[serde(with = "humantime_serde")]
     pub workspace_retention: Duration,
@@ -122,6 +125,12 @@ impl ServiceConfig {
             counts.into_iter().find(|(_, given)| !(1..=MAX_COUNT).contains(given))
         {
             bail!("`serve.{name}` is `{given}`; give 1 to {MAX_COUNT}");
+        }
+        if self.max_kept_bytes < MIN_KEPT_BYTES {
+            bail!(
+                "`serve.max_kept_bytes` is `{}`; give at least {MIN_KEPT_BYTES}, so that a run keeps its records at its end",
+                self.max_kept_bytes
+            );
         }
         self.validate_times()?;
         match &self.listen {
@@ -218,6 +227,8 @@ impl Default for ServiceConfig {
             grace: Duration::from_secs(10),
             drain_timeout: Duration::from_secs(30),
             retention: Duration::from_hours(30 * 24),
+            // Our choice: a thousand of the longest runs, and a hundred thousand ordinary ones.
+            max_kept_bytes: 4 << 30,
             workspace_retention: Duration::from_hours(30 * 24),
             audit_retention: None,
             billing_retention: None,
@@ -272,6 +283,9 @@ pub fn default_state_directory() -> PathBuf {
     let state = absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")));
     state.unwrap_or_else(std::env::temp_dir).join("cogni")
 }
+
+/// The minimum of `max_kept_bytes`. Our choice: three of the longest runs with the default limits.
+const MIN_KEPT_BYTES: u64 = 16 << 20;
 
 /// The number of seconds in a day.
 const SECONDS_PER_DAY: u64 = 24 * 60 * 60;

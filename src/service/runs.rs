@@ -91,6 +91,8 @@ pub struct RunServiceConfig {
     pub grace: Duration,
     /// The time for which the journal stores runs that have ended.
     pub retention: Duration,
+    /// The maximum bytes of outputs, results and events that the ended runs of one grant keep.
+    pub max_kept_bytes: u64,
     /// The time for which an unused persistent workspace is stored.
     pub workspace_retention: Duration,
     /// The time for which audit logs are stored. `None` stores them forever.
@@ -276,9 +278,11 @@ impl RunService {
                 if is_trusted {
                     self.forget_expired(&stop).await;
                 }
-                // 3. Deliveries have their own retry times and need no trusted clock.
+                // 3. The bound of a grant holds for runs of an earlier process and an earlier setting, too.
+                self.0.remove_excess_records().await;
+                // 4. Deliveries have their own retry times and need no trusted clock.
                 self.resume_deliveries(&stop).await;
-                // 4. The purge lists whole directories, so an hour lies between two purges.
+                // 5. The purge lists whole directories, so an hour lies between two purges.
                 if is_trusted && thrown.is_none_or(|at| at.elapsed() >= PURGE_INTERVAL) {
                     Box::pin(self.0.purge_expired(&stop)).await;
                     thrown = Some(Instant::now());

@@ -15,6 +15,7 @@
 mod answer_dedup;
 pub mod event;
 pub mod event_feed;
+mod kept_records;
 mod row;
 mod schema;
 mod spending;

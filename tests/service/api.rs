@@ -6,6 +6,7 @@ mod client_disconnect;
 mod errors;
 mod grant_budget;
 mod host_paths;
+mod kept_records;
 mod openapi;
 mod origin_check;
 mod reload;

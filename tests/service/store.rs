@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use cogni_gateway::base::db::SqliteDatabase;
+use cogni_gateway::base::db::{DatabaseSchema, SqliteDatabase};
 use cogni_gateway::llm::budget::Nanodollars;
 use cogni_gateway::service::store::{
     AddRunOutcome, EventFeed, NewRunRow, RunEnd, RunEvent, RunEventKind, RunFilter, RunPhase,
@@ -308,6 +308,65 @@ async fn a_file_shrinks_when_runs_are_removed() {
             ended_with(&answer(7)).result
         );
     }
+}
+
+/// The records of a grant's ended runs are bounded: the oldest runs lose their outputs, results and events, and nothing
+/// else. The money and other grants do not change. A file of an earlier version is counted when it is opened.
+#[tokio::test]
+async fn what_the_ended_runs_of_a_grant_keep_is_bounded() {
+    let directory = tempfile::tempdir().unwrap();
+    let older = DatabaseSchema { migrations: &SCHEMA.migrations[..6], ..SCHEMA };
+    let path = directory.path().join("state.db");
+    drop(SqliteDatabase::open_database(&path, &[older]).unwrap());
+    let fill = "WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 3)
+        INSERT INTO run (id, grant_id, digest, agent, account, model, wanted, state, created, ended)
+        SELECT 'old' || n, 'g1', '', 'a', 'a', 'm', '{}', 'ended', n, n FROM n;
+        INSERT INTO outcome (run, result, stdout, stderr) SELECT id, '{}', printf('%.100000c', 'x'), '' FROM run;
+        INSERT INTO event SELECT id, 1, 1, 'final', '{}' FROM run";
+    rusqlite::Connection::open(&path).unwrap().execute_batch(fill).unwrap();
+    let fixture = StoreFixture { journal: open(&directory), directory };
+    let cap = SpendingCaps { total: Some(Nanodollars(100)), per_day: None };
+    for (run, grant) in [("r1", "g1"), ("r2", "g1"), ("r3", "g1"), ("other", "g2")] {
+        let run = NewRunRow { caps: cap, grant: grant.to_owned(), ..new(run, None, "one") };
+        let AddRunOutcome::New(feed, _) = fixture.journal.add_run(run).await.unwrap() else {
+            panic!("not new")
+        };
+        let details = "y".repeat(50_000);
+        feed.publish(RunEventKind::TextDelta, &json!({"text": details}));
+        let ended = RunEnd { charged: Some(Nanodollars(7)), ..ended_with(&"z".repeat(50_000)) };
+        fixture.journal.finish_run(&feed, ended).await.unwrap();
+    }
+    let records = async |run: &str| {
+        let (result, output) = (fixture.journal.run_result(run), fixture.journal.run_output(run));
+        let events = events_after(&fixture.journal, run, 0).await.len();
+        (result.await.unwrap().is_some(), output.await.unwrap().is_some(), events)
+    };
+    // About 100 KB each: three of the six of this grant fit.
+    assert_eq!(fixture.journal.remove_records_beyond(10 << 20).await.unwrap(), 0);
+    assert_eq!(fixture.journal.remove_records_beyond(350_000).await.unwrap(), 3);
+    for gone in ["old1", "old2", "old3"] {
+        assert_eq!(records(gone).await, (false, false, 0));
+        assert!(fixture.journal.has_lost_records(gone).await.unwrap());
+        assert_eq!(fixture.journal.find_run(gone).await.unwrap().unwrap().state, RunPhase::Ended);
+    }
+    for kept in ["r1", "r2", "r3", "other"] {
+        assert_eq!(records(kept).await, (true, true, 2));
+        assert!(!fixture.journal.has_lost_records(kept).await.unwrap());
+    }
+    assert!(kept_bytes(&fixture).await < 4 * 110_000);
+    // The newest run keeps its records in any case.
+    assert_eq!(fixture.again().remove_records_beyond(1).await.unwrap(), 2);
+    assert_eq!(records("r3").await, (true, true, 2));
+    assert_eq!(records("other").await, (true, true, 2));
+    let spent = fixture.journal.spending_status("g1").await.unwrap().total;
+    assert_eq!((spent.charged, spent.reserved), (Nanodollars(21), Nanodollars(0)));
+    // A forgotten run does not count any more.
+    let all = SystemTime::now() + Duration::from_mins(1);
+    assert_eq!(fixture.journal.forget_ended_before(all).await.unwrap(), 7);
+    let left = fixture.again();
+    let feed = fixture.add("r9").await;
+    fixture.journal.finish_run(&feed, ended_with("a")).await.unwrap();
+    assert_eq!(left.remove_records_beyond(10_000).await.unwrap(), 0);
 }
 
 /// Text that only looks like the marker for deduplicated output is kept, too.

@@ -129,6 +129,7 @@ impl ServeOptions {
             max_runs: self.serve.max_runs,
             grace: self.serve.grace,
             retention: self.serve.retention,
+            max_kept_bytes: self.serve.max_kept_bytes,
             workspace_retention: self.serve.workspace_retention,
             audit_retention: self.serve.audit_retention,
             billing_retention: self.serve.billing_retention,

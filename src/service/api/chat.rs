@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::error::ApiError;
-use super::error_docs::CreateRunErrorResponses;
+use super::error_docs::{CreateRunErrorResponses, RecordsRemovedResponses};
 use super::extract::{AuthenticatedCaller, JsonBody};
 use super::run_request::{ApiMessage, BudgetBody, CreateRunBody};
 use super::{ApiState, events, runs};
@@ -85,7 +85,7 @@ pub(super) enum OnDisconnect {
     responses(
         (status = 200, description = "The run's events, to its end", body = events::RunEventDoc, content_type = "text/event-stream",
          headers(("x-run-id" = String, description = "The run"))),
-        CreateRunErrorResponses
+        CreateRunErrorResponses, RecordsRemovedResponses
     )
 )]
 pub(super) async fn start_chat(
@@ -120,6 +120,9 @@ async fn begin_run(
     let policy = chat.on_disconnect;
     let AcceptedRun { run, is_known } =
         runs::start_run(&api, &caller, &headers, chat.into()).await?;
+    if is_known {
+        api.require_records(&run).await?;
+    }
     let is_ours_to_end = policy == OnDisconnect::Cancel && !is_known;
     let supervisor = api.supervisor.clone();
     let leaving = is_ours_to_end

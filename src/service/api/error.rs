@@ -25,6 +25,12 @@ pub(super) enum ApiError {
     MethodNotAllowed,
     #[error("there is no {0}")]
     NotFound(String),
+    /// The records of the run were removed, because its grant kept too much.
+    #[error(
+        "the output, the result and the events of run `{0}` were removed, because later runs of its grant have filled \
+         `serve.max_kept_bytes`; its row and its audit log are still there"
+    )]
+    RecordsRemoved(String),
     #[error("the body is not JSON: {0}")]
     InvalidJson(String),
     #[error("the body is larger than {0} bytes")]
@@ -115,6 +121,7 @@ impl ApiError {
             Self::NoSuchPath => (StatusCode::NOT_FOUND, "no_such_path"),
             Self::MethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed"),
             Self::NotFound(_) => (StatusCode::NOT_FOUND, "not_found"),
+            Self::RecordsRemoved(_) => (StatusCode::GONE, "records_removed"),
             Self::InvalidJson(_) => (StatusCode::BAD_REQUEST, "invalid_json"),
             Self::TooLarge(_) => (StatusCode::PAYLOAD_TOO_LARGE, "body_too_large"),
             Self::UnsupportedMediaType(_) => {

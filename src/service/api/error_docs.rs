@@ -42,6 +42,14 @@ pub(super) enum NotFoundResponses {
     Missing(ErrorBody),
 }
 
+/// The records of the run do not exist any more.
+#[derive(IntoResponses)]
+pub(super) enum RecordsRemovedResponses {
+    /// `records_removed`: later runs of the grant have filled what its runs may keep
+    #[response(status = 410)]
+    Removed(ErrorBody),
+}
+
 /// The run was not started.
 #[derive(IntoResponses)]
 pub(super) enum CreateRunErrorResponses {

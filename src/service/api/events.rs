@@ -12,7 +12,9 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::ApiState;
 use super::error::{ApiError, ErrorBody};
-use super::error_docs::{AuthErrorResponses, NotFoundResponses, QueryErrorResponses};
+use super::error_docs::{
+    AuthErrorResponses, NotFoundResponses, QueryErrorResponses, RecordsRemovedResponses,
+};
 use super::extract::{AuthenticatedCaller, PathParam, QueryParams};
 use super::share_limiter::GrantShareGuard;
 use crate::base::db;
@@ -54,7 +56,7 @@ pub(super) struct RunEventDoc {
     responses(
         (status = 200, description = "The events, to the run's end", body = RunEventDoc, content_type = "text/event-stream"),
         (status = 429, description = "`too_many_watchers`: of this grant", body = ErrorBody),
-        QueryErrorResponses, AuthErrorResponses, NotFoundResponses
+        QueryErrorResponses, AuthErrorResponses, NotFoundResponses, RecordsRemovedResponses
     )
 )]
 pub(super) async fn watch_run(
@@ -66,6 +68,7 @@ pub(super) async fn watch_run(
 ) -> Result<Sse<KeepAliveStream<impl Stream<Item = SseItem> + use<>>>, ApiError> {
     caller.require_read()?;
     let row = api.visible_run(&caller, &id).await?;
+    api.require_records(&row.id).await?;
     let given = [last_event_id(&headers)?, from.after];
     if given.iter().flatten().any(|after| i64::try_from(*after).is_err()) {
         return Err(ApiError::invalid_parameter("no event has so high a number"));

@@ -17,7 +17,7 @@ use utoipa::ToSchema;
 
 use super::ApiState;
 use super::error::{ApiError, ErrorBody};
-use super::error_docs::{AuthErrorResponses, NotFoundResponses};
+use super::error_docs::{AuthErrorResponses, NotFoundResponses, RecordsRemovedResponses};
 use super::extract::{AuthenticatedCaller, PathParam};
 use super::share_limiter::GrantShareError;
 use crate::relay::delivery::outbox::{DeliveryJob, VerdictKind};
@@ -81,7 +81,7 @@ pub(super) struct ArtifactView {
     params(("id" = String, Path, description = "The run")),
     responses(
         (status = 200, description = "Beginning and end of it, where it was long", body = RunOutputView),
-        AuthErrorResponses, NotFoundResponses
+        AuthErrorResponses, NotFoundResponses, RecordsRemovedResponses
     )
 )]
 pub(super) async fn show_output(
@@ -90,6 +90,7 @@ pub(super) async fn show_output(
     PathParam(id): PathParam<String>,
 ) -> Result<Json<RunOutputView>, ApiError> {
     let row = find_readable_run(&api, &caller, &id).await?;
+    api.require_records(&row.id).await?;
     let printed = api.supervisor.run_store().run_output(&row.id).await?;
     let (stdout, stderr) = printed.unwrap_or_default();
     Ok(Json(RunOutputView { complete: row.state == Progress::Ended, stdout, stderr }))

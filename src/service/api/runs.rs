@@ -29,7 +29,7 @@ use crate::service::store::{self, RunFilter, RunRow, SpendingCaps};
 pub(super) struct RunView {
     #[serde(flatten)]
     listed: RunSummary,
-    /// The result of the run; null until the run has ended.
+    /// The result of the run; null until the run has ended, and after its records were removed (`records_removed`).
     #[schema(value_type = Option<Object>)]
     result: Option<Box<RawValue>>,
 }

@@ -392,7 +392,9 @@ impl RunServiceInner {
     ) -> anyhow::Result<()> {
         bill.try_record_new().await?;
         let ended = RunEnd { charged: bill.charged(), ..ended.clone() };
-        Ok(self.journal.finish_run(bill.feed(), ended).await?)
+        self.journal.finish_run(bill.feed(), ended).await?;
+        self.remove_excess_records().await;
+        Ok(())
     }
 }
 

@@ -1,5 +1,5 @@
-//! Deletes expired state: leftovers of delivered work, and audit logs and booked calls for which the operator set a
-//! retention time.
+//! Deletes expired state: leftovers of delivered work, audit logs and booked calls for which the operator set a
+//! retention time, and the records of a grant's oldest runs.
 //!
 //! **Invariant:** an audit log or a booked call is deleted only after its run is forgotten, and a log only if no stored
 //! work refers to it.
@@ -39,6 +39,21 @@ impl RunServiceInner {
             if let Some(Err(error)) = deleted {
                 tracing::error!("cannot delete old calls from the books: {error:#}");
             }
+        }
+    }
+
+    /// Removes the records of the oldest ended runs of each grant that keeps more than it may. A failure is logged: the
+    /// next end and the next maintenance try again.
+    pub(super) async fn remove_excess_records(&self) {
+        let max_kept_bytes = self.settings.max_kept_bytes;
+        match self.journal.remove_records_beyond(max_kept_bytes).await {
+            Ok(0) => (),
+            Ok(runs) => tracing::info!(
+                runs,
+                max_kept_bytes,
+                "removed outputs, results and events of the oldest runs of a grant"
+            ),
+            Err(error) => tracing::error!(%error, "cannot remove records of old runs"),
         }
     }
 

@@ -15,7 +15,7 @@ use memchr::memmem::Finder;
 use rusqlite::{OptionalExtension, Transaction, named_params, params};
 
 use super::row::RunEnd;
-use super::{RunEvent, spending};
+use super::{RunEvent, kept_records, spending};
 use crate::telemetry::audit::seal::AuditLogSeal;
 
 /// A run's end as it is stored, with the answer replaced. The agent chooses the texts and their sizes, so the
@@ -109,6 +109,7 @@ pub(super) fn write_end(
         update.execute(params![run, seq.cast_signed(), data])?;
     }
     super::insert_events(change, run, events)?;
+    kept_records::count_records(change, run)?;
     Ok(true)
 }
 

@@ -5,6 +5,19 @@ use crate::base::db::DatabaseSchema;
 /// The journal's schema for [`Database::open`](crate::base::db::SqliteDatabase::open_database).
 pub const SCHEMA: DatabaseSchema = DatabaseSchema { module: "journal", migrations: MIGRATIONS };
 
+/// The bytes of an ended run's records, in a statement on the table `run`. The constants are our estimates of what a row
+/// takes beside its texts.
+macro_rules! kept_bytes {
+    () => {
+        "(SELECT coalesce(sum(128 + coalesce(octet_length(answer), 0) + coalesce(octet_length(result), 0)
+           + octet_length(stdout) + octet_length(stderr)), 0) FROM outcome WHERE outcome.run = run.id)
+         + (SELECT coalesce(sum(64 + octet_length(data)), 0) FROM event WHERE event.run = run.id)"
+    };
+}
+
+/// See [`kept_bytes`].
+pub(super) const KEPT_BYTES: &str = kept_bytes!();
+
 const MIGRATIONS: &[&str] = &[
     "
 CREATE TABLE run (
@@ -84,6 +97,30 @@ CREATE TABLE clock (
     time INTEGER NOT NULL
 ) STRICT;
 ",
+    // The bytes of each ended run's records, and their sums. The triggers keep the sums true.
+    concat!(
+        "
+ALTER TABLE run ADD COLUMN kept INTEGER NOT NULL DEFAULT 0;
+UPDATE run SET kept = ",
+        kept_bytes!(),
+        " WHERE state = 'ended';
+CREATE INDEX run_kept ON run (grant_id, ended, id) WHERE kept > 0;
+CREATE TABLE grant_kept (
+    grant_id TEXT NOT NULL PRIMARY KEY,
+    bytes    INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+INSERT INTO grant_kept SELECT grant_id, sum(kept) FROM run WHERE kept > 0 GROUP BY grant_id;
+CREATE TRIGGER run_kept_changed AFTER UPDATE OF kept ON run BEGIN
+    INSERT OR IGNORE INTO grant_kept VALUES (new.grant_id, 0);
+    UPDATE grant_kept SET bytes = bytes + new.kept - old.kept WHERE grant_id = new.grant_id;
+    DELETE FROM grant_kept WHERE grant_id = new.grant_id AND bytes = 0;
+END;
+CREATE TRIGGER run_kept_deleted AFTER DELETE ON run BEGIN
+    UPDATE grant_kept SET bytes = bytes - old.kept WHERE grant_id = old.grant_id;
+    DELETE FROM grant_kept WHERE grant_id = old.grant_id AND bytes = 0;
+END;
+"
+    ),
 ];
 
 #[cfg(test)]
