@@ -374,6 +374,55 @@ async fn the_gateways_key_is_masked_in_a_successful_answer() {
     app.stop().await;
 }
 
+/// G3: An upstream may repeat our key as JSON, a URL or base64 has it. No such spelling reaches the client in an error, in
+/// an error of a stream or in a header.
+#[tokio::test]
+async fn our_key_is_masked_however_an_error_spells_it() {
+    let (listener, upstream) = raw_upstream::listen().await;
+    let app = TestApp::with(|config| {
+        config.upstream.url = upstream.to_string().parse().unwrap();
+        config.upstream.api_key = SecretString::new("sk-real/and-secret");
+    })
+    .await;
+    let spellings = [
+        "sk-real\\/and-secret",
+        "\\u0073k-real/and-secret",
+        "sk-real%2Fand-secret",
+        "%73%6b-real%2fand%2dsecret",
+        "Basic dTpzay1yZWFsL2FuZC1zZWNyZXQ=",
+        "Basic c2stcmVhbC9hbmQtc2VjcmV0",
+    ];
+    for spelling in spellings {
+        let error = format!("{{\"error\":{{\"message\":\"bad key {spelling}\"}}}}");
+        for (status, kind, said) in [
+            (400, "application/json", error.clone()),
+            (200, "text/event-stream", format!("data: {error}\n\n")),
+        ] {
+            let head = format!(
+                "HTTP/1.1 {status} X\r\nconnection: close\r\ncontent-type: {kind}\r\nx-request-id: {spelling}\r\nrequest-id: kept\r\n\r\n"
+            );
+            let upstream = async {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                raw_upstream::request(&mut stream).await;
+                raw_upstream::send(&mut stream, &format!("{head}{said}")).await;
+            };
+            let (client, body) = (app.client(), streamed("fake"));
+            let (response, ()) = tokio::join!(client.post("/v1/chat/completions", &body), upstream);
+            assert_eq!(response.status, status);
+            assert_eq!(response.header("x-request-id"), None, "{spelling}");
+            assert_eq!(response.header("request-id"), Some("kept"));
+            let text = response.text();
+            let (start, end) = spelling.split_at(spelling.len() / 2);
+            assert!(text.contains("bad key "), "{text}");
+            assert!(
+                !text.contains(&end[..6]) && !text.contains(&start[start.len() - 6..]),
+                "{text}"
+            );
+        }
+    }
+    app.stop().await;
+}
+
 /// Opens a stream before the run's deadline passes, however slow the machine is.
 async fn opened_within_the_deadline(
     scheme: &str,

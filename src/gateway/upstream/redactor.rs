@@ -1,10 +1,15 @@
 //! Masks the gateway's credential in a body that passes frame by frame, and finds the credential in a header.
+//!
+//! An upstream that repeats the credential may spell it in another way: LiteLLM puts the text of one error into the JSON
+//! of another, and a server for debugging shows a request's headers in its URL. So the secrets are found as they are, in
+//! base64 at any offset, and with any of their bytes as a JSON escape or a percent escape. Other spellings are not found:
+//! hexadecimal, compressed or reversed bytes, percent escapes that are escaped again, or a secret in pieces.
 
 use bytes::{Bytes, BytesMut};
-use memchr::memmem;
+use memchr::memchr3_iter;
 
-use crate::base::hex;
 use crate::base::secret::SecretString;
+use crate::base::{b64, hex};
 
 /// A filter that replaces each byte of the secrets by an asterisk, so that the announced length of the body stays true.
 #[derive(Clone, Debug)]
@@ -14,23 +19,32 @@ pub struct SecretRedactor {
     tail: BytesMut,
 }
 
+/// The comparison of a text with a secret or with one byte of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SpellingMatch {
+    /// The first bytes are the secret, in so many bytes.
+    Whole(usize),
+    /// The text ends too early to decide.
+    Begun,
+    Different,
+}
+
 impl SecretRedactor {
-    /// Creates a redactor for a key and for the key's digest, by which LiteLLM names keys.
+    /// Creates a redactor for a key, for its digest, by which LiteLLM names keys, and for the key in base64.
     pub(super) fn new(key: &SecretString) -> Self {
-        let secrets = if key.expose_secret().len() < MIN_SECRET_BYTES {
+        let bytes = key.expose_secret().as_bytes();
+        let secrets = if bytes.len() < MIN_SECRET_BYTES {
             vec![]
         } else {
-            vec![key.clone(), SecretString::new(hex::sha256_hex(key.expose_secret().as_bytes()))]
+            let digest = SecretString::new(hex::sha256_hex(bytes));
+            [key.clone(), digest].into_iter().chain(base64_spellings(bytes)).collect()
         };
         Self { secrets, tail: BytesMut::new() }
     }
 
-    /// Returns true if a text contains a secret.
+    /// Returns true if a text contains a secret, in any spelling.
     pub(super) fn contains_secret(&self, text: &[u8]) -> bool {
-        self.secrets
-            .iter()
-            .map(|secret| secret.expose_secret().as_bytes())
-            .any(|secret| text.len() >= secret.len() && memmem::find(text, secret).is_some())
+        self.secrets().any(|secret| find_spelling(text, secret).is_some())
     }
 
     /// Returns the part of the body so far that is free of secrets and may pass.
@@ -38,18 +52,14 @@ impl SecretRedactor {
         // The bytes that were held back come first, so a secret over two frames is found as a whole.
         self.tail.extend_from_slice(frame);
         for secret in &self.secrets {
-            let secret = secret.expose_secret().as_bytes();
-            // The positions are collected first, because the search borrows the bytes that are overwritten next.
-            let found: Vec<_> = memmem::find_iter(&self.tail, secret).collect();
-            for at in found {
-                self.tail[at..at + secret.len()].fill(b'*');
+            let (secret, mut from) = (secret.expose_secret().as_bytes(), 0);
+            while let Some((at, length)) = find_spelling(&self.tail[from..], secret) {
+                self.tail[from + at..from + at + length].fill(b'*');
+                from += at + length;
             }
         }
-        // The end may be the beginning of one secret or the other. The longer one decides how much is held back.
-        let begun = self
-            .secrets
-            .iter()
-            .map(|secret| partial_secret_length(&self.tail, secret.expose_secret().as_bytes()));
+        // The end may be the beginning of several secrets. The longest one decides how much is held back.
+        let begun = self.secrets().map(|secret| begun_length(&self.tail, secret));
         let kept = begun.max().unwrap_or_default();
         self.tail.split_to(self.tail.len() - kept).freeze()
     }
@@ -58,39 +68,178 @@ impl SecretRedactor {
     pub fn redact_rest(self) -> Bytes {
         self.tail.freeze()
     }
+
+    fn secrets(&self) -> impl Iterator<Item = &[u8]> {
+        self.secrets.iter().map(|secret| secret.expose_secret().as_bytes())
+    }
+}
+
+/// Returns the digits that a secret has in base64, in both alphabets, wherever the secret begins in the encoded text.
+/// The digits that depend on the bytes around the secret are left out; they hold a part of its first or last byte.
+fn base64_spellings(secret: &[u8]) -> Vec<SecretString> {
+    let mut spellings = vec![];
+    for before in 0..3 {
+        let mut digits = String::new();
+        b64::encode_base64(&[&[0; 2][..before], secret].concat(), &mut digits);
+        // 8 bits a byte, 6 bits a digit: the first digit without a bit of the bytes before, and the last whole one.
+        let digits = &digits[(before * 8).div_ceil(6)..(before + secret.len()) * 8 / 6];
+        spellings.push(SecretString::new(digits));
+        if digits.contains(['-', '_']) {
+            spellings.push(SecretString::new(digits.replace('-', "+").replace('_', "/")));
+        }
+    }
+    spellings
+}
+
+/// Returns the position and the length of the first spelling of a secret.
+fn find_spelling(text: &[u8], secret: &[u8]) -> Option<(usize, usize)> {
+    memchr3_iter(secret[0], b'%', b'\\', text).find_map(|at| match compare(&text[at..], secret) {
+        SpellingMatch::Whole(length) => Some((at, length)),
+        SpellingMatch::Begun | SpellingMatch::Different => None,
+    })
 }
 
 /// Returns the number of bytes at the end that may be the beginning of a secret.
-fn partial_secret_length(bytes: &[u8], secret: &[u8]) -> usize {
-    // A whole secret would have been masked before, so one byte less than a secret is the longest candidate.
-    let start = bytes.len().saturating_sub(secret.len() - 1);
-    let tail = &bytes[start..];
-    let candidates = memchr::memchr_iter(secret[0], tail);
+fn begun_length(text: &[u8], secret: &[u8]) -> usize {
+    let start = text.len().saturating_sub(secret.len() * MAX_BYTE_SPELLING);
+    let tail = &text[start..];
+    let mut candidates = memchr3_iter(secret[0], b'%', b'\\', tail);
     // The first match is the longest one.
-    candidates.map(|at| &tail[at..]).find(|rest| secret.starts_with(rest)).map_or(0, <[u8]>::len)
+    let begun = candidates.find(|at| compare(&tail[*at..], secret) == SpellingMatch::Begun);
+    begun.map_or(0, |at| tail.len() - at)
 }
+
+/// Compares the beginning of a text with a secret. The work is bounded by the secret's length.
+fn compare(text: &[u8], secret: &[u8]) -> SpellingMatch {
+    let mut at = 0;
+    for byte in secret {
+        match compare_byte(&text[at..], *byte) {
+            SpellingMatch::Whole(length) => at += length,
+            other => return other,
+        }
+    }
+    SpellingMatch::Whole(at)
+}
+
+fn compare_byte(text: &[u8], byte: u8) -> SpellingMatch {
+    match text {
+        [] => SpellingMatch::Begun,
+        [first, ..] if *first == byte => SpellingMatch::Whole(1),
+        [b'%', digits @ ..] => compare_digits(digits, 2, byte, 1),
+        [b'\\', ..] => {
+            // JSON in a JSON string has its backslashes doubled.
+            let slashes = text.iter().take(MAX_SLASHES).take_while(|byte| **byte == b'\\').count();
+            match text[slashes..].split_first() {
+                None => SpellingMatch::Begun,
+                Some((b'u', digits)) => compare_digits(digits, 4, byte, slashes + 1),
+                Some((escaped, _)) if *escaped == byte => SpellingMatch::Whole(slashes + 1),
+                Some(_) => SpellingMatch::Different,
+            }
+        }
+        _ => SpellingMatch::Different,
+    }
+}
+
+/// Compares a byte with the hexadecimal digits of its escape, `count` of them after `before` bytes.
+fn compare_digits(text: &[u8], count: usize, byte: u8, before: usize) -> SpellingMatch {
+    let digit = |value: u8| HEX_DIGITS[usize::from(value)];
+    let expected = [b'0', b'0', digit(byte >> 4), digit(byte & 0xf)];
+    let given = &text[..text.len().min(count)];
+    if !expected[4 - count..].iter().zip(given).all(|(a, b)| a.eq_ignore_ascii_case(b)) {
+        SpellingMatch::Different
+    } else if given.len() < count {
+        SpellingMatch::Begun
+    } else {
+        SpellingMatch::Whole(before + count)
+    }
+}
+
+const HEX_DIGITS: &[u8; 16] = b"0123456789abcdef";
 
 /// The shortest key that is masked, in bytes. A shorter key is no secret and would occur in any text.
 const MIN_SECRET_BYTES: usize = 6;
+
+/// The largest number of backslashes before an escape. Our choice: JSON in JSON, five levels deep.
+const MAX_SLASHES: usize = 32;
+
+/// The longest spelling of one byte: the backslashes, `u` and four digits.
+const MAX_BYTE_SPELLING: usize = MAX_SLASHES + 5;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn masked(key: &str, body: &str, size: usize) -> String {
+        let mut redactor = SecretRedactor::new(&SecretString::new(key));
+        let mut passed = vec![];
+        for frame in body.as_bytes().chunks(size) {
+            passed.extend_from_slice(&redactor.redact_frame(frame));
+        }
+        passed.extend_from_slice(&redactor.redact_rest());
+        String::from_utf8(passed).unwrap()
+    }
+
     #[test]
     fn a_key_is_masked_however_the_body_is_cut() {
-        let key = SecretString::new("sk-abcabd");
         let digest = hex::sha256_hex(b"sk-abcabd");
         let body = format!("x sk-abcsk-abcabd and sk-abca {digest}; sk-ab");
-        let masked = format!("x sk-abc********* and sk-abca {}; sk-ab", "*".repeat(64));
+        let whole = format!("x sk-abc********* and sk-abca {}; sk-ab", "*".repeat(64));
         for size in 1..body.len() {
-            let mut redactor = SecretRedactor::new(&key);
-            let mut passed = vec![];
-            for frame in body.as_bytes().chunks(size) {
-                passed.extend_from_slice(&redactor.redact_frame(frame));
+            assert_eq!(masked("sk-abcabd", &body, size), whole, "frames of {size}");
+        }
+    }
+
+    #[test]
+    fn a_key_is_masked_however_it_is_spelled() {
+        let key = "sk-a/b?c~\u{ff}>d";
+        let json = serde_json::to_string(key).unwrap();
+        let escaped = json[1..json.len() - 1].replace('k', "\\u006B").replace('/', "\\/");
+        let units: Vec<_> = key.bytes().collect();
+        let all: String = units.iter().map(|byte| format!("%{byte:02X}")).collect();
+        let some = key.replace('/', "%2f").replace('~', "%7e");
+        let mut spellings = vec![key.to_owned(), escaped.clone(), all, some];
+        // JSON in JSON.
+        spellings.push(escaped.replace('\\', "\\\\"));
+        spellings.push(escaped.replace('\\', "\\\\\\\\"));
+        for spelling in spellings {
+            let body = format!("{{\"a\":\"\\\\{spelling}\",\"b\":\"100% \\n\\u0073 sk-a\"}}");
+            for size in 1..body.len() {
+                let passed = masked(key, &body, size);
+                let hidden = passed.bytes().filter(|byte| *byte == b'*').count();
+                assert!(hidden >= spelling.len(), "{passed}");
+                assert!(passed.ends_with("\"b\":\"100% \\n\\u0073 sk-a\"}"), "{passed}");
+                assert_eq!(passed.len(), body.len());
             }
-            passed.extend_from_slice(&redactor.redact_rest());
-            assert_eq!(String::from_utf8(passed).unwrap(), masked, "frames of {size}");
+        }
+    }
+
+    #[test]
+    fn a_key_is_masked_in_base64_wherever_it_begins() {
+        let key = "sk-a/b?c~>>>???d";
+        for before in ["", "u", "us", "use", "user:", "Bearer "] {
+            let mut url = String::new();
+            b64::encode_base64(format!("{before}{key}:x").as_bytes(), &mut url);
+            let standard = url.replace('-', "+").replace('_', "/");
+            for text in [standard.replace('/', "\\/"), standard, url] {
+                for size in [1, 2, 7, 100] {
+                    let passed = masked(key, &format!("Basic {text}=="), size);
+                    let shown = passed.bytes().filter(|byte| *byte != b'*').count();
+                    // What is around the key, and a digit at each of its ends.
+                    assert!(shown <= 8 + before.len().div_ceil(3) * 4 + 4, "{passed}");
+                }
+            }
+        }
+    }
+
+    /// The work is linear, also for texts that look like the beginning of a secret everywhere.
+    #[test]
+    fn a_body_that_begins_a_secret_everywhere_is_read_in_linear_time() {
+        for unit in ["s", "\\", "%73", "\\u0073", "ss%7", "\\\\\\u007"] {
+            let body = unit.repeat((1 << 18) / unit.len());
+            let begun = std::time::Instant::now();
+            let passed = masked(&format!("{}t", "s".repeat(40)), &body, 8192);
+            assert_eq!(passed, body);
+            assert!(begun.elapsed().as_secs() < 10, "{unit}: {:?}", begun.elapsed());
         }
     }
 }
