@@ -15,8 +15,8 @@ mod json_context;
 mod open;
 
 use self::json_context::{
-    EmbeddedTextKind, JsonContext, context_in_content, is_address_in_data, is_data_url,
-    is_fetchable_address, is_file_id,
+    EmbeddedTextKind, JsonContext, context_in_content, context_in_schema, context_of_field,
+    is_address_in_data, is_data_url, is_fetchable_address, is_file_id,
 };
 use self::open::{OpenContainer, WebSearchTool};
 use super::capability::ProviderCapability;
@@ -73,6 +73,8 @@ pub(super) struct CapabilityScanner {
     open: Vec<OpenContainer>,
     /// The number of open arrays and objects from the outermost opaque one inwards.
     opaque: u32,
+    /// The context of the outermost opaque one, and of the next text in it.
+    skipped: (JsonContext, JsonContext),
     /// The type of the current web search tool, until the tool ends.
     search_type: Box<str>,
     found: BodyFindings,
@@ -101,6 +103,7 @@ impl CapabilityScanner {
             text_medium: None,
             open: Vec::new(),
             opaque: 0,
+            skipped: (JsonContext::Opaque, JsonContext::Opaque),
             search_type: Box::default(),
             found: BodyFindings::default(),
         }
@@ -110,26 +113,9 @@ impl CapabilityScanner {
         self.found
     }
 
-    /// Returns the context of a top-level field's value. Fields outside the list are opaque.
+    /// Notes a top-level field, and returns the context of its value.
     fn field_context(&mut self, key: &[u8]) -> JsonContext {
-        let (field, place) = match key {
-            b"messages" => ("messages", JsonContext::Content),
-            b"system" => ("system", JsonContext::Text),
-            b"instructions" => ("instructions", JsonContext::Text),
-            b"prompt" => ("prompt", JsonContext::Text),
-            b"prediction" => ("prediction", JsonContext::Text),
-            b"image" => ("image", JsonContext::Media),
-            b"documents" => ("documents", JsonContext::Content),
-            b"input" if self.route == GatewayRoute::Responses => ("input", JsonContext::Items),
-            b"input" => ("input", JsonContext::Embedded),
-            b"cache_control" => ("cache_control", JsonContext::Cache),
-            b"context_management" => ("context_management", JsonContext::Edits),
-            b"compaction" => ("compaction", JsonContext::Edits),
-            b"tools" => ("tools", JsonContext::Tools),
-            // LiteLLM treats `functions` as tools if the model is Gemini.
-            b"functions" => ("functions", JsonContext::Tools),
-            _ => ("", JsonContext::Opaque),
-        };
+        let (field, place) = context_of_field(self.route, key);
         self.field = field;
         place
     }
@@ -211,7 +197,7 @@ impl CapabilityScanner {
                 }
             }
         }
-        JsonContext::Opaque
+        context_in_schema(key)
     }
 
     fn context_in_item(&mut self, key: &[u8]) -> JsonContext {
@@ -282,6 +268,12 @@ impl CapabilityScanner {
             JsonContext::Content => {
                 self.text_medium = None;
                 self.check_address(text, is_fetchable_address(text));
+            }
+            JsonContext::Reference if is_fetchable_address(text) => {
+                self.require_capability(ProviderCapability::RemoteMedia, b"ref");
+            }
+            JsonContext::Settings if is_fetchable_address(text) => {
+                self.require_capability(ProviderCapability::RemoteMedia, b"url");
             }
             JsonContext::OriginType => self.note(|open| open.is_text = text == b"text"),
             JsonContext::PartType => {
@@ -395,6 +387,16 @@ impl CapabilityScanner {
         }
     }
 
+    /// Prepares the check of a text in a skipped array or object. Returns false if the text is not judged.
+    fn begin_skipped_text(&mut self, at: u64) -> bool {
+        let (_, place) = self.skipped;
+        if !place.needs_text_check() {
+            return false;
+        }
+        (self.text, self.text_at, self.text_medium) = (place, at + QUOTE_BYTES, None);
+        true
+    }
+
     /// Handles a value whose JSON type does not fit its context.
     fn check_type(&mut self, place: JsonContext, kind: JsonType) {
         let is_null = kind == JsonType::Null;
@@ -429,6 +431,7 @@ impl JsonVisitor for CapabilityScanner {
             return;
         }
         if self.opaque > 0 {
+            self.skipped.1 = self.skipped.0.skipped_text_context(key);
             return;
         }
         let Some(open) = self.open.last() else { return };
@@ -440,9 +443,8 @@ impl JsonVisitor for CapabilityScanner {
             JsonContext::Network if key == b"type" => JsonContext::NetworkType,
             JsonContext::Function if key == b"name" => JsonContext::ToolName,
             JsonContext::Cache if key == b"ttl" => JsonContext::CacheTime,
-            JsonContext::Network | JsonContext::Function | JsonContext::Cache => {
-                JsonContext::Opaque
-            }
+            JsonContext::Function => context_in_schema(key),
+            JsonContext::Network | JsonContext::Cache => JsonContext::Opaque,
             JsonContext::Edits => JsonContext::Edits,
             JsonContext::Address | JsonContext::Source | JsonContext::Origin if key == b"url" => {
                 JsonContext::Address
@@ -459,7 +461,7 @@ impl JsonVisitor for CapabilityScanner {
         // State: `opaque` counts the nesting inside skipped content; the container's close decrements it.
         if self.opaque > 0 {
             self.opaque += u32::from(is_open);
-            return false;
+            return kind == JsonType::String && self.begin_skipped_text(at);
         }
         let place = if depth == 1 { self.next } else { self.take_context() };
         if place == JsonContext::Container && kind != JsonType::Null {
@@ -470,8 +472,9 @@ impl JsonVisitor for CapabilityScanner {
         let within = named.or_else(|| self.open.last().and_then(|open| open.surrounding));
         if is_open {
             let place = place.container_context(kind);
-            if place == JsonContext::Opaque {
+            if place.is_skipped() {
                 self.opaque = 1;
+                self.skipped = (place, place);
             } else {
                 self.open.push(OpenContainer::new(place, kind == JsonType::Array, within, at));
             }

@@ -153,7 +153,8 @@ const GOOGLE: &str = "google";
 
 /// Fields that would pass at the top level because the capability scanner reads their content
 /// there. Inside `extra_body` they are refused.
-const LOOKED_INTO: [&str; 7] = [
+const LOOKED_INTO: [&str; 8] = [
+    "audio",
     "cache_control",
     "compaction",
     "context_management",

@@ -690,9 +690,45 @@ const DENIED: &[(GatewayRoute, &str)] = &[
         r#""messages":[{"role":"user","content":[{"type":"image","source":{"type":"url","url":"https://x"}}]}]"#,
     ),
     (Embeddings, r#""input":[{"content":[{"type":"image_url","image_url":{"url":"https://x"}}]}]"#),
+    (
+        ChatCompletions,
+        r#""tools":[{"type":"function","function":{"name":"f","parameters":{"properties":{"a":{"$ref":"https://x/?leak=1"}}}}}]"#,
+    ),
+    (
+        ChatCompletions,
+        r##""functions":[{"name":"f","parameters":{"anyOf":[{"$ref":"#/$defs/a"},{"\u0024ref":"HTTP:x"}]}}]"##,
+    ),
+    (
+        ChatCompletions,
+        r#""response_format":{"type":"json_schema","json_schema":{"schema":{"$ref":"//host/x"}}}"#,
+    ),
+    (ChatCompletions, r#""guided_json":{"$dynamicRef":"https://x#meta"}"#),
+    (ChatCompletions, r#""extra_body":{"guided_json":{"items":[[{"$ref":["https://x"]}]]}}"#),
+    (Responses, r#""text":{"format":{"type":"json_schema","schema":{"$ref":" https://x"}}}"#),
+    (
+        Responses,
+        r#""tools":[{"type":"function","name":"f","parameters":{"$ref":"file:///etc/x"}}]"#,
+    ),
+    (Messages, r#""tools":[{"name":"f","input_schema":{"$defs":{"a":{"$ref":"https://x"}}}}]"#),
+    (Messages, r#""output_config":{"format":{"schema":{"$recursiveRef":"https://x"}}}"#),
+    (ChatCompletions, r#""audio":{"voice":{"id":"https://x/voice"},"format":"mp3"}"#),
+    (ChatCompletions, r#""audio":{"voice":["alloy",{"tomorrow":"s3://x"},"//host/x"]}"#),
 ];
 
 const ALLOWED: &[(GatewayRoute, &str)] = &[
+    // References within the schema, a schema's own name and its dialect, and a property that is called like a reference.
+    (
+        ChatCompletions,
+        r##""tools":[{"type":"function","function":{"name":"f","parameters":{"$schema":"https://json-schema.org/draft/2020-12/schema","$id":"https://x/f.json","$ref":"#/$defs/a","$defs":{"a":{"type":"string","format":"uri","default":"https://x"},"b":{"$ref":"#a"},"$ref":{"description":"https://x","enum":["https://x"]}}}}}]"##,
+    ),
+    // What an agent writes about schemas is the client's own.
+    (
+        Messages,
+        r#""messages":[{"role":"assistant","content":[{"type":"tool_use","id":"t","name":"f","input":{"schema":{"$ref":"https://x"}}}]}]"#,
+    ),
+    // A voice of the account is a name, like that of a model.
+    (ChatCompletions, r#""audio":{"voice":{"id":"voice_1234"},"format":"mp3"}"#),
+    (ChatCompletions, r#""audio":{"voice":"alloy","format":"wav"}"#),
     (
         Messages,
         r#""messages":[{"role":"user","content":[{"source":"https://x","type":"search_result","title":"t","content":[]},{"type":"document","source":"notes/a.md"}]}]"#,

@@ -2,12 +2,19 @@
 //! texts.
 
 use crate::base::json::JsonType;
+use crate::llm::protocol::GatewayRoute;
 
 /// The meaning of a value, by its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum JsonContext {
     /// The client's own data, or data without influence on a capability.
     Opaque,
+    /// A JSON schema, or an object that may contain schemas. Only its references are judged.
+    Schema,
+    /// A reference in a schema, which a validator may fetch.
+    Reference,
+    /// Settings in which every text that begins like an address counts as an address.
+    Settings,
     /// Parts of messages. A text that begins like an address counts as an address.
     Content,
     /// Parts of messages in which a text is only text.
@@ -85,6 +92,19 @@ impl JsonContext {
         }
     }
 
+    /// Returns true if the scanner enters no array or object in this context.
+    pub(super) fn is_skipped(self) -> bool {
+        matches!(self, Self::Opaque | Self::Schema | Self::Settings)
+    }
+
+    /// Returns the context of a text under a key in a skipped array or object of this context.
+    pub(super) fn skipped_text_context(self, key: &[u8]) -> Self {
+        match self {
+            Self::Schema => context_in_schema(key),
+            same => same,
+        }
+    }
+
     /// Returns true if a text in this context is judged by its prefix.
     pub(super) fn needs_text_check(self) -> bool {
         matches!(
@@ -96,6 +116,8 @@ impl JsonContext {
                 | Self::Network
                 | Self::NetworkType
                 | Self::ToolName
+                | Self::Reference
+                | Self::Settings
                 | Self::Address
                 | Self::Source
                 | Self::Origin
@@ -143,10 +165,50 @@ impl JsonContext {
                 | Self::CacheTime,
                 _,
             ) => Self::Content,
-            (Self::Function, JsonType::Array) => Self::Opaque,
+            (Self::Function, JsonType::Array) | (Self::Reference, _) => Self::Schema,
             (Self::Definition, _) => Self::Tools,
             (same, _) => same,
         }
+    }
+}
+
+/// Returns the name of a top-level field and the context of its value. Fields outside the list are opaque.
+pub(super) fn context_of_field(route: GatewayRoute, key: &[u8]) -> (&'static str, JsonContext) {
+    match key {
+        b"messages" => ("messages", JsonContext::Content),
+        b"system" => ("system", JsonContext::Text),
+        b"instructions" => ("instructions", JsonContext::Text),
+        b"prompt" => ("prompt", JsonContext::Text),
+        b"prediction" => ("prediction", JsonContext::Text),
+        b"image" => ("image", JsonContext::Media),
+        b"documents" => ("documents", JsonContext::Content),
+        b"input" if route == GatewayRoute::Responses => ("input", JsonContext::Items),
+        b"input" => ("input", JsonContext::Embedded),
+        b"cache_control" => ("cache_control", JsonContext::Cache),
+        b"context_management" => ("context_management", JsonContext::Edits),
+        b"compaction" => ("compaction", JsonContext::Edits),
+        b"tools" => ("tools", JsonContext::Tools),
+        // LiteLLM treats `functions` as tools if the model is Gemini.
+        b"functions" => ("functions", JsonContext::Tools),
+        b"response_format" => ("response_format", JsonContext::Schema),
+        b"text" => ("text", JsonContext::Schema),
+        b"output_config" => ("output_config", JsonContext::Schema),
+        b"output_format" => ("output_format", JsonContext::Schema),
+        b"format" => ("format", JsonContext::Schema),
+        b"json_schema" => ("json_schema", JsonContext::Schema),
+        b"guided_json" => ("guided_json", JsonContext::Schema),
+        b"structured_outputs" => ("structured_outputs", JsonContext::Schema),
+        b"extra_body" => ("extra_body", JsonContext::Schema),
+        b"audio" => ("audio", JsonContext::Settings),
+        _ => ("", JsonContext::Opaque),
+    }
+}
+
+/// Returns the context of a key's value in a schema. `$schema` and `$id` are names, even if they look like addresses.
+pub(super) fn context_in_schema(key: &[u8]) -> JsonContext {
+    match key {
+        b"$ref" | b"$dynamicRef" | b"$recursiveRef" => JsonContext::Reference,
+        _ => JsonContext::Schema,
     }
 }
 
@@ -293,7 +355,7 @@ const CONTENT_KEYS_BY_LENGTH: [&[(&[u8], JsonContext)]; 18] = [
     &[
         (b"source", JsonContext::Origin),
         (b"action", JsonContext::Opaque),
-        (b"schema", JsonContext::Opaque),
+        (b"schema", JsonContext::Schema),
         (b"output", JsonContext::Text),
         (b"status", JsonContext::Text),
         (b"stdout", JsonContext::Text),
@@ -332,7 +394,7 @@ const CONTENT_KEYS_BY_LENGTH: [&[(&[u8], JsonContext)]; 18] = [
     ],
     &[
         (b"definition", JsonContext::Definition),
-        (b"parameters", JsonContext::Opaque),
+        (b"parameters", JsonContext::Schema),
         (b"tool_calls", JsonContext::Opaque),
         (b"media_type", JsonContext::MediaType),
         (b"cited_text", JsonContext::Text),
@@ -346,7 +408,7 @@ const CONTENT_KEYS_BY_LENGTH: [&[(&[u8], JsonContext)]; 18] = [
         (b"description", JsonContext::Text),
     ],
     &[
-        (b"input_schema", JsonContext::Opaque),
+        (b"input_schema", JsonContext::Schema),
         (b"container_id", JsonContext::Container),
         (b"tool_call_id", JsonContext::Text),
         (b"instructions", JsonContext::Text),
