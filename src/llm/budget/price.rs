@@ -113,6 +113,10 @@ struct TokenRates {
     reasoning: u64,
     audio_input: u64,
     audio_output: u64,
+    image_input: u64,
+    video_input: u64,
+    image_output: u64,
+    video_output: u64,
 }
 
 /// A price as the file states it.
@@ -128,6 +132,10 @@ struct RawPrice {
     reasoning: Option<Nanodollars>,
     audio_input: Option<Nanodollars>,
     audio_output: Option<Nanodollars>,
+    image_input: Option<Nanodollars>,
+    video_input: Option<Nanodollars>,
+    image_output: Option<Nanodollars>,
+    video_output: Option<Nanodollars>,
     /// The threshold of the long rates. Only allowed within `long`.
     above_input_tokens: Option<Tokens>,
     long: Option<Box<Self>>,
@@ -248,25 +256,29 @@ impl ModelPrice {
     /// A long input raises the rates of the whole call, not only of the part beyond the threshold.
     /// Anthropic and Google charge this way.
     pub fn call_cost(&self, usage: &TokenUsage) -> Nanodollars {
-        // The usage is split into disjoint parts, each with one rate: fresh, cached and audio
-        // input; written, reasoning and audio output.
+        // The usage is split into disjoint parts, each with one rate: text, sound, pictures and video that were read
+        // fresh, and the cache; the same four that were written, and reasoning.
         let rates = self.rates_for(usage.input);
-        let fresh = usage.input.saturating_sub(usage.cache_read + usage.cache_write);
-        // Audio from the cache is charged as cached input, so audio is limited to the fresh part.
-        let audio_input = usage.audio_input.min(fresh);
-        let fresh = fresh.saturating_sub(audio_input);
-        let write = usage.cache_write.saturating_sub(usage.cache_write_1h);
-        let written = usage.output.saturating_sub(usage.reasoning);
-        let audio_output = usage.audio_output.min(written);
-        let written = written.saturating_sub(audio_output);
+        // Media from the cache are charged as cached input, so media are limited to the fresh part.
+        let mut text = usage.input.saturating_sub(usage.cache_read + usage.cache_write);
+        let read = [usage.video_input, usage.audio_input, usage.image_input];
+        let [video_input, audio_input, image_input] = read.map(|part| split_off(&mut text, part));
+        let mut written = usage.output.saturating_sub(usage.reasoning);
+        let made = [usage.video_output, usage.audio_output, usage.image_output];
+        let [video_output, audio_output, image_output] =
+            made.map(|part| split_off(&mut written, part));
         total_cost(&[
-            (fresh, rates.input),
+            (text, rates.input),
+            (audio_input, rates.audio_input),
+            (image_input, rates.image_input),
+            (video_input, rates.video_input),
             (usage.cache_read, rates.cache_read),
-            (write, rates.cache_write),
+            (usage.cache_write.saturating_sub(usage.cache_write_1h), rates.cache_write),
             (usage.cache_write_1h, rates.cache_write_1h),
             (written, rates.output),
             (audio_output, rates.audio_output),
-            (audio_input, rates.audio_input),
+            (image_output, rates.image_output),
+            (video_output, rates.video_output),
             (usage.reasoning, rates.reasoning),
         ])
     }
@@ -297,9 +309,10 @@ impl ModelPrice {
 
 impl TokenRates {
     /// Creates rates from a list in the order of the fields.
-    const fn from_list(rates: [u64; 8]) -> Self {
-        let [input, output, cache_read, cache_write, cache_write_1h, ..] = rates;
-        let [.., reasoning, audio_input, audio_output] = rates;
+    const fn from_list(rates: [u64; 12]) -> Self {
+        let [input, output, cache_read, cache_write, cache_write_1h, reasoning, ..] = rates;
+        let [.., audio_input, audio_output, image_input, video_input, image_output, video_output] =
+            rates;
         Self {
             input,
             output,
@@ -309,16 +322,22 @@ impl TokenRates {
             reasoning,
             audio_input,
             audio_output,
+            image_input,
+            video_input,
+            image_output,
+            video_output,
         }
     }
 
     fn max_input_rate(&self) -> u64 {
         let cached = self.cache_read.max(self.cache_write).max(self.cache_write_1h);
-        self.input.max(cached).max(self.audio_input)
+        let media = self.audio_input.max(self.image_input).max(self.video_input);
+        self.input.max(cached).max(media)
     }
 
     fn max_output_rate(&self) -> u64 {
-        self.output.max(self.reasoning).max(self.audio_output)
+        let media = self.audio_output.max(self.image_output).max(self.video_output);
+        self.output.max(self.reasoning).max(media)
     }
 }
 
@@ -341,19 +360,36 @@ impl TryFrom<RawPrice> for ModelPrice {
 impl From<&RawPrice> for TokenRates {
     fn from(written: &RawPrice) -> Self {
         let RawPrice { input, output, .. } = *written;
-        // A missing rate falls back to the rate of the whole that the part belongs to.
+        // A missing rate falls back to the rate of the whole that the part belongs to. No such rule is known for
+        // pictures and video, so they cost the most that their side has.
         let cache_write = written.cache_write.unwrap_or(input);
+        let reasoning = written.reasoning.unwrap_or(output);
+        let audio_input = written.audio_input.unwrap_or(input);
+        let audio_output = written.audio_output.unwrap_or(output);
+        let (max_input, max_output) =
+            (input.max(audio_input), output.max(audio_output).max(reasoning));
         Self {
             input: input.0,
             output: output.0,
             cache_read: written.cache_read.unwrap_or(input).0,
             cache_write: cache_write.0,
             cache_write_1h: written.cache_write_1h.unwrap_or(cache_write).0,
-            reasoning: written.reasoning.unwrap_or(output).0,
-            audio_input: written.audio_input.unwrap_or(input).0,
-            audio_output: written.audio_output.unwrap_or(output).0,
+            reasoning: reasoning.0,
+            audio_input: audio_input.0,
+            audio_output: audio_output.0,
+            image_input: written.image_input.unwrap_or(max_input).0,
+            video_input: written.video_input.unwrap_or(max_input).0,
+            image_output: written.image_output.unwrap_or(max_output).0,
+            video_output: written.video_output.unwrap_or(max_output).0,
         }
     }
+}
+
+/// Takes at most `part` from `whole`, and returns the tokens that were taken.
+fn split_off(whole: &mut Tokens, part: Tokens) -> Tokens {
+    let part = part.min(*whole);
+    *whole = whole.saturating_sub(part);
+    part
 }
 
 /// Returns the sum of tokens times rate. Only the sum is rounded up, so a call is never undercharged.
@@ -428,11 +464,13 @@ mod tests {
 
     fn list_source(rates: &TokenRates) -> String {
         let TokenRates { input, output, cache_read, cache_write, cache_write_1h, .. } = *rates;
-        let TokenRates { reasoning, audio_input, audio_output, .. } = *rates;
-        let [input, output] = [input, output].map(grouped);
-        let caches = [cache_read, cache_write, cache_write_1h].map(grouped).join(", ");
-        let others = [reasoning, audio_input, audio_output].map(grouped).join(", ");
-        format!("TokenRates::from_list([{input}, {output}, {caches}, {others}])")
+        let TokenRates { reasoning, audio_input, audio_output, image_input, .. } = *rates;
+        let TokenRates { video_input, image_output, video_output, .. } = *rates;
+        let text = [input, output, cache_read, cache_write, cache_write_1h, reasoning];
+        let media =
+            [audio_input, audio_output, image_input, video_input, image_output, video_output];
+        let rates = [text, media].concat().into_iter().map(grouped).collect::<Vec<_>>();
+        format!("TokenRates::from_list([{}])", rates.join(", "))
     }
 
     /// A number in groups of three digits.

@@ -40,6 +40,18 @@ pub struct TokenUsage {
     /// The part of `output` that was audio.
     #[serde(default, skip_serializing_if = "Tokens::is_zero")]
     pub audio_output: Tokens,
+    /// The part of `input` that was pictures.
+    #[serde(default, skip_serializing_if = "Tokens::is_zero")]
+    pub image_input: Tokens,
+    /// The part of `input` that was video.
+    #[serde(default, skip_serializing_if = "Tokens::is_zero")]
+    pub video_input: Tokens,
+    /// The part of `output` that was pictures.
+    #[serde(default, skip_serializing_if = "Tokens::is_zero")]
+    pub image_output: Tokens,
+    /// The part of `output` that was video.
+    #[serde(default, skip_serializing_if = "Tokens::is_zero")]
+    pub video_output: Tokens,
     pub source: UsageSource,
 }
 

@@ -36,16 +36,24 @@ struct ReportedUsage {
     cache_write: Option<u64>,
     cache_write_1h: Option<u64>,
     reasoning: Option<u64>,
-    audio_input: Option<u64>,
-    audio_output: Option<u64>,
+    media_input: MediaUsage,
+    media_output: MediaUsage,
     extra: Option<UnsummedUsage>,
     cost: Option<Nanodollars>,
 }
 
+/// The parts of the input or of the output that are no text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct MediaUsage {
+    audio: u64,
+    image: u64,
+    video: u64,
+}
+
 #[derive(Clone, Copy, Debug, Default)]
 struct RareUsage {
-    audio_input: u64,
-    audio_output: u64,
+    media_input: MediaUsage,
+    media_output: MediaUsage,
     /// Counts beside the main counts that the provider also charges.
     extra: UnsummedUsage,
 }
@@ -79,11 +87,7 @@ impl UsageAccumulator {
         else {
             return false;
         };
-        self.read_rare_counts(
-            reported.audio_input.filter(|count| *count > 0),
-            reported.audio_output.filter(|count| *count > 0),
-            reported.extra,
-        );
+        self.read_rare_counts(&reported);
         keep_larger(&mut self.input, reported.input);
         keep_larger(&mut self.output, reported.whole_output(self.input));
         keep_larger(&mut self.cache_read, reported.cache_read);
@@ -98,7 +102,7 @@ impl UsageAccumulator {
     /// exceeds its whole. Returns `None` if neither
     /// input nor output was reported.
     pub(super) fn total_usage(&self, protocol: LlmProtocol) -> Option<TokenUsage> {
-        let RareUsage { audio_input, audio_output, extra } =
+        let RareUsage { media_input, media_output, extra } =
             self.rare.as_deref().copied().unwrap_or_default();
         let cache_read = self.cache_read.unwrap_or(0);
         let cache_write = self.cache_write.unwrap_or(0);
@@ -127,8 +131,12 @@ impl UsageAccumulator {
             cache_write: Tokens(cache_write),
             cache_write_1h: Tokens(cache_write_1h.min(cache_write)),
             reasoning: Tokens(self.reasoning.unwrap_or(0).min(output)),
-            audio_input: Tokens(audio_input.min(input)),
-            audio_output: Tokens(audio_output.min(output)),
+            audio_input: Tokens(media_input.audio.min(input)),
+            audio_output: Tokens(media_output.audio.min(output)),
+            image_input: Tokens(media_input.image.min(input)),
+            video_input: Tokens(media_input.video.min(input)),
+            image_output: Tokens(media_output.image.min(output)),
+            video_output: Tokens(media_output.video.min(output)),
             source: UsageSource::Provider,
         })
     }
@@ -143,18 +151,15 @@ impl UsageAccumulator {
     }
 
     /// Keeps the larger of each rare count. An answer without such counts allocates nothing.
-    fn read_rare_counts(
-        &mut self,
-        audio_input_count: Option<u64>,
-        audio_output_count: Option<u64>,
-        extra: Option<UnsummedUsage>,
-    ) {
-        if audio_input_count.is_none() && audio_output_count.is_none() && extra.is_none() {
+    fn read_rare_counts(&mut self, reported: &ReportedUsage) {
+        let ReportedUsage { media_input, media_output, extra, .. } = *reported;
+        let has_media = [media_input, media_output] != [MediaUsage::default(); 2];
+        if !has_media && extra.is_none() {
             return;
         }
         let rare = self.rare.get_or_insert_default();
-        rare.audio_input = rare.audio_input.max(audio_input_count.unwrap_or(0));
-        rare.audio_output = rare.audio_output.max(audio_output_count.unwrap_or(0));
+        rare.media_input = rare.media_input.max_per_count(media_input);
+        rare.media_output = rare.media_output.max_per_count(media_output);
         rare.extra = rare.extra.max_per_count(extra.unwrap_or_default());
     }
 
@@ -229,11 +234,21 @@ impl ReportedUsage {
             cache_write,
             cache_write_1h: written_1h.max(detailed_1h),
             reasoning: parse_count(output_details.reasoning_tokens),
-            audio_input: parse_count(input_details.audio_tokens),
-            audio_output: parse_count(output_details.audio_tokens),
+            media_input: input_details.media(),
+            media_output: output_details.media(),
             extra: counts.iterations.and_then(unsummed_usage),
             cost: cost.and_then(|cost| Nanodollars::parse(cost.get())),
         })
+    }
+}
+
+impl MediaUsage {
+    fn max_per_count(self, other: Self) -> Self {
+        Self {
+            audio: self.audio.max(other.audio),
+            image: self.image.max(other.image),
+            video: self.video.max(other.video),
+        }
     }
 }
 
@@ -413,6 +428,15 @@ impl RawUsageDetails<'_> {
             self.reasoning_tokens,
         ];
         parts.into_iter().filter_map(parse_count).fold(0, u64::saturating_add)
+    }
+
+    fn media(&self) -> MediaUsage {
+        let count = |tokens| parse_count(tokens).unwrap_or(0);
+        MediaUsage {
+            audio: count(self.audio_tokens),
+            image: count(self.image_tokens),
+            video: count(self.video_tokens),
+        }
     }
 }
 

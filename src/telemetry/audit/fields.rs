@@ -162,6 +162,10 @@ impl RecordFieldWriter<'_> {
             reasoning,
             audio_input,
             audio_output,
+            image_input,
+            video_input,
+            image_output,
+            video_output,
             source,
         } = usage;
         self.push_number(r#"{"input":"#, input.0);
@@ -172,6 +176,10 @@ impl RecordFieldWriter<'_> {
         self.push_count(r#","reasoning":"#, reasoning.0);
         self.push_count(r#","audio_input":"#, audio_input.0);
         self.push_count(r#","audio_output":"#, audio_output.0);
+        self.push_count(r#","image_input":"#, image_input.0);
+        self.push_count(r#","video_input":"#, video_input.0);
+        self.push_count(r#","image_output":"#, image_output.0);
+        self.push_count(r#","video_output":"#, video_output.0);
         self.push_text(r#","source":"#, source.as_str());
         self.push_raw("}");
     }

@@ -116,10 +116,11 @@ fn amount() -> impl Strategy<Value = BudgetAmount> {
 }
 
 fn usage() -> impl Strategy<Value = TokenUsage> {
-    let tokens = prop::array::uniform8(number().prop_map(Tokens));
+    let tokens = prop::array::uniform12(number().prop_map(Tokens));
     (tokens, select(UsageSource::ALL.to_vec())).prop_map(|(tokens, source)| {
         let [input, output, cache_read, cache_write, cache_write_1h, reasoning, ..] = tokens;
-        let [.., audio_input, audio_output] = tokens;
+        let [.., audio_input, audio_output, image_input, video_input, image_output, video_output] =
+            tokens;
         TokenUsage {
             input,
             output,
@@ -129,6 +130,10 @@ fn usage() -> impl Strategy<Value = TokenUsage> {
             reasoning,
             audio_input,
             audio_output,
+            image_input,
+            video_input,
+            image_output,
+            video_output,
             source,
         }
     })

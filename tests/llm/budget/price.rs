@@ -53,6 +53,14 @@ fn sound_has_its_price_and_no_model_is_free() {
     };
     assert_eq!(["gemini-2.5-flash", "gemini-embedding-2"].map(heard), ["1", "6.5"]);
     assert_eq!(heard("gemini-2.5-pro"), "2.5");
+    let seen = |model| {
+        let (input, image_input) = (Tokens(1_000_000), Tokens(1_000_000));
+        cost(&prices, model, &TokenUsage { input, image_input, ..TokenUsage::default() })
+    };
+    assert_eq!(
+        ["gemini-2.5-flash", "gemini-embedding-2", "gpt-5"].map(seen),
+        ["0.3", "0.45", "1.25"]
+    );
     assert!(prices.find_price("gemini-exp-1206").is_none());
     let table = toml::from_str::<toml::Table>(include_str!("../../../config/prices.toml")).unwrap();
     for (model, _) in table["models"].as_table().unwrap() {
@@ -138,7 +146,7 @@ fn a_table_that_is_wrong_says_where() {
       |
     3 | m = { input = "1", ouput = "2" }
       |                    ^^^^^
-    unknown field `ouput`, expected one of `input`, `output`, `cache_read`, `cache_write`, `cache_write_1h`, `reasoning`, `audio_input`, `audio_output`, `above_input_tokens`, `long`
+    unknown field `ouput`, expected one of `input`, `output`, `cache_read`, `cache_write`, `cache_write_1h`, `reasoning`, `audio_input`, `audio_output`, `image_input`, `video_input`, `image_output`, `video_output`, `above_input_tokens`, `long`
     "#);
     insta::assert_snapshot!(error("m = { input = \"1\", long = { input = \"2\" } }"), @r#"
     the price table is not valid: TOML parse error at line 3, column 5

@@ -3,14 +3,14 @@
 //! **Invariant:** if this module returns a result, the object is valid JSON and the parser returns
 //! the same result.
 
-use super::ReportedUsage;
+use super::{MediaUsage, ReportedUsage};
 use crate::base::json::JsonCursor;
 use crate::llm::protocol::LlmProtocol;
 
 /// Reads a usage object that has only whole numbers and details of whole numbers. Returns `None`
 /// for any other object.
 pub(super) fn read_usual_usage(protocol: LlmProtocol, usage: &[u8]) -> Option<ReportedUsage> {
-    let mut found = UsageMemberCounts::default();
+    let mut found = UsageMemberCounts::new();
     let mut cursor = JsonCursor::new(usage);
     cursor.read_members(|key, value| {
         let name = match key {
@@ -68,17 +68,20 @@ enum UsageDetailsMember {
 
 /// The counts by slot: first those of [`UsageMember`], then [`COUNTS_PER_DETAILS`] slots for each
 /// details member.
-#[derive(Default)]
 struct UsageMemberCounts {
     counts: [Option<u64>; COUNT_SLOTS],
     /// One bit for each slot that was filled, even by null. The parser rejects a repeated member,
     /// so this walk must too.
-    seen: u32,
+    seen: u64,
     /// One bit for each details member that was read.
     seen_sides: u32,
 }
 
 impl UsageMemberCounts {
+    fn new() -> Self {
+        Self { counts: [None; COUNT_SLOTS], seen: 0, seen_sides: 0 }
+    }
+
     fn read_count(&mut self, name: UsageMember, value: &mut JsonCursor<'_>) -> Option<()> {
         self.take_count(name as usize, value)
     }
@@ -107,6 +110,8 @@ impl UsageMemberCounts {
             // A provider uses only one of these two names. Both fill one slot, so an object with
             // both goes to the parser.
             b"cache_creation_tokens" | b"cache_write_tokens" => self.take_count(first + 3, value),
+            b"image_tokens" => self.take_count(first + 4, value),
+            b"video_tokens" => self.take_count(first + 5, value),
             _ => value.skip_scalar(),
         })
     }
@@ -128,6 +133,10 @@ impl UsageMemberCounts {
         let count = |name: UsageMember| self.counts[name as usize];
         let detail = |side: UsageDetailsMember, at: usize| {
             self.counts[UsageMember::Details as usize + COUNTS_PER_DETAILS * side as usize + at]
+        };
+        let media = |side| {
+            let [audio, image, video] = [1, 4, 5].map(|at| detail(side, at).unwrap_or(0));
+            MediaUsage { audio, image, video }
         };
         let (input, output, input_side, output_side) = match protocol {
             LlmProtocol::Chat => (
@@ -169,8 +178,8 @@ impl UsageMemberCounts {
             cache_write,
             cache_write_1h: hour,
             reasoning: detail(output_side, 2),
-            audio_input: detail(input_side, 1),
-            audio_output: detail(output_side, 1),
+            media_input: media(input_side),
+            media_output: media(output_side),
             extra: None,
             cost: None,
         })
@@ -178,7 +187,7 @@ impl UsageMemberCounts {
 }
 
 /// The number of counts in each details member.
-const COUNTS_PER_DETAILS: usize = 4;
+const COUNTS_PER_DETAILS: usize = 6;
 
 const COUNT_SLOTS: usize = UsageMember::Details as usize + COUNTS_PER_DETAILS * 5;
 
@@ -215,6 +224,7 @@ mod tests {
         for usage in [
             r#"{"prompt_tokens":11,"completion_tokens":7,"total_tokens":18}"#,
             r#"{"completion_tokens":128,"prompt_tokens":2048,"total_tokens":2176,"completion_tokens_details":{"accepted_prediction_tokens":0,"audio_tokens":3,"reasoning_tokens":64,"rejected_prediction_tokens":null},"prompt_tokens_details":{"audio_tokens":0,"cached_tokens":1024}}"#,
+            r#"{"prompt_tokens":300,"completion_tokens":1290,"completion_tokens_details":{"image_tokens":1290,"video_tokens":0},"prompt_tokens_details":{"text_tokens":42,"image_tokens":258,"video_tokens":null}}"#,
             r#"{ "prompt_tokens" : 11 , "prompt_tokens_details" : null , "completion_tokens" : null }"#,
             r#"{"input_tokens":11,"cache_creation_input_tokens":3,"cache_creation":{"ephemeral_5m_input_tokens":1,"ephemeral_1h_input_tokens":2},"cache_read_input_tokens":5,"output_tokens":7,"service_tier":"standard"}"#,
             r#"{"input_tokens":15,"input_tokens_details":{"cached_tokens":8},"output_tokens":6,"output_tokens_details":{"reasoning_tokens":5},"total_tokens":21}"#,
@@ -242,6 +252,8 @@ mod tests {
             "cache_creation_tokens",
             "cache_write_tokens",
             "text_tokens",
+            "image_tokens",
+            "video_tokens",
             "total_tokens",
             "x",
             "cost",

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::UsageAccumulator;
+use crate::llm::budget::price::{PriceTable, UnknownPricePolicy};
 use crate::llm::protocol::LlmProtocol;
 
 const PROTOCOLS: [LlmProtocol; 3] =
@@ -117,6 +118,55 @@ fn a_sum_that_is_missing_is_that_of_its_parts() {
     let mut tally = UsageAccumulator::default();
     tally.read_usage(Chat, br#"{"prompt_tokens_details":{"cached_tokens":700}}"#);
     assert_eq!(tally.total_usage(Chat), None, "it is charged as reserved");
+}
+
+/// G9: pictures and video in a usage report cost their own rates, or the highest rate that is known of their side.
+#[test]
+fn pictures_and_video_are_not_charged_as_text() {
+    let table = r#"
+        version = "1"
+        [models]
+        "painter" = { input = "1", output = "10", cache_read = "0.5", image_input = "2", video_input = "3", image_output = "40", video_output = "50" }
+        "listener" = { input = "1", output = "10", audio_input = "7", audio_output = "20" }
+        "thinker" = { input = "1", output = "10", reasoning = "30" }
+        "writer" = { input = "1", output = "10" }
+    "#;
+    let prices = PriceTable::parse_table(table, UnknownPricePolicy::Reject).unwrap();
+    let chat = r#"{"prompt_tokens":1000000,"completion_tokens":1000000,
+        "prompt_tokens_details":{"image_tokens":200000,"video_tokens":100000,"cached_tokens":null},
+        "completion_tokens_details":{"image_tokens":500000,"video_tokens":100000}}"#;
+    let responses = chat.replace("prompt", "input").replace("completion", "output");
+    for (model, expected) in [
+        // 700,000 at 1, 200,000 at 2, 100,000 at 3; 400,000 at 10, 500,000 at 40, 100,000 at 50.
+        ("painter", "30.4"),
+        // What is no text costs what sound costs: 700,000 at 1, 300,000 at 7; 400,000 at 10, 600,000 at 20.
+        ("listener", "18.8"),
+        ("thinker", "23"),
+        ("writer", "11"),
+    ] {
+        for (protocol, usage) in [(LlmProtocol::Chat, chat), (LlmProtocol::Responses, &*responses)]
+        {
+            let mut tally = UsageAccumulator::default();
+            assert!(tally.read_usage(protocol, usage.as_bytes()));
+            let usage = tally.total_usage(protocol).unwrap();
+            let price = prices.find_price(model).unwrap();
+            assert_eq!(price.call_cost(&usage).to_string(), expected, "{model}");
+            assert!(
+                price.call_cost(&usage) <= price.max_cost(usage.input, usage.output),
+                "{model}"
+            );
+        }
+    }
+    // Parts that are more than their whole, and parts that came from the cache, are not charged twice.
+    let odd = r#"{"prompt_tokens":100,"completion_tokens":10,
+        "prompt_tokens_details":{"image_tokens":900,"video_tokens":900,"audio_tokens":900,"cached_tokens":40},
+        "completion_tokens_details":{"image_tokens":900,"video_tokens":900,"audio_tokens":900,"reasoning_tokens":4}}"#;
+    let mut tally = UsageAccumulator::default();
+    assert!(tally.read_usage(LlmProtocol::Chat, odd.as_bytes()));
+    let usage = tally.total_usage(LlmProtocol::Chat).unwrap();
+    let cost = prices.find_price("painter").unwrap().call_cost(&usage);
+    // 60 at 3, 40 at 0.5; 6 at 50, 4 at 10.
+    assert_eq!(cost.to_string(), "0.00054");
 }
 
 /// G9: the usage of one answer only grows; a retry inside the provider is part of that usage.
