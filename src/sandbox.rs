@@ -109,13 +109,17 @@ pub enum SandboxError {
         socket.display()
     )]
     NoEngine { socket: PathBuf, why: String },
-    #[error("Docker Engine cannot {doing}")]
-    Engine { doing: &'static str, source: bollard::errors::Error },
+    /// `engine` is the engine's own name, as far as it is known.
+    #[error("{engine} cannot {doing}")]
+    Engine { engine: &'static str, doing: &'static str, source: bollard::errors::Error },
     #[error(
-        "Docker Engine did not answer a request to {0}; `cogni-gateway sweep` removes what remains"
+        "{engine} did not answer a request to {doing}; `cogni-gateway sweep` removes what remains"
     )]
-    EngineTimeout(&'static str),
+    EngineTimeout { engine: &'static str, doing: &'static str },
 }
+
+/// The name of an engine whose own name is not known yet.
+pub const ANY_ENGINE: &str = "the container engine";
 
 /// Returns the name for the objects of a run, in the characters that engines and sockets allow.
 ///

@@ -234,9 +234,12 @@ impl LeftoverSweeper {
         match timeout(ENGINE_TIMEOUT, asked).await {
             Ok(Ok(())) => EngineSweepStatus::Listed,
             Ok(Err(error)) => EngineSweepStatus::Failed(error),
-            Err(_) => EngineSweepStatus::Failed(
-                sandbox::SandboxError::EngineTimeout("tell what is left").into(),
-            ),
+            Err(_) => {
+                let (engine, doing) = (sandbox::ANY_ENGINE, "tell what is left");
+                EngineSweepStatus::Failed(
+                    sandbox::SandboxError::EngineTimeout { engine, doing }.into(),
+                )
+            }
         }
     }
 }

@@ -31,7 +31,8 @@ use super::spec::docker::{
 };
 use super::spec::{OwnerLabels, SECCOMP_PROFILE};
 use super::{
-    OwnerProcess, SandboxError, SandboxExit, SandboxRequest, StopReason, leftovers, sandbox_name,
+    ANY_ENGINE, OwnerProcess, SandboxError, SandboxExit, SandboxRequest, StopReason, leftovers,
+    sandbox_name,
 };
 use container::{ContainerStartOutcome, CreatedContainer, RunningContainer};
 
@@ -39,6 +40,8 @@ use container::{ContainerStartOutcome, CreatedContainer, RunningContainer};
 #[derive(Clone, Debug)]
 pub struct DockerEngine {
     client: bollard::Docker,
+    /// The engine's own name, for errors.
+    name: &'static str,
 }
 
 /// A container that carries the gateway's labels.
@@ -66,7 +69,24 @@ impl DockerEngine {
         let client =
             bollard::Docker::connect_with_unix(&path, REQUEST_TIMEOUT_SECONDS, API_DEFAULT_VERSION);
         let client = client.map_err(unreachable)?.negotiate_version().await.map_err(unreachable)?;
-        Ok(Self { client })
+        let version = client.version().await.map_err(|source| SandboxError::Engine {
+            engine: ANY_ENGINE,
+            doing: "report its version",
+            source,
+        })?;
+        let is_podman = |part: &SystemVersionComponents| part.name == "Podman Engine";
+        let is_podman = version.components.unwrap_or_default().iter().any(is_podman);
+        Ok(Self { client, name: if is_podman { PODMAN } else { DOCKER_ENGINE } })
+    }
+
+    /// Returns the conversion of the client library's error, with the engine's name and the failed request.
+    fn failure(&self, doing: &'static str) -> impl FnOnce(EngineError) -> SandboxError + use<> {
+        let engine = self.name;
+        move |source| SandboxError::Engine { engine, doing, source }
+    }
+
+    fn timeout_error(&self, doing: &'static str) -> SandboxError {
+        SandboxError::EngineTimeout { engine: self.name, doing }
     }
 
     /// Returns the id of a local image. No image is pulled.
@@ -83,17 +103,13 @@ impl DockerEngine {
             Err(error) if has_status(&error, HTTP_NOT_FOUND) => {
                 Err(SandboxError::NoImage(name.to_owned()))
             }
-            Err(source) => Err(SandboxError::Engine { doing: "inspect the image", source }),
+            Err(source) => Err(self.failure("inspect the image")(source)),
         }
     }
 
     /// Returns true if the engine is Podman, which serves Docker Engine's API with some differences.
-    async fn is_podman(&self) -> Result<bool, SandboxError> {
-        let version = self.client.version().await;
-        let version = version
-            .map_err(|source| SandboxError::Engine { doing: "report its version", source })?;
-        let is_podman = |part: &SystemVersionComponents| part.name == "Podman Engine";
-        Ok(version.components.unwrap_or_default().iter().any(is_podman))
+    fn is_podman(&self) -> bool {
+        self.name == PODMAN
     }
 
     /// Lists all containers with the gateway's labels, in every state; `run_dir` limits the list to one installation.
@@ -110,8 +126,7 @@ impl DockerEngine {
         let filters = HashMap::from([("label", labels)]);
         let options = ListContainersOptionsBuilder::default().all(true).filters(&filters).build();
         let listed = self.client.list_containers(Some(options)).await;
-        let listed =
-            listed.map_err(|source| SandboxError::Engine { doing: "list containers", source })?;
+        let listed = listed.map_err(self.failure("list containers"))?;
         let found = listed.into_iter().map(|found| {
             let mut labels = found.labels.unwrap_or_default();
             let name = found.names.unwrap_or_default().pop().unwrap_or_default();
@@ -144,9 +159,7 @@ impl DockerEngine {
                 // A conflict means that another removal is in progress; the next try finds out how it ended.
                 Err(error)
                     if has_status(&error, HTTP_CONFLICT) && begun.elapsed() < REMOVE_TIMEOUT => {}
-                Err(source) => {
-                    return Err(SandboxError::Engine { doing: "remove the container", source });
-                }
+                Err(source) => return Err(self.failure("remove the container")(source)),
             }
             sleep(RETRY_INTERVAL).await;
         }
@@ -160,14 +173,11 @@ impl DockerEngine {
         order: &SandboxRequest,
     ) -> Result<CreatedContainer, SandboxError> {
         let SandboxRequest { spec, labels, directory } = order;
-        let (image, is_podman, ()) = tokio::try_join!(
-            self.resolve_image(image, spec),
-            self.is_podman(),
-            self.check_volumes(&spec.volumes)
-        )?;
+        let (image, ()) =
+            tokio::try_join!(self.resolve_image(image, spec), self.check_volumes(&spec.volumes))?;
         let mut body = container_body(spec, &image, labels);
         // Podman reads the seccomp profile from a file; Docker Engine gets the text in the request.
-        if is_podman {
+        if self.is_podman() {
             let seccomp = directory.join("seccomp.json");
             fs::write(&seccomp, SECCOMP_PROFILE).map_err(|error| SandboxError::HostPath {
                 path: seccomp.clone(),
@@ -192,7 +202,7 @@ impl DockerEngine {
             tries += 1;
             let options = CreateContainerOptionsBuilder::default().name(name).build();
             match self.client.create_container(Some(options), body.clone()).await {
-                Ok(created) => return Ok(CreatedContainer::new(self.client.clone(), created.id)),
+                Ok(created) => return Ok(CreatedContainer::new(self.clone(), created.id)),
                 // The name is in use. There are three cases:
                 // 1. A dead process's container of this installation holds the name: remove it and try again.
                 // 2. Another sweep has removed the container since: try again.
@@ -215,9 +225,7 @@ impl DockerEngine {
                         }
                     }
                 }
-                Err(source) => {
-                    return Err(SandboxError::Engine { doing: "create the container", source });
-                }
+                Err(source) => return Err(self.failure("create the container")(source)),
             }
         }
     }
@@ -285,7 +293,7 @@ impl DockerEngine {
         });
         // The name stays known to this process's sweep, which tries again later.
         if removed.await.is_err() {
-            let error = SandboxError::EngineTimeout("remove a container");
+            let error = self.timeout_error("remove a container");
             tracing::error!(%error, container = id, "the container is left behind");
             leftovers::register(id);
         }
@@ -377,7 +385,7 @@ fn is_definitive(error: &SandboxError) -> bool {
         SandboxError::Engine { source, .. } => {
             matches!(source, EngineError::DockerResponseServerError { .. })
         }
-        SandboxError::EngineTimeout(_) => false,
+        SandboxError::EngineTimeout { .. } => false,
         _ => true,
     }
 }
@@ -428,6 +436,9 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The kernel's default process limit, which Podman uses too.
 const DEFAULT_NPROC: u64 = 32_768;
+
+const DOCKER_ENGINE: &str = "Docker Engine";
+const PODMAN: &str = "Podman";
 
 const HTTP_NOT_FOUND: u16 = 404;
 const HTTP_CONFLICT: u16 = 409;

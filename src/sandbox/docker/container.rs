@@ -14,13 +14,14 @@ use futures_util::{Stream as Frames, StreamExt};
 use tokio::io::AsyncWrite;
 use tokio::time::{sleep, timeout};
 
+use super::DockerEngine;
 use crate::sandbox::output::{OutputCapture, OutputStream, join_with_output};
 use crate::sandbox::{SandboxError, SandboxExit, StopReason};
 
 /// A container that is created, and not started yet.
 #[derive(Clone, Debug)]
 pub(super) struct CreatedContainer {
-    client: bollard::Docker,
+    docker: DockerEngine,
     id: String,
 }
 
@@ -41,8 +42,8 @@ pub(super) struct RunningContainer {
 }
 
 impl CreatedContainer {
-    pub(super) fn new(client: bollard::Docker, id: String) -> Self {
-        Self { client, id }
+    pub(super) fn new(docker: DockerEngine, id: String) -> Self {
+        Self { docker, id }
     }
 
     pub(super) fn id(&self) -> &str {
@@ -51,12 +52,11 @@ impl CreatedContainer {
 
     /// Starts the container. The output is attached first, so that its first line is not missed.
     pub(super) async fn start(self) -> Result<ContainerStartOutcome, SandboxError> {
-        let engine = |doing| move |source| SandboxError::Engine { doing, source };
         let options =
             AttachContainerOptionsBuilder::default().stream(true).stdout(true).stderr(true).build();
-        let attached = self.client.attach_container(&self.id, Some(options)).await;
-        let attached = attached.map_err(engine("attach to the container"))?;
-        match self.client.start_container(&self.id, None::<StartContainerOptions>).await {
+        let attached = self.docker.client.attach_container(&self.id, Some(options)).await;
+        let attached = attached.map_err(self.docker.failure("attach to the container"))?;
+        match self.docker.client.start_container(&self.id, None::<StartContainerOptions>).await {
             Ok(()) => Ok(ContainerStartOutcome::Running(RunningContainer {
                 container: self,
                 frames: attached.output,
@@ -70,19 +70,18 @@ impl CreatedContainer {
                         Some(exit_code @ (EXIT_CANNOT_EXECUTE | EXIT_NOT_FOUND)),
                         EngineError::DockerResponseServerError { message, .. },
                     ) => Ok(ContainerStartOutcome::NotStarted { exit_code, message }),
-                    (_, source) => Err(engine("start the container")(source)),
+                    (_, source) => Err(self.docker.failure("start the container")(source)),
                 }
             }
         }
     }
 
     async fn inspect_state(&self) -> Result<ContainerState, SandboxError> {
-        let engine = |source| SandboxError::Engine { doing: "inspect the container", source };
-        let inspect = self.client.inspect_container(&self.id, None::<InspectContainerOptions>);
+        let inspect =
+            self.docker.client.inspect_container(&self.id, None::<InspectContainerOptions>);
         let found = timeout(INSPECT_TIMEOUT, inspect).await;
-        let found = found
-            .map_err(|_| SandboxError::EngineTimeout("inspect a container"))?
-            .map_err(engine)?;
+        let found = found.map_err(|_| self.docker.timeout_error("inspect a container"))?;
+        let found = found.map_err(self.docker.failure("inspect the container"))?;
         Ok(found.state.unwrap_or_default())
     }
 
@@ -105,24 +104,24 @@ impl CreatedContainer {
 
     /// Waits for the container's end, and returns its exit code.
     pub(super) async fn wait_for_exit(&self) -> Result<i64, SandboxError> {
-        let engine = |source| SandboxError::Engine { doing: "wait for the container", source };
-        match self.client.wait_container(&self.id, None::<WaitContainerOptions>).next().await {
+        match self.docker.client.wait_container(&self.id, None::<WaitContainerOptions>).next().await
+        {
             Some(Ok(exit)) => Ok(exit.status_code),
             // The client library reports every exit code but zero as an error.
             Some(Err(EngineError::DockerContainerWaitError { code, .. })) => Ok(code),
-            Some(Err(source)) => Err(engine(source)),
+            Some(Err(source)) => Err(self.docker.failure("wait for the container")(source)),
             None => self
                 .inspect_state()
                 .await?
                 .exit_code
-                .ok_or(SandboxError::EngineTimeout("wait for a container")),
+                .ok_or_else(|| self.docker.timeout_error("wait for a container")),
         }
     }
 
     /// Sends a signal to the container, as far as possible: the removal that follows kills every container.
     async fn send_signal(&self, signal: &str) {
         let options = KillContainerOptionsBuilder::default().signal(signal).build();
-        let kill = self.client.kill_container(&self.id, Some(options));
+        let kill = self.docker.client.kill_container(&self.id, Some(options));
         match timeout(INSPECT_TIMEOUT, kill).await {
             Ok(Ok(())) => (),
             Ok(Err(error)) => tracing::debug!(%error, signal, "cannot signal the container"),

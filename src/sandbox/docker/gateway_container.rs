@@ -39,10 +39,7 @@ pub async fn start_gateway(
             .await?;
     let started =
         docker.client.start_container(container.id(), None::<StartContainerOptions>).await;
-    started.map_err(|source| SandboxError::Engine {
-        doing: "start the gateway's container",
-        source,
-    })?;
+    started.map_err(docker.failure("start the gateway's container"))?;
     Ok(RunningGatewayContainer { docker: docker.clone(), container })
 }
 
@@ -71,12 +68,9 @@ impl RunningGatewayContainer {
         let stop = self.docker.client.stop_container(self.container.id(), Some(options));
         // The engine answers only after the container's end, so its usual time to answer is added to the grace.
         let stopped = timeout(grace + Duration::from_secs(REQUEST_TIMEOUT_SECONDS), stop).await;
-        let stopped =
-            stopped.map_err(|_| SandboxError::EngineTimeout("stop the gateway's container"))?;
-        stopped.map_err(|source| SandboxError::Engine {
-            doing: "stop the gateway's container",
-            source,
-        })
+        let doing = "stop the gateway's container";
+        let stopped = stopped.map_err(|_| self.docker.timeout_error(doing))?;
+        stopped.map_err(self.docker.failure(doing))
     }
 
     /// Returns the container's last five lines of output, to explain an early end.

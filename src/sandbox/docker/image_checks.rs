@@ -42,7 +42,7 @@ impl DockerEngine {
                 if has_status(&source, HTTP_NOT_FOUND) {
                     return SandboxError::NoVolume(name.to_owned());
                 }
-                SandboxError::Engine { doing: "inspect the volume", source }
+                self.failure("inspect the volume")(source)
             })?;
             if let Some(what) = unsupported_volume(&found) {
                 return Err(SandboxError::UnsupportedVolume { name: name.clone(), what });

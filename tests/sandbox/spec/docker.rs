@@ -4,10 +4,12 @@ use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
 use cogni_gateway::sandbox::OwnerProcess;
+use cogni_gateway::sandbox::docker::DockerEngine;
 use cogni_gateway::sandbox::spec::docker::gateway_container::{self, GatewayContainerSpec};
 use cogni_gateway::sandbox::spec::docker::{container_body, podman};
 use cogni_gateway::sandbox::spec::{BindMount, MountAccess, OwnerLabels};
-use serde_json::Value;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::spec;
 
@@ -33,6 +35,41 @@ fn the_gateways_container_is_hardened_too() {
     let body =
         serde_json::to_value(gateway_container::container_body(&proxy, IMAGE, &stamp())).unwrap();
     insta::assert_json_snapshot!(body);
+}
+
+/// R2: An error has the name of the engine that has failed.
+#[tokio::test]
+async fn an_error_names_its_engine() {
+    for (component, name) in [("Engine", "Docker Engine"), ("Podman Engine", "Podman")] {
+        let place = tempfile::tempdir().unwrap();
+        let socket = place.path().join("engine.sock");
+        let listener = tokio::net::UnixListener::bind(&socket).unwrap();
+        let version = json!({
+            "ApiVersion": "1.41",
+            "Version": "1",
+            "Components": [{"Name": component, "Version": "1"}],
+        });
+        let engine = tokio::spawn(async move {
+            loop {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut asked = vec![0; 4096];
+                let length = stream.read(&mut asked).await.unwrap();
+                let is_version = String::from_utf8_lossy(&asked[..length]).contains("/version ");
+                let (status, said) = if is_version {
+                    ("200 OK", version.to_string())
+                } else {
+                    ("500 X", "{}".to_owned())
+                };
+                let head = "content-type: application/json\r\nconnection: close\r\ncontent-length";
+                let answer = format!("HTTP/1.1 {status}\r\n{head}: {}\r\n\r\n{said}", said.len());
+                stream.write_all(answer.as_bytes()).await.unwrap();
+            }
+        });
+        let docker = DockerEngine::connect(&socket).await.unwrap();
+        let error = docker.image_id("x").await.unwrap_err().to_string();
+        assert_eq!(error, format!("{name} cannot inspect the image"));
+        engine.abort();
+    }
 }
 
 /// R2, R3: Podman gets the same request in its own format; only these lines differ.
