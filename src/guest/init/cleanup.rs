@@ -7,6 +7,7 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
+use rustix::fs::{Access, access};
 use rustix::process::getuid;
 
 /// Removes the agent's entries below the directories that are in memory.
@@ -37,9 +38,13 @@ fn remove_owned_entries(directory: &Path, depth: usize) -> io::Result<()> {
         let (path, found) = (entry.path(), entry.metadata()?);
         if found.is_dir() {
             match remove_owned_entries(&path, depth - 1) {
-                // A directory of another user that this user may not read is skipped.
-                Err(error) if error.kind() == ErrorKind::PermissionDenied && !is_owned(&found) => {}
-                emptied => emptied?,
+                // A directory of another user that this user may not read is skipped, unless the agent may have made
+                // files in it: their names cannot be listed here, but the next agent may know them.
+                Err(error)
+                    if error.kind() == ErrorKind::PermissionDenied
+                        && !is_owned(&found)
+                        && access(&path, Access::WRITE_OK | Access::EXEC_OK).is_err() => {}
+                emptied => emptied.map_err(|error| error_with_path(&path, &error))?,
             }
             if is_owned(&found) {
                 fs::remove_dir(&path)?;
@@ -96,3 +101,38 @@ const MAX_DEPTH: usize = 128;
 /// The names in `/proc/sysvipc`, each with the system call that removes such an object.
 const IPC_KINDS: [(&str, libc::c_long); 3] =
     [("shm", libc::SYS_shmctl), ("sem", libc::SYS_semctl), ("msg", libc::SYS_msgctl)];
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::chown;
+
+    use rustix::process::geteuid;
+    use rustix::thread::set_thread_uid;
+
+    use super::*;
+
+    /// What an agent may have made where its names cannot be listed is not left to the next agent.
+    #[test]
+    fn a_directory_that_takes_files_and_shows_none_is_told() {
+        assert!(geteuid().is_root(), "this test has two users, which needs root");
+        let agent = rustix::process::Uid::from_raw(54_321);
+        for (mode, is_told) in [(0o1733, true), (0o1777, false), (0o711, false), (0o700, false)] {
+            let place = tempfile::tempdir().unwrap();
+            let other = place.path().join("other");
+            fs::create_dir(&other).unwrap();
+            fs::write(other.join("left"), "by the agent").unwrap();
+            chown(other.join("left"), Some(agent.as_raw()), None).unwrap();
+            fs::set_permissions(&other, Permissions::from_mode(mode)).unwrap();
+            fs::set_permissions(place.path(), Permissions::from_mode(0o755)).unwrap();
+            let path = place.path().to_owned();
+            let removed = std::thread::spawn(move || {
+                // Of this thread only.
+                set_thread_uid(agent).unwrap();
+                remove_owned_entries(&path, MAX_DEPTH)
+            });
+            let removed = removed.join().unwrap();
+            assert_eq!(removed.is_err(), is_told, "{mode:o} {removed:?}");
+            assert_eq!(other.join("left").exists(), mode != 0o1777, "{mode:o}");
+        }
+    }
+}
