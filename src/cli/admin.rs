@@ -90,16 +90,20 @@ pub fn run(args: &AdminArgs, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     // Invalid arguments are refused before the socket is opened.
     let (method, path, body) = args.command.to_request()?;
     let (status, answer) = send_request(&args.socket, method, &path, body.as_ref())?;
-    let answer: Value = serde_json::from_str(&answer)
-        .with_context(|| format!("`{}` sent an answer that is not JSON", args.socket.display()))?;
-    // A refusal has its reason in `error.message`.
+    let shown = args.socket.display();
+    let answer = serde_json::from_str::<Value>(&answer);
     if !(200..300).contains(&status) {
-        let message = answer["error"]["message"].as_str();
-        bail!(
-            "{}",
-            message.unwrap_or("the operator's socket refused the request without a reason; see the log of the process")
-        );
+        // A refusal has its reason in `error.message`. Another program on the socket may answer in another form.
+        let reason =
+            answer.ok().and_then(|said| said["error"]["message"].as_str().map(str::to_owned));
+        let unknown = || {
+            format!(
+                "`{shown}` answered with status {status} and without a reason; see the log of the process, or correct `--socket`"
+            )
+        };
+        bail!("{}", reason.unwrap_or_else(unknown));
     }
+    let answer = answer.with_context(|| format!("`{shown}` sent an answer that is not JSON"))?;
     if args.json {
         writeln!(out, "{answer:#}")?;
     } else {
@@ -170,11 +174,12 @@ fn send_request(
         })?;
     let body = body.map(Value::to_string).unwrap_or_default();
     let length = body.len();
-    // `connection: close` makes the end of the answer the end of the stream, so that no framing has to be parsed.
-    write!(
-        connection,
+    // `connection: close` makes the end of the answer the end of the stream, so that no framing has to be parsed. The
+    // request is written at once: a server may answer and close after the first bytes.
+    let request = format!(
         "{method} {path} HTTP/1.1\r\nhost: admin\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
-    )?;
+    );
+    connection.write_all(request.as_bytes())?;
     let mut answer = String::new();
     connection.read_to_string(&mut answer).with_context(|| format!("`{shown}` does not answer"))?;
     // An answer without an empty line has no body.

@@ -1,7 +1,9 @@
 //! G13: Tests of the operator's admin socket.
 
 use std::fs;
+use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
 
 use http::Method;
 use serde_json::{Value, json};
@@ -169,6 +171,34 @@ async fn the_command_prints_the_sockets_answers() {
     2 error: this process serves one run, on its own socket; the run begins and ends with it
     2 error: this process serves one run, on its own socket; the run begins and ends with it
     "#);
+}
+
+/// G13: Another program on the socket may refuse in a form of its own. The command reports the status, and not the form.
+#[test]
+fn a_refusal_in_another_form_has_its_status() {
+    let place = tempfile::tempdir().unwrap();
+    let socket = place.path().join("admin.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let answers = ["502 Bad Gateway", "503 X", "200 OK"].map(|status| {
+        format!("HTTP/1.1 {status}\r\ncontent-type: text/html\r\n\r\n<html>{status}</html>")
+    });
+    let server = std::thread::spawn(move || {
+        for answer in answers {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut asked = [0; 4096];
+            let _read = stream.read(&mut asked).unwrap();
+            stream.write_all(answer.as_bytes()).unwrap();
+        }
+    });
+    let path = socket.to_str().unwrap();
+    let told = (0..3).map(|_| cogni(&["admin", "--socket", path, "runs"], &[]));
+    let told: Vec<_> = told.map(|(code, _, said)| format!("{code} {said}")).collect();
+    server.join().unwrap();
+    assert!(told[2].contains("sent an answer that is not JSON"), "{}", told[2]);
+    insta::assert_snapshot!(told[..2].concat().replace(path, "SOCKET"), @"
+    2 error: `SOCKET` answered with status 502 and without a reason; see the log of the process, or correct `--socket`
+    2 error: `SOCKET` answered with status 503 and without a reason; see the log of the process, or correct `--socket`
+    ");
 }
 
 /// The sandbox sees the directory of its own socket, so the admin socket must not be in it.
