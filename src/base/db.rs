@@ -131,7 +131,7 @@ impl SqliteDatabase {
         answer.blocking_recv().map_err(|_| DatabaseError::Closed)?
     }
 
-    /// Reads what is committed, when one of a few connections is free.
+    /// Reads what is committed, when one of a few connections is free. All statements of `work` see the same state.
     ///
     /// # Errors
     /// What went wrong in `work`.
@@ -140,7 +140,7 @@ impl SqliteDatabase {
         T: Send + 'static,
         F: FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     {
-        self.readers.read_pooled(work).await
+        self.readers.read_pooled(|view| read_snapshot(view, work)).await
     }
 
     /// Runs a short read on a connection of its own, so that the read never waits behind a long read.
@@ -152,7 +152,7 @@ impl SqliteDatabase {
         T: Send + 'static,
         F: FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     {
-        self.priority_readers.read_pooled(work).await
+        self.priority_readers.read_pooled(|view| read_snapshot(view, work)).await
     }
 }
 
@@ -163,7 +163,8 @@ impl SqliteDatabase {
     /// Returns an error if the file cannot be written.
     pub async fn release_free_pages(&self) -> Result<(), DatabaseError> {
         while self.write_in_transaction(vacuum::vacuum_step).await? {}
-        self.read_committed(vacuum::checkpoint_wal).await
+        // A checkpoint is not possible within a transaction.
+        self.readers.read_pooled(vacuum::checkpoint_wal).await
     }
 }
 
@@ -181,6 +182,15 @@ impl From<rusqlite::Error> for DatabaseError {
     fn from(error: rusqlite::Error) -> Self {
         Self::Sqlite(Arc::new(error))
     }
+}
+
+/// Runs `work` in a transaction, so that all its statements see the same state of the file.
+fn read_snapshot<T>(
+    view: &Connection,
+    work: impl FnOnce(&Connection) -> rusqlite::Result<T>,
+) -> rusqlite::Result<T> {
+    let snapshot = view.unchecked_transaction()?;
+    work(&snapshot)
 }
 
 fn new_write_job<T: Send + 'static>(

@@ -228,6 +228,23 @@ fn waiting_readers_block_no_other_task() {
     });
 }
 
+/// All statements of one reader see the same state, also if another task writes between them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reader_of_several_statements_sees_one_moment() {
+    let place = tempdir().unwrap();
+    let database = open(&place.path().join("state.db"), FIRST).unwrap();
+    add(&database, "one").await.unwrap();
+    let (writer, runtime) = (database.clone(), tokio::runtime::Handle::current());
+    let read = move |view: &rusqlite::Connection| {
+        let count = || view.query_row("SELECT count(*) FROM wine", [], |row| row.get::<_, u32>(0));
+        let before = count()?;
+        runtime.block_on(add(&writer, "two")).unwrap();
+        Ok((before, count()?))
+    };
+    assert_eq!(database.read_committed(read).await.unwrap(), (1, 1));
+    assert_eq!(count(&database).await, 2);
+}
+
 /// A reader that fails or panics returns its connection.
 #[tokio::test]
 async fn a_reader_that_panics_takes_no_connection_with_it() {
