@@ -233,6 +233,23 @@ fn the_number_of_models_with_series_is_bounded() {
     assert!(!text.contains("made-up") && !text.contains("one-too-many"));
 }
 
+/// G12: `other` takes no model's place, also if a call of an unknown model comes first.
+#[test]
+fn the_series_of_other_models_takes_no_place() {
+    let metrics = MetricsRegistry::new("litellm").unwrap();
+    let run = metrics.run_metrics("run-7", &unlimited());
+    run.existing_model_metrics("made-up-by-a-client");
+    for model in 0..MAX_MODELS {
+        run.record_settled_call(&call(&run.model_metrics(&format!("model-{model}")), &usage(1, 1)));
+    }
+    run.model_metrics("one-too-many");
+    let text = text(&metrics);
+    let last = MAX_MODELS - 1;
+    let last = format!(r#"cogni_gateway_calls_total{{model="model-{last}",outcome="completed"}}"#);
+    assert_eq!(sample(&text, &last), 1);
+    assert_eq!(sample(&text, "cogni_gateway_model_series_dropped_total"), 1);
+}
+
 #[test]
 fn a_request_is_in_flight_until_its_guard_is_dropped() {
     let metrics = MetricsRegistry::new("litellm").unwrap();

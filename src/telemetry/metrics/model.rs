@@ -134,7 +134,8 @@ impl ModelMetricsTable {
         }
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
         // Another thread may have added the name between the two locks.
-        let is_room = known.len() < MAX_MODELS || known.contains_key(name.as_ref());
+        let own = known.len() - usize::from(known.contains_key(OTHER_MODEL));
+        let is_room = own < MAX_MODELS || known.contains_key(name.as_ref());
         if !is_room {
             self.dropped.inc();
         }
