@@ -1,6 +1,8 @@
 //! The checks of paths of this machine that a sandbox gets: they must exist, and lie below a directory that the
 //! operator allows.
 
+mod access_list;
+
 use std::fs::{self, Metadata};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -10,6 +12,7 @@ use rustix::process::{getegid, geteuid};
 
 use super::spec::{MountAccess, RootSource, SANDBOX_UID, SandboxSpec, WorkspaceMount};
 use super::{SandboxError, UserRange};
+use access_list::{AccessIds, AccessList};
 
 /// Checks every path of `spec` that the operator or a client named, for a sandbox with a user of `users`.
 ///
@@ -140,6 +143,8 @@ impl SandboxUser {
         if self.range.only_user() == Some(geteuid().as_raw()) {
             return Ok(false);
         }
+        let by_list = AccessList::read(directory)?
+            .is_some_and(|list| list.names(MODE_WRITE, |id| self.is_sandbox_id(id)));
         let (directory, entry) = (fs::symlink_metadata(directory)?, fs::symlink_metadata(entry)?);
         // In a sticky directory, only the owner of the entry or of the directory may move the entry (chmod(2)).
         let is_sticky = directory.mode() & MODE_STICKY != 0;
@@ -147,7 +152,7 @@ impl SandboxUser {
         let by_group =
             self.is_sandbox_id(directory.gid()) && directory.mode() >> 3 & MODE_WRITE != 0;
         let by_all = directory.mode() & MODE_WRITE != 0;
-        Ok(self.is_sandbox_id(directory.uid()) || ((by_group || by_all) && !is_kept))
+        Ok(self.is_sandbox_id(directory.uid()) || ((by_group || by_all || by_list) && !is_kept))
     }
 
     /// Returns true if a sandbox may have this user, or this group.
@@ -163,9 +168,8 @@ impl SandboxUser {
             MountAccess::ReadOnly => (MODE_READ | search, "read"),
             MountAccess::ReadWrite => (MODE_READ | MODE_WRITE | search, "write"),
         };
-        // The content of an access list is not evaluated: it may grant more than the mode, so its presence is accepted.
-        let has_list = || rustix::fs::getxattr(path, ACL_XATTR, &mut [0; 0]).is_ok();
-        if self.has_permissions(&found, wanted) || has_list() {
+        let list = AccessList::read(path).map_err(|error| error.to_string())?;
+        if self.has_permissions(&found, list.as_ref(), wanted) {
             return Ok(());
         }
         Err(match self.range.only_user() {
@@ -179,11 +183,16 @@ impl SandboxUser {
         })
     }
 
-    /// Returns true if the mode alone grants all of these permissions.
-    fn has_permissions(self, found: &Metadata, wanted: u32) -> bool {
+    /// Returns true if the access list, or the mode of a path without a list, grants all of these permissions.
+    fn has_permissions(self, found: &Metadata, list: Option<&AccessList>, wanted: u32) -> bool {
         // In a range of several users, the sandbox's own user is not known yet, so only the bits for all users count.
         let own = self.range.only_user();
-        let shift = match (own == Some(found.uid()), self.gid.or(own) == Some(found.gid())) {
+        let who = AccessIds { user: own, group: self.gid.or(own) };
+        let owner = AccessIds { user: Some(found.uid()), group: Some(found.gid()) };
+        if let Some(list) = list {
+            return list.grants(wanted, who, owner);
+        }
+        let shift = match (who.user == owner.user, who.group == owner.group) {
             (true, _) => 6,
             (false, true) => 3,
             (false, false) => 0,
@@ -198,8 +207,6 @@ const MODE_SEARCH: u32 = 1;
 
 /// The sticky bit of a directory: only the owners of the directory and of an entry may move the entry.
 const MODE_STICKY: u32 = 0o1000;
-
-const ACL_XATTR: &str = "system.posix_acl_access";
 
 /// The paths that no sandbox may see: engines' sockets and states, devices, the kernel's own trees, and secrets.
 const FORBIDDEN_PATHS: &[&str] = &[

@@ -170,6 +170,48 @@ fn a_sandbox_with_a_user_of_its_own_is_judged_as_any_user() {
     insta::assert_snapshot!(told.replace(task.to_str().unwrap(), "TASK"), @"`TASK` cannot be given to a sandbox: the sandbox's user, one of 2100000000-2100065535, may not read there; let all users read there by its mode");
 }
 
+/// R6: An access list is evaluated: a list that grants access to another user lets no sandbox in.
+#[test]
+fn an_access_list_counts_by_what_it_grants() {
+    let root = tempfile::tempdir().unwrap();
+    set(root.path(), 0, 0o755);
+    let task = root.path().join("task");
+    fs::create_dir(&task).unwrap();
+    set(&task, 0, 0o700);
+    let judged = |user: u32, permissions: u16| {
+        // The owner, a user, the owner's group, the mask, all others.
+        let entries = [
+            (1, 7, u32::MAX),
+            (2, permissions, user),
+            (4, 0, u32::MAX),
+            (16, 7, u32::MAX),
+            (32, 0, u32::MAX),
+        ];
+        let mut list = 2_u32.to_le_bytes().to_vec();
+        for (tag, permissions, id) in entries {
+            list.extend([u16::to_le_bytes(tag), u16::to_le_bytes(permissions)].concat());
+            list.extend(u32::to_le_bytes(id));
+        }
+        let flags = rustix::fs::XattrFlags::empty();
+        rustix::fs::setxattr(&task, "system.posix_acl_access", &list, flags).unwrap();
+        [MountAccess::ReadOnly, MountAccess::ReadWrite]
+            .map(|access| judge_access(&task, root.path(), access).is_ok())
+    };
+    assert_eq!(judged(1001, 7), [true, true]);
+    assert_eq!(judged(1001, 5), [true, false]);
+    assert_eq!(judged(1002, 7), [false, false]);
+    assert_eq!(judged(1001, 0), [false, false]);
+
+    // A list must not let a sandbox replace a directory on the way.
+    let inner = task.join("inner");
+    fs::create_dir(&inner).unwrap();
+    let replaced = |user| {
+        judged(user, 7);
+        judge(&inner, root.path()).is_err_and(|why| why.contains("turn it elsewhere"))
+    };
+    assert!(replaced(1001) && !replaced(1002));
+}
+
 fn set(path: &Path, owner: u32, mode: u32) {
     chown(path, Some(owner), Some(owner)).unwrap();
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
