@@ -74,6 +74,8 @@ pub struct EngineInfo {
     pub has_runsc: bool,
     pub has_seccomp: bool,
     pub has_userns_remap: bool,
+    /// True if the engine itself runs in a user namespace, without root.
+    pub is_rootless: bool,
     /// The limits that the engine cannot set, from `memory`, `swap`, `pids` and `cpu`.
     pub no_limits: Vec<&'static str>,
 }
@@ -122,8 +124,8 @@ impl DoctorReport {
         let mut findings = machine_findings(facts);
         let embedded = embedded_finding(facts);
         let docker = docker_finding(facts);
-        // A warning does not exclude a driver; a missing feature does.
-        let is_ok = |finding: &DoctorFinding| finding.level != FindingLevel::Missing;
+        // A driver that works without limits has a warning, and does not enforce everything.
+        let is_ok = |finding: &DoctorFinding| finding.level == FindingLevel::Ok;
         let drivers = DriverSupport { docker: is_ok(&docker), embedded: is_ok(&embedded) };
         findings.extend([embedded, docker]);
         if let EngineProbe::Answers(answers) = &facts.docker {
@@ -273,24 +275,30 @@ fn embedded_finding(facts: &HostFacts) -> DoctorFinding {
         .into_iter()
         .filter(|name| !facts.cgroups.controllers.contains(*name))
         .collect();
-    // The finding names only the first missing condition.
-    if !facts.is_root {
-        missing_finding(
-            NAME,
-            "this process does not run as root, and may set no limits",
-            "run it as root, or use Docker",
-        )
-    } else if !lacking.is_empty() {
-        missing_finding(
-            NAME,
-            format!("there are no limits on {}", join_names(&lacking)),
-            "mount the cgroup controllers, or run without limits with `--allow-unlimited`",
-        )
-    } else if !facts.has_seccomp {
+    // The finding names only the first condition that is not met.
+    if !facts.has_seccomp {
         missing_finding(
             NAME,
             "there is no filter of system calls",
             "use a kernel with CONFIG_SECCOMP_FILTER",
+        )
+    } else if !facts.is_root && facts.user_namespaces == 0 {
+        missing_finding(
+            NAME,
+            "this process does not run as root, and no user may have a user namespace",
+            "run it as root, or use Docker",
+        )
+    } else if !facts.is_root {
+        warn_finding(
+            NAME,
+            "works without limits only: this process does not run as root",
+            "run it as root, or use Docker, or run without limits with `--allow-unlimited`",
+        )
+    } else if !lacking.is_empty() {
+        warn_finding(
+            NAME,
+            format!("works without limits only: there are none on {}", join_names(&lacking)),
+            "mount the cgroup controllers, or run without limits with `--allow-unlimited`",
         )
     } else {
         ok_finding(NAME, "enforces everything")
@@ -345,12 +353,19 @@ fn engine_findings(answers: &EngineInfo) -> Vec<DoctorFinding> {
             "a sandbox's user has another number outside of the engine's user namespace, and cannot open the run's socket; use an engine without it",
         )
     });
+    let rootless = answers.is_rootless.then(|| {
+        warn_finding(
+            "rootless engine",
+            "the engine runs without root",
+            "a sandbox's user has another number outside of the engine's user namespace, and cannot open the run's socket; use an engine that runs as root",
+        )
+    });
     let runsc = if answers.has_runsc {
         ok_finding("runsc", "installed; used if it is the engine's default runtime")
     } else {
         warn_finding("runsc", "not there", "optional: gVisor keeps agents away from the kernel")
     };
-    runtime.into_iter().chain(userns).chain([runsc]).collect()
+    runtime.into_iter().chain(userns).chain(rootless).chain([runsc]).collect()
 }
 
 fn tool_findings(facts: &HostFacts) -> Vec<DoctorFinding> {

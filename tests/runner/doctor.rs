@@ -34,6 +34,7 @@ fn good() -> HostFacts {
             has_runsc: true,
             has_seccomp: true,
             has_userns_remap: false,
+            is_rootless: false,
             no_limits: vec![],
         }),
         podman: Some("/run/podman/podman.sock".into()),
@@ -105,8 +106,8 @@ fn a_machine_without_features_gets_remedies() {
                                 use a kernel with CONFIG_SECCOMP_FILTER
     warn     landlock           the kernel has none
                                 a kernel of 5.19 or newer with `lsm=landlock,…` keeps agents to their files twice; without it, mounts and modes do
-    missing  driver embedded    this process does not run as root, and may set no limits
-                                run it as root, or use Docker
+    missing  driver embedded    there is no filter of system calls
+                                use a kernel with CONFIG_SECCOMP_FILTER
     missing  driver docker      there is no engine
                                 install Docker Engine, or name its socket with `--docker-socket`
     warn     cogni-init         none
@@ -125,8 +126,8 @@ fn each_weakness_has_its_remedy() {
     ");
     insta::assert_snapshot!(news(|facts| facts.landlock = Some(5)), @"ok       landlock           version 5: keeps agents to their files");
     insta::assert_snapshot!(news(|facts| facts.is_root = false), @r"
-    missing  driver embedded    this process does not run as root, and may set no limits
-                                run it as root, or use Docker
+    warn     driver embedded    works without limits only: this process does not run as root
+                                run it as root, or use Docker, or run without limits with `--allow-unlimited`
     the driver `docker` enforces everything
     ");
     let older = |limits_sockets| {
@@ -136,7 +137,7 @@ fn each_weakness_has_its_remedy() {
     assert!(older(false).contains("no limit for them except the machine's"), "{}", older(false));
     insta::assert_snapshot!(news(|facts| facts.cgroups.controllers = controllers(["cpu", "memory"])), @r"
     ok       cgroups            version 2: cpu, memory
-    missing  driver embedded    there are no limits on pids
+    warn     driver embedded    works without limits only: there are none on pids
                                 mount the cgroup controllers, or run without limits with `--allow-unlimited`
     the driver `docker` enforces everything
     ");
@@ -158,6 +159,17 @@ fn each_weakness_has_its_remedy() {
     insta::assert_snapshot!(news(|facts| answers(facts).has_userns_remap = true), @r"
     warn     userns-remap       on
                                 a sandbox's user has another number outside of the engine's user namespace, and cannot open the run's socket; use an engine without it
+    ");
+    insta::assert_snapshot!(news(|facts| answers(facts).is_rootless = true), @r"
+    warn     rootless engine    the engine runs without root
+                                a sandbox's user has another number outside of the engine's user namespace, and cannot open the run's socket; use an engine that runs as root
+    ");
+    insta::assert_snapshot!(news(|facts| (facts.is_root, facts.user_namespaces) = (false, 0)), @r"
+    warn     user namespaces    no user may have any
+                                only root can use the driver `embedded` here; `sysctl user.max_user_namespaces=10000` lets other users
+    missing  driver embedded    this process does not run as root, and no user may have a user namespace
+                                run it as root, or use Docker
+    the driver `docker` enforces everything
     ");
     insta::assert_snapshot!(news(|facts| facts.inotify_instances = Some(64)), @r"
     warn     inotify            64 instances for a sandbox

@@ -51,7 +51,8 @@ fn parse_engine_info(version: SystemVersion, info: SystemInfo) -> EngineInfo {
         runtime: runtime.map(|runtime| (runtime.name, runtime.version)),
         has_runsc: info.runtimes.unwrap_or_default().contains_key("runsc"),
         has_seccomp: has("seccomp"),
-        has_userns_remap: has("userns") || has("rootless"),
+        has_userns_remap: has("userns"),
+        is_rootless: has("rootless"),
         no_limits: limits
             .into_iter()
             // A limit that the engine does not mention counts as available.
