@@ -1,5 +1,6 @@
 //! The mirror: a complete bare copy of a repository on this machine, which no agent can reach.
 
+mod fetch_lock;
 mod remote;
 mod sweep;
 mod workspace;
@@ -39,6 +40,8 @@ pub struct RepoMirror {
 pub struct FetchLimits {
     /// The largest pack that is fetched, or made for a workspace.
     pub pack_bytes: u64,
+    /// The bytes of a mirror above which nothing more is fetched into it. One fetch may exceed them by `pack_bytes`.
+    pub mirror_bytes: u64,
     /// The memory of each git process, in bytes.
     pub memory_bytes: u64,
     /// The time of one git process.
@@ -48,7 +51,12 @@ pub struct FetchLimits {
 
 impl Default for FetchLimits {
     fn default() -> Self {
-        Self { pack_bytes: 4 << 30, memory_bytes: 5 << 30, time: Duration::from_mins(15) }
+        Self {
+            pack_bytes: 4 << 30,
+            mirror_bytes: 16 << 30,
+            memory_bytes: 5 << 30,
+            time: Duration::from_mins(15),
+        }
     }
 }
 
@@ -177,6 +185,17 @@ impl RepoMirror {
         if let Some(base) = base {
             self.check_branch_name(base)?;
         }
+        if self.is_full()? {
+            let why = format!(
+                "its mirror on this machine has more than {} bytes, until `cogni-gateway relay sweep` has packed it",
+                self.limits.mirror_bytes
+            );
+            return Err(RepoError::FetchLimitExceeded {
+                branch: branch.clone(),
+                why,
+                limits: self.limits,
+            });
+        }
         let listed = self.list_remote_refs(branch, base, token)?;
         let Some(base) = base.map(str::to_owned).or(listed.default.clone()) else {
             return Err(RepoError::UnknownBase { base: "HEAD".to_owned() });
@@ -267,7 +286,8 @@ impl RepoMirror {
     ) -> Result<Result<(), super::git::GitError>, RepoError> {
         let words = ["--quiet", "--no-tags", "--no-write-fetch-head", "--refmap=", "--"];
         let call = self.git_command("fetch").args(words).arg(self.remote_url()).args(wanted);
-        Ok(self.authenticate(call.limits(self.limits.of_git()), token)?.execute())
+        let call = self.authenticate(call.limits(self.limits.of_git()), token)?;
+        self.run_locked_fetch(|| call.execute())
     }
 
     /// Checks a branch's name before it is put into a refspec, in which many characters have a meaning.

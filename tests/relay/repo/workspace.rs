@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
+use std::time::Duration;
 
 use cogni_gateway::relay::repo::mirror::{CommitAuthor, FileOwner, MAX_CHECKOUT_NAMES};
 use cogni_gateway::relay::repo::{BranchKey, FetchLimits, RepoError, ReviewVerdict};
@@ -129,7 +130,7 @@ fn a_base_that_moved_into_a_conflict_does_not_affect_the_push() {
 #[test]
 fn a_sweep_packs_mirrors_and_drops_unused_branches() {
     let place = RelaySetup::new();
-    let day = std::time::Duration::from_hours(24);
+    let day = Duration::from_hours(24);
     let before = std::time::SystemTime::now() - day;
     drop((place.begin("old", "first"), place.begin("new", "second")));
     let state = place.path("state");
@@ -209,6 +210,74 @@ fn a_repository_that_brings_too_much_is_not_fetched() {
         small.checkout_workspace(&lease, &begun, &workspace, (AGENT, &author)).unwrap_err();
     assert!(matches!(&refused, RepoError::Git(error) if error.is_resource_limit()), "{refused}");
     assert!(!workspace.join("noise").exists());
+}
+
+/// L2: A git that is killed leaves the files that it was writing. They are removed, unless another fetch is under way.
+#[test]
+fn what_a_killed_fetch_leaves_is_removed() {
+    let place = RelaySetup::new();
+    let lease = place.mirror.lease_branch(&BranchKey::parse("left").unwrap()).unwrap();
+    place.mirror.ensure_branch(&lease, None, None).unwrap();
+    let mirrors = place.path("state/mirrors");
+    let mirror = fs::read_dir(&mirrors).unwrap().map(|it| it.unwrap().path());
+    let mirror = mirror.into_iter().find(|path| path.extension().unwrap() == "git").unwrap();
+    let names = ["pack/tmp_pack_aBc1", "pack/.tmp-7-pack-1.idx", "ab/tmp_obj_x"];
+    let left = names.map(|name| mirror.join("objects").join(name));
+    let leave = || {
+        for path in &left {
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "unfinished").unwrap();
+        }
+    };
+    let is_left = || left.iter().any(|path| path.exists());
+    leave();
+    // While another fetch is under way, the files may belong to it.
+    let other = fs::File::create(mirror.with_extension("fetch")).unwrap();
+    other.lock_shared().unwrap();
+    place.mirror.ensure_branch(&lease, None, None).unwrap();
+    assert!(left.iter().all(|path| path.exists()));
+    drop(other);
+    place.mirror.ensure_branch(&lease, None, None).unwrap();
+    assert!(!is_left());
+    leave();
+    let before = std::time::SystemTime::UNIX_EPOCH;
+    let state = place.path("state");
+    cogni_gateway::relay::repo::mirror::remove_unused_mirrors(&state, before, &[]).unwrap();
+    assert!(!is_left());
+    // A fetch waits a limited time for a process that packs the mirror.
+    let packs = fs::File::create(mirror.with_extension("fetch")).unwrap();
+    packs.lock().unwrap();
+    let limits = FetchLimits { time: Duration::from_secs(2), ..FetchLimits::default() };
+    let hasty = place.mirror.clone().with_limits(limits);
+    let refused = hasty.ensure_branch(&lease, None, None).unwrap_err();
+    assert!(refused.to_string().contains("2s"), "{refused}");
+}
+
+/// L2: A repository whose branches are replaced fills a mirror with objects that no branch leads to. A full mirror is
+/// packed by the next sweep, and takes no fetch before.
+#[test]
+fn a_mirror_that_is_full_takes_no_more() {
+    let place = RelaySetup::new();
+    let lease = place.mirror.lease_branch(&BranchKey::parse("full").unwrap()).unwrap();
+    place.mirror.ensure_branch(&lease, None, None).unwrap();
+    let directory = place.path("state");
+    let mirrors = fs::read_dir(directory.join("mirrors")).unwrap().map(|it| it.unwrap().path());
+    let mirror = mirrors.into_iter().find(|path| path.extension().unwrap() == "git").unwrap();
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let noise = std::iter::repeat_with(|| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        u8::try_from(state >> 56).unwrap()
+    });
+    let garbage: Vec<_> = noise.take(4 << 20).collect();
+    Repository::at(&mirror).git_with(["hash-object", "-w", "--stdin"], &garbage);
+    let limits = FetchLimits { mirror_bytes: 2 << 20, ..FetchLimits::default() };
+    let small = place.mirror.clone().with_limits(limits);
+    let refused = small.ensure_branch(&lease, None, None).unwrap_err();
+    assert!(matches!(refused, RepoError::FetchLimitExceeded { .. }), "{refused}");
+    assert!(refused.to_string().contains("relay sweep"), "{refused}");
+    let before = std::time::SystemTime::UNIX_EPOCH;
+    cogni_gateway::relay::repo::mirror::remove_unused_mirrors(&directory, before, &[]).unwrap();
+    small.ensure_branch(&lease, None, None).unwrap();
 }
 
 /// L2: Ten files and four levels of ten names each are a hundred thousand files. The repository is refused before any

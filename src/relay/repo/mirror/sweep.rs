@@ -5,6 +5,7 @@ use std::io;
 use std::path::Path;
 use std::time::SystemTime;
 
+use super::fetch_lock::{FULL_MARKER, FetchLock};
 use super::{COMPLETE_MARKER, FetchLimits, mirror_id, mirror_ref};
 use crate::relay::git::GitProgram;
 use crate::relay::repo::{BranchKey, BranchLease, RepoError, RepositoryUrl};
@@ -71,8 +72,22 @@ fn gc_mirror(
             git.subcommand("update-ref").repository(mirror).args(words).execute()?;
         }
     }
+    // A full mirror gives up everything that no ref leads to, which is safe only while nothing is fetched.
+    let disk = |source| RepoError::Io { path: mirror.to_owned(), source };
+    let full = mirror.join(FULL_MARKER);
+    let alone = FetchLock::try_acquire_alone(mirror).map_err(disk)?;
+    if let Some(alone) = &alone {
+        alone.remove_unfinished(mirror).map_err(disk)?;
+    }
+    let is_full = alone.is_some() && fs::exists(&full).map_err(disk)?;
+    // The lock is held while a full mirror is packed. Otherwise git itself keeps what a fetch is writing.
+    let _alone = alone.filter(|_| is_full);
+    if is_full {
+        fs::remove_file(&full).map_err(disk)?;
+    }
     // `gc` runs in the foreground, so that its limits apply and no process outlives the sweep.
-    let call = git.subcommand("gc").repository(mirror).args(["--auto", "--quiet"]);
+    let how = if is_full { "--prune=now" } else { "--auto" };
+    let call = git.subcommand("gc").repository(mirror).args([how, "--quiet"]);
     let call = call.config("gc.autoDetach=false");
     let call = call.config(format!("gc.auto={MAX_LOOSE_OBJECTS}"));
     let call = call.config(format!("gc.autoPackLimit={MAX_PACKS}"));

@@ -1,0 +1,131 @@
+//! The lock that fetches of one mirror share, and the disk space that fetches may take together.
+//!
+//! A git that is killed at a limit leaves the pack that it was writing, up to the whole limit. Such files have random
+//! names, so only the lock tells them from those of a fetch that is under way.
+
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::path::Path;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use super::{RepoError, RepoMirror};
+use crate::base::dir_tree;
+use crate::relay::git::GitError;
+
+/// The lock of one or more fetches, or of one that removes what fetches have left.
+pub(super) struct FetchLock(File);
+
+impl FetchLock {
+    /// Acquires the lock for a fetch, and waits at most `patience` for a process that packs the mirror. The first of
+    /// the fetches removes the unfinished files of earlier ones.
+    fn acquire_shared(git_dir: &Path, patience: Duration) -> Result<Self, FetchLockError> {
+        if let Some(alone) = Self::try_acquire_alone(git_dir)? {
+            alone.remove_unfinished(git_dir)?;
+        }
+        let (file, begun) = (File::create(git_dir.with_extension(EXTENSION))?, Instant::now());
+        loop {
+            match file.try_lock_shared() {
+                Ok(()) => return Ok(Self(file)),
+                Err(TryLockError::Error(error)) => return Err(error.into()),
+                Err(TryLockError::WouldBlock) if begun.elapsed() >= patience => {
+                    return Err(FetchLockError::Timeout(patience));
+                }
+                Err(TryLockError::WouldBlock) => sleep(POLL_INTERVAL),
+            }
+        }
+    }
+
+    /// Acquires the lock if no fetch of the mirror is under way.
+    pub(super) fn try_acquire_alone(git_dir: &Path) -> io::Result<Option<Self>> {
+        let file = File::create(git_dir.with_extension(EXTENSION))?;
+        match file.try_lock() {
+            Ok(()) => Ok(Some(Self(file))),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Error(error)) => Err(error),
+        }
+    }
+
+    /// Removes the files that a killed git has not finished. Only the sole holder of the lock may do so.
+    pub(super) fn remove_unfinished(&self, git_dir: &Path) -> io::Result<()> {
+        let Self(_held) = self;
+        // Loose objects are written in directories of their own, packs in `pack`.
+        for directory in fs::read_dir(git_dir.join("objects"))? {
+            let directory = directory?;
+            if !directory.file_type()?.is_dir() {
+                continue;
+            }
+            for entry in fs::read_dir(directory.path())? {
+                let entry = entry?;
+                let name = entry.file_name();
+                let is_unfinished =
+                    UNFINISHED_PREFIXES.iter().any(|of| name.as_encoded_bytes().starts_with(of));
+                if is_unfinished && entry.file_type()?.is_file() {
+                    fs::remove_file(entry.path())?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The reasons for which a fetch cannot begin.
+pub(super) enum FetchLockError {
+    Io(io::Error),
+    /// Another process packs the mirror for longer than a fetch may take.
+    Timeout(Duration),
+}
+
+impl From<io::Error> for FetchLockError {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+impl RepoMirror {
+    /// Runs `fetch` under the lock, and removes what it leaves unfinished. The outer error is of the disk, and the inner
+    /// one is git's.
+    pub(super) fn run_locked_fetch(
+        &self,
+        fetch: impl FnOnce() -> Result<(), GitError>,
+    ) -> Result<Result<(), GitError>, RepoError> {
+        let disk = |source| RepoError::Io { path: self.git_dir.clone(), source };
+        let lock = match FetchLock::acquire_shared(&self.git_dir, self.limits.time) {
+            Ok(lock) => lock,
+            Err(FetchLockError::Io(error)) => return Err(disk(error)),
+            Err(FetchLockError::Timeout(after)) => {
+                return Ok(Err(GitError::Timeout { command: "fetch".to_owned(), after }));
+            }
+        };
+        let fetched = fetch();
+        drop(lock);
+        if fetched.is_err()
+            && let Some(alone) = FetchLock::try_acquire_alone(&self.git_dir).map_err(disk)?
+        {
+            alone.remove_unfinished(&self.git_dir).map_err(disk)?;
+        }
+        Ok(fetched)
+    }
+
+    /// Returns true if the mirror takes more bytes than it may. Then the next sweep packs it as tightly as git can.
+    pub(super) fn is_full(&self) -> Result<bool, RepoError> {
+        let disk = |source| RepoError::Io { path: self.git_dir.clone(), source };
+        let most = self.limits.mirror_bytes;
+        let is_full = dir_tree::disk_usage(&self.git_dir, most).map_err(disk)? > most;
+        if is_full {
+            File::create(self.git_dir.join(FULL_MARKER)).map_err(disk)?;
+        }
+        Ok(is_full)
+    }
+}
+
+/// The file that marks a mirror as full, for the next sweep.
+pub(super) const FULL_MARKER: &str = "relay-full";
+
+const EXTENSION: &str = "fetch";
+
+/// The names that git gives to files that it is writing.
+const UNFINISHED_PREFIXES: [&[u8]; 2] = [b"tmp_", b".tmp-"];
+
+/// The interval of attempts to acquire the lock. Our choice.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
