@@ -146,4 +146,6 @@ pub mod decisions {
     pub mod d0035 {}
     #[doc = include_str!("manual/decisions/0036-resolve-a-run-once.md")]
     pub mod d0036 {}
+    #[doc = include_str!("manual/decisions/0037-ask-git-several-questions-in-one-sandbox.md")]
+    pub mod d0037 {}
 }

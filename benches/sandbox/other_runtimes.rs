@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use cogni_gateway::sandbox::SandboxSpec;
 use cogni_gateway::sandbox::spec::oci::{self, OciHostSettings};
 use cogni_gateway::sandbox::spec::{
-    BindMount, HOSTS_FILE, HOSTS_TEXT, MountAccess, RootSource, SandboxLimits, WorkspaceMount,
+    BindMount, HOSTS_FILE, HOSTS_TEXT, MountAccess, RootSource, SandboxLimits, SandboxTask,
+    WorkspaceMount,
 };
 use serde_json::{Value, json};
 
@@ -114,7 +115,7 @@ pub(super) fn runc(path: &Path) -> Result<Bundle, String> {
         volumes: vec![],
         socket_dir: sock,
         init: None,
-        has_gateway: true,
+        task: SandboxTask::Agent,
     };
     let place = OciHostSettings {
         max_files: u64::MAX,

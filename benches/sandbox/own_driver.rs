@@ -14,7 +14,7 @@ use cogni_gateway::runner::warm_pool::{WarmPool, WarmPoolConfig};
 use cogni_gateway::runner::{GatewayServer, PreparedRun, RunInputs, RunPlan, RunResult};
 use cogni_gateway::sandbox::docker::DockerEngine;
 use cogni_gateway::sandbox::embedded::EmbeddedDriverConfig;
-use cogni_gateway::sandbox::spec::{RootSource, SandboxLimits, WorkspaceMount};
+use cogni_gateway::sandbox::spec::{RootSource, SandboxLimits, SandboxTask, WorkspaceMount};
 use cogni_gateway::sandbox::{SandboxDriver, SandboxSpec, UserRange};
 use cogni_gateway::telemetry::access_log::AccessLogDestination;
 use futures_util::stream::{self, StreamExt};
@@ -77,7 +77,7 @@ impl OwnDriver {
             volumes: vec![],
             socket_dir: PathBuf::new(),
             init: Some(concat!(env!("OUT_DIR"), "/cogni-init").into()),
-            has_gateway: true,
+            task: SandboxTask::Agent,
         };
         let run_dir = path.join("r");
         let order = RunPlan {

@@ -6,7 +6,8 @@
 //!
 //! Reading order: [`options`], [`claim`], [`run_socket`] and [`listener`] prepare. [`spawn`] starts the agent, confined
 //! by [`seccomp`] and [`landlock`]. [`reaper`] waits, checks the [`accept_queue`] and drives the [`bridge`]. A
-//! [`session_loop`] repeats this for further agents, after a [`cleanup`].
+//! [`session_loop`] repeats this for further agents, after a [`cleanup`] to a [`clean_state`]. [`command_runner`] repeats
+//! this for the commands of a [`command_list`], and reports each [`command_output`] in [`command_frames`].
 //!
 //! **Invariant:** these modules import no other module of the crate and no async runtime: `cogni-init` is these files
 //! and little else.
@@ -14,7 +15,12 @@
 mod accept_queue;
 mod bridge;
 mod claim;
+mod clean_state;
 mod cleanup;
+pub mod command_frames;
+pub mod command_list;
+mod command_output;
+mod command_runner;
 mod landlock;
 mod listener;
 mod options;
@@ -32,17 +38,23 @@ use std::process::ExitCode;
 
 use bridge::SocketBridge;
 use claim::HostChannel;
+use command_list::ListedCommand;
 use options::{GatewayMode, InitCommand, InitOptions};
-use reaper::ProcessReaper;
+use reaper::{AgentPeers, ProcessReaper};
 use run_socket::RunSocket;
 
 /// Runs the program. `arguments` are the arguments after the program's name.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     match options::parse(arguments) {
         Ok(InitCommand::Print(text)) => print_to_stdout(&text),
-        Ok(InitCommand::Start(options)) if !options.is_resident => exit_with(start_agent(&options)),
-        Ok(InitCommand::Start(_)) => {
+        Ok(InitCommand::Start(options) | InitCommand::StartList(options, _))
+            if options.is_resident =>
+        {
             report_usage_error("`--resident` is valid only in a slot's claim")
+        }
+        Ok(InitCommand::Start(options)) => exit_with(start_agent(&options)),
+        Ok(InitCommand::StartList(options, commands)) => {
+            exit_with(start_commands(*options, commands))
         }
         Ok(InitCommand::Wait(path)) => exit_with(wait_for_claim(&path)),
         Err(wrong) => report_usage_error(&wrong),
@@ -68,6 +80,10 @@ fn exit_status(ended: Result<u8, InitFailure>) -> u8 {
 
 fn start_agent(options: &InitOptions) -> Result<u8, InitFailure> {
     run_agent(&prepare_reaper()?, options, None)
+}
+
+fn start_commands(options: InitOptions, commands: Vec<ListedCommand>) -> Result<u8, InitFailure> {
+    command_runner::run_commands(&prepare_reaper()?, options, commands)
 }
 
 /// Waits for a claim, and then serves it like a sandbox of its own, or as a long-running sandbox.
@@ -103,8 +119,9 @@ fn run_agent(
         GatewayMode::None => None,
     };
     let bridge = SocketBridge::new(listener, socket);
-    let agent = spawn::start_agent(options)?;
-    Ok(supervisor.run_until_exit(bridge, agent, options, host))
+    let agent = spawn::start_agent(options, None)?;
+    let peers = AgentPeers { host, ..AgentPeers::default() };
+    Ok(supervisor.run_until_exit(bridge, agent, options, peers))
 }
 
 /// The reason why the agent was not started, with the exit status that reports it.

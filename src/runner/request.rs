@@ -21,7 +21,8 @@ use crate::runner::agents::{AgentCatalog, AgentDefinition, DriverChoice, Workspa
 use crate::runner::branch_delivery::BranchRequest;
 use crate::sandbox::InitBinary;
 use crate::sandbox::spec::{
-    BindMount, LimitOverrides, MountAccess, RootSource, SANDBOX_UID, VolumeMount, WorkspaceMount,
+    BindMount, LimitOverrides, MountAccess, RootSource, SANDBOX_UID, SandboxTask, VolumeMount,
+    WorkspaceMount,
 };
 use crate::sandbox::{self, SandboxSpec, UserRange, embedded};
 
@@ -265,7 +266,7 @@ impl RunRequest {
             volumes: mem::take(&mut self.volumes),
             socket_dir: PathBuf::new(),
             init,
-            has_gateway: true,
+            task: SandboxTask::Agent,
         })
     }
 

@@ -23,7 +23,7 @@ use super::quota::WorkspaceQuota;
 use super::run_gateway::RunGatewayBackend;
 use super::{PreparedRun, RunInputs, RunPlan, SandboxSource, configure_socket};
 use crate::sandbox::spec::{
-    BindMount, MountAccess, OwnerLabels, RootSource, SandboxLimits, WorkspaceMount,
+    BindMount, MountAccess, OwnerLabels, RootSource, SandboxLimits, SandboxTask, WorkspaceMount,
 };
 use crate::sandbox::{self, OwnerProcess, SandboxDriver, SandboxSpec, UserRange, WarmSlot};
 
@@ -267,7 +267,7 @@ impl WarmPool {
                 volumes: vec![],
                 socket_dir: directory.socket_dir(),
                 init: Some(init.clone()),
-                has_gateway: true,
+                task: SandboxTask::Agent,
             },
             labels: OwnerLabels { owner, run_dir: directory.parent(), deadline },
             directory: directory.path().to_owned(),

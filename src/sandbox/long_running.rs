@@ -211,7 +211,9 @@ mod tests {
     use tokio::time::sleep;
 
     use super::*;
-    use crate::sandbox::spec::{OwnerLabels, RootSource, SandboxLimits, WorkspaceMount};
+    use crate::sandbox::spec::{
+        OwnerLabels, RootSource, SandboxLimits, SandboxTask, WorkspaceMount,
+    };
     use crate::sandbox::{OwnerProcess, SandboxHandle, embedded};
 
     /// R7: a run's late status is not taken for the status of the next run.
@@ -269,7 +271,7 @@ mod tests {
             volumes: vec![],
             socket_dir: "/run".into(),
             init: Some("/cogni-init".into()),
-            has_gateway: true,
+            task: SandboxTask::Agent,
         }
     }
 }

@@ -43,9 +43,18 @@ pub struct SandboxSpec {
     /// The path of `cogni-init` on this machine, the sandbox's first process. Without it, the engine's own init is the
     /// first process, and the image has to bring the bridge to the run's socket.
     pub init: Option<PathBuf>,
-    /// True if a gateway serves the run's socket. Otherwise `cogni-init` makes no bridge, and starts the program at
-    /// once.
-    pub has_gateway: bool,
+    pub task: SandboxTask,
+}
+
+/// The programs that a sandbox is started for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SandboxTask {
+    /// One program, which finds the run's gateway.
+    Agent,
+    /// Several commands, one after the other, without a gateway. The arguments are an [encoded
+    /// list](crate::guest::init::command_list::encode_commands), and the standard output is
+    /// [frames](crate::guest::init::command_frames). Only `cogni-init` can run a list.
+    Commands,
 }
 
 /// The source of a sandbox's programs. A sandbox never writes to its source.
@@ -150,6 +159,13 @@ impl SandboxSpec {
                 "argv",
                 format!("{:?}", self.argv),
                 "give a program and its arguments after `--`",
+            );
+        }
+        if self.task == SandboxTask::Commands && self.init.is_none() {
+            return wrong(
+                "the first process",
+                "none".to_owned(),
+                "several commands need cogni-init",
             );
         }
         if matches!(&self.root, RootSource::Image(image) if image.is_empty()) {

@@ -15,6 +15,7 @@ use cogni_gateway::base::b64;
 use cogni_gateway::base::db::SqliteDatabase;
 use cogni_gateway::cli::run::output_renderer::{OpenLineFlag, OutputRenderer};
 use cogni_gateway::guest::agent::sse::SseReader;
+use cogni_gateway::guest::init::command_frames::FrameReader;
 use cogni_gateway::llm::protocol::GatewayRoute;
 use cogni_gateway::llm::request;
 use cogni_gateway::relay::git::cat_file;
@@ -98,6 +99,8 @@ const READERS: &[Reader] = &[
         |n| [of(&format!("{} blob {n}\n", "7".repeat(40)), 1), of("a", n)].concat(),
         objects,
     ),
+    ("commands: empty ends", MIB, |n| of("E\0\0\0\u{2}\0\0", n / 7), frames),
+    ("commands: a byte in each frame", MIB, |n| of("O\0\0\0\u{1}O", n / 6), frames),
     ("request: names of a document", MIB, |n| request("/Type/Page", n), body),
     ("request: escapes of a document", MIB, |n| request("/Count 1>>stream endstream", n), body),
     ("request: segments of an image", MIB, |n| image(n), body),
@@ -202,6 +205,17 @@ fn raw_diff(bytes: &[u8]) {
 
 fn objects(bytes: &[u8]) {
     let mut reader = cat_file::BatchReader::default();
+    for piece in bytes.chunks(1) {
+        reader
+            .push(piece, |part| {
+                black_box(part);
+            })
+            .unwrap();
+    }
+}
+
+fn frames(bytes: &[u8]) {
+    let mut reader = FrameReader::default();
     for piece in bytes.chunks(1) {
         reader
             .push(piece, |part| {

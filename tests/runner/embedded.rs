@@ -3,6 +3,7 @@
 
 #[path = "docker_driver/branch_delivery.rs"]
 mod branch_delivery;
+mod command_runner;
 #[path = "docker_driver/contract.rs"]
 mod contract;
 mod driver;

@@ -2,6 +2,7 @@
 
 mod bridge;
 mod claim;
+mod command_frames;
 mod landlock;
 mod options;
 mod processes;

@@ -9,8 +9,8 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use cogni_gateway::sandbox::spec::docker::container_body;
 use cogni_gateway::sandbox::spec::{
-    BindMount, MountAccess, OwnerLabels, RootSource, SECCOMP_PROFILE, SandboxLimits, VolumeMount,
-    WorkspaceMount,
+    BindMount, MountAccess, OwnerLabels, RootSource, SECCOMP_PROFILE, SandboxLimits, SandboxTask,
+    VolumeMount, WorkspaceMount,
 };
 use cogni_gateway::sandbox::{OwnerProcess, SandboxSpec, sandbox_name};
 use serde_json::{Value, json};
@@ -185,7 +185,7 @@ pub(crate) fn spec() -> SandboxSpec {
         volumes: vec![],
         socket_dir: PathBuf::from("/run/cogni/run-1/sock"),
         init: None,
-        has_gateway: true,
+        task: SandboxTask::Agent,
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use cogni_gateway::runner::sweep::{LeftoverSweeper, SweepOutcome};
 use cogni_gateway::runner::{GatewayServer, PreparedRun, RunPlan};
 use cogni_gateway::sandbox::embedded::EmbeddedDriverConfig;
-use cogni_gateway::sandbox::spec::{RootSource, SandboxLimits, WorkspaceMount};
+use cogni_gateway::sandbox::spec::{RootSource, SandboxLimits, SandboxTask, WorkspaceMount};
 use cogni_gateway::sandbox::{SandboxDriver, SandboxSpec, UserRange};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -81,7 +81,7 @@ impl Installation {
             volumes: vec![],
             socket_dir: PathBuf::new(),
             init: Some(docker_engine::init().into()),
-            has_gateway: true,
+            task: SandboxTask::Agent,
         }
     }
 

@@ -78,6 +78,7 @@ impl HostChannel {
                 self.send_bytes(&[ACK_BYTE])?;
                 Ok(AgentClaim { options, output })
             }
+            Ok(InitCommand::StartList(..)) => Err(wrong("it has several programs")),
             Ok(InitCommand::Print(_) | InitCommand::Wait(_)) => Err(wrong("it has no program")),
             Err(why) => Err(wrong(&why)),
         }

@@ -2,10 +2,13 @@
 //! rest of the program.
 
 use std::ffi::{OsStr, OsString};
+use std::mem;
 use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
+
+use super::command_list::{ListedCommand, decode_commands};
 
 /// The options for starting one agent.
 pub(crate) struct InitOptions {
@@ -47,6 +50,8 @@ pub(crate) enum UnixSocketPolicy {
 
 pub(crate) enum InitCommand {
     Start(Box<InitOptions>),
+    /// `--commands`: several programs run one after the other, with the same options.
+    StartList(Box<InitOptions>, Vec<ListedCommand>),
     /// `--slot`: the claim that arrives at this socket names the program.
     Wait(PathBuf),
     /// `--help` or `--version`.
@@ -68,6 +73,7 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<Ini
         env: vec![],
         argv: vec![],
     };
+    let mut has_commands = false;
     while let Some(argument) = arguments.next() {
         // The first argument that is not an option is the program; everything after it belongs to the program.
         let Some(flag) = argument.to_str().filter(|text| text.starts_with('-')) else {
@@ -90,6 +96,7 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<Ini
             "--grace" => options.grace = parse_duration(name, &value()?)?,
             "--env" => options.env.push(parse_variable(value()?)?),
             "--write" => options.writable.push(PathBuf::from(value()?)),
+            "--commands" => has_commands = true,
             "--resident" => options.is_resident = true,
             // Options after `--slot` would be lost, because the claim brings its own.
             "--slot" => return Ok(InitCommand::Wait(PathBuf::from(value()?))),
@@ -102,6 +109,10 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<Ini
         }
     }
     options.argv.extend(arguments);
+    if has_commands {
+        let commands = decode_commands(mem::take(&mut options.argv))?;
+        return Ok(InitCommand::StartList(Box::new(options), commands));
+    }
     match options.argv.first() {
         Some(program) if !program.is_empty() => Ok(InitCommand::Start(Box::new(options))),
         _ => {
@@ -161,6 +172,7 @@ Options:
   --write PATH           the agent may write below this, and nowhere else, if the kernel has Landlock; may be repeated
   --slot PATH            connect to this socket, and wait for a claim with these options and the program
   --resident             in a claim only: after the agent has ended, wipe its files and wait for the next claim
+  --commands             run several commands one after the other, without a gateway, and report their output in frames
   --allow-unix-sockets   let the agent make unix sockets; without this it gets EPERM, and socketpair(2) works
   --help                 print this
   --version              print the version

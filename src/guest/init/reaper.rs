@@ -13,6 +13,7 @@ use rustix::process::{self, DumpableBehavior, Pid, Signal, WaitOptions, WaitStat
 use super::accept_queue::{CHECK_INTERVAL, WaitingConnections};
 use super::bridge::SocketBridge;
 use super::claim::{HostChannel, HostCommand};
+use super::command_output::{CommandOutput, OutputState};
 use super::options::InitOptions;
 use super::{EXIT_TIMED_OUT, log_line};
 
@@ -34,14 +35,14 @@ impl ProcessReaper {
         Ok(Self { signals: block_signals()? })
     }
 
-    /// Serves the bridge until the agent and all processes that it started are gone. Executes the host's commands in
-    /// the same loop. Returns the agent's exit status.
+    /// Serves the bridge until the agent and all processes that it started are gone. Executes the host's commands and
+    /// reports the agent's output in the same loop. Returns the agent's exit status.
     pub(crate) fn run_until_exit(
         &self,
         mut bridge: SocketBridge,
         agent: Pid,
         options: &InitOptions,
-        mut host: Option<&HostChannel>,
+        AgentPeers { mut host, mut output }: AgentPeers<'_>,
     ) -> u8 {
         let mut watch = AgentLifecycle {
             agent,
@@ -56,12 +57,18 @@ impl ProcessReaper {
             // The loop wakes for the next deadline or for the next check of the accept queues.
             let until = watch.deadline.map_or(next_check, |deadline| deadline.min(next_check));
             let left = Some(until.saturating_duration_since(Instant::now()));
-            // The descriptors that the bridge polls for this loop: signals, and the host's commands if a host is
-            // connected.
-            let guests = [Some(self.signals.as_fd()), host.map(AsFd::as_fd)];
-            if bridge.poll_once(left, &guests.into_iter().flatten().collect::<Vec<_>>()) {
-                self.handle_signals(&watch);
+            // The descriptors that the bridge polls for this loop: signals, the host's commands if a host is connected,
+            // and the agent's output if this process reports it.
+            let guests = [Some(self.signals.as_fd()), host.map(AsFd::as_fd)].into_iter().flatten();
+            let pipes = output.iter().flat_map(|output| output.pipes());
+            let guests: Vec<_> = guests.chain(pipes).collect();
+            if bridge.poll_once(left, &guests) {
+                let is_signalled = self.handle_signals(&watch);
                 host = host.filter(|host| watch.handle_host_commands(host));
+                if let Some(output) = &mut output {
+                    output.is_signalled |= is_signalled;
+                    watch.forward_output(output);
+                }
                 if watch.reap_children() == ChildrenLeft::AllReaped {
                     return watch.exit_status();
                 }
@@ -79,12 +86,16 @@ impl ProcessReaper {
         }
     }
 
-    fn handle_signals(&self, watch: &AgentLifecycle) {
+    /// Forwards the signals that have arrived. Returns true if there was one for the agent.
+    fn handle_signals(&self, watch: &AgentLifecycle) -> bool {
+        let mut is_signalled = false;
         while let Some(signal) = self.next_signal() {
             if signal != Signal::CHILD {
                 watch.forward_signal(signal);
+                is_signalled = true;
             }
         }
+        is_signalled
     }
 
     /// Returns the next signal that has arrived, if any.
@@ -100,6 +111,14 @@ impl ProcessReaper {
     pub(crate) fn signal_fd(&self) -> &OwnedFd {
         &self.signals
     }
+}
+
+/// The parties that the first process serves beside the agent.
+#[derive(Default)]
+pub(crate) struct AgentPeers<'a> {
+    pub(crate) host: Option<&'a HostChannel>,
+    /// The agent's output, if this process reports it.
+    pub(crate) output: Option<&'a mut CommandOutput>,
 }
 
 /// The state of one agent and its descendants.
@@ -134,6 +153,13 @@ impl AgentLifecycle {
         // The pid of a reaped agent may belong to another process already.
         if self.status.is_none() {
             let _ = process::kill_process(self.agent, signal);
+        }
+    }
+
+    /// Reports the agent's output, and kills an agent whose output is refused.
+    fn forward_output(&mut self, output: &mut CommandOutput) {
+        if output.forward() == OutputState::Refused && self.stage != AgentStage::Killed {
+            self.send_sigkill();
         }
     }
 

@@ -17,12 +17,19 @@ use super::{
     EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, EXIT_SETUP_FAILED, InitFailure, landlock, reaper, seccomp,
 };
 
-/// Starts the agent in its own session, and returns its pid.
-pub(crate) fn start_agent(options: &InitOptions) -> Result<Pid, InitFailure> {
+/// Starts the agent in its own session, and returns its pid. `output` is the agent's standard output and standard error
+/// if the agent does not have this process's own.
+pub(crate) fn start_agent(
+    options: &InitOptions,
+    output: Option<[OwnedFd; 2]>,
+) -> Result<Pid, InitFailure> {
     // Everything that allocates is made before the fork.
     let image = AgentExecArgs::new(options)?;
     let confinement = AgentConfinement::new(options)?;
     let mut command = Command::new(&options.argv[0]);
+    if let Some([stdout, stderr]) = output {
+        command.stdout(stdout).stderr(stderr);
+    }
     let child = spawn(&mut command, move || Err(image.exec_agent(&confinement)));
     match child {
         // The reaper waits for the child by its pid, together with the orphans that this process inherits.

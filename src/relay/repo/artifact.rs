@@ -1,6 +1,6 @@
 //! The extracted work of a run, on this machine's disk until it is delivered.
 
-use std::fs::{DirBuilder, File};
+use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -106,6 +106,25 @@ impl ArtifactDir {
         let bundle = self.bundle_path().display().to_string().replace('\'', r"'\''");
         let (from, to) = (branch.to_ref(), held_branch_name(branch, id));
         format!("git -c fetch.fsckObjects=true fetch '{bundle}' '{from}:refs/heads/{to}'")
+    }
+
+    /// Moves the patches and the bundle to another directory of the same disk.
+    pub fn move_work_to(&self, other: &Self) -> Result<(), RepoError> {
+        let disk = |source| RepoError::Io { path: self.directory.clone(), source };
+        fs::rename(self.patches_path(), other.patches_path()).map_err(disk)?;
+        fs::rename(self.bundle_path(), other.bundle_path()).map_err(disk)?;
+        sync_directory(&other.directory).map_err(disk)
+    }
+
+    /// Removes the patches and the bundle, if they are there.
+    pub fn remove_work(&self) -> Result<(), RepoError> {
+        for path in [self.patches_path(), self.bundle_path()] {
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => (),
+                removed => removed.map_err(|source| RepoError::Io { path, source })?,
+            }
+        }
+        Ok(())
     }
 
     /// Removes the directory, after the delivery.

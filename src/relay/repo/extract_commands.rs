@@ -23,14 +23,12 @@ use super::{BranchState, ObjectId};
 pub struct ExtractCommand {
     pub argv: Vec<String>,
     pub env: Vec<(&'static str, String)>,
-    /// The time after which the program is killed.
-    pub time: Duration,
     /// The number of bytes of standard output after which the program is killed.
     pub output_bytes: u64,
 }
 
-/// The commands, in the order of their execution. If [`facts`](Self::facts) finds no commit, the patches and the bundle
-/// need not be requested.
+/// The commands that look at a workspace. All that read its repository run in one sandbox, whatever the others of them
+/// find. The commands that read its files run in a second sandbox, which shows the checked-out commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExtractCommandSet {
     /// Lists the commits in a few lines; see [`AnnouncedBranch::parse`].
@@ -100,7 +98,7 @@ impl ExtractCommandSet {
         let git = |words: &[&str], range: &mut dyn Iterator<Item = String>, output_bytes| {
             let mut argv = base_argv(&format!("{workspace}/.git"));
             argv.extend(words.iter().copied().map(str::to_owned).chain(range));
-            ExtractCommand { argv, env: git_environment(), time: limits.time, output_bytes }
+            ExtractCommand { argv, env: git_environment(), output_bytes }
         };
         // One more than the limit, so that quarantine sees that there are too many.
         let count = format!("--max-count={}", u64::from(limits.commits) + 1);
@@ -193,7 +191,7 @@ fn file_command(
     let mut env = git_environment();
     env.push(("GIT_INDEX_FILE", format!("{workspace}/.git/index")));
     env.push(("GIT_OBJECT_DIRECTORY", format!("{workspace}/.git/objects")));
-    ExtractCommand { argv, env, time: limits.time, output_bytes: limits.patches_bytes }
+    ExtractCommand { argv, env, output_bytes: limits.patches_bytes }
 }
 
 /// Returns the arguments that every command begins with.

@@ -6,7 +6,7 @@
 //! branch archives the workspace.
 
 mod archive;
-mod ignored_files;
+mod inspection;
 mod special_files;
 
 use std::sync::Arc;
@@ -20,11 +20,10 @@ use crate::relay::delivery::outbox::{
     DeliveryJob, DeliveryPlan, DeliveryRequest, PullRequestText, WorkspaceRow,
 };
 use crate::relay::delivery::{self, DeliveryService};
-use crate::relay::repo::extract_commands::{
-    AnnouncedBranch, ExtractCommandSet, RELAY_REPOSITORY_TARGET,
-};
-use crate::relay::repo::{ArtifactDir, ObjectId};
-use crate::sandbox::{self, spec::WORKSPACE_TARGET};
+use crate::relay::repo::ArtifactDir;
+use crate::relay::repo::extract_commands::AnnouncedBranch;
+use crate::sandbox;
+use inspection::{WorkspaceContent, WorkspaceInspection};
 
 /// The outcome of a collection.
 pub(super) enum CollectOutcome {
@@ -33,23 +32,6 @@ pub(super) enum CollectOutcome {
     Nothing,
     /// The workspace is retained, because it holds something that the relay cannot deliver, or cannot collect yet.
     Left(Box<WorkspaceRow>),
-}
-
-/// The content of a workspace.
-enum WorkspaceContent {
-    Work(CollectedWork),
-    Nothing,
-    /// The workspace holds uncommitted files, or commits on other branches.
-    Other(&'static str),
-}
-
-/// The commits of the run's branch.
-struct CollectedWork {
-    announced: AnnouncedBranch,
-    /// The directory that holds the exported commits.
-    place: ArtifactDir,
-    /// The reason for keeping the workspace, too, if it is kept.
-    rest: Option<String>,
 }
 
 /// Collects the commits of the run's branch. Retains the workspace if it holds other work, or if git fails.
@@ -67,12 +49,6 @@ pub(super) async fn collect_work(
         return Ok(CollectOutcome::Left(archive_workspace(relay, desk.clone()).await?));
     }
     let place = ArtifactDir::create(&desk.plan.artifacts)?;
-    let commands = ExtractCommandSet::new(
-        &desk.plan.state,
-        WORKSPACE_TARGET,
-        RELAY_REPOSITORY_TARGET,
-        relay.extract_limits(),
-    );
     // 2. Git must not hang on a pipe or read a file outside of the workspace, so the workspace is checked before git
     //    runs.
     let workspace = desk.workspace.clone();
@@ -83,15 +59,28 @@ pub(super) async fn collect_work(
         tracing::warn!(run = desk.plan.facts.run, why, "the work is not collected");
         return Ok(CollectOutcome::Left(retain_workspace(relay, desk, why).await?));
     }
-    // 3. Ignored files are removed only from a workspace that is retained. The future runs when it is awaited below.
-    let remove_ignored =
-        ignored_files::remove_ignored(extractor, &place, (desk, &commands.ignored));
-    let why = match inspect_workspace(relay, extractor, (desk, &commands), &place).await {
-        Ok(WorkspaceContent::Work(work)) => {
-            if work.rest.is_some() {
-                remove_ignored.await;
+    let mut inspection =
+        WorkspaceInspection::new(extractor, (desk, &place), relay.extract_limits());
+    let found = inspection.inspect().await;
+    if !matches!(found, Ok(WorkspaceContent::Work { .. })) {
+        // Nothing is delivered, so what git has printed about commits is not kept.
+        place.remove_work()?;
+    }
+    let why = match found {
+        Ok(WorkspaceContent::Work { announced, rest: None }) => {
+            let added = Box::pin(enqueue_work(relay, desk, (announced, place, None), words));
+            return Ok(CollectOutcome::Work(added.await?));
+        }
+        Ok(WorkspaceContent::Work { announced, rest }) => {
+            // 3. `place` will hold the retained workspace, so the delivered commits get a directory of their own.
+            let own = relay.create_artifacts_dir()?;
+            if let Err(error) = place.move_work_to(&own) {
+                own.discard()?;
+                return Err(error.into());
             }
-            let added = Box::pin(enqueue_work(relay, desk, work, words));
+            // Ignored files are removed only from a workspace that is retained.
+            inspection.remove_ignored_files().await;
+            let added = Box::pin(enqueue_work(relay, desk, (announced, own, rest), words));
             return Ok(CollectOutcome::Work(added.await?));
         }
         Ok(WorkspaceContent::Nothing) => {
@@ -113,86 +102,18 @@ pub(super) async fn collect_work(
             format!("{error:#}")
         }
     };
-    remove_ignored.await;
+    inspection.remove_ignored_files().await;
     Ok(CollectOutcome::Left(retain_workspace(relay, desk, why).await?))
 }
 
-async fn inspect_workspace(
-    relay: &Arc<DeliveryService>,
-    extractor: &WorkExtractor,
-    (desk, commands): (&WorkspaceRow, &ExtractCommandSet),
-    place: &ArtifactDir,
-) -> anyhow::Result<WorkspaceContent> {
-    let facts = extractor.capture_output(place, &commands.facts).await?;
-    // The branch has no new commits. The workspace may still hold commits elsewhere, or uncommitted files.
-    let Some(announced) = AnnouncedBranch::parse(&facts, 0)? else {
-        if !extractor.capture_output(place, &commands.elsewhere).await?.is_empty() {
-            return Ok(WorkspaceContent::Other(COMMITS_ELSEWHERE_MESSAGE));
-        }
-        let head = extractor.capture_output(place, &commands.head).await.unwrap_or_default();
-        let head = ObjectId::parse(head.trim_ascii_end()).unwrap_or(desk.plan.state.start);
-        let uncommitted = &commands.uncommitted;
-        let uncommitted =
-            extractor.capture_output_with_head(place, uncommitted, Some(head)).await?;
-        return Ok(if uncommitted.is_empty() {
-            WorkspaceContent::Nothing
-        } else {
-            WorkspaceContent::Other(UNCOMMITTED_MESSAGE)
-        });
-    };
-    // The command fails if `HEAD` names no commit. The branch has its commits all the same.
-    let head = extractor.capture_output(place, &commands.head).await.unwrap_or_default();
-    let announced = announced.with_head(&head);
-    let rest = find_other_commits(extractor, place, commands).await;
-    if rest.is_none() {
-        export_commits(extractor, place, commands).await?;
-        return Ok(WorkspaceContent::Work(CollectedWork { announced, place: place.clone(), rest }));
-    }
-    // `place` will hold the retained workspace, so the delivered commits get a directory of their own.
-    let own = relay.create_artifacts_dir()?;
-    if let Err(error) = export_commits(extractor, &own, commands).await {
-        own.discard()?;
-        return Err(error);
-    }
-    Ok(WorkspaceContent::Work(CollectedWork { announced, place: own, rest }))
-}
-
-/// Exports the commits as patches and as a bundle.
-async fn export_commits(
-    extractor: &WorkExtractor,
-    place: &ArtifactDir,
-    commands: &ExtractCommandSet,
-) -> anyhow::Result<()> {
-    // The patches are for people and for comparisons. The bundle alone is delivered, so a failure here does not count.
-    let patches = extractor.write_output(place, &place.patches_path(), &commands.patches).await;
-    if let Err(error) = patches {
-        tracing::warn!("cannot export the patches: {error:#}");
-    }
-    extractor.write_output(place, &place.bundle_path(), &commands.bundle).await
-}
-
-/// Returns a reason to retain the workspace beside the delivered branch: commits on other branches, or a failure of git
-/// to tell. Uncommitted files are no reason, because every build leaves such files.
-async fn find_other_commits(
-    extractor: &WorkExtractor,
-    place: &ArtifactDir,
-    commands: &ExtractCommandSet,
-) -> Option<String> {
-    match extractor.capture_output(place, &commands.elsewhere).await {
-        Ok(commit) => (!commit.is_empty()).then(|| COMMITS_ELSEWHERE_MESSAGE.to_owned()),
-        Err(error) => Some(format!("{COMMITS_UNKNOWN_MESSAGE}: {error:#}")),
-    }
-}
-
-/// Adds the work to the outbox and, in the same statement, the reason for a retained workspace.
+/// Adds the work to the outbox and, in the same statement, the reason for a workspace that is retained beside the work.
 async fn enqueue_work(
     relay: &Arc<DeliveryService>,
     desk: &WorkspaceRow,
-    work: CollectedWork,
+    (announced, place, rest): (AnnouncedBranch, ArtifactDir, Option<String>),
     words: Option<PullRequestText>,
 ) -> anyhow::Result<Box<DeliveryJob>> {
     let DeliveryPlan { repository, state, facts, rules, host, .. } = desk.plan.clone();
-    let CollectedWork { announced, place, rest } = work;
     let order = DeliveryRequest {
         repository,
         state,
@@ -308,14 +229,3 @@ async fn archive_workspace(
 
 /// The message for a workspace without work.
 pub(super) const NO_WORK_MESSAGE: &str = "nothing was committed";
-
-/// The message for a workspace with commits on other branches than the run's.
-const COMMITS_ELSEWHERE_MESSAGE: &str =
-    "there are commits that are on other branches than the run's";
-
-/// The beginning of the message for a workspace whose other branches git cannot list.
-const COMMITS_UNKNOWN_MESSAGE: &str =
-    "it is not known whether there are commits on other branches than the run's";
-
-/// The message for a workspace with files, but without commits.
-const UNCOMMITTED_MESSAGE: &str = "nothing was committed, and files are left";

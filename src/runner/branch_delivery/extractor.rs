@@ -1,30 +1,38 @@
 //! Git in a sandbox that mounts the agent's workspace read-only and runs no other program.
 //!
+//! The commands of a collection run one after the other in the same sandbox. `cogni-init` runs them, ends every process
+//! and removes every file that a command leaves, and reports the output of each in frames.
+//!
 //! Git reads files that an agent has written. If such a file takes control of git, git is as confined as the agent was:
 //! by the same profile of system calls, by `cogni-init`'s filter and by its rules for Landlock. Git can make no unix
 //! socket, and can write only to memory.
 
+mod output;
+
+use std::collections::BTreeMap;
 use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
-use std::pin::Pin;
-use std::task::{Context as Cx, Poll};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
-use tokio::io::AsyncWrite;
+use anyhow::Context;
 use tokio::time::{Instant, sleep_until};
 
+use crate::guest::init::command_list::{ListedCommand, encode_commands};
 use crate::relay::delivery::DeliveryService;
-use crate::relay::repo::artifact::BoundedFile;
 use crate::relay::repo::extract_commands::{
     ExtractCommand, RELAY_REPOSITORY_TARGET, create_stub_repository,
 };
-use crate::relay::repo::{ArtifactDir, GitProgram, ObjectId};
+use crate::relay::repo::{GitProgram, ObjectId};
 use crate::runner::directory::create_socket_dir;
 use crate::sandbox::output::{OutputCapture, OutputStream};
-use crate::sandbox::spec::{BindMount, MountAccess, RootSource, SandboxLimits, WorkspaceMount};
+use crate::sandbox::spec::{
+    BindMount, MountAccess, RootSource, SandboxLimits, SandboxTask, WorkspaceMount,
+};
 use crate::sandbox::{self, InitBinary, SandboxDriver, SandboxSpec, StopReason, embedded};
+
+pub(super) use output::OutputTarget;
+
+use output::CommandOutputs;
 
 /// The sandbox that collects the work. It resembles the agent's sandbox, and has this machine's programs if the
 /// embedded driver can make it.
@@ -33,6 +41,8 @@ pub(super) struct WorkExtractor {
     order: sandbox::SandboxRequest,
     /// This machine's git, if the sandbox has this machine's programs.
     git: Option<PathBuf>,
+    /// The time of the collection.
+    time: Duration,
     /// The end of the collection, whatever commands remain. The run's branch and its permit wait for the collection.
     deadline: Instant,
 }
@@ -91,90 +101,55 @@ impl WorkExtractor {
             mounts: vec![],
             volumes: vec![],
             init: Some(init),
-            has_gateway: false,
+            task: SandboxTask::Commands,
             // Git has nothing to save at its end, and a program that a hostile file made git start gets no time.
             grace: Duration::ZERO,
             ..spec.clone()
         };
         let order = sandbox::SandboxRequest { spec, ..order.clone() };
-        Self { driver, order, git, deadline: Instant::now() + time }
+        Self { driver, order, git, time, deadline: Instant::now() + time }
     }
 
-    /// Runs a command, and returns its standard output, which has to be small.
-    pub(super) async fn capture_output(
+    /// Runs the commands, one after the other, in one sandbox. Returns the result of each command, in their order: its
+    /// standard output, or nothing if the output went into a file. A command that fails does not keep the next command
+    /// from running. `head` is the commit that is checked out in the repository of the relay's own; `None` if no command
+    /// needs that repository.
+    ///
+    /// # Errors
+    /// Returns an error if the sandbox cannot be made or is lost, or if a file cannot be created.
+    pub(super) async fn run_commands<const N: usize>(
         &self,
-        artifacts: &ArtifactDir,
-        command: &ExtractCommand,
-    ) -> anyhow::Result<Vec<u8>> {
-        self.capture_output_with_head(artifacts, command, None).await
-    }
-
-    /// Runs a command in a repository of the relay that has `head` checked out, and returns the standard output. If
-    /// `head` is `None`, the command has no such repository.
-    pub(super) async fn capture_output_with_head(
-        &self,
-        artifacts: &ArtifactDir,
-        command: &ExtractCommand,
+        commands: [(&ExtractCommand, OutputTarget); N],
         head: Option<ObjectId>,
-    ) -> anyhow::Result<Vec<u8>> {
-        let path = artifacts.directory().join("answer");
-        let filled = self.write_output_with_head(artifacts, &path, (command, head)).await;
-        let answer = fs::read(&path);
-        // The file is removed after a failed command, too. A leftover file is harmless.
-        let _ = fs::remove_file(&path);
-        filled?;
-        Ok(answer?)
-    }
-
-    /// Runs a command, and writes its complete standard output into a file.
-    pub(super) async fn write_output(
-        &self,
-        artifacts: &ArtifactDir,
-        path: &Path,
-        command: &ExtractCommand,
-    ) -> anyhow::Result<()> {
-        self.write_output_with_head(artifacts, path, (command, None)).await
-    }
-
-    async fn write_output_with_head(
-        &self,
-        artifacts: &ArtifactDir,
-        path: &Path,
-        (command, head): (&ExtractCommand, Option<ObjectId>),
-    ) -> anyhow::Result<()> {
-        // 1. The output goes into a file of bounded size; a failed write ends the sandbox's output.
-        let end = self.deadline.min(Instant::now() + command.time);
-        let spool = artifacts.create_bounded(PathBuf::from(path), command.output_bytes)?;
-        let mut sink = BoundedFileWriter { spool, failure: None };
+    ) -> anyhow::Result<[anyhow::Result<Vec<u8>>; N]> {
+        let listed = commands.each_ref().map(|(command, _)| self.listed_command(command));
+        let order = self.sandbox_request(&listed, head)?;
+        // 1. Each command's output goes to a place of its own, of bounded size.
+        let mut outputs = CommandOutputs::new(commands.map(|(command, target)| (target, command)));
         let mut output =
-            OutputCapture::for_stream(OutputStream::Stdout, KEEP_STDERR_BYTES, &mut sink);
-        let order = self.sandbox_request(command, head)?;
+            OutputCapture::for_stream(OutputStream::Stdout, KEEP_STDERR_BYTES, &mut outputs);
         let until = async {
-            sleep_until(end).await;
+            sleep_until(self.deadline).await;
             StopReason::Deadline
         };
-        // 2. The sandbox runs until git has ended, or until the command's time or the extractor's time is over.
+        // 2. The sandbox runs until the last command has ended, or until the extractor's time is over.
         let ended = Box::pin(self.driver.run(&order, &mut output, until)).await;
         fs::remove_dir_all(&order.directory)?;
         let said = output.stderr.finish().text;
-        // 3. Of several errors, the cause is returned: a full file makes git fail, too.
         let ended = ended.context("the sandbox that collects the work failed")?;
-        if let Some(failure) = sink.failure {
-            return Err(failure.into());
-        }
-        if ended.cause.is_some() {
-            bail!("git took more than {:?} to collect the work", command.time);
-        }
-        if ended.exit_code != Some(0) {
-            let why = ended.not_started.unwrap_or(said);
-            bail!("git cannot collect the work: {}", why.trim());
-        }
-        Ok(sink.spool.finish()?)
+        // 3. A command whose end was not reported has the sandbox's end as its reason.
+        let why = if ended.cause.is_some() {
+            format!("git took more than {:?} to collect the work", self.time)
+        } else {
+            let said = ended.not_started.unwrap_or(said);
+            format!("git cannot collect the work: {}", said.trim())
+        };
+        Ok(outputs.into_results(&why))
     }
 
     fn sandbox_request(
         &self,
-        ExtractCommand { argv, env, time, .. }: &ExtractCommand,
+        commands: &[ListedCommand],
         head: Option<ObjectId>,
     ) -> anyhow::Result<sandbox::SandboxRequest> {
         let mut order = self.order.clone();
@@ -191,14 +166,22 @@ impl WorkExtractor {
             let target = PathBuf::from(RELAY_REPOSITORY_TARGET);
             order.spec.mounts = vec![BindMount { source, target, access: MountAccess::ReadOnly }];
         }
-        order.spec.argv.clone_from(argv);
-        if let (Some(git), Some(program)) = (&self.git, order.spec.argv.first_mut()) {
+        order.spec.argv = encode_commands(commands);
+        order.spec.env = BTreeMap::new();
+        order.spec.limits.max_runtime = self.time + WATCHDOG_MARGIN;
+        Ok(order)
+    }
+
+    fn listed_command(
+        &self,
+        ExtractCommand { argv, env, output_bytes }: &ExtractCommand,
+    ) -> ListedCommand {
+        let mut argv = argv.clone();
+        if let (Some(git), Some(program)) = (&self.git, argv.first_mut()) {
             *program = git.display().to_string();
         }
-        let env = env.iter().map(|(name, value)| ((*name).to_owned(), value.clone()));
-        order.spec.env = env.collect();
-        order.spec.limits.max_runtime = *time + WATCHDOG_MARGIN;
-        Ok(order)
+        let env = env.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        ListedCommand { max_output_bytes: *output_bytes, env, argv }
     }
 }
 
@@ -208,36 +191,6 @@ fn as_read_only(workspace: &WorkspaceMount) -> WorkspaceMount {
         WorkspaceMount::Directory { path, .. } => {
             WorkspaceMount::Directory { path: path.clone(), access: MountAccess::ReadOnly }
         }
-    }
-}
-
-/// A writer that copies output into a file until the file's size limit.
-struct BoundedFileWriter {
-    spool: BoundedFile,
-    failure: Option<crate::relay::repo::RepoError>,
-}
-
-impl AsyncWrite for BoundedFileWriter {
-    /// Writes a piece in place, without a blocking thread: a piece has at most a pipe's size and goes to the page
-    /// cache.
-    fn poll_write(self: Pin<&mut Self>, _: &mut Cx<'_>, piece: &[u8]) -> Poll<io::Result<usize>> {
-        let sink = self.get_mut();
-        Poll::Ready(match sink.spool.push(piece) {
-            Ok(()) => Ok(piece.len()),
-            Err(error) => {
-                // The capture sees only an I/O error. The reason stays in `failure` for the caller.
-                sink.failure = Some(error);
-                Err(io::ErrorKind::FileTooLarge.into())
-            }
-        })
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, _: &mut Cx<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Cx<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
     }
 }
 
@@ -257,7 +210,7 @@ const WATCHDOG_MARGIN: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use std::path::Path;
     use std::time::SystemTime;
 
     use super::*;
@@ -293,7 +246,7 @@ mod tests {
             volumes: vec![],
             socket_dir: run.join("sock"),
             init: Some(own("cogni-init")),
-            has_gateway: true,
+            task: SandboxTask::Agent,
         };
         let owner = sandbox::OwnerProcess::this_process().expect("it is there");
         let (run_dir, deadline) = (place.path().to_owned(), SystemTime::now());
@@ -306,12 +259,12 @@ mod tests {
         let given = (own("cogni-init"), Duration::from_mins(2));
         let extractor = WorkExtractor::new(&driver, &order, &git, given);
         let command = ExtractCommand {
-            argv: vec!["git".to_owned()],
-            env: vec![],
-            time: Duration::from_mins(1),
-            output_bytes: 1,
+            argv: vec!["git".to_owned(), "version".to_owned()],
+            env: vec![("TZ", "UTC".to_owned())],
+            output_bytes: 9,
         };
-        let order = extractor.sandbox_request(&command, Some(ObjectId::NONE)).expect("made");
+        let listed = [extractor.listed_command(&command)];
+        let order = extractor.sandbox_request(&listed, Some(ObjectId::NONE)).expect("made");
         let spec = &order.spec;
         assert_eq!(spec.socket_dir, own("run/extract/sock"));
         let names = fs::read_dir(&spec.socket_dir).expect("made");
@@ -321,10 +274,10 @@ mod tests {
             spec.mounts.iter().map(|mount| (&*mount.target, mount.access)).collect();
         assert_eq!(targets, [(Path::new(RELAY_REPOSITORY_TARGET), MountAccess::ReadOnly)]);
         assert_eq!((spec.grace, spec.env.len()), (Duration::ZERO, 0));
-        assert_eq!((&spec.init, spec.has_gateway), (&Some(own("cogni-init")), false));
+        assert_eq!((&spec.init, spec.task), (&Some(own("cogni-init")), SandboxTask::Commands));
         let program = git.program().display().to_string();
         let expected = format!(
-            "/cogni-init --max-runtime 100s --no-gateway --write /dev/shm --write /run --write /tmp -- {program}"
+            "/cogni-init --max-runtime 160s --commands --write /dev/shm --write /run --write /tmp -- 9 1 TZ=UTC 2 {program} version"
         );
         assert_eq!(started_with(spec).join(" "), expected);
         let (path, access) = (own("workspace"), MountAccess::ReadOnly);

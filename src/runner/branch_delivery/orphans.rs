@@ -24,7 +24,7 @@ use crate::runner::sweep::{
     EngineSweepStatus, LeftoverKind, LeftoverSweeper, SweepItem, SweepOutcome,
 };
 use crate::sandbox::spec::{
-    MountAccess, OwnerLabels, RootSource, SANDBOX_UID, SandboxLimits, WorkspaceMount,
+    MountAccess, OwnerLabels, RootSource, SANDBOX_UID, SandboxLimits, SandboxTask, WorkspaceMount,
 };
 use crate::sandbox::{self, OwnerProcess, SandboxDriver, SandboxSpec, embedded, sandbox_name};
 
@@ -191,7 +191,7 @@ async fn recover_workspace(
         volumes: vec![],
         socket_dir: directory.socket_dir(),
         init: None,
-        has_gateway: false,
+        task: SandboxTask::Commands,
     };
     let order = sandbox::SandboxRequest {
         spec,

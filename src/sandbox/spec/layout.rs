@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::{
     BindMount, CLAIM_SOCKET, HOSTS_FILE, MountAccess, RootSource, SOCKET_DIR_TARGET, SandboxSpec,
-    VolumeMount, WORKSPACE_TARGET, WorkspaceMount,
+    SandboxTask, VolumeMount, WORKSPACE_TARGET, WorkspaceMount,
 };
 
 /// A directory in memory, as a mount.
@@ -76,8 +76,8 @@ impl SandboxSpec {
     fn init_options(&self) -> Vec<String> {
         let after = (self.limits.max_runtime + self.grace + WATCHDOG_DELAY).as_secs();
         let mut options = vec!["--max-runtime".to_owned(), format!("{after}s")];
-        if !self.has_gateway {
-            options.push("--no-gateway".to_owned());
+        if self.task == SandboxTask::Commands {
+            options.push("--commands".to_owned());
         }
         for place in self.writable_paths() {
             options.extend(["--write".to_owned(), place]);

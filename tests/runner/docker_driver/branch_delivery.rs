@@ -102,6 +102,28 @@ async fn a_run_may_have_nothing_to_deliver() {
     assert_eq!(entries(&place.runner.path().join("state/work")), [""; 0]);
 }
 
+/// L3, R5: A delivery starts one sandbox if there are only commits, and two sandboxes at most whatever the workspace holds.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delivery_starts_two_sandboxes_at_most() {
+    let place = DeliverySetup::new().await;
+    let commit = "echo one > one && git add one && git commit -qm 'Add one'";
+    let beside = format!("{commit} && git checkout -qb x && git commit -q --allow-empty -m 2");
+    for (key, script, expected) in [
+        ("commit", commit, 1),
+        ("detached", &*format!("{commit} && git checkout -q --detach"), 1),
+        ("nothing", "true", 2),
+        ("files", "echo one > one", 2),
+        ("elsewhere", &*format!("git checkout -qb x && {commit}"), 2),
+        ("beside", &*beside, 2),
+        ("unreadable", "rm -rf .git", 2),
+    ] {
+        let result = place.run(&["--branch-key", key], script);
+        // The agent's own sandbox is one of them.
+        let started = result.shown.matches("the sandbox runs").count();
+        assert_eq!(started, 1 + expected, "{key}: {}\n{}", result.json, result.shown);
+    }
+}
+
 /// R5, L7: A second interrupt ends the wait for a remote that hangs; the delivery continues later from the outbox.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_interrupt_detaches_a_delivery() {

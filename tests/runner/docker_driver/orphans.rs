@@ -32,6 +32,7 @@ async fn the_work_of_a_killed_runner_is_delivered() {
     assert_eq!(code, 0, "{said}");
     let told: Value = serde_json::from_str(said.lines().next().unwrap()).unwrap();
     assert_eq!(json!([told["id"], told["step"], told["is_pushed"]]), json!([id, "done", true]));
+    assert_eq!(said.matches("the sandbox runs").count(), 1, "{said}");
     let log = git(&place.forge.bare(), &["log", "--format=%s", "sandbox/retried"]);
     assert_eq!(log, "Add one\nchange README");
     assert_eq!(place.relay(&["status"]), (0, "everything is delivered\n".to_owned()));
