@@ -230,9 +230,8 @@ impl LongRunningPool {
         let policy = config.digest();
         let gateway = RunGatewayBackend::open(gateway, config, &stay.directory, &labels)?;
         tracing::info!(run = spec.run, resident = stay.id, "claimed a resident sandbox");
-        let directory = own.path().to_owned();
         let turn = SandboxSession::new(held, self.terms, spec.clone());
-        let order = sandbox::SandboxRequest { spec, labels, directory };
+        let order = sandbox::SandboxRequest { spec, labels, directory: own.path().to_owned() };
         let target = match target {
             Some(target) => {
                 let (order, driver) = (order.clone(), driver.clone());
