@@ -37,11 +37,10 @@ use crate::base::task_group::TaskGroup;
 use crate::gateway::run::AgentRun;
 use crate::gateway::upstream::headers::UpstreamRequestHead;
 use crate::gateway::upstream::{self, UpstreamClient};
-use crate::llm::protocol::GatewayRoute;
 use crate::llm::request::{LlmCall, ScannedBody};
 use crate::llm::response::UsageChunkMode;
 use crate::telemetry::{access_log, metrics};
-use exchange::GatewayExchange;
+use exchange::{EnteredCall, GatewayExchange};
 use limits::RunCapacity;
 use local_response::{ClientReply, ResponseBody};
 use read_body::{IncomingRequestBody, RequestBody};
@@ -84,7 +83,7 @@ pub async fn handle_request(
 enum ReceivedRequest {
     /// A request that the gateway answers without the upstream.
     LocalResponse(Response<String>),
-    Call(GatewayRoute, UpstreamRequestHead, Option<ScannedBody>),
+    Call(EnteredCall, UpstreamRequestHead, Option<ScannedBody>),
 }
 
 /// Runs the first part of the pipeline, in order: the steps that need the client's connection.
@@ -98,29 +97,29 @@ async fn receive_request(
 ) -> Result<ReceivedRequest, CallRejection> {
     let route = request.route()?;
     exchange.set_route(route, &request);
-    let policy = Arc::clone(&exchange.policy);
+    let policy = Arc::clone(exchange.policy());
     if let Some(response) = local_response::own(exchange.gateway(), &policy, route, &request) {
         return Ok(ReceivedRequest::LocalResponse(response));
     }
     // The route and the audience are now known, so every rejection below has the shape of the client's
     // protocol.
     request.check(&policy.config)?;
-    exchange.enter_call(route)?;
+    let mut entered = exchange.enter_call(route)?;
     let mut head = UpstreamRequestHead::new(
         route,
         &request,
         &policy.config.headers,
         Arc::clone(&policy.overwrites),
-        &exchange.id,
+        exchange.id(),
     );
     exchange.set_traceparent(&mut head);
     // The fields that go upstream have been copied. Do not hold the head while the body arrives.
     drop(request);
     let body = match route.method() {
-        &Method::POST => Some(exchange.read_body(route, body).await?),
+        &Method::POST => Some(exchange.read_body(&mut entered, body).await?),
         _ => None,
     };
-    Ok(ReceivedRequest::Call(route, head, body))
+    Ok(ReceivedRequest::Call(entered, head, body))
 }
 
 /// Answers a request that was received or rejected.
@@ -136,8 +135,8 @@ async fn finish_received(
             exchange.finish_local(&response);
             return ClientReply::own(response);
         }
-        Ok(ReceivedRequest::Call(route, head, body)) => {
-            admit_request(&mut exchange, route, head, body).await
+        Ok(ReceivedRequest::Call(entered, head, body)) => {
+            admit_request(&mut exchange, entered, head, body).await
         }
         Err(rejection) => Err(rejection),
     };
@@ -150,19 +149,15 @@ async fn finish_received(
 /// Runs the second part of the pipeline: the steps that need only the received request.
 async fn admit_request(
     exchange: &mut GatewayExchange,
-    route: GatewayRoute,
+    entered: EnteredCall,
     mut head: UpstreamRequestHead,
     body: Option<ScannedBody>,
 ) -> Result<(UsageChunkMode, upstream::UpstreamCall), CallRejection> {
-    let mut call = match body {
-        Some(body) => {
-            let (call, rules) = exchange.call_admission().check_body(body, &mut head)?;
-            exchange.set_matched_rules(rules);
-            call
-        }
-        None => LlmCall::default(),
+    let (mut call, rules) = match body {
+        Some(body) => exchange.call_admission().check_body(body, &mut head)?,
+        None => (LlmCall::default(), vec![]),
     };
-    exchange.admit_call(route, &mut call).await?;
+    exchange.admit_call(entered, &mut call, rules).await?;
     // From here on the budget is reserved and the audit log has the admission.
     let deadline = exchange.gateway().run.ledger.deadline().map(Into::into);
     let usage_chunk = call.usage_chunk;

@@ -1,19 +1,21 @@
 //! One request and its response, from first byte to last, settled exactly once.
 //!
-//! Dropping a [`GatewayExchange`] settles the budget and writes the records, so a cancelled call is
-//! accounted for like any other call.
+//! An exchange is in one state at a time ([`ExchangeState`]), and a state has the data that only this
+//! state needs. Dropping a [`GatewayExchange`] settles the budget and writes the records, so a cancelled
+//! call is accounted for like any other call.
 
 mod charge;
 mod error_body;
 mod observed_body;
 mod pending_response;
+mod provider_response;
 mod report;
 
+use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use bytes::Bytes;
 use http::{Method, Response};
 
 use super::RunGateway;
@@ -29,29 +31,34 @@ use super::rejection::{CallRejection, audit_outcome};
 use crate::base::cancel_watch::CancelWatch;
 use crate::base::header_lines::HeaderLines;
 use crate::gateway::run::RequestId;
-use crate::gateway::upstream::headers::{self, ClientHead, ResponseMetadata, UpstreamRequestHead};
-use crate::gateway::upstream::redactor::SecretRedactor;
+use crate::gateway::upstream::headers::{ClientHead, UpstreamRequestHead};
 use crate::gateway::upstream::{self, ProviderAnswer};
 use crate::llm::budget::{
-    BudgetAmount, BudgetReservation, Nanodollars, OpenCallPermit, TokenUsage, Tokens, UsageSource,
+    BudgetAmount, BudgetReservation, OpenCallPermit, TokenUsage, UsageSource,
 };
 use crate::llm::protocol::{GatewayRoute, LlmProtocol};
 use crate::llm::request::{FieldChangeKind, LlmCall, ScannedBody};
-use crate::llm::response::{CallAllowance, ResponseFormat, ResponseObserver, UsageChunkMode};
+use crate::llm::response::UsageChunkMode;
 use crate::telemetry::audit::records::{CallAdmittedRecord, CallOutcome};
-use crate::telemetry::metrics::{self, InFlightGuard};
+use crate::telemetry::metrics::InFlightGuard;
 
-use charge::SilenceTimer;
-use error_body::UpstreamErrorBody;
 pub use observed_body::{ObservedBody, ResponseBodyError};
+use provider_response::ProviderResponse;
+use report::ExchangeEnd;
 
 /// A request being served. The exchange lives in the response's body and ends with that body.
-#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub struct GatewayExchange {
+    context: ExchangeContext,
+    state: ExchangeState,
+    _in_flight: InFlightGuard,
+}
+
+/// The part of an exchange that every state needs.
+struct ExchangeContext {
     gateway: Arc<RunGateway>,
     /// The policy that was in force when the request arrived.
-    pub(super) policy: Arc<GatewayPolicy>,
-    pub(super) id: RequestId,
+    policy: Arc<GatewayPolicy>,
+    id: RequestId,
     method: Method,
     /// The ID of the calling process, if known.
     pid: Option<u32>,
@@ -63,79 +70,65 @@ pub struct GatewayExchange {
     model: Option<Box<str>>,
     /// The rules that matched, or the rule that rejected the call.
     rules: Vec<Arc<str>>,
-    stage: ExchangeStage,
+    /// The status that the client sees. 0 if the client got no response.
     status: u16,
     code: Option<&'static str>,
-    outcome: CallOutcome,
-    facts: ResponseMetadata,
-    first_byte: Option<Duration>,
-    last_frame: Instant,
+    /// `None` until something has ended the exchange.
+    outcome: Option<CallOutcome>,
     response_bytes: u64,
-    frames: u64,
-    reported: Option<TokenUsage>,
-    /// See [`ResponseObserver::output_lower_bound`].
-    at_least: Tokens,
-    /// See [`ResponseObserver::output_estimate`].
-    estimate: Tokens,
-    cost: Option<Nanodollars>,
-    /// The time at which the call was sent upstream.
-    sent: Option<Instant>,
-    silence: SilenceTimer,
-    /// The upstream's own status; `status` is the status that the client sees.
-    upstream_status: Option<u16>,
-    /// The names of the fields that were not sent upstream, as the response header has them.
-    dropped: Option<Box<str>>,
-    /// The number of answers that the model writes.
-    choices: u32,
-    is_stream: bool,
-    /// True once the response has announced its own end.
-    has_finished: bool,
-    /// True if the response is complete and did not end with an error.
-    is_whole: bool,
-    /// True if the observer cannot read the response's format, or lost its place in the response.
-    is_unreadable: bool,
-    /// The model's metrics, set once the upstream has accepted the model's name.
-    metered: Option<Arc<metrics::ModelMetrics>>,
     /// The watch that reports an operator's abort of the call.
     cut: CancelWatch,
-    /// The request's permit among those in flight, with the bytes of its body. Held until the exchange
-    /// ends, drains included.
-    permit: Option<RequestPermit>,
-    /// The redactor of the upstream's key, set if the response is an error or may become an error.
-    redactor: Option<Box<SecretRedactor>>,
-    /// The body of a response that is an error.
-    error_body: Option<Box<UpstreamErrorBody>>,
-    /// The estimated output tokens in the text of an error.
-    error_tokens: Tokens,
-    _in_flight: InFlightGuard,
 }
 
-/// The progress of a request.
-enum ExchangeStage {
+/// The progress of a request. Only the functions of this file change the state.
+enum ExchangeState {
     /// No budget is reserved. If the exchange ends here, the request was rejected.
-    Arrived,
-    /// The request holds a permit among the open calls, and its body is being read. If the exchange
-    /// ends here, the request was rejected.
-    Entered(OpenCallPermit),
+    Received,
     /// The admission is being written to the audit log. If the exchange ends here, the reservation is
     /// released; the audit log itself settles the record.
     Admitting(BudgetReservation),
-    /// The admission is recorded and the budget is reserved. If the exchange ends here, the call must
-    /// be settled.
-    Admitted(BudgetReservation),
+    /// The admission is recorded and the call goes upstream. If the exchange ends here, the call must be
+    /// settled.
+    Sent(BudgetReservation, SentCall),
+    /// The upstream has answered. If the exchange ends here, the call must be settled.
+    Streaming(BudgetReservation, SentCall, Box<ProviderResponse>),
     /// The admission was recorded, but the call never reached the upstream and its reservation was
-    /// released.
-    Undelivered,
+    /// released. `None` if the call was not even sent.
+    Undelivered(Option<SentCall>),
     /// The gateway itself answered the request.
     Answered,
+}
+
+/// The permits of a call that was admitted by its head. Only such a call may have its body read and its
+/// budget reserved.
+pub(super) struct EnteredCall {
+    route: GatewayRoute,
+    open_call: OpenCallPermit,
+    request: RequestPermit,
+}
+
+/// A call that was admitted and sent upstream.
+struct SentCall {
+    route: GatewayRoute,
+    sent: Instant,
+    /// True if the client requested a stream.
+    is_stream: bool,
+    /// The number of answers that the model writes.
+    choices: u32,
+    /// The names of the fields that were not sent upstream, as the response header has them.
+    dropped: Option<Box<str>>,
+    /// The usage, if it is known although there is no response that reports it.
+    known_usage: Option<TokenUsage>,
+    /// The request's permit among those in flight, with the bytes of its body. Held until the exchange
+    /// ends, drains included.
+    permit: RequestPermit,
 }
 
 impl GatewayExchange {
     pub(super) fn begin(gateway: Arc<RunGateway>, pid: Option<u32>, method: &Method) -> Box<Self> {
         let in_flight = gateway.metrics.track_request();
         let cut = CancelWatch::new(gateway.run.control.abort_token());
-        let now = Instant::now();
-        Box::new(Self {
+        let context = ExchangeContext {
             policy: gateway.policy.load_full(),
             gateway,
             id: RequestId::new(),
@@ -143,121 +136,76 @@ impl GatewayExchange {
             pid,
             route: None,
             audience: LlmProtocol::Chat.into(),
-            started: now,
+            started: Instant::now(),
             request_bytes: 0,
             model: None,
             rules: vec![],
-            stage: ExchangeStage::Arrived,
             status: 0,
             code: None,
-            // The default outcome. A dropped exchange without another outcome means that the client
-            // disconnected.
-            outcome: CallOutcome::ClientGone,
-            facts: ResponseMetadata::default(),
-            first_byte: None,
-            last_frame: now,
+            outcome: None,
             response_bytes: 0,
-            frames: 0,
-            reported: None,
-            at_least: Tokens::ZERO,
-            estimate: Tokens::ZERO,
-            cost: None,
-            sent: None,
-            silence: SilenceTimer::start_at(now),
-            upstream_status: None,
-            dropped: None,
-            choices: 1,
-            is_stream: false,
-            has_finished: false,
-            is_whole: false,
-            is_unreadable: false,
-            metered: None,
             cut,
-            permit: None,
-            redactor: None,
-            error_body: None,
-            error_tokens: Tokens::ZERO,
-            _in_flight: in_flight,
-        })
+        };
+        Box::new(Self { context, state: ExchangeState::Received, _in_flight: in_flight })
     }
 
     pub(super) fn gateway(&self) -> &RunGateway {
-        &self.gateway
+        &self.context.gateway
+    }
+
+    pub(super) fn policy(&self) -> &Arc<GatewayPolicy> {
+        &self.context.policy
+    }
+
+    pub(super) fn id(&self) -> &RequestId {
+        &self.context.id
     }
 
     pub(super) fn set_route(&mut self, route: GatewayRoute, head: &impl ClientHead) {
-        self.route = Some(route);
-        self.audience = Audience::of(route.protocol(), head);
+        self.context.route = Some(route);
+        self.context.audience = Audience::of(route.protocol(), head);
     }
 
     /// Admits the request by its head alone.
-    pub(super) fn enter_call(&mut self, route: GatewayRoute) -> Result<(), CallRejection> {
+    pub(super) fn enter_call(&self, route: GatewayRoute) -> Result<EnteredCall, CallRejection> {
         // 1. The operator's switch, 2. the bound of requests in flight, 3. the budget. After a rejection, the
-        // drop of the exchange releases the permits of the earlier steps.
-        self.gateway.run.control.check_accepting()?;
-        self.permit = Some(self.gateway.capacity.admit_request()?);
-        self.stage = ExchangeStage::Entered(self.call_admission().enter_call(route)?);
-        Ok(())
+        // drop of an earlier step's permit releases that permit.
+        let gateway = self.gateway();
+        gateway.run.control.check_accepting()?;
+        let request = gateway.capacity.admit_request()?;
+        let open_call = self.call_admission().enter_call(route)?;
+        Ok(EnteredCall { route, open_call, request })
     }
 
     /// Reads the body of a request that was admitted by its head.
     pub(super) async fn read_body(
         &mut self,
-        route: GatewayRoute,
+        entered: &mut EnteredCall,
         body: &mut IncomingRequestBody<impl RequestBody>,
     ) -> Result<ScannedBody, BodyReadError> {
-        let permit = self.permit.as_mut().expect("a request that was let in has a place");
-        let body = body.read_body(route, &self.policy.config, permit).await?;
-        self.request_bytes = body.len();
+        let policy = &self.context.policy.config;
+        let body = body.read_body(entered.route, policy, &mut entered.request).await?;
+        self.context.request_bytes = body.len();
         Ok(body)
-    }
-
-    /// Removes the upstream's key from a frame of an error's body or of an error event.
-    ///
-    /// Redaction starts with the first frame that may belong to an error and continues to the end of
-    /// the response. A frame that ends inside an event counts, because that event may become an error.
-    fn redact_frame(&mut self, frame: Bytes, may_be_error: bool) -> Bytes {
-        if may_be_error && self.redactor.is_none() {
-            self.redact_errors();
-        }
-        match &mut self.redactor {
-            Some(redactor) => redactor.redact_frame(&frame),
-            None => frame,
-        }
-    }
-
-    fn redact_errors(&mut self) {
-        self.redactor = Some(Box::new(self.policy.overwrites.redactor()));
-    }
-
-    /// Releases the permit for the body's bytes, once the body is no longer held.
-    fn release_body(&mut self) {
-        if let Some(permit) = &mut self.permit {
-            permit.release_bytes();
-        }
     }
 
     /// Adds the `traceparent` header, which names the call's span in the run's trace to the upstream.
     pub(super) fn set_traceparent(&self, head: &mut UpstreamRequestHead) {
-        if let Some(trace) = &self.gateway.run.trace
-            && self.policy.config.headers.traceparent
+        if let Some(trace) = &self.gateway().run.trace
+            && self.policy().config.headers.traceparent
         {
-            head.set_traceparent(&trace.traceparent(&self.id.span_id()));
+            head.set_traceparent(&trace.traceparent(&self.id().span_id()));
         }
     }
 
     /// Returns the policy, identity and ledger that decide whether the call is admitted.
     pub(super) fn call_admission(&self) -> CallAdmission<'_> {
-        let run = &self.gateway.run;
-        CallAdmission { policy: &self.policy, identity: &run.identity, ledger: &run.ledger }
-    }
-
-    pub(super) fn set_matched_rules(&mut self, rules: Vec<Arc<str>>) {
-        self.rules = rules;
+        let run = &self.context.gateway.run;
+        CallAdmission { policy: &self.context.policy, identity: &run.identity, ledger: &run.ledger }
     }
 
     /// Reserves the budget for the call and records the admission. Nothing may be sent upstream before
-    /// this function returns `Ok`.
+    /// this function returns `Ok`. `rules` are the rules that matched.
     ///
     /// The steps are:
     ///
@@ -267,126 +215,120 @@ impl GatewayExchange {
     /// 4. Check again that the operator lets calls begin. If not, settle the record as not sent.
     pub(super) async fn admit_call(
         &mut self,
-        route: GatewayRoute,
+        entered: EnteredCall,
         call: &mut LlmCall,
+        rules: Vec<Arc<str>>,
     ) -> Result<(), CallRejection> {
-        self.gateway.run.control.check_accepting()?;
-        let gateway = Arc::clone(&self.gateway);
-        let ExchangeStage::Entered(entry) =
-            std::mem::replace(&mut self.stage, ExchangeStage::Arrived)
-        else {
-            unreachable!("a call is admitted once, after it was let in");
-        };
-        // The stage is `Arrived` until the reservation exists, so an error here is recorded as a
-        // refusal.
-        let reservation = self.call_admission().reserve_budget(entry, route, call);
+        let EnteredCall { route, open_call, request: permit } = entered;
+        self.context.rules = rules;
+        let gateway = Arc::clone(&self.context.gateway);
+        gateway.run.control.check_accepting()?;
+        // The state is `Received` until the reservation exists, so an error here is recorded as a refusal.
+        let reservation = self.call_admission().reserve_budget(open_call, route, call);
         // Take the model before `?`, because the refusal's record names the model.
-        self.model = call.model.take();
+        self.context.model = call.model.take();
         let reservation = reservation?;
         let reserved = reservation.granted_amount();
-        // If the client disconnects during the await below, `drop` finds this stage and releases the
+        // If the client disconnects during the await below, `drop` finds this state and releases the
         // reservation.
-        self.stage = ExchangeStage::Admitting(reservation);
+        self.state = ExchangeState::Admitting(reservation);
+        let context = &self.context;
         let record = CallAdmittedRecord {
-            request: self.id.as_str(),
+            request: context.id.as_str(),
             route: route.name(),
-            model: self.model.as_deref(),
-            rules: &self.rules,
+            model: context.model.as_deref(),
+            rules: &context.rules,
             stream: call.stream,
-            request_bytes: self.request_bytes,
-            pid: self.pid,
+            request_bytes: context.request_bytes,
+            pid: context.pid,
             reserved,
         };
         let admitted = gateway.run.audit.record_admission(&record).await;
-        if let ExchangeStage::Admitting(reservation) =
-            std::mem::replace(&mut self.stage, ExchangeStage::Arrived)
-        {
-            match admitted {
-                // The operator may have paused the run while the record was written; no call may go out
-                // after that.
-                Ok(()) => match gateway.run.control.check_accepting() {
-                    Ok(()) => self.stage = ExchangeStage::Admitted(reservation),
-                    Err(shut) => {
-                        reservation.release_unspent();
-                        // The record exists, so this call must be settled and not recorded as a
-                        // refusal.
-                        self.stage = ExchangeStage::Undelivered;
-                        self.outcome = CallOutcome::NotSent;
-                        return Err(shut.into());
-                    }
-                },
-                Err(error) => {
-                    reservation.release_unspent();
-                    return Err(error.into());
-                }
-            }
+        let ExchangeState::Admitting(reservation) =
+            mem::replace(&mut self.state, ExchangeState::Received)
+        else {
+            unreachable!("only this function ends the state, and it is called once");
+        };
+        if let Err(error) = admitted {
+            reservation.release_unspent();
+            return Err(error.into());
         }
+        // The operator may have paused the run while the record was written; no call may go out after
+        // that.
+        if let Err(shut) = gateway.run.control.check_accepting() {
+            reservation.release_unspent();
+            // The record exists, so this call must be settled and not recorded as a refusal.
+            self.state = ExchangeState::Undelivered(None);
+            self.context.outcome = Some(CallOutcome::NotSent);
+            return Err(shut.into());
+        }
+        self.state = ExchangeState::Sent(reservation, SentCall::new(route, call, permit));
         // Nothing below can fail, so the counters include only admitted calls.
         gateway.run.counts.admitted.fetch_add(1, Ordering::Relaxed);
         for change in call.changes.iter().filter(|change| change.what == FieldChangeKind::Dropped) {
             gateway.metrics.record_dropped_field(route, change.why.as_str());
         }
-        self.dropped = dropped_fields::named(&call.changes);
-        self.is_stream = call.stream;
-        self.choices = call.choices;
-        let now = Instant::now();
-        self.sent = Some(now);
-        self.silence = SilenceTimer::start_at(now);
         Ok(())
     }
 
     /// Ends the exchange with a response of the gateway itself, which costs nothing.
     pub(super) fn finish_local(mut self: Box<Self>, response: &Response<String>) {
-        self.status = response.status().as_u16();
-        self.response_bytes = response.body().len() as u64;
-        self.outcome = CallOutcome::Completed;
-        self.stage = ExchangeStage::Answered;
+        self.context.set_own_response(response);
+        self.context.outcome = Some(CallOutcome::Completed);
+        self.state = ExchangeState::Answered;
     }
 
     /// Ends the exchange with an error in the shape of the route's protocol.
     pub(super) fn finish_rejected(mut self: Box<Self>, rejection: &CallRejection) -> ClientReply {
-        let response = rejection.to_response(self.audience);
-        self.status = response.status().as_u16();
-        self.response_bytes = response.body().len() as u64;
-        self.code = Some(rejection.code());
-        if let CallRejection::UnreadableBody(BodyReadError::Interrupted(_)) = rejection
-            && self.early_end() == CallOutcome::ShutDown
-        {
-            // The shutdown closed the connection of an HTTP/2 request; the client did not leave.
-            self.code = Some(CallOutcome::ShutDown.as_str());
-        }
-        if let CallRejection::Aborted = rejection {
-            self.outcome = CallOutcome::ShutDown;
-        }
-        if let CallRejection::UpstreamAuth = rejection {
-            self.outcome = CallOutcome::UpstreamFailed;
-            self.gateway.metrics.record_upstream_error(rejection.code());
-            // The upstream's status shows that the upstream did nothing, so the call is charged no
-            // tokens.
-            self.reported =
-                Some(TokenUsage { source: UsageSource::Provider, ..TokenUsage::default() });
-        }
-        if let CallRejection::Rule(refusal) = rejection {
-            self.rules = vec![refusal.rule_name()];
-        }
-        if let CallRejection::Upstream(error) = rejection {
-            self.set_upstream_error(error);
-            self.gateway.metrics.record_upstream_error(error.code());
-            self.gateway.upstream.failures().failed(error);
-            // A reservation may be released only if no byte reached the upstream. After any other
-            // failure the provider may bill the call, so `drop` settles that call.
-            if error.is_certainly_undelivered()
-                && let ExchangeStage::Admitted(reservation) =
-                    std::mem::replace(&mut self.stage, ExchangeStage::Undelivered)
+        let context = &mut self.context;
+        let response = rejection.to_response(context.audience);
+        context.set_own_response(&response);
+        context.code = Some(rejection.code());
+        match rejection {
+            CallRejection::UnreadableBody(BodyReadError::Interrupted(_))
+                if context.early_end() == CallOutcome::ShutDown =>
             {
-                reservation.release_unspent();
-                self.gateway.run.counts.unreached.fetch_add(1, Ordering::Relaxed);
+                // The shutdown closed the connection of an HTTP/2 request; the client did not leave.
+                context.code = Some(CallOutcome::ShutDown.as_str());
             }
+            CallRejection::Aborted => context.outcome = Some(CallOutcome::ShutDown),
+            CallRejection::Rule(refusal) => context.rules = vec![refusal.rule_name()],
+            CallRejection::UpstreamAuth => {
+                context.outcome = Some(CallOutcome::UpstreamFailed);
+                context.gateway.metrics.record_upstream_error(rejection.code());
+                // The upstream's status shows that the upstream did nothing, so the call is charged no
+                // tokens.
+                if let ExchangeState::Sent(_, sent) = &mut self.state {
+                    let source = UsageSource::Provider;
+                    sent.known_usage = Some(TokenUsage { source, ..TokenUsage::default() });
+                }
+            }
+            CallRejection::Upstream(error) => {
+                context.record_upstream_failure(error);
+                // A reservation may be released only if no byte reached the upstream. After any other
+                // failure the provider may bill the call, so `drop` settles that call.
+                if error.is_certainly_undelivered() {
+                    self.release_undelivered();
+                }
+            }
+            _ => {}
         }
         // The headers come last: a turn that was given back above is left again.
         let mut answer = ClientReply::own(response);
         self.add_budget_headers(&mut answer.fields);
         answer
+    }
+
+    /// Gives back the reservation of a call of which no byte reached the upstream.
+    fn release_undelivered(&mut self) {
+        self.state = match mem::replace(&mut self.state, ExchangeState::Received) {
+            ExchangeState::Sent(reservation, sent) => {
+                reservation.release_unspent();
+                self.gateway().run.counts.unreached.fetch_add(1, Ordering::Relaxed);
+                ExchangeState::Undelivered(Some(sent))
+            }
+            other => other,
+        };
     }
 
     /// Passes the upstream's response to the client. The exchange ends when the response's body ends.
@@ -395,54 +337,29 @@ impl GatewayExchange {
         usage_chunk: UsageChunkMode,
         answer: ProviderAnswer,
     ) -> ClientReply {
-        let ProviderAnswer { status, mut fields, body } = answer;
         // An encoded response can be neither counted nor redacted, so no byte of its body reaches the
         // client.
-        if status.is_success() && is_encoded(&fields) {
+        if answer.status.is_success() && is_encoded(&answer.fields) {
             return self.finish_rejected(
                 &upstream::UpstreamError::Malformed(ENCODED_RESPONSE_MESSAGE).into(),
             );
         }
-        self.status = status.as_u16();
-        self.upstream_status = Some(self.status);
-        if status.is_success()
-            // A response of a free route does not prove that the model exists: any name gets one.
-            && self.route.is_some_and(GatewayRoute::spends_tokens)
-            && let Some(model) = &self.model
-        {
-            self.metered = Some(self.gateway.metrics.model_metrics(model));
-        }
-        let format = ResponseFormat::from_headers(
-            fields.get("content-type"),
-            fields.get("content-encoding"),
-        );
-        if status.is_client_error() || status.is_server_error() {
-            self.redact_errors();
-            let is_json = format == ResponseFormat::Json;
-            let error_body = UpstreamErrorBody::new(self.audience.protocol, status, is_json);
-            self.error_body = Some(Box::new(error_body));
-        }
-        // The order matters: remove headers that reflect the upstream's key first, before a value of
-        // them reaches the records.
-        self.policy.overwrites.remove_reflected(&mut fields);
-        self.facts = headers::filter_for_client(&mut fields, &self.policy.config.headers);
-        if let Some(dropped) = &self.dropped {
-            fields.push(dropped_fields::NAME, dropped.as_bytes());
-        }
+        let ExchangeState::Sent(reservation, sent) = &self.state else {
+            unreachable!("only a call that was sent is answered");
+        };
+        let status = answer.status;
+        let (mut fields, response) =
+            self.context.begin_response((reservation, sent), usage_chunk, answer);
+        self.context.status = status.as_u16();
+        let response = Box::new(response);
+        self.state = match mem::replace(&mut self.state, ExchangeState::Received) {
+            ExchangeState::Sent(reservation, sent) => {
+                ExchangeState::Streaming(reservation, sent, response)
+            }
+            other => other,
+        };
         self.add_budget_headers(&mut fields);
-        self.is_unreadable = format == ResponseFormat::Opaque;
-        // A client that requested a stream may get one JSON body, for example an error.
-        self.is_stream &= format != ResponseFormat::Json;
-        let mut observer =
-            ResponseObserver::new(self.route.unwrap_or(GatewayRoute::Models), format, usage_chunk);
-        if let Some(allowance) = self.call_allowance() {
-            observer = observer.with_allowance(allowance);
-        }
-        ClientReply {
-            status,
-            fields,
-            body: ResponseBody::Observed(ObservedBody::new(body, observer, self)),
-        }
+        ClientReply { status, fields, body: ResponseBody::Observed(ObservedBody::new(self)) }
     }
 
     /// Adds the headers with the budget that remains beside this call.
@@ -450,51 +367,33 @@ impl GatewayExchange {
     /// The call's turn counts as spent. The call's tokens do not count, because their number is not
     /// known yet.
     fn add_budget_headers(&self, fields: &mut HeaderLines) {
-        if !self.route.is_some_and(GatewayRoute::spends_tokens) {
+        if !self.context.route.is_some_and(GatewayRoute::spends_tokens) {
             return;
         }
-        let own = match &self.stage {
-            ExchangeStage::Admitted(reservation) => {
+        let own = match &self.state {
+            ExchangeState::Sent(reservation, _) | ExchangeState::Streaming(reservation, ..) => {
                 BudgetAmount { turns: 0, ..reservation.granted_amount() }
             }
             _ => BudgetAmount::default(),
         };
         budget_headers::insert_budget_headers(
             fields,
-            &self.gateway.run.ledger.status_excluding(own),
+            &self.gateway().run.ledger.status_excluding(own),
         );
     }
+}
 
-    /// Returns the limits that the response must keep. `None` if no budget limits the output.
-    fn call_allowance(&self) -> Option<CallAllowance> {
-        let ExchangeStage::Admitted(reservation) = &self.stage else { return None };
-        let (output, input) = (reservation.output_limit()?, reservation.granted_amount().input);
-        Some(CallAllowance { input, output, cutoff: self.policy.config.cutoff })
+impl ExchangeContext {
+    fn set_own_response(&mut self, response: &Response<String>) {
+        self.status = response.status().as_u16();
+        self.response_bytes = response.body().len() as u64;
     }
 
-    fn set_upstream_error(&mut self, error: &upstream::UpstreamError) {
+    fn record_upstream_failure(&mut self, error: &upstream::UpstreamError) {
         self.code = Some(error.code());
-        self.outcome = audit_outcome(error);
-    }
-
-    /// Counts a frame that the upstream sent.
-    fn count_frame(&mut self, length: usize) {
-        let now = Instant::now();
-        // The first frame has no gap; the time before that frame is recorded as the time to the first
-        // byte.
-        let gap = self.first_byte.map(|_| now.duration_since(self.last_frame));
-        let model = self.metered.as_deref();
-        if gap.is_none() {
-            let elapsed = now.duration_since(self.started);
-            self.first_byte = Some(elapsed);
-            if let Some(model) = model {
-                model.record_first_byte(elapsed);
-            }
-        }
-        self.gateway.metrics.record_frame(model, gap, length);
-        self.last_frame = now;
-        self.frames += 1;
-        self.response_bytes += length as u64;
+        self.outcome = Some(audit_outcome(error));
+        self.gateway.metrics.record_upstream_error(error.code());
+        self.gateway.upstream.failures().failed(error);
     }
 
     /// Returns the outcome of an exchange that is dropped before anything else has ended it.
@@ -508,50 +407,62 @@ impl GatewayExchange {
             CallOutcome::ClientGone
         }
     }
+}
 
-    fn metered_model(&self) -> Arc<metrics::ModelMetrics> {
-        let seen = self.metered.clone();
-        seen.unwrap_or_else(|| {
-            self.gateway.metrics.existing_model_metrics(self.model.as_deref().unwrap_or_default())
-        })
+impl SentCall {
+    fn new(route: GatewayRoute, call: &LlmCall, permit: RequestPermit) -> Self {
+        Self {
+            route,
+            sent: Instant::now(),
+            is_stream: call.stream,
+            choices: call.choices,
+            dropped: dropped_fields::named(&call.changes),
+            known_usage: None,
+            permit,
+        }
     }
 }
 
 impl Drop for GatewayExchange {
     fn drop(&mut self) {
-        if self.outcome == CallOutcome::ClientGone {
-            self.outcome = self.early_end();
-        }
-        let now = Instant::now();
-        // Each stage has one way to end. The reservation moves out of the stage, so it is settled or
+        let context = &self.context;
+        let outcome = context.outcome.unwrap_or_else(|| context.early_end());
+        let mut end = ExchangeEnd { outcome, now: Instant::now(), sent: None, response: None };
+        // Each state has one way to end. The reservation moves out of the state, so it is settled or
         // released exactly once.
-        let usage = match std::mem::replace(&mut self.stage, ExchangeStage::Answered) {
-            ExchangeStage::Arrived | ExchangeStage::Entered(_) => {
-                self.record_refusal(self.code.unwrap_or(self.outcome.as_str()));
-                None
+        match mem::replace(&mut self.state, ExchangeState::Answered) {
+            ExchangeState::Received => {
+                context.record_refusal(outcome);
+                context.emit_telemetry(&end, None);
             }
-            ExchangeStage::Admitting(reservation) => {
+            ExchangeState::Admitting(reservation) => {
                 reservation.release_unspent();
-                self.record_refusal(self.outcome.as_str());
-                None
+                context.record_refusal(outcome);
+                context.emit_telemetry(&end, None);
             }
-            ExchangeStage::Answered => {
-                self.gateway.metrics.record_local_answer(self.route, self.status);
-                None
+            ExchangeState::Answered => {
+                context.gateway.metrics.record_local_answer(context.route, context.status);
+                context.emit_telemetry(&end, None);
             }
-            ExchangeStage::Undelivered => {
-                self.gateway.metrics.record_local_answer(self.route, self.status);
-                self.settle_call(TokenUsage::default(), BudgetAmount::default(), now);
-                None
+            ExchangeState::Undelivered(sent) => {
+                end.sent = sent.as_ref();
+                context.gateway.metrics.record_local_answer(context.route, context.status);
+                context.record_settlement(&end, TokenUsage::default(), BudgetAmount::default());
+                context.emit_telemetry(&end, None);
             }
-            ExchangeStage::Admitted(reservation) => {
-                let usage = self.usage_at(reservation.granted_amount(), now);
-                let charged = reservation.settle_usage(&usage);
-                self.settle_call(usage, charged, now);
-                Some(usage)
+            ExchangeState::Sent(reservation, sent) => {
+                end.sent = Some(&sent);
+                let usage = context.unanswered_usage(&sent, reservation.granted_amount(), end.now);
+                context.settle_call(reservation, &end, usage);
             }
-        };
-        self.emit_telemetry(usage, now);
+            ExchangeState::Streaming(reservation, sent, response) => {
+                (end.sent, end.response) = (Some(&sent), Some(&*response));
+                let reserved = reservation.granted_amount();
+                let usage =
+                    context.answered_usage((&sent, &response), reserved, (outcome, end.now));
+                context.settle_call(reservation, &end, usage);
+            }
+        }
     }
 }
 

@@ -13,12 +13,13 @@
 
 use std::time::{Duration, Instant};
 
-use super::GatewayExchange;
+use super::provider_response::ProviderResponse;
+use super::{ExchangeContext, ExchangeState, GatewayExchange, SentCall};
 use crate::gateway::pipeline::policy::OnClientGone;
 use crate::gateway::upstream::UpstreamKind;
 use crate::llm::budget::{BudgetAmount, TokenUsage, Tokens, UsageSource};
 use crate::llm::protocol::{GatewayRoute, LlmProtocol};
-use crate::llm::response::{ResponseObserver, StreamEnd};
+use crate::llm::response::StreamEnd;
 use crate::telemetry::audit::records::CallOutcome;
 
 /// The facts about a call at its end.
@@ -85,64 +86,92 @@ impl ChargeBasis {
     }
 }
 
-impl GatewayExchange {
-    pub(super) fn read_usage(&mut self, observer: &ResponseObserver, source: UsageSource) {
-        self.has_finished |= self.outcome == CallOutcome::Completed;
-        // An error event alone does not make a report final, so `has_finished` includes the error event only
-        // after `is_final` is computed.
-        let is_final = self.has_finished || observer.stream_end() == StreamEnd::Terminated;
-        self.is_whole = is_final && observer.stream_end() != StreamEnd::Errored;
-        self.has_finished |= observer.stream_end() != StreamEnd::Unfinished;
-        self.cost = observer.reported_cost();
-        self.at_least = observer.output_lower_bound();
-        self.estimate = observer.output_estimate();
-        let whole = observer.reported_usage().map(|usage| {
-            let source = if is_final { source } else { UsageSource::Estimated };
-            TokenUsage { source, ..usage }
-        });
-        self.reported = whole.or_else(|| {
-            let so_far = observer.partial_usage()?;
-            Some(TokenUsage { source: UsageSource::Estimated, ..so_far })
-        });
-    }
-
-    /// Returns the usage of the call at `now`, the end of the call.
-    pub(super) fn usage_at(&self, reserved: BudgetAmount, now: Instant) -> TokenUsage {
-        // After the end of the response no time counts as silence; without an end the model may have
-        // written until now.
-        let until = if self.has_finished { self.last_frame } else { now };
-        let goes_on = !self.has_finished && self.upstream_continues();
+impl ExchangeContext {
+    /// Returns the usage of a call that the upstream has not answered at `now`, the end of the call.
+    pub(super) fn unanswered_usage(
+        &self,
+        sent: &SentCall,
+        reserved: BudgetAmount,
+        now: Instant,
+    ) -> TokenUsage {
         ChargeBasis {
             reserved,
-            status: self.upstream_status,
-            reported: self.reported,
+            status: None,
+            reported: sent.known_usage,
+            at_least: Tokens::ZERO,
+            estimate: Tokens::ZERO,
+            unseen: SilenceTimer::start_at(sent.sent).estimate_tokens(now, sent.choices),
+            told: Tokens::ZERO,
+            is_seen: sent.is_stream && !self.upstream_continues(sent.route, sent.is_stream),
+        }
+        .final_usage()
+    }
+
+    /// Returns the usage of a call with a response, by the call's outcome and the time of its end.
+    pub(super) fn answered_usage(
+        &self,
+        (sent, response): (&SentCall, &ProviderResponse),
+        reserved: BudgetAmount,
+        (outcome, now): (CallOutcome, Instant),
+    ) -> TokenUsage {
+        let stream_end = response.observer.stream_end();
+        // An error event ends the response, but does not make a report final.
+        let is_final = response.is_complete() || stream_end == StreamEnd::Terminated;
+        let is_whole = is_final && stream_end != StreamEnd::Errored;
+        let has_finished = response.is_complete() || stream_end != StreamEnd::Unfinished;
+        // After the end of the response no time counts as silence; without an end the model may have
+        // written until now.
+        let until = if has_finished { response.last_frame } else { now };
+        let continues = !has_finished && self.upstream_continues(sent.route, response.is_stream);
+        let at_least = response.observer.output_lower_bound();
+        ChargeBasis {
+            reserved,
+            status: Some(self.status),
+            reported: response.reported_usage(is_final),
             // The event that caused the cutoff may exceed the grant. The manual documents this excess
             // as the error of the estimate, and the run is not charged for it.
-            at_least: match self.outcome {
-                CallOutcome::CutOff => self.at_least.min(reserved.output),
-                _ => self.at_least,
+            at_least: match outcome {
+                CallOutcome::CutOff => at_least.min(reserved.output),
+                _ => at_least,
             },
-            estimate: self.estimate,
-            unseen: self.silence.estimate_tokens(until, self.choices),
-            told: self.error_tokens,
-            is_seen: self.is_stream && !goes_on && !self.is_unreadable && !self.is_whole,
+            estimate: response.observer.output_estimate(),
+            unseen: response.silence.estimate_tokens(until, sent.choices),
+            told: response.error_tokens,
+            is_seen: response.is_stream && !continues && !response.is_unreadable && !is_whole,
         }
         .final_usage()
     }
 
     /// Returns true if the upstream keeps generating; see [`upstream_keeps_generating`].
-    fn upstream_continues(&self) -> bool {
-        let route = self.route.unwrap_or(GatewayRoute::Models);
-        upstream_keeps_generating(self.gateway.upstream.kind(), route, self.is_stream)
+    fn upstream_continues(&self, route: GatewayRoute, is_stream: bool) -> bool {
+        upstream_keeps_generating(self.gateway.upstream.kind(), route, is_stream)
     }
+}
 
+impl ProviderResponse {
+    /// Returns the usage that the provider reported. A report that is not final is an estimate.
+    fn reported_usage(&self, is_final: bool) -> Option<TokenUsage> {
+        let (usage, source) = match self.observer.reported_usage() {
+            Some(usage) if is_final => (usage, self.usage_source),
+            Some(usage) => (usage, UsageSource::Estimated),
+            None => (self.observer.partial_usage()?, UsageSource::Estimated),
+        };
+        Some(TokenUsage { source, ..usage })
+    }
+}
+
+impl GatewayExchange {
     /// Returns true if the gateway must read the rest of the response after the client has
     /// disconnected.
     pub(super) fn should_drain(&self) -> bool {
-        let has_usage = self.route.is_some_and(GatewayRoute::spends_tokens);
-        has_usage
-            && match self.policy.config.on_client_gone {
-                OnClientGone::Auto => self.upstream_continues(),
+        let (route, is_stream) = match &self.state {
+            ExchangeState::Sent(_, sent) => (sent.route, sent.is_stream),
+            ExchangeState::Streaming(_, sent, response) => (sent.route, response.is_stream),
+            _ => return false,
+        };
+        route.spends_tokens()
+            && match self.policy().config.on_client_gone {
+                OnClientGone::Auto => self.context.upstream_continues(route, is_stream),
                 OnClientGone::Cancel => false,
                 OnClientGone::Drain => true,
             }

@@ -7,8 +7,8 @@ use std::task::{Context, Poll, ready};
 
 use http::StatusCode;
 
-use super::GatewayExchange;
 use super::observed_body::DrainPermit;
+use super::{ExchangeState, GatewayExchange};
 use crate::gateway::pipeline::RunGateway;
 use crate::gateway::pipeline::local_response::{ClientReply, ResponseBody};
 use crate::gateway::pipeline::rejection::CallRejection;
@@ -26,7 +26,7 @@ impl GatewayExchange {
         usage_chunk: UsageChunkMode,
         call: upstream::UpstreamCall,
     ) -> impl Future<Output = ClientReply> {
-        let drains = self.should_drain().then(|| Arc::clone(&self.gateway));
+        let drains = self.should_drain().then(|| Arc::clone(&self.context.gateway));
         PendingResponse { answer: Some(Box::pin(self.on_response(usage_chunk, call))), drains }
     }
 
@@ -35,18 +35,20 @@ impl GatewayExchange {
         usage_chunk: UsageChunkMode,
         call: upstream::UpstreamCall,
     ) -> ClientReply {
-        let gateway = Arc::clone(&self.gateway);
+        let gateway = Arc::clone(&self.context.gateway);
         let sent = {
             let mut answer = pin!(gateway.upstream.send_call(call));
             // The response wins if the response and an abort are ready in the same poll.
             let poll = |cx: &mut Context<'_>| match answer.as_mut().poll(cx) {
                 Poll::Ready(sent) => Poll::Ready(sent.map_err(CallRejection::from)),
-                Poll::Pending => self.cut.poll(cx).map(|()| Err(CallRejection::Aborted)),
+                Poll::Pending => self.context.cut.poll(cx).map(|()| Err(CallRejection::Aborted)),
             };
             poll_fn(poll).await
         };
         // The request's bytes are sent, or were dropped together with the call.
-        self.release_body();
+        if let ExchangeState::Sent(_, sent) = &mut self.state {
+            sent.permit.release_bytes();
+        }
         match sent {
             // The provider's message is about the upstream's key, and may quote parts of the key. The
             // operator's log gets the status; the client gets only a general error.

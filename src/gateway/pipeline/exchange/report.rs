@@ -3,35 +3,81 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 
-use super::GatewayExchange;
-use crate::gateway::upstream::headers::ResponseMetadata;
-use crate::llm::budget::{BudgetAmount, Nanodollars, TokenUsage};
+use super::provider_response::ProviderResponse;
+use super::{ExchangeContext, SentCall};
+use crate::llm::budget::{BudgetAmount, BudgetReservation, Nanodollars, TokenUsage};
 use crate::llm::protocol::GatewayRoute;
 use crate::telemetry::access_log::AccessLogEntry;
 use crate::telemetry::audit::records::{CallOutcome, CallRefusedRecord, CallSettledRecord};
 use crate::telemetry::{metrics, trace};
 
-impl GatewayExchange {
-    pub(super) fn settle_call(&self, usage: TokenUsage, charged: BudgetAmount, now: Instant) {
+/// The end of an exchange, with the call and the response, if the exchange has come that far.
+pub(super) struct ExchangeEnd<'a> {
+    pub(super) outcome: CallOutcome,
+    pub(super) now: Instant,
+    pub(super) sent: Option<&'a SentCall>,
+    pub(super) response: Option<&'a ProviderResponse>,
+}
+
+impl ExchangeEnd<'_> {
+    /// Returns the call id and the cost of the response's headers, as LiteLLM sends them.
+    fn litellm_headers(&self) -> (Option<&str>, Option<&str>) {
+        let facts = self.response.map(|response| &response.facts);
+        facts.map_or((None, None), |facts| {
+            (facts.call_id.as_deref(), facts.response_cost.as_deref())
+        })
+    }
+
+    /// Returns the cost that the body of the response reports.
+    fn reported_cost(&self) -> Option<Nanodollars> {
+        self.response?.observer.reported_cost()
+    }
+
+    fn first_byte(&self) -> Option<Duration> {
+        self.response?.first_byte
+    }
+}
+
+impl ExchangeContext {
+    /// Charges a call for its usage, and reports the call.
+    pub(super) fn settle_call(
+        &self,
+        reservation: BudgetReservation,
+        end: &ExchangeEnd<'_>,
+        usage: TokenUsage,
+    ) {
+        let charged = reservation.settle_usage(&usage);
+        self.record_settlement(end, usage, charged);
+        self.emit_telemetry(end, Some(usage));
+    }
+
+    pub(super) fn record_settlement(
+        &self,
+        end: &ExchangeEnd<'_>,
+        usage: TokenUsage,
+        charged: BudgetAmount,
+    ) {
+        let (litellm_call_id, litellm_response_cost) = end.litellm_headers();
         self.gateway.run.audit.record_settlement(&CallSettledRecord {
             request: self.id.as_str(),
-            outcome: self.outcome,
+            outcome: end.outcome,
             status: self.status,
             code: self.code,
             usage,
             charged,
             response_bytes: self.response_bytes,
-            frames: self.frames,
-            litellm_call_id: self.facts.call_id.as_deref(),
-            litellm_response_cost: self.facts.response_cost.as_deref(),
-            reported_cost_usd: self.cost,
-            first_byte_ms: self.first_byte.map(to_milliseconds),
-            duration_ms: to_milliseconds(now.duration_since(self.started)),
+            frames: end.response.map_or(0, |response| response.frames),
+            litellm_call_id,
+            litellm_response_cost,
+            reported_cost_usd: end.reported_cost(),
+            first_byte_ms: end.first_byte().map(to_milliseconds),
+            duration_ms: to_milliseconds(end.now.duration_since(self.started)),
         });
     }
 
-    pub(super) fn record_refusal(&self, code: &'static str) {
+    pub(super) fn record_refusal(&self, outcome: CallOutcome) {
         let (gateway, status) = (&self.gateway, self.status);
+        let code = self.code.unwrap_or(outcome.as_str());
         gateway.run.counts.refused.fetch_add(1, Ordering::Relaxed);
         gateway.metrics.record_refusal(&metrics::RefusedRequest {
             route: self.route,
@@ -40,7 +86,7 @@ impl GatewayExchange {
         });
         // Without a code no rejection was sent: the client disconnected before the gateway could
         // answer, or a shutdown aborted the request.
-        if self.code.is_none() && self.outcome == CallOutcome::ClientGone {
+        if self.code.is_none() && outcome == CallOutcome::ClientGone {
             gateway.metrics.record_client_gone();
         }
         gateway.run.audit.record_refusal(&CallRefusedRecord {
@@ -58,42 +104,10 @@ impl GatewayExchange {
     }
 
     /// Emits the metrics and the trace, if a call was sent, and the access log entry of every request.
-    pub(super) fn emit_telemetry(&self, usage: Option<TokenUsage>, now: Instant) {
-        let duration = now.duration_since(self.started);
-        let ResponseMetadata { call_id, response_cost } = &self.facts;
-        let (call_id, cost) = (call_id.as_deref(), response_cost.as_deref());
-        let trace = self.gateway.run.trace.as_deref().filter(|trace| trace.is_recorded());
-        // `sent` is set only after admission. `usage` is missing if the call was sent but proved
-        // undelivered: such a call appears in the trace and not in the metrics of settled calls.
-        if let (Some(_), Some(route)) = (self.sent, self.route)
-            && (usage.is_some() || trace.is_some())
-        {
-            let settled = metrics::SettledCall {
-                route,
-                model: &self.metered_model(),
-                status: self.status,
-                outcome: self.outcome,
-                usage: &usage.unwrap_or_default(),
-                // LiteLLM reports its cost in the usage of the body or, otherwise, in a header.
-                cost: self.cost.or_else(|| cost.and_then(Nanodollars::parse)),
-                request_bytes: self.request_bytes,
-                response_bytes: self.response_bytes,
-                first_byte: self.first_byte,
-                duration,
-                is_stream: self.is_stream,
-            };
-            if usage.is_some() {
-                self.gateway.metrics.record_settled_call(&settled);
-            }
-            if let Some(trace) = trace {
-                trace.record_call(&trace::TracedCall {
-                    span: self.id.span_id(),
-                    request_id: self.id.as_str(),
-                    model: self.model.as_deref(),
-                    code: self.code,
-                    settled: &settled,
-                });
-            }
+    pub(super) fn emit_telemetry(&self, end: &ExchangeEnd<'_>, usage: Option<TokenUsage>) {
+        let (call_id, cost) = end.litellm_headers();
+        if let Some(sent) = end.sent {
+            self.emit_call(sent, end, usage);
         }
         self.gateway.access_log.write_entry(&AccessLogEntry {
             time: SystemTime::now(),
@@ -106,12 +120,54 @@ impl GatewayExchange {
             request_id: self.id.as_str(),
             litellm_call_id: call_id,
             litellm_response_cost: cost,
-            upstream_time: self.sent.map(|sent| now.duration_since(sent)),
-            first_byte_time: self.first_byte,
-            request_time: duration,
+            upstream_time: end.sent.map(|sent| end.now.duration_since(sent.sent)),
+            first_byte_time: end.first_byte(),
+            request_time: end.now.duration_since(self.started),
             usage: usage.as_ref(),
-            outcome: self.code.unwrap_or(self.outcome.as_str()),
+            outcome: self.code.unwrap_or(end.outcome.as_str()),
         });
+    }
+
+    /// Emits the metrics and the trace of a call that was sent.
+    ///
+    /// `usage` is missing if the call proved undelivered: such a call appears in the trace and not in
+    /// the metrics of settled calls.
+    fn emit_call(&self, sent: &SentCall, end: &ExchangeEnd<'_>, usage: Option<TokenUsage>) {
+        let trace = self.gateway.run.trace.as_deref().filter(|trace| trace.is_recorded());
+        if usage.is_none() && trace.is_none() {
+            return;
+        }
+        let metered = end.response.and_then(|response| response.metered.clone());
+        let model = metered.unwrap_or_else(|| {
+            self.gateway.metrics.existing_model_metrics(self.model.as_deref().unwrap_or_default())
+        });
+        let (_, header_cost) = end.litellm_headers();
+        let settled = metrics::SettledCall {
+            route: sent.route,
+            model: &model,
+            status: self.status,
+            outcome: end.outcome,
+            usage: &usage.unwrap_or_default(),
+            // LiteLLM reports its cost in the usage of the body or, otherwise, in a header.
+            cost: end.reported_cost().or_else(|| header_cost.and_then(Nanodollars::parse)),
+            request_bytes: self.request_bytes,
+            response_bytes: self.response_bytes,
+            first_byte: end.first_byte(),
+            duration: end.now.duration_since(self.started),
+            is_stream: end.response.map_or(sent.is_stream, |response| response.is_stream),
+        };
+        if usage.is_some() {
+            self.gateway.metrics.record_settled_call(&settled);
+        }
+        if let Some(trace) = trace {
+            trace.record_call(&trace::TracedCall {
+                span: self.id.span_id(),
+                request_id: self.id.as_str(),
+                model: self.model.as_deref(),
+                code: self.code,
+                settled: &settled,
+            });
+        }
     }
 }
 

@@ -1,0 +1,345 @@
+//! The response of the provider while it passes to the client: counted, observed and redacted.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http_body_util::BodyExt;
+use hyper::body::{Body, Frame, SizeHint};
+
+use super::charge::SilenceTimer;
+use super::error_body::{MAX_ERROR_BYTES, UpstreamErrorBody};
+use super::observed_body::ResponseBodyError;
+use super::{ExchangeContext, SentCall};
+use crate::base::header_lines::HeaderLines;
+use crate::gateway::pipeline::dropped_fields;
+use crate::gateway::pipeline::rejection::ABORTED_BY_OPERATOR;
+use crate::gateway::upstream::headers::{self, ResponseMetadata};
+use crate::gateway::upstream::redactor::SecretRedactor;
+use crate::gateway::upstream::{self, ProviderAnswer};
+use crate::llm::budget::{BudgetReservation, Tokens, UsageSource};
+use crate::llm::response::{
+    CallAllowance, OUTPUT_LIMIT_REACHED_CODE, ResponseFormat, ResponseObserver, UsageChunkMode,
+};
+use crate::telemetry::audit::records::CallOutcome;
+use crate::telemetry::metrics;
+
+type PolledFrame = Poll<Option<Result<Frame<Bytes>, ResponseBodyError>>>;
+
+/// A response that has begun, and what is known of it.
+pub(super) struct ProviderResponse {
+    body: upstream::UpstreamBody,
+    pub(super) observer: ResponseObserver,
+    pub(super) facts: ResponseMetadata,
+    /// The model's metrics, set if the upstream has accepted the model's name.
+    pub(super) metered: Option<Arc<metrics::ModelMetrics>>,
+    /// False if a client that requested a stream got one JSON body.
+    pub(super) is_stream: bool,
+    /// True if the observer cannot read the response's format, or lost its place in the response.
+    pub(super) is_unreadable: bool,
+    pub(super) silence: SilenceTimer,
+    pub(super) first_byte: Option<Duration>,
+    pub(super) last_frame: Instant,
+    pub(super) frames: u64,
+    /// The redactor of the upstream's key, set if the response is an error or may become an error.
+    redactor: Option<Box<SecretRedactor>>,
+    /// The body of a response that is an error.
+    error_body: Option<Box<UpstreamErrorBody>>,
+    /// The estimated output tokens in the text of an error.
+    pub(super) error_tokens: Tokens,
+    /// [`UsageSource::Drained`] if the response was read on after the client had disconnected.
+    pub(super) usage_source: UsageSource,
+    /// `None` as long as more of the response may pass.
+    end: Option<BodyEnd>,
+    /// The error that ended the body, until the server has polled for it.
+    broken: Option<ResponseBodyError>,
+}
+
+/// The end of the upstream's body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum BodyEnd {
+    /// The body was read to its orderly end.
+    Complete,
+    /// The body failed, or was cut.
+    Early,
+}
+
+impl ExchangeContext {
+    /// Takes the provider's answer to a call. Returns the header fields for the client, and the response.
+    pub(super) fn begin_response(
+        &self,
+        (reservation, sent): (&BudgetReservation, &SentCall),
+        usage_chunk: UsageChunkMode,
+        answer: ProviderAnswer,
+    ) -> (HeaderLines, ProviderResponse) {
+        let ProviderAnswer { status, mut fields, body } = answer;
+        // A response of a free route does not prove that the model exists: any name gets one.
+        let accepted =
+            self.model.as_deref().filter(|_| status.is_success() && sent.route.spends_tokens());
+        let format = ResponseFormat::from_headers(
+            fields.get("content-type"),
+            fields.get("content-encoding"),
+        );
+        let is_error = status.is_client_error() || status.is_server_error();
+        let error_body = is_error.then(|| {
+            let is_json = format == ResponseFormat::Json;
+            Box::new(UpstreamErrorBody::new(self.audience.protocol, status, is_json))
+        });
+        // The order matters: remove headers that reflect the upstream's key first, before a value of
+        // them reaches the records.
+        self.policy.overwrites.remove_reflected(&mut fields);
+        let facts = headers::filter_for_client(&mut fields, &self.policy.config.headers);
+        if let Some(dropped) = &sent.dropped {
+            fields.push(dropped_fields::NAME, dropped.as_bytes());
+        }
+        let mut observer = ResponseObserver::new(sent.route, format, usage_chunk);
+        // Without a limit no budget limits the output.
+        if let Some(output) = reservation.output_limit() {
+            let input = reservation.granted_amount().input;
+            let cutoff = self.policy.config.cutoff;
+            observer = observer.with_allowance(CallAllowance { input, output, cutoff });
+        }
+        let response = ProviderResponse {
+            body,
+            observer,
+            facts,
+            metered: accepted.map(|model| self.gateway.metrics.model_metrics(model)),
+            is_stream: sent.is_stream && format != ResponseFormat::Json,
+            is_unreadable: format == ResponseFormat::Opaque,
+            silence: SilenceTimer::start_at(sent.sent),
+            first_byte: None,
+            last_frame: sent.sent,
+            frames: 0,
+            redactor: is_error.then(|| Box::new(self.new_redactor())),
+            error_body,
+            error_tokens: Tokens::ZERO,
+            usage_source: UsageSource::Provider,
+            end: None,
+            broken: None,
+        };
+        (fields, response)
+    }
+
+    fn new_redactor(&self) -> SecretRedactor {
+        self.policy.overwrites.redactor()
+    }
+}
+
+impl ProviderResponse {
+    pub(super) fn poll_frame(
+        &mut self,
+        context: &mut ExchangeContext,
+        cx: &mut Context<'_>,
+    ) -> PolledFrame {
+        // Check first: an aborted call must not deliver a frame that is already here.
+        if context.cut.is_cancelled() && !self.has_ended() {
+            return Poll::Ready(Some(Err(self.abort_call(context))));
+        }
+        // A frame may yield no data, for example a held error or a dropped usage event. Poll on until
+        // there is data or the end.
+        while !self.has_ended() {
+            let passed = match Pin::new(&mut self.body).poll_frame(cx) {
+                Poll::Ready(Some(Ok(frame))) => self.observe_frame(context, frame)?,
+                Poll::Ready(Some(Err(error))) => {
+                    self.break_after_flush(context, error, cx);
+                    return Poll::Pending;
+                }
+                Poll::Ready(None) => self.complete(context),
+                Poll::Pending => {
+                    ready!(context.cut.poll(cx));
+                    return Poll::Ready(Some(Err(self.abort_call(context))));
+                }
+            };
+            if let Some(data) = passed.filter(|data| !data.is_empty()) {
+                return Poll::Ready(Some(Ok(Frame::data(data))));
+            }
+        }
+        // The body has ended. Return the deferred error once, if there is one, and then the end.
+        Poll::Ready(self.broken.take().map(Err))
+    }
+
+    /// Returns ready if an operator has aborted the call.
+    pub(super) fn poll_abort(
+        &mut self,
+        context: &mut ExchangeContext,
+        cx: &mut Context<'_>,
+    ) -> Poll<()> {
+        if self.has_ended() {
+            return Poll::Pending;
+        }
+        ready!(context.cut.poll(cx));
+        self.abort_call(context);
+        Poll::Ready(())
+    }
+
+    fn abort_call(&mut self, context: &mut ExchangeContext) -> ResponseBodyError {
+        self.end = Some(BodyEnd::Early);
+        context.code = Some(ABORTED_BY_OPERATOR);
+        context.outcome = Some(CallOutcome::ShutDown);
+        ResponseBodyError::Cut
+    }
+
+    /// Ends the body with an error that the next poll returns.
+    ///
+    /// A server discards unwritten data when a body fails, so the frames already received are flushed
+    /// first; the run has paid for them.
+    fn break_after_flush(
+        &mut self,
+        context: &mut ExchangeContext,
+        error: upstream::UpstreamError,
+        cx: &mut Context<'_>,
+    ) {
+        self.end = Some(BodyEnd::Early);
+        context.record_upstream_failure(&error);
+        self.broken = Some(error.into());
+        // Wake the task at once: the next poll comes after the server has written its buffer.
+        cx.waker().wake_by_ref();
+    }
+
+    fn observe_frame(
+        &mut self,
+        context: &mut ExchangeContext,
+        frame: Frame<Bytes>,
+    ) -> Result<Option<Bytes>, ResponseBodyError> {
+        let Ok(data) = frame.into_data() else { return Ok(None) };
+        // Trailers are dropped above; only data is counted and passed.
+        self.count_frame(context, data.len());
+        let passed = self.observer.read_frame(data).map_err(|_oversize| {
+            // The observer has lost its place, so neither the text nor the usage of the rest can be
+            // read.
+            self.end = Some(BodyEnd::Early);
+            self.is_unreadable = true;
+            context.code = Some("upstream_event_too_large");
+            context.outcome = Some(CallOutcome::UpstreamFailed);
+            ResponseBodyError::Oversize
+        })?;
+        self.silence.record_texts(self.observer.text_count(), self.last_frame);
+        // The frame that exceeded the grant passes in the form that ends the stream for the client.
+        if self.observer.is_truncated() {
+            self.end = Some(BodyEnd::Early);
+            context.code = Some(OUTPUT_LIMIT_REACHED_CODE);
+            context.outcome = Some(CallOutcome::CutOff);
+        }
+        let passed = self.redact_frame(context, passed);
+        let Some(error_body) = &mut self.error_body else { return Ok(Some(passed)) };
+        // The error is held until it has ended: its length decides whether it passes unchanged.
+        error_body.push(&passed);
+        self.error_tokens = error_body.tokens();
+        Ok(None)
+    }
+
+    /// Counts a frame that the upstream sent.
+    fn count_frame(&mut self, context: &mut ExchangeContext, length: usize) {
+        let now = Instant::now();
+        // The first frame has no gap; the time before that frame is recorded as the time to the first
+        // byte.
+        let gap = self.first_byte.map(|_| now.duration_since(self.last_frame));
+        let model = self.metered.as_deref();
+        if gap.is_none() {
+            let elapsed = now.duration_since(context.started);
+            self.first_byte = Some(elapsed);
+            if let Some(model) = model {
+                model.record_first_byte(elapsed);
+            }
+        }
+        context.gateway.metrics.record_frame(model, gap, length);
+        self.last_frame = now;
+        self.frames += 1;
+        context.response_bytes += length as u64;
+    }
+
+    /// Removes the upstream's key from a frame of an error's body or of an error event.
+    ///
+    /// Redaction starts with the first frame that may belong to an error and continues to the end of
+    /// the response. A frame that ends inside an event counts, because that event may become an error.
+    fn redact_frame(&mut self, context: &ExchangeContext, frame: Bytes) -> Bytes {
+        if self.observer.may_be_error() && self.redactor.is_none() {
+            self.redactor = Some(Box::new(context.new_redactor()));
+        }
+        match &mut self.redactor {
+            Some(redactor) => redactor.redact_frame(&frame),
+            None => frame,
+        }
+    }
+
+    fn complete(&mut self, context: &mut ExchangeContext) -> Option<Bytes> {
+        // 1. The observer releases data that it held back.
+        // 2. The redactor masks that data and releases its own rest.
+        // 3. The error body, if there is one, releases the error as a whole.
+        self.end = Some(BodyEnd::Complete);
+        context.outcome = Some(CallOutcome::Completed);
+        let last = self.observer.end_of_body();
+        self.record_stream_error(context);
+        let Some(mut redactor) = self.redactor.take() else { return last };
+        let passed = redactor.redact_frame(&last.unwrap_or_default());
+        let rest: Bytes = [passed, redactor.redact_rest()].concat().into();
+        let Some(mut error_body) = self.error_body.take() else { return Some(rest) };
+        error_body.push(&rest);
+        self.error_tokens = error_body.tokens();
+        Some(error_body.end())
+    }
+
+    /// Completes a response whose end was not polled for. A server may drop a body of known length so.
+    pub(super) fn complete_if_at_end(&mut self, context: &mut ExchangeContext) {
+        if !self.has_ended() && self.body.is_end_stream() {
+            self.complete(context);
+        }
+    }
+
+    /// Counts an error event of a stream. The status was 200 and the body is delivered to its end, so only the event
+    /// shows that the provider failed.
+    fn record_stream_error(&self, context: &mut ExchangeContext) {
+        if context.status < 400 && self.observer.has_error() {
+            context.code = Some(STREAM_ERROR_CODE);
+            context.gateway.metrics.record_upstream_error(STREAM_ERROR_CODE);
+        }
+    }
+
+    /// Reads the rest for the usage alone, up to `max_bytes` of the whole response.
+    pub(super) async fn read_remaining(&mut self, context: &mut ExchangeContext, max_bytes: u64) {
+        // Bytes that the client received count, too.
+        while context.response_bytes < max_bytes {
+            let Some(frame) = self.body.frame().await else {
+                self.observer.end_of_body();
+                self.end = Some(BodyEnd::Complete);
+                return;
+            };
+            if !frame.is_ok_and(|frame| self.observe_frame(context, frame).is_ok())
+                || self.has_ended()
+            {
+                return;
+            }
+        }
+    }
+
+    /// Returns true once no more of the response passes.
+    pub(super) fn has_ended(&self) -> bool {
+        self.end.is_some()
+    }
+
+    /// Returns true once the upstream's body was read to its orderly end.
+    pub(super) fn is_complete(&self) -> bool {
+        self.end == Some(BodyEnd::Complete)
+    }
+
+    /// Returns true once the server has nothing more to poll for.
+    pub(super) fn is_end_stream(&self) -> bool {
+        self.has_ended() && self.broken.is_none()
+    }
+
+    /// Returns the exact size if the upstream declared the length and the gateway changes nothing.
+    pub(super) fn size_hint(&self) -> SizeHint {
+        if !self.observer.is_passthrough() {
+            return SizeHint::default();
+        }
+        let hint = self.body.size_hint();
+        // An error that may be truncated has no known length.
+        let is_cut = hint.exact().is_none_or(|length| length > MAX_ERROR_BYTES as u64);
+        if self.error_body.is_some() && is_cut { SizeHint::default() } else { hint }
+    }
+}
+
+/// The code of a call whose stream ended with an error event.
+const STREAM_ERROR_CODE: &str = "upstream_stream_error";
