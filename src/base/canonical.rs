@@ -4,10 +4,11 @@ use serde::Serialize;
 
 use super::hex;
 
-/// Returns the SHA-256 of a value's canonical form: the name of the form, a newline, and the value as JSON without blanks
-/// and with the members of each object in the order of their names.
+/// Returns the SHA-256 of a value's canonical form: the name of the form, a newline, and the value as JSON without
+/// blanks and with the members of each object in the order of their names.
 ///
-/// The name of the form says what is digested and by which version, such as `agent 1`. It changes when the same content is written in another way.
+/// The name of the form says what is digested and by which version, such as `agent 1`. It changes when the same content
+/// is written in another way.
 ///
 /// ```
 /// use cogni_gateway::base::canonical::digest;
@@ -18,7 +19,7 @@ use super::hex;
 /// ```
 ///
 /// # Errors
-/// The value has no form in JSON: it holds a path that is not UTF-8, or a map with keys that are not text.
+/// Returns an error if JSON cannot express the value: a path that is not UTF-8, or a map with keys that are not text.
 pub fn digest(form: &str, value: &impl Serialize) -> serde_json::Result<String> {
     let mut value = serde_json::to_value(value)?;
     value.sort_all_objects();

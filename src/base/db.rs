@@ -68,7 +68,7 @@ impl SqliteDatabase {
     /// Opens a file, or makes it. Blocks.
     ///
     /// # Errors
-    /// The file cannot be used, or a later version has written it.
+    /// Returns an error if the file cannot be used, or a later version of the program has written it.
     pub fn open_database(path: &Path, schemas: &[DatabaseSchema]) -> Result<Self, DatabaseError> {
         Self::open_with_commit_observer(path, schemas, |_, _| ())
     }
@@ -105,7 +105,7 @@ impl SqliteDatabase {
     /// Writes, and returns when that is on disk. Where `work` fails, nothing of it is.
     ///
     /// # Errors
-    /// What went wrong in `work`, or with the disk.
+    /// Returns the error of `work`, or the error of the disk.
     pub async fn write_in_transaction<T, F>(&self, work: F) -> Result<T, DatabaseError>
     where
         T: Send + 'static,
@@ -134,7 +134,7 @@ impl SqliteDatabase {
     /// Reads what is committed, when one of a few connections is free. All statements of `work` see the same state.
     ///
     /// # Errors
-    /// What went wrong in `work`.
+    /// Returns the error of `work`.
     pub async fn read_committed<T, F>(&self, work: F) -> Result<T, DatabaseError>
     where
         T: Send + 'static,

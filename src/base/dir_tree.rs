@@ -5,8 +5,7 @@
 //! one directory open beside the first and follows no symbolic link.
 //!
 //! **Invariant:** stack and descriptors do not grow with the depth of a directory, and memory does not grow with its
-//! width. Measuring and
-//! changing the owner hold some names for each level that a path can express.
+//! width. Measuring and changing the owner hold some names for each level that a path can express.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::fs;
@@ -23,11 +22,10 @@ use rustix::fs::{
 use rustix::io::Errno;
 use uuid::Uuid;
 
-/// Removes a directory with all that is in it, or a file, or a symlink. What is not there is as good as removed.
-/// Blocks.
+/// Removes a directory with its content, or a file, or a symlink. A name that does not exist is no error. Blocks.
 ///
 /// # Errors
-/// It is still there, or a part of it.
+/// Returns an error if the name, or a part of the directory, could not be removed.
 pub fn remove_tree(path: &Path) -> io::Result<()> {
     let open = || openat(CWD, path, DIRECTORY_FLAGS, Mode::empty());
     let top = match open() {
@@ -60,7 +58,7 @@ pub fn remove_tree(path: &Path) -> io::Result<()> {
 /// Removes a name below a directory as [`remove_tree`] does. No symlink on the way there is followed. Blocks.
 ///
 /// # Errors
-/// The name leads through a symlink or out of the directory, or not all of it is gone.
+/// Returns an error if the name leads through a symlink or out of the directory, or could not be removed completely.
 pub fn remove_below(top: &Path, name: &Path) -> io::Result<()> {
     let last = name.file_name().ok_or(io::ErrorKind::InvalidInput)?;
     let parent = Path::new(".").join(name.parent().unwrap_or(Path::new("")));

@@ -69,7 +69,7 @@ impl HostReach {
     /// Looks a host up, and returns the addresses that may be connected to; there is at least one. Blocks.
     ///
     /// # Errors
-    /// The host has no such address.
+    /// Returns an error if the host has no address within this reach.
     pub fn resolve_host(self, host: &str, port: u16) -> Result<Vec<IpAddr>, HostReachError> {
         let found = resolve_addresses(host, port);
         let may_be = |address: &IpAddr| {
@@ -206,7 +206,8 @@ fn is_in_network(address: Ipv6Addr, (net, bits): (Ipv6Addr, u32)) -> bool {
     address.to_bits() >> shift == net.to_bits() >> shift
 }
 
-/// IANA's registry of special-purpose IPv4 addresses, without those in [`PRIVATE_V4`], and where clouds tell a machine's credentials.
+/// IANA's registry of special-purpose IPv4 addresses, without those in [`PRIVATE_V4`], and where clouds tell a
+/// machine's credentials.
 const RESERVED_V4: [(Ipv4Addr, u32); 8] = [
     (Ipv4Addr::UNSPECIFIED, 8),
     // Alibaba Cloud's metadata, in the middle of shared addresses.
@@ -223,8 +224,8 @@ const RESERVED_V4: [(Ipv4Addr, u32); 8] = [
     (Ipv4Addr::new(240, 0, 0, 0), 4),
 ];
 
-/// Networks of companies and providers (RFC 1918, RFC 6598), of tests between them (RFC 2544) and of examples (RFC 5737), which
-/// laboratories use as well.
+/// Networks of companies and providers (RFC 1918, RFC 6598), of tests between them (RFC 2544) and of examples (RFC
+/// 5737), which laboratories use as well.
 const PRIVATE_V4: [(Ipv4Addr, u32); 8] = [
     (Ipv4Addr::new(10, 0, 0, 0), 8),
     (Ipv4Addr::new(100, 64, 0, 0), 10),

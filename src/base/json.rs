@@ -146,11 +146,11 @@ enum JsonScannerState {
     End,
 }
 
-/// Reads a document that is in memory as strictly as a body that is sent on. Where a parser keeps one value of a key that
-/// stands twice, and another parser the other, this says no.
+/// Reads a document that is in memory as strictly as a body that is sent on. Where a parser keeps one value of a key
+/// that stands twice, and another parser the other, this says no.
 ///
 /// # Errors
-/// The first thing wrong with the document.
+/// Returns the first error in the document.
 pub fn check_document(data: &[u8]) -> Result<(), JsonError> {
     let mut scanner = JsonScanner::new(JsonLimits::default());
     scanner.feed_frame(data)?;

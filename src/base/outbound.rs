@@ -43,7 +43,7 @@ impl HttpProxy {
     /// Reads a proxy's address as `HTTPS_PROXY` has it; without a scheme it is `http://`.
     ///
     /// # Errors
-    /// It is none, or of a kind that is not spoken: TLS to the proxy itself, SOCKS.
+    /// Returns an error if the text is not a proxy's address, or the proxy needs TLS to itself or SOCKS.
     pub fn parse_proxy(url: &str, except: &str) -> Result<Self, ProxyUrlError> {
         let url = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
         let uri: Uri = url.parse().map_err(|_| ProxyUrlError)?;

@@ -27,7 +27,7 @@ pub enum DirectoryError {
 /// Makes a directory, and those above it, with a mode, where it is not there yet, and checks it.
 ///
 /// # Errors
-/// The directory cannot be made, or other users may change what is in it.
+/// Returns an error if the directory cannot be made, or other users may change its content.
 pub fn make(path: &Path, mode: u32) -> Result<(), DirectoryError> {
     let tried = DirBuilder::new().recursive(true).mode(mode).create(path);
     tried.map_err(|source| DirectoryError::Unusable { path: path.to_owned(), source })?;
@@ -38,7 +38,7 @@ pub fn make(path: &Path, mode: u32) -> Result<(), DirectoryError> {
 /// after other users' directories, too.
 ///
 /// # Errors
-/// Other users may change what is in the directory, or it cannot be read.
+/// Returns an error if other users may change the directory's content, or the directory cannot be read.
 pub fn check(path: &Path) -> Result<(), DirectoryError> {
     let path = path.to_owned();
     let found = match fs::metadata(&path) {

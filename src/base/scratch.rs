@@ -17,7 +17,7 @@ impl ScratchBuffer {
     /// Reads once, and returns what was read; nothing at the end. The caller has seen that the reader is ready.
     ///
     /// # Errors
-    /// The reader failed.
+    /// Returns an error if the reader failed.
     pub fn poll_read_bytes(
         &self,
         reader: &mut (impl AsyncRead + Unpin),

@@ -19,10 +19,10 @@ pub enum JsonInputError {
     Data(String),
 }
 
-/// Reads JSON, of which nothing may be left over.
+/// Reads JSON. The whole input must be one document.
 ///
 /// # Errors
-/// The bytes are not JSON, or not of this form.
+/// Returns an error if the bytes are not JSON, or do not have the form of `T`.
 pub fn from_slice<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, JsonInputError> {
     let mut reader = serde_json::Deserializer::from_slice(bytes);
     let read = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
@@ -39,7 +39,7 @@ pub fn from_slice<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, JsonInputError
 /// Reads a value.
 ///
 /// # Errors
-/// What does not fit, in words for people.
+/// Returns an error that names the part of the value that does not have the form of `T`.
 pub fn from_value<T: DeserializeOwned>(value: Value) -> Result<T, JsonInputError> {
     serde_path_to_error::deserialize(value).map_err(|error| {
         let path = error.path().to_string();
@@ -50,7 +50,7 @@ pub fn from_value<T: DeserializeOwned>(value: Value) -> Result<T, JsonInputError
 /// Reads TOML. The error shows the line, and says what does not fit in words for people.
 ///
 /// # Errors
-/// The text is not TOML, or not of this form.
+/// Returns an error if the text is not TOML, or does not have the form of `T`.
 pub fn from_toml<'t, T: Deserialize<'t>>(text: &'t str) -> Result<T, String> {
     toml::from_str(text).map_err(|error| of_toml(&error))
 }

@@ -72,7 +72,7 @@ pub fn server_config(files: &TlsFiles<'_>) -> Result<Arc<ServerConfig>, TlsFileE
 /// The authorities in a PEM file.
 ///
 /// # Errors
-/// It cannot be read, holds none, or one that is not a certificate.
+/// Returns an error if the file cannot be read, has no certificate, or has an invalid certificate.
 pub fn load_root_store(path: &Path) -> Result<RootCertStore, TlsFileError> {
     let mut roots = RootCertStore::empty();
     for certificate in load_certificates(path)? {

@@ -4,8 +4,7 @@
 //! server. Data that is deleted because of one wrong reading cannot be restored.
 //!
 //! **Invariant:** the wall clock is trusted after it has advanced with the monotonic clock for an hour, and no longer
-//! after
-//! a reading that finds a jump.
+//! after a reading that finds a jump.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -71,8 +70,8 @@ impl WallClock {
     }
 }
 
-/// Returns whether the wall clock can be trusted that reads `now`, where an earlier process has trusted it at `known`: what
-/// it may be ahead is less than an hour.
+/// Returns whether the wall clock can be trusted that reads `now`, where an earlier process has trusted it at `known`:
+/// what it may be ahead is less than an hour.
 pub fn is_plausible_successor(known: SystemTime, now: SystemTime) -> bool {
     known <= now + CLOCK_TOLERANCE && now <= known + MIN_STEADY_TIME
 }

@@ -73,7 +73,7 @@ pub enum BillingCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Compare the books with LiteLLM's spend logs, and write missing receipts
+    /// Compare the billing records with LiteLLM's spend logs; write missing receipts
     Reconcile {
         #[command(flatten)]
         books: BillingDbArgs,
@@ -101,7 +101,7 @@ pub enum BillingCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Add the calls of finished runs to the books, from their audit logs
+    /// Add the calls of finished runs to the billing records, from their audit logs
     Record {
         #[command(flatten)]
         books: BillingDbArgs,
@@ -110,7 +110,7 @@ pub enum BillingCommand {
         #[arg(required = true, value_name = "AUDIT_LOG")]
         logs: Vec<PathBuf>,
     },
-    /// Add the notices of LiteLLM's callback to the books
+    /// Add the notices of LiteLLM's callback to the billing records
     Ingest {
         #[command(flatten)]
         books: BillingDbArgs,
@@ -120,7 +120,7 @@ pub enum BillingCommand {
     },
 }
 
-/// The flags for the database of the books.
+/// The flags for the billing database.
 #[derive(Clone, Debug, clap::Args)]
 pub struct BillingDbArgs {
     #[command(flatten)]
@@ -220,7 +220,7 @@ async fn print_receipts(
     let bill = books.run_bill(run).await?;
     if bill.calls == 0 {
         bail!(
-            "the books have no call of run `{}`; if its calls were deleted, `billing days` has their sums",
+            "the billing records have no call of run `{}`; if its calls were deleted, `billing days` has their sums",
             run.escape_debug()
         );
     }
@@ -257,7 +257,10 @@ impl BillingDbArgs {
         let path = self.database_path();
         // A command that only reads must not create a database.
         if !path.exists() {
-            bail!("no books found: `{}` does not exist; see `--state-dir`", path.display());
+            bail!(
+                "no billing records found: `{}` does not exist; see `--state-dir`",
+                path.display()
+            );
         }
         self.open_or_create()
     }

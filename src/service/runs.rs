@@ -373,7 +373,9 @@ impl RunService {
             Ok(notices) => {
                 tracing::warn!(notices, "forgot LiteLLM's notices of calls that never arrived");
             }
-            Err(error) => tracing::error!(%error, "cannot purge old notices from the books"),
+            Err(error) => {
+                tracing::error!(%error, "cannot purge old notices from the billing records")
+            }
         }
         // The time to remove a workspace grows with the number of its files, so a shutdown interrupts the removal.
         stop.run_until_cancelled(self.prune_workspaces()).await;

@@ -18,7 +18,7 @@ impl SocketAcceptor {
     /// Takes a listening, non-blocking socket.
     ///
     /// # Errors
-    /// It cannot be registered with the runtime.
+    /// Returns an error if the socket cannot be registered with the runtime.
     pub fn new(socket: impl Into<OwnedFd>) -> io::Result<Self> {
         register_socket(socket.into(), Interest::READABLE).map(Self)
     }

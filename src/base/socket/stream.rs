@@ -51,7 +51,7 @@ impl ServerStream {
     /// Ready when a read is worth a try: there are bytes, or the peer has closed.
     ///
     /// # Errors
-    /// The runtime is shutting down.
+    /// Returns an error if the runtime is shutting down.
     pub fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.socket.poll_read_ready(cx).map_ok(drop)
     }

@@ -17,7 +17,7 @@ impl PeerCredentials {
     /// Asks the kernel (`SO_PEERCRED`, `unix(7)`).
     ///
     /// # Errors
-    /// It is not a connected unix socket.
+    /// Returns an error if the socket is not a connected unix socket.
     #[expect(
         unsafe_code,
         reason = "rustix takes the 0 of an invisible process for a pid, which it is not"

@@ -1,4 +1,4 @@
-//! Output of the books, as text or as JSON.
+//! Output of the billing records, as text or as JSON.
 
 use std::fmt::{self, Display, Formatter};
 use std::io::{self, Write};
@@ -208,7 +208,7 @@ impl Display for FlaggedRunText<'_> {
     }
 }
 
-/// A line for a call whose amounts differ between the books and LiteLLM.
+/// A line for a call whose amounts differ between the billing records and LiteLLM.
 struct CallDifferenceText<'a>(&'a CallDifference);
 
 impl Display for CallDifferenceText<'_> {

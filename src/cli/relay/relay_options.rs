@@ -23,8 +23,8 @@ use crate::telemetry::audit;
 /// The flag for the directory of persistent state.
 #[derive(Clone, Debug, clap::Args)]
 pub struct StateDirArgs {
-    /// Directory of persistent state: grants, records, books, mirrors, pending deliveries [default: /var/lib/cogni, or
-    /// a user's own state directory]
+    /// Directory of persistent state: grants, records, billing, mirrors, pending deliveries [default: /var/lib/cogni,
+    /// or a user's own state directory]
     #[arg(long, value_name = "DIR", env = "COGNI_STATE_DIR")]
     state_dir: Option<PathBuf>,
 }

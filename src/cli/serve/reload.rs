@@ -78,7 +78,7 @@ impl ServeOptions {
     }
 }
 
-/// The task that reconciles the books with LiteLLM, by the settings in force.
+/// The task that reconciles the billing records with LiteLLM, by the settings in force.
 pub(super) struct ReconcileRunner {
     billing: BillingStore,
     metrics: Arc<MetricsRegistry>,

@@ -34,8 +34,10 @@ pub enum ApiListener {
 }
 
 impl ApiListener {
+    /// Binds the address of the API.
+    ///
     /// # Errors
-    /// It cannot be bound, and why.
+    /// Returns an error if the address cannot be bound.
     pub fn bind_listener(place: &ListenAddress) -> anyhow::Result<Self> {
         match place {
             ListenAddress::Tcp(address) => {
@@ -70,7 +72,7 @@ impl ApiListener {
     /// Serves until the service's tasks are told to finish; what is open then may go on until they are cut.
     ///
     /// # Errors
-    /// The listener cannot be registered with the runtime.
+    /// Returns an error if the listener cannot be registered with the runtime.
     pub async fn serve_api(&self, api: &Arc<ApiState>) -> io::Result<()> {
         let acceptor = match self {
             Self::Tcp(listener) => SocketAcceptor::new(listener.try_clone()?)?,

@@ -43,8 +43,8 @@ impl GrantShareLimiter {
     /// Counts one more open thing of a grant.
     ///
     /// # Errors
-    /// [`GrantShareError::GrantLimit`] if the grant has its maximum, [`GrantShareError::TotalLimit`] if all grants
-    /// together have theirs.
+    /// Returns [`GrantShareError::GrantLimit`] if the grant has its maximum, and [`GrantShareError::TotalLimit`] if all
+    /// grants together have theirs.
     pub(super) fn acquire_share(&self, grant: &str) -> Result<GrantShareGuard, GrantShareError> {
         let mut open = lock_counts(&self.open);
         if open.grants.get(grant).is_some_and(|count| *count >= self.per_grant) {

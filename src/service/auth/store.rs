@@ -70,7 +70,7 @@ impl GrantStore {
     /// Returns the valid grant of a token.
     ///
     /// # Errors
-    /// [`GrantStoreError::Denied`] if the token has no grant, or its grant is not valid now.
+    /// Returns [`GrantStoreError::Denied`] if the token has no grant, or its grant is not valid now.
     pub async fn check_token(&self, token: &str) -> Result<Arc<AccessGrant>, GrantStoreError> {
         let hash = token::hash_token(token).ok_or(AccessDeniedError::UnknownToken)?;
         let now = SystemTime::now();
@@ -86,7 +86,7 @@ impl GrantStore {
     /// database passes: the service then requires no grants, or the grant belongs to an earlier database.
     ///
     /// # Errors
-    /// [`GrantStoreError::Denied`] if the grant is revoked or expired.
+    /// Returns [`GrantStoreError::Denied`] if the grant is revoked or expired.
     pub async fn check_id(&self, id: &str) -> Result<(), GrantStoreError> {
         let now = SystemTime::now();
         if let Some(grant) = self.find_cached(id) {

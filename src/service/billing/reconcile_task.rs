@@ -45,13 +45,13 @@ impl ReconcileTask {
             Ok(()) => self.metrics.record_reconciliation(true),
             Err(error) => {
                 self.metrics.record_reconciliation(false);
-                tracing::warn!(error = %error_chain(&error), "the books could not be compared with LiteLLM's");
+                tracing::warn!(error = %error_chain(&error), "the billing records could not be compared with LiteLLM's");
             }
         }
         // The gauges are set even after a failure, because the numbers of open calls come from our own books.
         match self.billing.totals(now).await {
             Ok(totals) => self.metrics.set_billing_gauges(&billing_gauges(&totals)),
-            Err(error) => tracing::error!(%error, "cannot read the sums of the books"),
+            Err(error) => tracing::error!(%error, "cannot read the sums of the billing records"),
         }
     }
 
@@ -130,7 +130,12 @@ fn log_report(report: &ReconcileReport) {
     let ReconcileReport { matched, receipts_written, pending, .. } = report;
     let (missing, unknown) = (report.missing.len(), report.unknown.len());
     if report.is_clean() {
-        tracing::debug!(matched, receipts_written, pending, "the books agree with LiteLLM's");
+        tracing::debug!(
+            matched,
+            receipts_written,
+            pending,
+            "the billing records agree with LiteLLM's"
+        );
     } else {
         let conflicting = report.conflicting.len();
         tracing::warn!(
@@ -140,7 +145,7 @@ fn log_report(report: &ReconcileReport) {
             missing,
             unknown,
             conflicting,
-            "the books do not agree with LiteLLM's; `cogni-gateway billing reconcile` says how"
+            "the billing records differ from LiteLLM's; `cogni-gateway billing reconcile` lists the differences"
         );
     }
 }

@@ -166,7 +166,7 @@ impl RunServiceInner {
         if tokio::time::timeout(CLOSE_TIMEOUT, closed).await.is_err() {
             tracing::error!(
                 run,
-                "the run's log is not closed in time after a fault: calls may be missing from the books"
+                "the run's log is not closed in time after a fault: calls may be missing from the billing records"
             );
         }
     }

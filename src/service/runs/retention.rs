@@ -37,7 +37,7 @@ impl RunServiceInner {
             // A shutdown may interrupt the deletion between two runs; the next process continues.
             let deleted = stop.run_until_cancelled(Box::pin(self.delete_calls(age))).await;
             if let Some(Err(error)) = deleted {
-                tracing::error!("cannot delete old calls from the books: {error:#}");
+                tracing::error!("cannot delete old calls from the billing records: {error:#}");
             }
         }
     }

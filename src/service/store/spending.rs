@@ -72,7 +72,7 @@ impl SpendingCaps {
     /// Returns the money that a further run may cost; `None` if no cap is set.
     ///
     /// # Errors
-    /// [`ExhaustedCap`] if a cap has no money left.
+    /// Returns [`ExhaustedCap`] if a cap has no money left.
     pub fn remaining(
         &self,
         standing: &SpendingStatus,

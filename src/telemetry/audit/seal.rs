@@ -72,7 +72,7 @@ impl AuditLogSeal {
     /// Proves that a log is the one that was sealed.
     ///
     /// # Errors
-    /// How it differs.
+    /// Returns an error that says how the log differs from the sealed log.
     pub fn verify_sealed(
         &self,
         log: impl BufRead,
@@ -96,7 +96,7 @@ impl AuditLogSeal {
 /// Proves the log of a run that has not ended, as far as it goes. Its process signs with `key`.
 ///
 /// # Errors
-/// What is wrong with it.
+/// Returns an error that says what is wrong with the log.
 pub fn verify_open_log(
     log: impl BufRead,
     run: &str,
