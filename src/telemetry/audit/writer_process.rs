@@ -31,7 +31,7 @@ fn find_lock_holder(locks: &str, device: u64, inode: u64) -> Option<u32> {
     })
 }
 
-/// The kernel's list of file locks: proc_locks(5).
+/// The kernel's list of file locks, as the manual page `proc_locks(5)` describes it.
 const LOCKS_FILE: &str = "/proc/locks";
 
 #[cfg(test)]
