@@ -70,7 +70,15 @@ pub(crate) async fn converse(mode: LaneMode, pieces: &[&[u8]]) -> Traces {
         let (method, path, text) = (&request.method, &request.path, &request.text);
         masked(&format!("{method} {path} {headers:?} {text:?} {:?}", request.body_bytes))
     });
-    Traces { upstream: upstream.collect(), answers: answers_in(&answers), records: records(&log) }
+    let mut records = records(&log);
+    let mut answers = answers_in(&answers);
+    if forget_estimates(&mut records) {
+        // The headers of later answers tell how much the estimates have left.
+        for answer in &mut answers {
+            *answer = without_number(answer, "x-cogni-budget-output-tokens-left: ");
+        }
+    }
+    Traces { upstream: upstream.collect(), answers, records }
 }
 
 fn configure(directory: &Path, upstream: SocketAddr, mode: LaneMode) -> GatewayConfig {
@@ -185,12 +193,18 @@ fn records(log: &Path) -> Vec<Value> {
         let record = record.as_object_mut().expect("an object");
         record.retain(|name, _| !TIMED.contains(&name.as_str()));
     }
-    forget_estimates(&mut records);
     records
 }
 
-/// Removes estimates, because they depend on the time without data.
-fn forget_estimates(records: &mut [Value]) {
+/// Returns a text without the digits behind `label`.
+fn without_number(text: &str, label: &str) -> String {
+    let Some((before, after)) = text.split_once(label) else { return text.to_owned() };
+    let rest = after.trim_start_matches(|digit: char| digit.is_ascii_digit());
+    format!("{before}{label}{rest}")
+}
+
+/// Removes estimates, because they depend on the time without data. Returns true if there are estimates.
+fn forget_estimates(records: &mut [Value]) -> bool {
     let mut is_any_estimated = false;
     for record in records {
         let is_estimated = record["usage"]["source"] == "estimated";
@@ -205,6 +219,7 @@ fn forget_estimates(records: &mut [Value]) {
             }
         }
     }
+    is_any_estimated
 }
 
 /// Replaces ids and times. A truncated body may end inside an id.
