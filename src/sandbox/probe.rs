@@ -65,6 +65,7 @@ pub enum EngineProbe {
 }
 
 /// The facts that an engine reports about itself.
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EngineInfo {
     pub version: String,

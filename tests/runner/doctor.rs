@@ -118,6 +118,23 @@ fn a_machine_without_features_gets_remedies() {
     ");
 }
 
+/// An engine without root is not reported as one with remapped users, and the embedded driver needs root or a user
+/// namespace.
+#[test]
+fn what_runs_without_root_is_reported_as_such() {
+    insta::assert_snapshot!(news(|facts| answers(facts).is_rootless = true), @r"
+    warn     rootless engine    the engine runs without root
+                                a sandbox's user has another number outside of the engine's user namespace, and cannot open the run's socket; use an engine that runs as root
+    ");
+    insta::assert_snapshot!(news(|facts| (facts.is_root, facts.user_namespaces) = (false, 0)), @r"
+    warn     user namespaces    no user may have any
+                                only root can use the driver `embedded` here; `sysctl user.max_user_namespaces=10000` lets other users
+    missing  driver embedded    this process does not run as root, and no user may have a user namespace
+                                run it as root, or use Docker
+    the driver `docker` enforces everything
+    ");
+}
+
 #[test]
 fn each_weakness_has_its_remedy() {
     insta::assert_snapshot!(news(|facts| facts.landlock = Some(1)), @r"
@@ -159,17 +176,6 @@ fn each_weakness_has_its_remedy() {
     insta::assert_snapshot!(news(|facts| answers(facts).has_userns_remap = true), @r"
     warn     userns-remap       on
                                 a sandbox's user has another number outside of the engine's user namespace, and cannot open the run's socket; use an engine without it
-    ");
-    insta::assert_snapshot!(news(|facts| answers(facts).is_rootless = true), @r"
-    warn     rootless engine    the engine runs without root
-                                a sandbox's user has another number outside of the engine's user namespace, and cannot open the run's socket; use an engine that runs as root
-    ");
-    insta::assert_snapshot!(news(|facts| (facts.is_root, facts.user_namespaces) = (false, 0)), @r"
-    warn     user namespaces    no user may have any
-                                only root can use the driver `embedded` here; `sysctl user.max_user_namespaces=10000` lets other users
-    missing  driver embedded    this process does not run as root, and no user may have a user namespace
-                                run it as root, or use Docker
-    the driver `docker` enforces everything
     ");
     insta::assert_snapshot!(news(|facts| facts.inotify_instances = Some(64)), @r"
     warn     inotify            64 instances for a sandbox

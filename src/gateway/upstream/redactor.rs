@@ -167,6 +167,8 @@ const MAX_BYTE_SPELLING: usize = MAX_SLASHES + 5;
 
 #[cfg(test)]
 mod tests {
+    use std::fmt::Write;
+
     use super::*;
 
     fn masked(key: &str, body: &str, size: usize) -> String {
@@ -194,8 +196,8 @@ mod tests {
         let key = "sk-a/b?c~\u{ff}>d";
         let json = serde_json::to_string(key).unwrap();
         let escaped = json[1..json.len() - 1].replace('k', "\\u006B").replace('/', "\\/");
-        let units: Vec<_> = key.bytes().collect();
-        let all: String = units.iter().map(|byte| format!("%{byte:02X}")).collect();
+        let mut all = String::new();
+        key.bytes().for_each(|byte| write!(all, "%{byte:02X}").unwrap());
         let some = key.replace('/', "%2f").replace('~', "%7e");
         let mut spellings = vec![key.to_owned(), escaped.clone(), all, some];
         // JSON in JSON.

@@ -269,10 +269,7 @@ impl CapabilityScanner {
                 self.text_medium = None;
                 self.check_address(text, is_fetchable_address(text));
             }
-            JsonContext::Reference if is_fetchable_address(text) => {
-                self.require_capability(ProviderCapability::RemoteMedia, b"ref");
-            }
-            JsonContext::Settings if is_fetchable_address(text) => {
+            JsonContext::Reference | JsonContext::Settings if is_fetchable_address(text) => {
                 self.require_capability(ProviderCapability::RemoteMedia, b"url");
             }
             JsonContext::OriginType => self.note(|open| open.is_text = text == b"text"),

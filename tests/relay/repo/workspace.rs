@@ -218,9 +218,8 @@ fn what_a_killed_fetch_leaves_is_removed() {
     let place = RelaySetup::new();
     let lease = place.mirror.lease_branch(&BranchKey::parse("left").unwrap()).unwrap();
     place.mirror.ensure_branch(&lease, None, None).unwrap();
-    let mirrors = place.path("state/mirrors");
-    let mirror = fs::read_dir(&mirrors).unwrap().map(|it| it.unwrap().path());
-    let mirror = mirror.into_iter().find(|path| path.extension().unwrap() == "git").unwrap();
+    let found = fs::read_dir(place.path("state/mirrors")).unwrap().map(|it| it.unwrap().path());
+    let mirror = found.into_iter().find(|path| path.extension().unwrap() == "git").unwrap();
     let names = ["pack/tmp_pack_aBc1", "pack/.tmp-7-pack-1.idx", "ab/tmp_obj_x"];
     let left = names.map(|name| mirror.join("objects").join(name));
     let leave = || {
@@ -261,8 +260,8 @@ fn a_mirror_that_is_full_takes_no_more() {
     let lease = place.mirror.lease_branch(&BranchKey::parse("full").unwrap()).unwrap();
     place.mirror.ensure_branch(&lease, None, None).unwrap();
     let directory = place.path("state");
-    let mirrors = fs::read_dir(directory.join("mirrors")).unwrap().map(|it| it.unwrap().path());
-    let mirror = mirrors.into_iter().find(|path| path.extension().unwrap() == "git").unwrap();
+    let found = fs::read_dir(directory.join("mirrors")).unwrap().map(|it| it.unwrap().path());
+    let mirror = found.into_iter().find(|path| path.extension().unwrap() == "git").unwrap();
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let noise = std::iter::repeat_with(|| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);

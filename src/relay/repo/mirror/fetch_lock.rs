@@ -19,6 +19,7 @@ pub(super) struct FetchLock(File);
 impl FetchLock {
     /// Acquires the lock for a fetch, and waits at most `patience` for a process that packs the mirror. The first of
     /// the fetches removes the unfinished files of earlier ones.
+    #[expect(clippy::disallowed_methods, reason = "git's calls block a thread of their own")]
     fn acquire_shared(git_dir: &Path, patience: Duration) -> Result<Self, FetchLockError> {
         if let Some(alone) = Self::try_acquire_alone(git_dir)? {
             alone.remove_unfinished(git_dir)?;
