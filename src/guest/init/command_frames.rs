@@ -140,7 +140,9 @@ fn encode_frame(kind: u8, contents: &[&[u8]]) -> Vec<u8> {
     let mut frame = Vec::with_capacity(HEAD_BYTES + length);
     frame.push(kind);
     frame.extend_from_slice(&head);
-    contents.iter().for_each(|content| frame.extend_from_slice(content));
+    for content in contents {
+        frame.extend_from_slice(content);
+    }
     frame
 }
 

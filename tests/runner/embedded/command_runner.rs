@@ -2,7 +2,7 @@
 
 use cogni_gateway::guest::init::command_frames::{CommandEnd, FramePart, FrameReader};
 use cogni_gateway::guest::init::command_list::{ListedCommand, encode_commands};
-use cogni_gateway::runner::{PreparedRun, RunHandles, RunInputs, RunResult};
+use cogni_gateway::runner::{PreparedRun, RunErrorCode, RunHandles, RunInputs, RunResult};
 use cogni_gateway::sandbox::output::{OutputCapture, OutputStream};
 use cogni_gateway::sandbox::spec::SandboxTask;
 use uuid::Uuid;
@@ -31,13 +31,16 @@ async fn commands_in_one_sandbox_know_nothing_of_each_other() {
     ];
     let (result, [first, second, third, fourth, fifth, last]) = run(&place, commands).await;
     assert_eq!(result.exit_code, Some(0), "{:?} {}", result.error, result.stderr);
-    assert_eq!(first, ("own\n".to_owned(), end(3, "told\n")));
-    assert_eq!(second, ("/dev/shm:\n\n/run:\n\n/tmp:\nnone\n".to_owned(), end(0, "")));
+    assert_eq!(first, ("own\n".to_owned(), Some(end(3, "told\n"))));
+    assert_eq!(second, ("/dev/shm:\n\n/run:\n\n/tmp:\nnone\n".to_owned(), Some(end(0, ""))));
     let is_over = third.1.as_ref().is_some_and(|end| end.is_over_limit);
     assert_eq!((&*third.0, is_over), ("y\ny\ny\ny\ny\n", true));
     assert_eq!(fourth.0, "E\0\0\0\u{2}\0\0O\0\0\0\u{1}x");
     assert_eq!(fourth.1.map(|end| end.status), Some(137));
-    assert_eq!([fifth, last], [("12345678".to_owned(), end(0, "")), (String::new(), end(0, ""))]);
+    assert_eq!(
+        [fifth, last],
+        [("12345678".to_owned(), Some(end(0, ""))), (String::new(), Some(end(0, "")))]
+    );
 }
 
 /// L3, R5: A command that cannot be started ends the list, and so does the time limit of the sandbox.
@@ -51,12 +54,12 @@ async fn a_missing_program_and_the_time_limit_end_a_list_of_commands() {
     assert_eq!(result.exit_code, Some(127), "{}", result.stderr);
     assert!(result.stderr.contains("there is no `/missing`"), "{}", result.stderr);
     let none = || (String::new(), None);
-    assert_eq!(told, [("1\n".to_owned(), end(0, "")), none(), none()]);
+    assert_eq!(told, [("1\n".to_owned(), Some(end(0, ""))), none(), none()]);
 
     let commands = [command(64, &[], "echo 1"), command(64, &[], "echo 2; exec sleep 1000")];
     let (result, told) = run(&place, commands).await;
-    assert_eq!(result.error_code.map(|code| code.as_str()), Some("timeout"), "{}", result.stderr);
-    assert_eq!(told[0], ("1\n".to_owned(), end(0, "")));
+    assert_eq!(result.error_code.map(RunErrorCode::as_str), Some("timeout"), "{}", result.stderr);
+    assert_eq!(told[0], ("1\n".to_owned(), Some(end(0, ""))));
     assert_eq!((&*told[1].0, told[1].1.is_none()), ("2\n", true));
 }
 
@@ -65,8 +68,8 @@ fn command(max_output_bytes: u64, env: &[&str], script: &str) -> ListedCommand {
     ListedCommand { max_output_bytes, env: texts(env), argv: texts(&["/bin/sh", "-c", script]) }
 }
 
-fn end(status: u8, said: &str) -> Option<CommandEnd> {
-    Some(CommandEnd { status, is_over_limit: false, said: said.as_bytes().to_owned() })
+fn end(status: u8, said: &str) -> CommandEnd {
+    CommandEnd { status, is_over_limit: false, said: said.as_bytes().to_owned() }
 }
 
 async fn run<const N: usize>(

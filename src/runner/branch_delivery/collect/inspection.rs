@@ -107,9 +107,10 @@ impl<'a> WorkspaceInspection<'a> {
         let results = Box::pin(self.extractor.run_commands(files, Some(head))).await?;
         let [uncommitted, ignored] = results;
         self.ignored = Some(ignored);
-        Ok(match uncommitted?.is_empty() {
-            true => WorkspaceContent::Nothing,
-            false => WorkspaceContent::Other(UNCOMMITTED_MESSAGE),
+        Ok(if uncommitted?.is_empty() {
+            WorkspaceContent::Nothing
+        } else {
+            WorkspaceContent::Other(UNCOMMITTED_MESSAGE)
         })
     }
 
