@@ -27,7 +27,7 @@ pub enum ShutdownOutcome {
     /// Every task ended by itself.
     Graceful,
     /// The grace period was over; what was left has been cut.
-    Cut,
+    Aborted,
 }
 
 /// So that hyper's own tasks are waited for, too.
@@ -111,7 +111,7 @@ impl TaskGroup {
         }
         self.cut.cancel();
         self.tasks.wait().await;
-        ShutdownOutcome::Cut
+        ShutdownOutcome::Aborted
     }
 }
 

@@ -152,7 +152,7 @@ impl GatewayProcess {
         drop(self.listener);
         // 3. Let open calls finish. This task is no member of the group, so it can wait for all of the group's tasks.
         let drained = self.tasks.shut_down(self.config.drain_timeout).await;
-        if drained == ShutdownOutcome::Cut {
+        if drained == ShutdownOutcome::Aborted {
             tracing::warn!(timeout = ?self.config.drain_timeout, "calls were still open and have been cut");
         }
         // 4. The other workers' threads end when the last task has ended. Joining blocks, so it must not run on this

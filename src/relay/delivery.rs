@@ -150,11 +150,11 @@ pub enum DeliveryError {
     #[error(
         "cannot check this work for the secret `{name}`: its value has changed since the work was collected, or is not set here; set `{name}` to the old value, or review the work again with today's secrets, with `--new-rules`"
     )]
-    Ignorant { name: String },
+    UnknownSecret { name: String },
     #[error(
         "cannot deliver relay `{id}`: its branch has moved on since its run began; bring the work into a clone with `cogni-gateway relay apply`"
     )]
-    Overtaken { id: String },
+    BranchAdvanced { id: String },
     #[error(
         "relay `{id}` has to come to this branch first, and cannot be delivered yet: {why}; try again later, or run `cogni-gateway relay retry {id}`"
     )]
@@ -162,9 +162,9 @@ pub enum DeliveryError {
     #[error(
         "cannot apply new rules: this delivery is still in progress; new rules are for work that is held or has failed"
     )]
-    OnItsWay,
+    InProgress,
     #[error("a task of the relay was cancelled or has panicked")]
-    Ended(#[from] tokio::task::JoinError),
+    TaskFailed(#[from] tokio::task::JoinError),
 }
 
 impl DeliveryService {

@@ -80,7 +80,7 @@ pub(super) struct TrackedWorkspace {
 pub enum DeliveryReport {
     Delivered(DeliveryStatus),
     /// The run has no branch, has no work to deliver, or its delivery failed.
-    Not {
+    NotDelivered {
         #[serde(skip_serializing_if = "Option::is_none")]
         branch: Option<String>,
         why: String,
@@ -243,14 +243,14 @@ impl TrackedWorkspace {
                     Ok(DeliveryReport::Delivered(Box::pin(delivered).await?))
                 }
                 CollectOutcome::Nothing => Ok(DeliveryReport::no_work(&desk)),
-                CollectOutcome::Left(desk) => Ok(DeliveryReport::work_left(&desk)),
+                CollectOutcome::Retained(desk) => Ok(DeliveryReport::work_left(&desk)),
             }
         };
         let done: anyhow::Result<_> = delivering.await;
         done.unwrap_or_else(|error| {
             tracing::error!(run = order.spec.run, "cannot relay: {error:#}");
             let (branch, id) = (Some(begun.state.branch.to_string()), Some(desk.id.clone()));
-            DeliveryReport::Not { branch, why: format!("{error:#}"), id, is_well: false }
+            DeliveryReport::NotDelivered { branch, why: format!("{error:#}"), id, is_well: false }
         })
     }
 }
@@ -278,21 +278,26 @@ impl DeliveryReport {
     pub fn skipped_without_branch() -> Self {
         let why =
             "the run has no branch: give `--branch-key` or `--work-item`, or `--branch-by-state`";
-        Self::Not { branch: None, why: why.to_owned(), id: None, is_well: true }
+        Self::NotDelivered { branch: None, why: why.to_owned(), id: None, is_well: true }
     }
 
     /// Returns true if every commit was delivered, or if there was no commit to deliver.
     pub fn is_complete(&self) -> bool {
         match self {
             Self::Delivered(delivered) => delivered.is_complete(),
-            Self::Not { is_well, .. } => *is_well,
+            Self::NotDelivered { is_well, .. } => *is_well,
             Self::Skipped { .. } => true,
         }
     }
 
     fn no_work(desk: &WorkspaceRow) -> Self {
         let branch = Some(desk.plan.state.branch.to_string());
-        Self::Not { branch, why: collect::NO_WORK_MESSAGE.to_owned(), id: None, is_well: true }
+        Self::NotDelivered {
+            branch,
+            why: collect::NO_WORK_MESSAGE.to_owned(),
+            id: None,
+            is_well: true,
+        }
     }
 
     fn work_left(desk: &WorkspaceRow) -> Self {
@@ -303,7 +308,7 @@ impl DeliveryReport {
             Some(_) => format!("{kept}, and the collection is tried again"),
             None => kept,
         };
-        Self::Not { branch, why, id: Some(desk.id.clone()), is_well: false }
+        Self::NotDelivered { branch, why, id: Some(desk.id.clone()), is_well: false }
     }
 
     /// Returns the report of a run without a branch key, with the reason as a code for programs.

@@ -53,8 +53,8 @@ pub(super) fn record_delivery_span(trace: &RunTrace, begun: SystemTime, relayed:
                 .extend(delivered.verdict.map(|verdict| ("cogni.relay.verdict", verdict.into())));
             attributes.push(("cogni.relay.is_pushed", delivered.is_pushed.into()));
         }
-        DeliveryReport::Skipped { .. } | DeliveryReport::Not { is_well: true, .. } => (),
-        DeliveryReport::Not { .. } => error = Some("not_delivered".into()),
+        DeliveryReport::Skipped { .. } | DeliveryReport::NotDelivered { is_well: true, .. } => (),
+        DeliveryReport::NotDelivered { .. } => error = Some("not_delivered".into()),
     }
     trace.record_span(FinishedSpan { attributes, error, ..trace.span_since("relay", begun) });
 }

@@ -128,10 +128,10 @@ pub(super) fn end_line(result: &RunResult) -> String {
 fn work(relayed: &DeliveryReport) -> String {
     let DeliveryReport::Delivered(delivered) = relayed else {
         return match relayed {
-            DeliveryReport::Not { branch: Some(branch), why, .. } => {
+            DeliveryReport::NotDelivered { branch: Some(branch), why, .. } => {
                 format!("branch {branch}: {why}\n")
             }
-            DeliveryReport::Not { why, .. } => format!("no branch: {why}\n"),
+            DeliveryReport::NotDelivered { why, .. } => format!("no branch: {why}\n"),
             // The other reports have no branch to name.
             _ => String::new(),
         };

@@ -91,7 +91,9 @@ async fn close_run(
     // The record must come first: after the closing the log accepts no record.
     operator.record_action("close", &*desk.find_run(&id)?);
     let drained = desk.runs.close_run(&id).await.map_err(AdminError::Refused)?;
-    Ok(Json(json!({"run_id": id, "closed": true, "calls_cut": drained == ShutdownOutcome::Cut})))
+    Ok(Json(
+        json!({"run_id": id, "closed": true, "calls_cut": drained == ShutdownOutcome::Aborted}),
+    ))
 }
 
 async fn pause_run(

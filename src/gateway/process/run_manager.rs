@@ -82,7 +82,7 @@ pub enum RunClosingState {
     /// The process waits for the run's calls, or writes the end of the run's records for the first time.
     Draining,
     /// The end of the run's records could not be written. The process holds the end in memory and retries the write.
-    Unwritten,
+    WriteFailed,
 }
 
 impl RunManager {

@@ -32,14 +32,16 @@ impl DeliveryService {
     /// Checks that this host still has every secret that was registered when the work came out.
     ///
     /// # Errors
-    /// Returns [`DeliveryError::Ignorant`] if this host lacks one of these secrets.
+    /// Returns [`DeliveryError::UnknownSecret`] if this host lacks one of these secrets.
     pub(super) fn check_secrets_known(&self, order: &DeliveryRequest) -> Result<(), DeliveryError> {
         let Some(host) = &order.host else { return Ok(()) };
         let known = self.settings.known.iter();
         let digests: Vec<_> = known.map(|known| secret_digest(&host.salt, &known.secret)).collect();
         match host.known.iter().find(|mark| !digests.contains(&mark.digest)) {
             // The name tells the operator which variable to set. The value is not known here.
-            Some(SecretDigest { name, .. }) => Err(DeliveryError::Ignorant { name: name.clone() }),
+            Some(SecretDigest { name, .. }) => {
+                Err(DeliveryError::UnknownSecret { name: name.clone() })
+            }
             None => Ok(()),
         }
     }

@@ -67,21 +67,21 @@ pub enum OutboxError {
         "the outbox is of a later version ({found}; this program knows {})",
         schema::SCHEMA_VERSION
     )]
-    Later { found: i64 },
+    NewerSchema { found: i64 },
     #[error("there is no relay `{0}`; `cogni-gateway relay status` lists them")]
-    Unknown(String),
+    NoSuchDelivery(String),
     #[error("cannot change relay `{id}`: another process has changed it in the meantime")]
-    Moved { id: String },
+    ChangedConcurrently { id: String },
     #[error("a delivery cannot go from state `{from}` to `{to}`")]
-    Skipped { from: DeliveryStep, to: DeliveryStep },
+    InvalidTransition { from: DeliveryStep, to: DeliveryStep },
     #[error(
         "cannot discard relay `{id}`: it is delivered, in progress or of a run that goes on; only work that is held, has failed or is left over can be discarded"
     )]
-    Wanted { id: String },
+    StillNeeded { id: String },
     #[error("cannot change relay `{id}`: a later holder of the branch has claimed it")]
     Fenced { id: String },
     #[error("the outbox cannot store a path that is not UTF-8")]
-    Path(#[source] serde_json::Error),
+    PathNotUtf8(#[source] serde_json::Error),
 }
 
 impl DeliveryOutbox {
@@ -132,7 +132,7 @@ impl DeliveryOutbox {
     /// there. The job takes the ID of the workspace row, and the workspace row gets a new ID.
     ///
     /// # Errors
-    /// Returns [`OutboxError::Unknown`] if the workspace row is gone, or an error if the database does not work.
+    /// Returns [`OutboxError::NoSuchDelivery`] if the workspace row is gone, or an error if the database does not work.
     pub fn add_keeping_workspace(
         &self,
         order: &DeliveryRequest,
@@ -148,7 +148,7 @@ impl DeliveryOutbox {
                 params![desk.id, left, one_line(why)],
             )?;
             if renamed == 0 {
-                return Err(OutboxError::Unknown(desk.id.clone()));
+                return Err(OutboxError::NoSuchDelivery(desk.id.clone()));
             }
             let job = insert_job(&change, (&desk.id, desk.plan.grant.clone()), order)?;
             change.commit()?;
@@ -162,12 +162,12 @@ impl DeliveryOutbox {
     /// Returns a row by its ID.
     ///
     /// # Errors
-    /// Returns [`OutboxError::Unknown`] if there is no such row, or an error if the database does not work.
+    /// Returns [`OutboxError::NoSuchDelivery`] if there is no such row, or an error if the database does not work.
     pub fn get(&self, id: &str) -> Result<DeliveryJob, OutboxError> {
         let found =
             self.lock_connection().query_row(&select_sql("id = ?1"), [id], read_job).optional()?;
         // An operator may have typed the ID: a long text is cut before it appears in a message.
-        found.ok_or_else(|| OutboxError::Unknown(id.chars().take(80).collect()))
+        found.ok_or_else(|| OutboxError::NoSuchDelivery(id.chars().take(80).collect()))
     }
 
     /// Returns all rows, or only the rows whose step is not terminal. The oldest comes first.
@@ -249,7 +249,7 @@ impl DeliveryOutbox {
     /// Stores the outcome of a step, and moves the row to that step.
     ///
     /// # Errors
-    /// Returns [`OutboxError::Skipped`] if the state machine has no such arrow. Returns [`OutboxError::Moved`] or
+    /// Returns [`OutboxError::InvalidTransition`] if the state machine has no such arrow. Returns [`OutboxError::ChangedConcurrently`] or
     /// [`OutboxError::Fenced`] if the row's step or fence is no longer the one in `job`.
     pub fn advance_job(
         &self,
@@ -258,7 +258,7 @@ impl DeliveryOutbox {
     ) -> Result<DeliveryJob, OutboxError> {
         let to = progress.step();
         if !job.step.can_transition_to(to) {
-            return Err(OutboxError::Skipped { from: job.step, to });
+            return Err(OutboxError::InvalidTransition { from: job.step, to });
         }
         let mut next = DeliveryJob { step: to, error: None, code: None, ..job.clone() };
         progress.apply_to(&mut next);
@@ -269,7 +269,7 @@ impl DeliveryOutbox {
     /// Stores the result of publishing the statement beside the commit.
     ///
     /// # Errors
-    /// Returns the errors of [`DeliveryOutbox::advance_job`], except [`OutboxError::Skipped`].
+    /// Returns the errors of [`DeliveryOutbox::advance_job`], except [`OutboxError::InvalidTransition`].
     pub fn record_statement(
         &self,
         job: &DeliveryJob,
@@ -282,7 +282,7 @@ impl DeliveryOutbox {
     /// Reschedules a row that was due, with the reason, and counts the attempt.
     ///
     /// # Errors
-    /// Returns the errors of [`DeliveryOutbox::advance_job`], except [`OutboxError::Skipped`].
+    /// Returns the errors of [`DeliveryOutbox::advance_job`], except [`OutboxError::InvalidTransition`].
     pub fn reschedule_after_failure(
         &self,
         job: &DeliveryJob,
@@ -296,7 +296,7 @@ impl DeliveryOutbox {
     /// Reschedules a row, with the reason, and counts no attempt. The row is never due sooner than before.
     ///
     /// # Errors
-    /// Returns the errors of [`DeliveryOutbox::advance_job`], except [`OutboxError::Skipped`].
+    /// Returns the errors of [`DeliveryOutbox::advance_job`], except [`OutboxError::InvalidTransition`].
     pub fn reschedule(
         &self,
         job: &DeliveryJob,
@@ -311,10 +311,13 @@ impl DeliveryOutbox {
     /// Restarts a delivery from the bundle that came out of the sandbox, at an operator's request.
     ///
     /// # Errors
-    /// Returns [`OutboxError::Skipped`] if the work is already delivered.
+    /// Returns [`OutboxError::InvalidTransition`] if the work is already delivered.
     pub fn restart(&self, job: &DeliveryJob) -> Result<DeliveryJob, OutboxError> {
         if job.step == DeliveryStep::Done {
-            return Err(OutboxError::Skipped { from: job.step, to: DeliveryStep::Extracted });
+            return Err(OutboxError::InvalidTransition {
+                from: job.step,
+                to: DeliveryStep::Extracted,
+            });
         }
         // A push is not undone: the row of pushed work starts again after the push.
         let step = if job.is_pushed { DeliveryStep::Pushed } else { DeliveryStep::Extracted };
@@ -328,7 +331,7 @@ impl DeliveryOutbox {
     /// process reviews the work at the same time.
     ///
     /// # Errors
-    /// Returns [`OutboxError::Skipped`] if the branch already has the work, and [`OutboxError::Moved`] if the row's
+    /// Returns [`OutboxError::InvalidTransition`] if the branch already has the work, and [`OutboxError::ChangedConcurrently`] if the row's
     /// step or fence is no longer the one in `job`.
     pub fn set_rules(
         &self,
@@ -337,7 +340,10 @@ impl DeliveryOutbox {
         host: HostContext,
     ) -> Result<DeliveryJob, OutboxError> {
         if job.is_pushed {
-            return Err(OutboxError::Skipped { from: job.step, to: DeliveryStep::Judged });
+            return Err(OutboxError::InvalidTransition {
+                from: job.step,
+                to: DeliveryStep::Judged,
+            });
         }
         let order = DeliveryRequest { rules: Some(rules), host: Some(host), ..job.order.clone() };
         let order = to_json(&order)?;
@@ -347,7 +353,7 @@ impl DeliveryOutbox {
             params![order, job.id, job.step.as_str(), to_sql_integer(job.fence)],
         )?;
         if written == 0 {
-            return Err(OutboxError::Moved { id: job.id.clone() });
+            return Err(OutboxError::ChangedConcurrently { id: job.id.clone() });
         }
         self.get(&job.id)
     }
@@ -366,8 +372,8 @@ impl DeliveryOutbox {
     /// sweep removes the directory if this call is interrupted.
     ///
     /// # Errors
-    /// Returns [`OutboxError::Wanted`] if the item may still be delivered without an operator, and
-    /// [`OutboxError::Unknown`] if there is no such item.
+    /// Returns [`OutboxError::StillNeeded`] if the item may still be delivered without an operator, and
+    /// [`OutboxError::NoSuchDelivery`] if there is no such item.
     pub fn discard_item(&self, id: &str) -> Result<(), OutboxError> {
         let artifacts = match self.workspace(id) {
             Ok(desk) => desk.plan.artifacts,
@@ -381,7 +387,7 @@ impl DeliveryOutbox {
             connection.execute(job, [id])? + connection.execute(desk, [id])?
         };
         if gone == 0 {
-            return Err(OutboxError::Wanted { id: id.to_owned() });
+            return Err(OutboxError::StillNeeded { id: id.to_owned() });
         }
         dir_tree::remove_tree(&artifacts)
             .map_err(|source| OutboxError::File { path: artifacts, source })
@@ -432,8 +438,8 @@ impl DeliveryOutbox {
             Some(fence) if fence > to_sql_integer(old.fence) => {
                 Err(OutboxError::Fenced { id: old.id.clone() })
             }
-            Some(_) => Err(OutboxError::Moved { id: old.id.clone() }),
-            None => Err(OutboxError::Unknown(old.id.clone())),
+            Some(_) => Err(OutboxError::ChangedConcurrently { id: old.id.clone() }),
+            None => Err(OutboxError::NoSuchDelivery(old.id.clone())),
         }
     }
 
@@ -491,7 +497,7 @@ fn insert_job(
 
 /// Serializes a value as JSON. Serialization fails only if the value has a path that is not UTF-8.
 fn to_json(what: &impl Serialize) -> Result<String, OutboxError> {
-    serde_json::to_string(what).map_err(OutboxError::Path)
+    serde_json::to_string(what).map_err(OutboxError::PathNotUtf8)
 }
 
 fn new_id() -> String {

@@ -80,7 +80,7 @@ impl DeliveryService {
         // New rules are refused while the delivery can go on by itself. A row that lacks a secret cannot, so it may get
         // them.
         if new_rules && !job.step.is_terminal() && self.check_secrets_known(&job.order).is_ok() {
-            return Err(DeliveryError::OnItsWay);
+            return Err(DeliveryError::InProgress);
         }
         if new_rules {
             job = self.renew_rules(&job)?;
@@ -90,7 +90,7 @@ impl DeliveryService {
             return Ok(job);
         }
         if job.step != DeliveryStep::Done && !job.can_be_retried() {
-            return Err(DeliveryError::Overtaken { id: job.id });
+            return Err(DeliveryError::BranchAdvanced { id: job.id });
         }
         // Checked before the row changes: the review would only stop at the missing secret.
         self.check_secrets_known(&job.order)?;

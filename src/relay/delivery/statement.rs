@@ -53,13 +53,13 @@ pub struct ProvenanceStatement {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StatementError {
     #[error("not a signed statement: the envelope cannot be parsed")]
-    Form,
+    Malformed,
     #[error("the statement was not signed by `{0}`")]
-    Signature(AuditPublicKey),
+    WrongSignature(AuditPublicKey),
     #[error("the signed text is not a relay's statement about a commit")]
-    Kind,
+    OtherStatement,
     #[error("the statement's subject is another commit than its predicate")]
-    Subject,
+    SubjectMismatch,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -133,21 +133,21 @@ impl ProvenanceStatement {
     pub fn verify(note: &str, key: &AuditPublicKey) -> Result<Self, StatementError> {
         // 1. The envelope is parsed, without trust in any value.
         let envelope: DsseEnvelope =
-            serde_json::from_str(note).map_err(|_| StatementError::Form)?;
-        let payload = base64_decode(&envelope.payload).ok_or(StatementError::Form)?;
+            serde_json::from_str(note).map_err(|_| StatementError::Malformed)?;
+        let payload = base64_decode(&envelope.payload).ok_or(StatementError::Malformed)?;
         // 2. The signature is checked over the exact bytes, before the payload is parsed.
         let text = dsse_signing_input(&envelope.payload_type, &payload);
         let is_theirs = |signature: &DsseSignature| {
             base64_decode(&signature.sig).is_some_and(|bytes| key.verify_message(&text, &bytes))
         };
         if !envelope.signatures.iter().any(is_theirs) {
-            return Err(StatementError::Signature(*key));
+            return Err(StatementError::WrongSignature(*key));
         }
         // 3. Only now is the payload parsed: the key's owner has written it.
         let payload: InTotoPayload =
-            serde_json::from_slice(&payload).map_err(|_| StatementError::Kind)?;
+            serde_json::from_slice(&payload).map_err(|_| StatementError::OtherStatement)?;
         if payload.kind != STATEMENT_TYPE || payload.predicate_type != PREDICATE_TYPE {
-            return Err(StatementError::Kind);
+            return Err(StatementError::OtherStatement);
         }
         // 4. The subject and the predicate name the commit twice, and must agree.
         let statement = payload.predicate;
@@ -157,7 +157,7 @@ impl ProvenanceStatement {
         if payload.subject.len() == 1 && payload.subject.iter().all(is_it) {
             Ok(statement)
         } else {
-            Err(StatementError::Subject)
+            Err(StatementError::SubjectMismatch)
         }
     }
 }

@@ -16,10 +16,10 @@ pub(super) enum StepStop {
     /// The delivery cannot succeed until a person changes something and retries.
     Failed { why: String },
     /// The delivery may succeed later without any change.
-    Later { after: Duration, why: String },
+    RetryLater { after: Duration, why: String },
     /// A secret that the work must not contain is not set on this host. The row waits for a process that has the
     /// secret.
-    Ignorant { name: String },
+    UnknownSecret { name: String },
     /// The outbox cannot be written.
     Outbox(outbox::OutboxError),
 }
@@ -35,7 +35,7 @@ impl StepStop {
 
     /// Makes a stop whose wait depends only on the number of attempts.
     fn retry_later(why: String) -> Self {
-        Self::Later { after: Duration::ZERO, why }
+        Self::RetryLater { after: Duration::ZERO, why }
     }
 
     /// Stores the stop in the row, and returns the changed row. A row that has used up its attempts fails.
@@ -47,17 +47,19 @@ impl StepStop {
         Ok(match self {
             Self::Held { code, why } => outbox.advance_job(job, StepOutcome::Held { code, why })?,
             // An attempt before the due time, such as an operator's, does not count: the cause had no time to pass.
-            Self::Later { after, why } if !job.is_due() => outbox.reschedule(job, after, &why)?,
-            Self::Later { after, why } => match retry_delay(job.attempts) {
+            Self::RetryLater { after, why } if !job.is_due() => {
+                outbox.reschedule(job, after, &why)?
+            }
+            Self::RetryLater { after, why } => match retry_delay(job.attempts) {
                 // The remote may ask for a longer wait than ours, and gets it.
                 Some(wait) => outbox.reschedule_after_failure(job, after.max(wait), &why)?,
                 None => outbox.advance_job(job, StepOutcome::Failed { why })?,
             },
             // Not an attempt: no number of attempts helps until the secret is set. So such a row never fails by itself.
-            Self::Ignorant { name } => outbox.reschedule(
+            Self::UnknownSecret { name } => outbox.reschedule(
                 job,
                 MIN_RETRY_DELAY,
-                &DeliveryError::Ignorant { name }.to_string(),
+                &DeliveryError::UnknownSecret { name }.to_string(),
             )?,
             Self::Failed { why } => outbox.advance_job(job, StepOutcome::Failed { why })?,
             Self::Outbox(error) => return Err(error.into()),
@@ -102,7 +104,7 @@ impl From<GithubError> for StepStop {
     fn from(error: GithubError) -> Self {
         let why = error.to_string();
         match error.retry_after() {
-            Some(after) => Self::Later { after, why },
+            Some(after) => Self::RetryLater { after, why },
             None => Self::Failed { why },
         }
     }
@@ -120,12 +122,12 @@ impl From<DeliveryError> for StepStop {
             DeliveryError::Outbox(error) => error.into(),
             DeliveryError::Relay(error) => error.into(),
             DeliveryError::GitHub(error) => error.into(),
-            DeliveryError::Ignorant { name } => Self::Ignorant { name },
-            error @ (DeliveryError::Overtaken { .. }
+            DeliveryError::UnknownSecret { name } => Self::UnknownSecret { name },
+            error @ (DeliveryError::BranchAdvanced { .. }
             | DeliveryError::Waiting { .. }
-            | DeliveryError::OnItsWay
+            | DeliveryError::InProgress
             | DeliveryError::Audit(_)
-            | DeliveryError::Ended(_)
+            | DeliveryError::TaskFailed(_)
             | DeliveryError::Rules(_)) => Self::Failed { why: error.to_string() },
         }
     }

@@ -31,7 +31,7 @@ pub(super) enum CollectOutcome {
     Work(Box<DeliveryJob>),
     Nothing,
     /// The workspace is retained, because it holds something that the relay cannot deliver, or cannot collect yet.
-    Left(Box<WorkspaceRow>),
+    Retained(Box<WorkspaceRow>),
 }
 
 /// Collects the commits of the run's branch. Retains the workspace if it holds other work, or if git fails.
@@ -46,7 +46,7 @@ pub(super) async fn collect_work(
 ) -> anyhow::Result<CollectOutcome> {
     // 1. An earlier process has committed the outcome and then died. Only the archiving is missing.
     if desk.needs_archiving() {
-        return Ok(CollectOutcome::Left(archive_workspace(relay, desk.clone()).await?));
+        return Ok(CollectOutcome::Retained(archive_workspace(relay, desk.clone()).await?));
     }
     let place = ArtifactDir::create(&desk.plan.artifacts)?;
     // 2. Git must not hang on a pipe or read a file outside of the workspace, so the workspace is checked before git
@@ -57,7 +57,7 @@ pub(super) async fn collect_work(
     {
         let why = format!("{error:#}");
         tracing::warn!(run = desk.plan.facts.run, why, "the work is not collected");
-        return Ok(CollectOutcome::Left(retain_workspace(relay, desk, why).await?));
+        return Ok(CollectOutcome::Retained(retain_workspace(relay, desk, why).await?));
     }
     let mut inspection =
         WorkspaceInspection::new(extractor, (desk, &place), relay.extract_limits());
@@ -87,7 +87,7 @@ pub(super) async fn collect_work(
             clear_workspace(relay, desk, place.clone()).await?;
             return Ok(CollectOutcome::Nothing);
         }
-        Ok(WorkspaceContent::Other(what)) => what.to_owned(),
+        Ok(WorkspaceContent::Undeliverable(what)) => what.to_owned(),
         Err(error) => {
             tracing::error!(run = desk.plan.facts.run, "cannot collect the work: {error:#}");
             // 4. An error of this machine, such as a full disk, may pass, so the collection is tried again later. An
@@ -95,7 +95,7 @@ pub(super) async fn collect_work(
             let wait =
                 is_host_failure(&error).then(|| delivery::retry_delay(desk.attempts)).flatten();
             if let Some(wait) = wait {
-                return Ok(CollectOutcome::Left(
+                return Ok(CollectOutcome::Retained(
                     reschedule(relay, desk, (wait, format!("{error:#}"))).await?,
                 ));
             }
@@ -103,7 +103,7 @@ pub(super) async fn collect_work(
         }
     };
     inspection.remove_ignored_files().await;
-    Ok(CollectOutcome::Left(retain_workspace(relay, desk, why).await?))
+    Ok(CollectOutcome::Retained(retain_workspace(relay, desk, why).await?))
 }
 
 /// Adds the work to the outbox and, in the same statement, the reason for a workspace that is retained beside the work.

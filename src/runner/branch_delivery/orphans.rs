@@ -42,7 +42,7 @@ pub(super) async fn recover_at_branch(
     for desk in spawn_blocking(move || owner.outbox().workspaces_at(&place, &key)).await?? {
         let taken = Box::pin(recover_workspace(relay, &desk)).await?;
         // A rescheduled collection still needs the branch as it is. A workspace that is retained for good does not.
-        if let CollectOutcome::Left(desk) = taken
+        if let CollectOutcome::Retained(desk) = taken
             && desk.due.is_some()
         {
             let (id, why) = (desk.id, desk.left.unwrap_or_default());
@@ -75,7 +75,7 @@ pub async fn recover_all(relay: &Arc<DeliveryService>) -> anyhow::Result<()> {
 
 fn is_unknown_job(error: &anyhow::Error) -> bool {
     let found = error.downcast_ref();
-    matches!(found, Some(delivery::DeliveryError::Outbox(outbox::OutboxError::Unknown(_))))
+    matches!(found, Some(delivery::DeliveryError::Outbox(outbox::OutboxError::NoSuchDelivery(_))))
 }
 
 /// Collects the leftover work of a run, if there is any.
@@ -123,13 +123,15 @@ pub async fn retry_delivery(
         Some((_, CollectOutcome::Work(job))) => {
             match Box::pin(relay.retry_delivery(&job.id, new_rules)).await {
                 // 3. The job was made a moment ago with the current rules, so new rules do not apply.
-                Err(delivery::DeliveryError::OnItsWay) => {
+                Err(delivery::DeliveryError::InProgress) => {
                     Ok(Box::pin(relay.retry_delivery(&job.id, false)).await?)
                 }
                 retried => Ok(retried?),
             }
         }
-        Some((_, CollectOutcome::Left(desk))) => Ok(Some(DeliveryStatus::from_workspace(&desk))),
+        Some((_, CollectOutcome::Retained(desk))) => {
+            Ok(Some(DeliveryStatus::from_workspace(&desk)))
+        }
         Some((desk, CollectOutcome::Nothing)) => {
             Ok(Some(DeliveryStatus::no_work(&desk, collect::NO_WORK_MESSAGE)))
         }

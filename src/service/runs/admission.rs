@@ -193,11 +193,11 @@ impl RunService {
         shared.lock_live().insert(feed.run_id().to_owned(), cancel.clone());
         self.0.tasks.spawn_task(async move {
             let turn = match place {
-                Some(place) => QueueOutcome::Begins(place),
+                Some(place) => QueueOutcome::Started(place),
                 None => shared.wait_for_permit(&cancel, &wanted.grant).await,
             };
             match turn {
-                QueueOutcome::Begins(place) => {
+                QueueOutcome::Started(place) => {
                     Box::pin(shared.execute_run((&wanted, plan), &feed, cancel, place)).await;
                 }
                 QueueOutcome::Cancelled => {
@@ -214,7 +214,7 @@ impl RunService {
                         )
                         .await;
                 }
-                QueueOutcome::Left => shared.journal.detach_watchers(&feed),
+                QueueOutcome::Postponed => shared.journal.detach_watchers(&feed),
             }
             shared.lock_live().remove(feed.run_id());
         });
@@ -223,12 +223,12 @@ impl RunService {
 
 /// The outcome of a run's wait for a permit.
 enum QueueOutcome {
-    Begins(RunPermit),
+    Started(RunPermit),
     Cancelled,
     /// The run's grant was revoked, has expired or cannot be read.
     Refused(RunFailure),
     /// The process ends before the run begins. The next process begins the run.
-    Left,
+    Postponed,
 }
 
 impl RunServiceInner {
@@ -239,15 +239,15 @@ impl RunServiceInner {
             // and `leave` must win.
             biased;
             // `leave` cancels every run, but runs that have not begun belong to the next process.
-            () = self.leave.cancelled() => QueueOutcome::Left,
+            () = self.leave.cancelled() => QueueOutcome::Postponed,
             () = cancel.cancelled() => QueueOutcome::Cancelled,
-            () = self.draining.cancelled() => QueueOutcome::Left,
-            place = places.acquire_owned() => place.map_or(QueueOutcome::Left, QueueOutcome::Begins),
+            () = self.draining.cancelled() => QueueOutcome::Postponed,
+            place = places.acquire_owned() => place.map_or(QueueOutcome::Postponed, QueueOutcome::Started),
         };
         // The grant was valid when the run was accepted; an operator may have revoked the grant while the run waited.
         match turn {
-            QueueOutcome::Begins(place) => match self.grants.check_id(grant).await {
-                Ok(()) => QueueOutcome::Begins(place),
+            QueueOutcome::Started(place) => match self.grants.check_id(grant).await {
+                Ok(()) => QueueOutcome::Started(place),
                 Err(auth::GrantStoreError::Denied(denied)) => {
                     QueueOutcome::Refused(RunFailure::Grant(denied))
                 }

@@ -37,9 +37,9 @@ pub(super) enum RunFailure {
     #[error("the branch cannot be worked on: {0:#}")]
     Branch(anyhow::Error),
     #[error("{0:#}")]
-    Large(anyhow::Error),
+    CheckoutTooLarge(anyhow::Error),
     #[error("there is no sandbox for the run: {0}")]
-    Busy(LongRunningClaimError),
+    NoSandbox(LongRunningClaimError),
     #[error("{0:#}")]
     Internal(#[from] anyhow::Error),
     /// A panic in the service's code, which ends no other run.
@@ -54,7 +54,7 @@ impl RunFailure {
             Some(
                 repo::RepoError::CheckoutTooLarge { .. }
                 | repo::RepoError::FetchLimitExceeded { .. },
-            ) => Self::Large(error),
+            ) => Self::CheckoutTooLarge(error),
             _ => Self::Internal(error),
         }
     }
@@ -65,10 +65,11 @@ impl RunFailure {
             Self::Cancelled => RunErrorCode::Cancelled.as_str(),
             Self::Grant(_) => "grant_revoked",
             Self::Branch(_) => "branch_unavailable",
-            Self::Large(_) | Self::Busy(LongRunningClaimError::WorkspaceFull { .. }) => {
+            Self::CheckoutTooLarge(_)
+            | Self::NoSandbox(LongRunningClaimError::WorkspaceFull { .. }) => {
                 RunErrorCode::WorkspaceFull.as_str()
             }
-            Self::Busy(_) => "sandbox_busy",
+            Self::NoSandbox(_) => "sandbox_busy",
             Self::Internal(_) | Self::Panicked => RunErrorCode::Internal.as_str(),
         }
     }
@@ -79,7 +80,7 @@ impl From<LongRunningClaimError> for RunFailure {
         match unclaimed {
             LongRunningClaimError::Failed(error) => Self::from_error(error),
             LongRunningClaimError::Cancelled => Self::Cancelled,
-            busy => Self::Busy(busy),
+            busy => Self::NoSandbox(busy),
         }
     }
 }
@@ -299,7 +300,7 @@ impl RunServiceInner {
         let _waits = self
             .waits
             .try_acquire()
-            .map_err(|_| RunFailure::Busy(LongRunningClaimError::TooManyWaiting(most)))?;
+            .map_err(|_| RunFailure::NoSandbox(LongRunningClaimError::TooManyWaiting(most)))?;
         // Give the permit back before the wait. A run that held a permit while it waited for a key could block the run
         // that holds the key.
         *place = None;

@@ -25,7 +25,7 @@ impl RunServiceInner {
     pub(super) async fn seal_log(&self, run: &str) -> anyhow::Result<Option<AuditLogSeal>> {
         // 1. The gateway of this process may still write to the log; a seal now would miss the last records.
         match self.seats.run_manager().closing_state(run) {
-            Some(RunClosingState::Unwritten) => {
+            Some(RunClosingState::WriteFailed) => {
                 bail!("the end of the run's audit log cannot be written yet")
             }
             Some(RunClosingState::Draining) => bail!("the run's calls have not ended yet"),

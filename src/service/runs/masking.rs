@@ -54,7 +54,9 @@ impl RunServiceInner {
             Some(DeliveryReport::Delivered(delivered)) => {
                 self.mask_delivered(&result.run_id, delivered);
             }
-            Some(DeliveryReport::Not { why, .. }) => self.mask_in_place(&result.run_id, why),
+            Some(DeliveryReport::NotDelivered { why, .. }) => {
+                self.mask_in_place(&result.run_id, why)
+            }
             Some(DeliveryReport::Skipped { .. }) | None => (),
         }
     }

@@ -52,7 +52,7 @@ async fn a_run_that_is_opened_again_goes_on_where_it_was() {
 async fn closing_a_run_drains_it_and_leaves_the_others_alone() {
     for (grace, drained) in [
         (Duration::from_hours(1), ShutdownOutcome::Graceful),
-        (Duration::ZERO, ShutdownOutcome::Cut),
+        (Duration::ZERO, ShutdownOutcome::Aborted),
     ] {
         let app = SharedApp::with(|config, _| config.drain_timeout = grace).await;
         let gated =
@@ -70,7 +70,7 @@ async fn closing_a_run_drains_it_and_leaves_the_others_alone() {
             }
         };
         assert_eq!(refused.status, 401);
-        if drained == ShutdownOutcome::Cut {
+        if drained == ShutdownOutcome::Aborted {
             assert_eq!(closing.await.unwrap(), drained);
             assert!(!one.rest().await.1, "what was cut does not end in order");
             app.upstream.gate.allow_answers(2);
@@ -82,7 +82,7 @@ async fn closing_a_run_drains_it_and_leaves_the_others_alone() {
         assert!(two.rest().await.1, "the other run's stream goes on");
         let records = app.records("run-1");
         let settled = records.iter().find(|record| record["event"] == "request.settled").unwrap();
-        let outcome = if drained == ShutdownOutcome::Cut { "shut_down" } else { "completed" };
+        let outcome = if drained == ShutdownOutcome::Aborted { "shut_down" } else { "completed" };
         assert_eq!(settled["outcome"], outcome);
         app.stop().await;
     }

@@ -91,7 +91,7 @@ fn steps_come_in_their_order() {
     let job = outbox.add_job(&delivery_request("run-1")).unwrap();
     for progress in [StepOutcome::Pushed, judged(review::ReviewVerdict::Push), StepOutcome::Done] {
         let error = outbox.advance_job(&job, progress).unwrap_err();
-        assert!(matches!(error, OutboxError::Skipped { .. }), "{error}");
+        assert!(matches!(error, OutboxError::InvalidTransition { .. }), "{error}");
     }
 }
 
@@ -102,7 +102,10 @@ fn a_late_writer_moves_nothing() {
     let outbox = open(&place);
     let old = outbox.claim_job(&outbox.add_job(&delivery_request("run-1")).unwrap(), 1).unwrap();
     outbox.advance_job(&old, quarantined()).unwrap();
-    assert!(matches!(outbox.advance_job(&old, quarantined()), Err(OutboxError::Moved { .. })));
+    assert!(matches!(
+        outbox.advance_job(&old, quarantined()),
+        Err(OutboxError::ChangedConcurrently { .. })
+    ));
     let now = outbox.get(&old.id).unwrap();
     outbox.claim_job(&now, 2).unwrap();
     assert!(matches!(
@@ -249,10 +252,10 @@ fn a_workspace_row_becomes_the_row_of_its_work() {
     let plan = plan(&order);
     let desk = outbox.register_workspace(&plan, &plan.artifacts.join("workspace")).unwrap();
     assert_eq!((outbox.workspaces().unwrap(), desk.is_exclusive()), (vec![desk.clone()], true));
-    assert!(matches!(outbox.discard_item(&desk.id), Err(OutboxError::Wanted { .. })));
+    assert!(matches!(outbox.discard_item(&desk.id), Err(OutboxError::StillNeeded { .. })));
     assert_eq!(outbox.add_job(&order).unwrap().id, desk.id);
     assert_eq!(outbox.workspaces().unwrap(), []);
-    assert!(matches!(outbox.discard_item(&desk.id), Err(OutboxError::Wanted { .. })));
+    assert!(matches!(outbox.discard_item(&desk.id), Err(OutboxError::StillNeeded { .. })));
 
     let plan = DeliveryPlan { artifacts: place.path().join("kept"), ..plan };
     let desk = outbox.register_workspace(&plan, Path::new("/of/others")).unwrap();
@@ -326,7 +329,7 @@ fn the_rest_of_a_workspace_is_written_with_its_work() {
     );
 
     let again = outbox.add_keeping_workspace(&beside, &shared, "commits");
-    assert!(matches!(again, Err(OutboxError::Unknown(_))));
+    assert!(matches!(again, Err(OutboxError::NoSuchDelivery(_))));
     assert_eq!(outbox.list_jobs(false).unwrap().len(), 1);
 }
 
@@ -340,7 +343,7 @@ fn a_path_that_is_no_text_is_refused() {
     let refused = outbox.register_workspace(&plan, Path::new("/of/others")).unwrap_err();
     insta::assert_snapshot!(refused, @"the outbox cannot store a path that is not UTF-8");
     let order = DeliveryRequest { artifacts: odd, ..delivery_request("run-1") };
-    assert!(matches!(outbox.add_job(&order), Err(OutboxError::Path(_))));
+    assert!(matches!(outbox.add_job(&order), Err(OutboxError::PathNotUtf8(_))));
     assert!(outbox.workspaces().unwrap().is_empty() && outbox.list_jobs(false).unwrap().is_empty());
 }
 

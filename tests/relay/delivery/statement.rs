@@ -24,12 +24,18 @@ fn a_statement_of_another_key_proves_nothing() {
     let (ours, theirs) = (key("1"), key("2"));
     let note = statement().sign(&theirs);
     let public = AuditPublicKey::parse_public_key(&ours.public_key().to_string()).unwrap();
-    assert_eq!(ProvenanceStatement::verify(&note, &public), Err(StatementError::Signature(public)));
-    assert_eq!(ProvenanceStatement::verify("Reviewed-by: me", &public), Err(StatementError::Form));
+    assert_eq!(
+        ProvenanceStatement::verify(&note, &public),
+        Err(StatementError::WrongSignature(public))
+    );
+    assert_eq!(
+        ProvenanceStatement::verify("Reviewed-by: me", &public),
+        Err(StatementError::Malformed)
+    );
     let unsigned = note.replace(&note[note.find("[{").unwrap()..note.len() - 1], "[]");
     assert_eq!(
         ProvenanceStatement::verify(&unsigned, &public),
-        Err(StatementError::Signature(public))
+        Err(StatementError::WrongSignature(public))
     );
 }
 

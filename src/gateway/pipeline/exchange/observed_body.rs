@@ -34,7 +34,7 @@ pub enum ResponseBodyError {
     #[error("the upstream sent an event larger than the limit")]
     Oversize,
     #[error("an operator has aborted the call")]
-    Cut,
+    Aborted,
 }
 
 impl ObservedBody {

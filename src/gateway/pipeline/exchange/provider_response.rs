@@ -178,7 +178,7 @@ impl ProviderResponse {
         self.end = Some(BodyEnd::Early);
         context.code = Some(ABORTED_BY_OPERATOR);
         context.outcome = Some(CallOutcome::ShutDown);
-        ResponseBodyError::Cut
+        ResponseBodyError::Aborted
     }
 
     /// Ends the body with an error that the next poll returns.

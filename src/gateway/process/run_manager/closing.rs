@@ -56,7 +56,7 @@ impl RunManager {
         // A task of the process, not of the caller: the closing must not stop with a request that is dropped.
         self.0.tasks.spawn_task(async move {
             let first = Arc::clone(&host).close_gateways(Arc::clone(&gateways)).await;
-            // The state is set before the caller gets the result. A caller that polls after an error sees `Unwritten`,
+            // The state is set before the caller gets the result. A caller that polls after an error sees `WriteFailed`,
             // and a caller whose run is closed can open the run's name again.
             if first.is_ok() {
                 // The last owner of the gateways unlocks the audit log, so they go before the caller is told.
@@ -64,7 +64,7 @@ impl RunManager {
                 host.lock_closing().remove(&name);
                 let _receiver_is_gone = done.send(first);
             } else {
-                host.lock_closing().insert(name.clone(), RunClosingState::Unwritten);
+                host.lock_closing().insert(name.clone(), RunClosingState::WriteFailed);
                 let _receiver_is_gone = done.send(first);
                 host.retry_writing_end(&gateways).await;
                 host.lock_closing().remove(&name);

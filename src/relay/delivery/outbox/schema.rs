@@ -16,7 +16,7 @@ pub(super) fn prepare_schema(connection: &mut Connection) -> Result<(), OutboxEr
     let found: i64 = change.pragma_query_value(None, "user_version", |row| row.get(0))?;
     let done = usize::try_from(found).unwrap_or(usize::MAX);
     if done > SCHEMA_VERSION {
-        return Err(OutboxError::Later { found });
+        return Err(OutboxError::NewerSchema { found });
     }
     for migration in &MIGRATIONS[done..] {
         change.execute_batch(migration)?;

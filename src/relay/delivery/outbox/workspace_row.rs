@@ -110,12 +110,12 @@ impl DeliveryOutbox {
     /// Returns a row by its ID.
     ///
     /// # Errors
-    /// Returns [`OutboxError::Unknown`] if there is no such row, or an error if the database does not work.
+    /// Returns [`OutboxError::NoSuchDelivery`] if there is no such row, or an error if the database does not work.
     pub fn workspace(&self, id: &str) -> Result<WorkspaceRow, OutboxError> {
         let select = select_sql("id = ?1");
         let found =
             self.lock_connection().query_row(&select, [id], read_workspace_row).optional()?;
-        found.ok_or_else(|| OutboxError::Unknown(id.chars().take(80).collect()))
+        found.ok_or_else(|| OutboxError::NoSuchDelivery(id.chars().take(80).collect()))
     }
 
     /// Returns all workspace rows. The oldest comes first.
@@ -154,7 +154,7 @@ impl DeliveryOutbox {
     /// Stores the reason why something remains in a workspace, and the workspace's new path.
     ///
     /// # Errors
-    /// Returns [`OutboxError::Unknown`] if an operator has discarded the row, or an error if the database does not
+    /// Returns [`OutboxError::NoSuchDelivery`] if an operator has discarded the row, or an error if the database does not
     /// work.
     pub fn retain_workspace(
         &self,

@@ -29,7 +29,7 @@ pub(super) enum WorkspaceContent {
     },
     Nothing,
     /// The workspace holds uncommitted files, or commits on other branches.
-    Other(&'static str),
+    Undeliverable(&'static str),
 }
 
 /// The inspection of one workspace.
@@ -80,7 +80,7 @@ impl<'a> WorkspaceInspection<'a> {
             return if elsewhere?.is_empty() {
                 self.inspect_files(&head).await
             } else {
-                Ok(WorkspaceContent::Other(COMMITS_ELSEWHERE_MESSAGE))
+                Ok(WorkspaceContent::Undeliverable(COMMITS_ELSEWHERE_MESSAGE))
             };
         };
         bundle?;
@@ -110,7 +110,7 @@ impl<'a> WorkspaceInspection<'a> {
         Ok(if uncommitted?.is_empty() {
             WorkspaceContent::Nothing
         } else {
-            WorkspaceContent::Other(UNCOMMITTED_MESSAGE)
+            WorkspaceContent::Undeliverable(UNCOMMITTED_MESSAGE)
         })
     }
 
