@@ -227,9 +227,9 @@ pub struct RunHandles {
     /// Ends the run's program. After the program has ended the token has no effect: the work is delivered.
     pub cancel: CancellationToken,
     /// Stops waiting for the delivery, once the delivery is in the outbox. A later attempt finishes the delivery.
-    pub leave: CancellationToken,
+    pub detach_delivery: CancellationToken,
     /// Receives the agent's answer as soon as the agent has ended, before the agent's work is delivered.
-    pub answered: Option<oneshot::Sender<AgentEnvelope>>,
+    pub on_answer: Option<oneshot::Sender<AgentEnvelope>>,
 }
 
 /// A run that is ready to start. Its socket is bound and its audit log is open; if a container serves the gateway,
@@ -239,7 +239,7 @@ pub struct PreparedRun {
     gateway: RunGatewayBackend,
     run: String,
     driver: SandboxDriver,
-    order: sandbox::SandboxRequest,
+    request: sandbox::SandboxRequest,
     sandbox: SandboxSource,
     /// The sandbox's directory. A run in a warm sandbox has a second directory, its own, which reserves the run's name.
     directories: Vec<RunDirectory>,
@@ -262,7 +262,7 @@ impl PreparedRun {
             .inspect_err(|_| target.iter().for_each(DeliveryTarget::discard_workspace))
     }
 
-    fn prepare(order: RunPlan, inputs: RunInputs) -> anyhow::Result<Self> {
+    fn prepare(plan: RunPlan, inputs: RunInputs) -> anyhow::Result<Self> {
         // Each step below needs the steps before it:
         // 1. the checks, which make nothing;
         // 2. the run's directory, which reserves the sandbox's user;
@@ -270,9 +270,9 @@ impl PreparedRun {
         // 4. the gateway, which binds the socket and opens the audit log;
         // 5. the sandbox's handle, which starts nothing yet;
         // 6. the outbox's row for the workspace, the last step: the row makes a later process look for work there.
-        order.check_inputs(&inputs)?;
-        let users = order.sandbox_users();
-        let RunPlan { mut config, gateway, mut spec, agent, run_dir, driver, .. } = order;
+        plan.check_inputs(&inputs)?;
+        let users = plan.sandbox_users();
+        let RunPlan { mut config, gateway, mut spec, agent, run_dir, driver, .. } = plan;
         let RunInputs { target, models } = inputs;
         let agent = agent.map(|agent| agent.with_default_models(models));
         let owner = OwnerProcess::this_process().context("`/proc` cannot be read")?;
@@ -302,16 +302,16 @@ impl PreparedRun {
         if let (Some(run), Some(agent)) = (gateway.run(), &agent) {
             spans::record_agent(&run, &agent.entry.name);
         }
-        let order =
+        let request =
             sandbox::SandboxRequest { spec, labels, directory: directory.path().to_owned() };
         let sandbox =
-            SandboxSource::OneShot(Some(Box::new(SandboxHandle::new(&driver, order.clone())?)));
+            SandboxSource::OneShot(Some(Box::new(SandboxHandle::new(&driver, request.clone())?)));
         let (directories, is_agent) = (vec![directory], agent.is_some());
         let post = |target: DeliveryTarget| {
-            target.register_workspace(&order, &driver, &policy).map(Box::new)
+            target.register_workspace(&request, &driver, &policy).map(Box::new)
         };
         let target = target.map(post).transpose()?;
-        Ok(Self { gateway, run, driver, order, sandbox, directories, is_agent, target, quota })
+        Ok(Self { gateway, run, driver, request, sandbox, directories, is_agent, target, quota })
     }
 
     /// Returns a token that cuts short the grace period of the run's program, once that period has begun. In a
@@ -327,7 +327,7 @@ impl PreparedRun {
 
     /// Returns the path of the run's workspace on this machine, if the run has a workspace.
     pub fn workspace_path(&self) -> Option<&Path> {
-        self.order.spec.workspace_path()
+        self.request.spec.workspace_path()
     }
 
     /// Returns the run's budget ledger, or `None` if a container serves the gateway and keeps the ledger.
@@ -337,7 +337,7 @@ impl PreparedRun {
 
     /// Returns the number of bytes that are kept of the program's standard output, and of its standard error.
     pub fn max_output_bytes(&self) -> usize {
-        self.order.spec.limits.max_output_bytes
+        self.request.spec.limits.max_output_bytes
     }
 
     /// Runs the sandbox to its end, or until `cancel`. Writes the program's output to `live` as the output arrives.
@@ -361,9 +361,18 @@ impl PreparedRun {
         mut output: OutputCapture<W>,
         reins: RunHandles,
     ) -> RunResult {
-        let RunHandles { cancel, leave, answered } = reins;
-        let Self { gateway, run, driver, order, mut sandbox, directories, is_agent, target, quota } =
-            self;
+        let RunHandles { cancel, detach_delivery, on_answer } = reins;
+        let Self {
+            gateway,
+            run,
+            driver,
+            request: order,
+            mut sandbox,
+            directories,
+            is_agent,
+            target,
+            quota,
+        } = self;
         let (begun, limits) = (Instant::now(), order.spec.limits);
         let deadline = begun + limits.max_runtime;
         let deadline = gateway.deadline().map_or(deadline, |end| deadline.min(end.into()));
@@ -394,7 +403,7 @@ impl PreparedRun {
             let asked = SystemTime::now();
             let (stdout, answer) = read_output(&mut output, is_agent).await;
             let heard = answer.as_ref().and_then(|answer| answer.as_ref().ok());
-            send_answer(answered, heard, here.as_deref());
+            send_answer(on_answer, heard, here.as_deref());
             // 3. The gateway has answered its last call before the work is collected, so that nothing in the workspace
             //    can reach the upstream. The audit log stays open for the result of the delivery.
             closing.calls.cancel();
@@ -405,7 +414,12 @@ impl PreparedRun {
                 (Some(target), Some(run), Ok(ended)) => {
                     let is_ok = ended.cause.is_none() && ended.exit_code == Some(0);
                     let words = heard.map(pull_request_text).unwrap_or_default();
-                    let source = FinishedRun { run, is_ok, words, leave: &leave };
+                    let source = FinishedRun {
+                        run,
+                        is_ok,
+                        pull_request_text: words,
+                        detach_delivery: &detach_delivery,
+                    };
                     Some(Box::pin(target.deliver(&driver, &order, source)).await)
                 }
                 _ => None,

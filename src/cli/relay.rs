@@ -117,7 +117,7 @@ pub fn run(command: RelayCommand, out: &mut impl Write) -> anyhow::Result<ExitCo
         }
         RelayCommand::Retry { setup, id: None, .. } => retry_due_deliveries(*setup, out),
         RelayCommand::Rules { state, id } => {
-            let rules = open_outbox(&state)?.get(&id)?.order.rules;
+            let rules = open_outbox(&state)?.get(&id)?.request.rules;
             let rules =
                 rules.context("this delivery has no stored rules: an earlier version made it, so the current rules apply")?;
             write!(out, "{}", rules.as_str())?;
@@ -251,17 +251,17 @@ fn apply_bundle(
     let job = open_outbox(state)?.get(id)?;
     let state = state.path();
     if job.step == DeliveryStep::Done {
-        bail!("this delivery is already in the branch `{}`", job.order.branch());
+        bail!("this delivery is already in the branch `{}`", job.request.branch());
     }
     // The files may be malformed on purpose. Only a bundle that git itself has accepted may enter a clone.
     if !job.can_be_applied() {
         bail!(
             "git does not accept this delivery's content, so it must not enter a clone; its files are in `{}`",
-            job.order.artifacts.display()
+            job.request.artifacts.display()
         );
     }
     let line =
-        ArtifactDir::from_path(&job.order.artifacts).apply_command(job.order.branch(), &job.id);
+        ArtifactDir::from_path(&job.request.artifacts).apply_command(job.request.branch(), &job.id);
     if print {
         writeln!(out, "{line}")?;
         return Ok(ExitCode::SUCCESS);
@@ -281,7 +281,7 @@ fn apply_bundle(
     writeln!(
         out,
         "the work is in the branch `{}` of this repository",
-        held_branch_name(job.order.branch(), &job.id)
+        held_branch_name(job.request.branch(), &job.id)
     )?;
     Ok(ExitCode::SUCCESS)
 }
@@ -309,10 +309,10 @@ fn print_job(
     flag: &str,
     out: &mut impl Write,
 ) -> anyhow::Result<()> {
-    let DeliveryJob { id, step, order, error, .. } = job;
-    let (repository, branch, run) = (&order.repository, order.branch(), &order.facts.run);
+    let DeliveryJob { id, step, request, error, .. } = job;
+    let (repository, branch, run) = (&request.repository, request.branch(), &request.facts.run);
     writeln!(out, "{id} {step}: {branch} of {repository}, from run {run}")?;
-    if let Some(pull) = &job.pull {
+    if let Some(pull) = &job.pull_request {
         writeln!(out, "    {}", pull.url)?;
     }
     if let Some(error) = error {

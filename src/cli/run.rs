@@ -359,7 +359,8 @@ async fn run_until_cancelled(
     let (cancel, leave) = (CancellationToken::new(), CancellationToken::new());
     let hurry = prepared.force_kill_token();
     let output = OutputCapture::new(prepared.max_output_bytes(), live);
-    let reins = RunHandles { cancel: cancel.clone(), leave: leave.clone(), answered: None };
+    let reins =
+        RunHandles { cancel: cancel.clone(), detach_delivery: leave.clone(), on_answer: None };
     let run = Box::pin(prepared.run_with_output(output, reins));
     // 1. The first signal cancels. 2. The second one stops waiting. 3. Further signals change nothing.
     let asked = async {

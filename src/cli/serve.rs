@@ -93,19 +93,19 @@ async fn run_service(
         lock,
         config: given.config.clone(),
         catalog: given.catalog.clone(),
-        seats: seats.clone(),
+        gateway_host: seats.clone(),
         journal: RunStore::new(database),
         grants: grants.clone(),
-        books: books.clone(),
+        billing: books.clone(),
         relay: open_delivery_service(&given)?,
     };
     let settings = given.run_service_config()?;
     let machine = host_capabilities(&settings);
     let supervisor = Box::pin(RunService::open(settings, parts)).await?;
     let api = Arc::new(ApiState {
-        books: books.clone(),
+        billing: books.clone(),
         grants,
-        anybody: serve.insecure_no_auth.then(|| Arc::new(ApiState::anonymous_grant())),
+        anonymous_grant: serve.insecure_no_auth.then(|| Arc::new(ApiState::anonymous_grant())),
         supervisor: supervisor.clone(),
         availability: AvailabilityCache::new(machine, CACHE_TTL),
         metrics: Arc::clone(seats.metrics()),
@@ -167,7 +167,7 @@ impl RunningService {
             address = listener.listen_address().map(tracing::field::display),
             socket = listener.socket_path().map(|path| tracing::field::display(path.display())),
             metrics = metrics_address.map(tracing::field::display),
-            grants = api.anybody.is_none(),
+            grants = api.anonymous_grant.is_none(),
             "ready"
         );
         let pages = gateway_host.metrics_pages();

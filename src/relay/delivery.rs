@@ -57,7 +57,7 @@ pub use stop::retry_delay;
 pub struct DeliveryConfig {
     /// The directory of the mirrors, the leases, the outbox and the work that came out of sandboxes.
     pub state: PathBuf,
-    pub judge: review::RelayConfig,
+    pub review: review::RelayConfig,
     /// The committer of the commits that the relay rewrites, and of its notes, as `Name <email>`.
     pub committer: String,
     pub access: Option<ForgeAccess>,
@@ -67,7 +67,7 @@ pub struct DeliveryConfig {
     /// used if the seed is absent.
     pub signing_key: Option<SecretString>,
     /// Credentials of this host. No work that is delivered may contain any of them.
-    pub known: Vec<KnownSecret>,
+    pub known_secrets: Vec<KnownSecret>,
 }
 
 /// One credential of this host.
@@ -197,7 +197,7 @@ impl DeliveryService {
 
     /// Returns the limits on what may come out of a sandbox.
     pub fn extract_limits(&self) -> &extract_commands::ExtractLimits {
-        &self.settings.judge.extract
+        &self.settings.review.extract
     }
 
     /// Returns the reason why no further run with a branch may begin, because too much work is retained. Checks the
@@ -209,7 +209,7 @@ impl DeliveryService {
         &self,
         grant: Option<&str>,
     ) -> Result<Option<String>, DeliveryError> {
-        let most = &self.settings.judge.kept;
+        let most = &self.settings.review.kept;
         let of_grant =
             grant.map(|grant| (Some(grant), "this grant", most.grant_works, most.grant_bytes));
         let whose = of_grant.into_iter().chain([(None, "this host", most.works, most.bytes)]);
@@ -231,7 +231,7 @@ impl DeliveryService {
     /// # Errors
     /// Returns an error if the outbox does not work.
     pub fn expire_retained(&self) -> Result<usize, DeliveryError> {
-        match SystemTime::now().checked_sub(self.settings.judge.kept.age) {
+        match SystemTime::now().checked_sub(self.settings.review.kept.age) {
             Some(before) => Ok(self.outbox.expire_retained(before)?),
             // The age reaches further back than the clock can express, so nothing is that old.
             None => Ok(0),
@@ -240,13 +240,13 @@ impl DeliveryService {
 
     /// Returns the rules that review an agent's work if the agent's run begins now: this host's, tightened by `own`.
     pub fn rules_for(&self, own: Option<&AgentReviewRules>) -> ReviewRules {
-        ReviewRules::new(&self.settings.judge.policy, own)
+        ReviewRules::new(&self.settings.review.policy, own)
     }
 
     /// Warns the operator of agent rules that have no effect because this host's own rule is stricter.
     pub fn warn_ineffective_rules(&self, agent: &str, own: Option<&AgentReviewRules>) {
         let idle = own
-            .map(|own| own.policy.ineffective_rules(&self.settings.judge.policy))
+            .map(|own| own.policy.ineffective_rules(&self.settings.review.policy))
             .unwrap_or_default();
         if !idle.is_empty() {
             let rules = idle.join(", ");
@@ -272,9 +272,9 @@ impl DeliveryService {
     /// not work.
     fn renew_rules(&self, job: &DeliveryJob) -> Result<DeliveryJob, DeliveryError> {
         let rules =
-            self.rules_for_request(&job.order).with_host_policy(&self.settings.judge.policy)?;
+            self.rules_for_request(&job.request).with_host_policy(&self.settings.review.policy)?;
         // The committer stays: another one would give the same work another commit ID.
-        let committer = self.committer_for(&job.order).to_owned();
+        let committer = self.committer_for(&job.request).to_owned();
         let host = HostContext { committer, ..self.host_context() };
         Ok(self.outbox.set_rules(job, rules, host)?)
     }
@@ -442,18 +442,18 @@ impl DeliveryService {
         let named = is_our_forge.then(|| repository.clone().with_reach(HostReach::Named));
         let repository = named.as_ref().unwrap_or(repository);
         let mirror = RepoMirror::open(&self.git, &self.settings.state, repository)?;
-        Ok(mirror.with_limits(self.settings.judge.fetch))
+        Ok(mirror.with_limits(self.settings.review.fetch))
     }
 }
 
 impl DeliveryStatus {
     /// Returns the status of a row of the relay whose state directory is `state`.
     pub fn from_job(job: &DeliveryJob, state: &Path) -> Self {
-        let branch = job.order.branch();
+        let branch = job.request.branch();
         // A command is offered only for work that will not come to the branch without an operator.
         let is_kept = job.step.is_terminal() && !job.is_pushed && job.can_be_applied();
         let apply = is_kept
-            .then(|| ArtifactDir::from_path(&job.order.artifacts).apply_command(branch, &job.id));
+            .then(|| ArtifactDir::from_path(&job.request.artifacts).apply_command(branch, &job.id));
         Self {
             id: job.id.clone(),
             branch: branch.clone(),
@@ -462,7 +462,7 @@ impl DeliveryStatus {
             reasons: job.reasons.iter().map(ToString::to_string).collect(),
             head: job.head,
             is_pushed: job.is_pushed,
-            pull_request_url: job.pull.as_ref().map(|pull| pull.url.clone()),
+            pull_request_url: job.pull_request.as_ref().map(|pull| pull.url.clone()),
             why: job.error.clone(),
             apply,
             workspace: None,
@@ -511,7 +511,7 @@ impl DeliveryStatus {
 }
 
 fn record_extracted(job: &DeliveryJob, audit: &AuditLog) {
-    let DeliveryRequest { repository, state, announced, .. } = &job.order;
+    let DeliveryRequest { repository, state, announced, .. } = &job.request;
     audit.record_delivery(&event::WorkExtractedRecord {
         relay: &job.id,
         repository: &repository.canonical_key(),

@@ -35,9 +35,9 @@ pub struct AgentCatalog {
 
 /// The error of a name that no agent has.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no agent `{asked}`{}", quote_names(known))]
+#[error("there is no agent `{name}`{}", quote_names(known))]
 pub struct UnknownAgentError {
-    asked: String,
+    name: String,
     known: Vec<String>,
 }
 
@@ -94,7 +94,7 @@ impl AgentCatalog {
     pub fn find_agent(&self, name: &str) -> Result<&Arc<AgentDefinition>, UnknownAgentError> {
         self.entries.get(name).ok_or_else(|| {
             let known = self.entries.keys().cloned().collect();
-            UnknownAgentError { asked: name.to_owned(), known }
+            UnknownAgentError { name: name.to_owned(), known }
         })
     }
 

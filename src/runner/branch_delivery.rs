@@ -56,22 +56,22 @@ pub struct BranchRequest {
 /// The branch that receives a run's work. The run holds the branch's lease as long as the target lives.
 #[derive(Clone)]
 pub struct DeliveryTarget {
-    relay: Arc<DeliveryService>,
+    service: Arc<DeliveryService>,
     branch: BranchRequest,
-    begun: LeasedBranch,
+    leased_branch: LeasedBranch,
     /// The author of the commits.
     agent: String,
     /// The rules that the commits are checked against.
     rules: ReviewRules,
     /// The directory that holds the workspace and the collected work.
-    place: ArtifactDir,
+    artifacts: ArtifactDir,
 }
 
 /// A branch target with the outbox's row of its workspace. The agent is about to work in the workspace, or has worked.
 #[derive(Debug)]
 pub(super) struct TrackedWorkspace {
     target: DeliveryTarget,
-    desk: Box<WorkspaceRow>,
+    row: Box<WorkspaceRow>,
 }
 
 /// The outcome of the delivery, as the run's result reports it.
@@ -104,22 +104,22 @@ impl DeliveryTarget {
     /// # Errors
     /// Returns an error if another run holds the branch, or if the remote cannot be reached.
     pub async fn acquire(
-        relay: Arc<DeliveryService>,
+        service: Arc<DeliveryService>,
         branch: BranchRequest,
         agent: Option<&AgentDefinition>,
         patience: Duration,
     ) -> anyhow::Result<Self> {
         let BranchRequest { repository, key, base, .. } = &branch;
-        let (mirror, lease) = relay.lease_branch(repository, key, patience).await?;
+        let (mirror, lease) = service.lease_branch(repository, key, patience).await?;
         // Work that an earlier run left at the branch is recovered before the branch is opened. So this run starts from
         // that work.
-        Box::pin(orphans::recover_at_branch(&relay, repository, &lease)).await?;
-        let opened = relay.open_branch(repository, (mirror, lease), base.as_deref());
-        let begun = Box::pin(opened).await?;
-        let rules = relay.rules_for(agent.and_then(|agent| agent.relay.as_ref()));
+        Box::pin(orphans::recover_at_branch(&service, repository, &lease)).await?;
+        let opened = service.open_branch(repository, (mirror, lease), base.as_deref());
+        let leased_branch = Box::pin(opened).await?;
+        let rules = service.rules_for(agent.and_then(|agent| agent.relay.as_ref()));
         let agent = agent.map_or("agent", |agent| &agent.name).to_owned();
-        let place = relay.new_artifacts_dir();
-        Ok(Self { relay, branch, begun, agent, rules, place })
+        let artifacts = service.new_artifacts_dir();
+        Ok(Self { service, branch, leased_branch, agent, rules, artifacts })
     }
 
     pub(super) fn branch(&self) -> &BranchRequest {
@@ -128,7 +128,7 @@ impl DeliveryTarget {
 
     /// Returns the branch's repository and key, as the outbox names the branch.
     pub(super) fn branch_ref(&self) -> StoredBranchRef {
-        let branch_key = self.begun.state.branch.key().as_str().to_owned();
+        let branch_key = self.leased_branch.state.branch.key().as_str().to_owned();
         StoredBranchRef { repository: self.branch.repository.canonical_key(), branch_key }
     }
 
@@ -138,8 +138,8 @@ impl DeliveryTarget {
         if spec.workspace != WorkspaceMount::None {
             bail!("a run with a repository has a workspace of its own; give no other");
         }
-        ArtifactDir::create(self.place.directory())?;
-        let path = self.place.workspace_path();
+        ArtifactDir::create(self.artifacts.directory())?;
+        let path = self.artifacts.workspace_path();
         self.checkout_into(&path, spec.uid, spec.limits.max_workspace)?;
         spec.workspace = WorkspaceMount::Directory { path, access: MountAccess::ReadWrite };
         Ok(())
@@ -147,7 +147,7 @@ impl DeliveryTarget {
 
     /// Removes the workspace of a run that does not start, so that no agent has worked there. Blocks.
     pub(super) fn discard_workspace(&self) {
-        if let Err(error) = self.place.clone().discard() {
+        if let Err(error) = self.artifacts.clone().discard() {
             tracing::warn!(%error, "cannot remove the workspace of a run that did not start");
         }
     }
@@ -164,7 +164,7 @@ impl DeliveryTarget {
         };
         let plan = DeliveryPlan {
             repository: self.branch.repository.clone(),
-            state: self.begun.state.clone(),
+            state: self.leased_branch.state.clone(),
             facts: RunFacts {
                 run: order.spec.run.clone(),
                 agent: self.agent.clone(),
@@ -173,8 +173,8 @@ impl DeliveryTarget {
                 ..RunFacts::default()
             },
             rules: self.rules.clone(),
-            host: self.relay.host_context(),
-            artifacts: self.place.directory().to_owned(),
+            host: self.service.host_context(),
+            artifacts: self.artifacts.directory().to_owned(),
             run_dir: order.labels.run_dir.clone(),
             docker_socket: match driver {
                 SandboxDriver::Docker { socket } => socket.clone(),
@@ -185,8 +185,8 @@ impl DeliveryTarget {
         };
         // A long-running sandbox has its workspace elsewhere, so the artifact directory may not exist yet.
         ArtifactDir::create(&plan.artifacts)?;
-        let desk = self.relay.outbox().register_workspace(&plan, path)?;
-        Ok(TrackedWorkspace { target: self, desk: Box::new(desk) })
+        let desk = self.service.outbox().register_workspace(&plan, path)?;
+        Ok(TrackedWorkspace { target: self, row: Box::new(desk) })
     }
 
     /// Checks the branch out for the sandbox's user, into a directory that does not exist yet. Blocks.
@@ -199,7 +199,7 @@ impl DeliveryTarget {
         uid: u32,
         max_workspace: u64,
     ) -> anyhow::Result<()> {
-        let LeasedBranch { mirror, lease, state } = &self.begun;
+        let LeasedBranch { mirror, lease, state } = &self.leased_branch;
         // The mirror measures the checkout before any file is written, so that a huge branch never fills the disk.
         mirror.measure_checkout(state, max_workspace)?;
         let owner = FileOwner { uid, gid: uid };
@@ -227,19 +227,23 @@ impl TrackedWorkspace {
         order: &sandbox::SandboxRequest,
         source: FinishedRun<'_>,
     ) -> DeliveryReport {
-        let DeliveryTarget { relay, branch, begun, .. } = &self.target;
+        let DeliveryTarget { service, branch, leased_branch, .. } = &self.target;
         // The row was written before the run, when the costs were not known.
-        let mut desk = self.desk.clone();
+        let mut desk = self.row.clone();
         desk.plan.facts.spent = source.run.ledger.spent_amount();
         // A failed run still delivers its commits, but asks no person to review them.
-        let words = (branch.pull_request && source.is_ok).then_some(source.words);
+        let words = (branch.pull_request && source.is_ok).then_some(source.pull_request_text);
         let delivering = async {
-            let extractor = WorkExtractor::for_delivery(driver, order, relay)?;
-            match Box::pin(collect::collect_work(relay, &extractor, &desk, words)).await? {
+            let extractor = WorkExtractor::for_delivery(driver, order, service)?;
+            match Box::pin(collect::collect_work(service, &extractor, &desk, words)).await? {
                 CollectOutcome::Work(job) => {
-                    let (lease, audit) = (&begun.lease, &source.run.audit);
-                    let delivered =
-                        relay.deliver_with_cancel(source.leave, job.order, lease, audit);
+                    let (lease, audit) = (&leased_branch.lease, &source.run.audit);
+                    let delivered = service.deliver_with_cancel(
+                        source.detach_delivery,
+                        job.request,
+                        lease,
+                        audit,
+                    );
                     Ok(DeliveryReport::Delivered(Box::pin(delivered).await?))
                 }
                 CollectOutcome::Nothing => Ok(DeliveryReport::no_work(&desk)),
@@ -249,7 +253,8 @@ impl TrackedWorkspace {
         let done: anyhow::Result<_> = delivering.await;
         done.unwrap_or_else(|error| {
             tracing::error!(run = order.spec.run, "cannot relay: {error:#}");
-            let (branch, id) = (Some(begun.state.branch.to_string()), Some(desk.id.clone()));
+            let (branch, id) =
+                (Some(leased_branch.state.branch.to_string()), Some(desk.id.clone()));
             DeliveryReport::NotDelivered { branch, why: format!("{error:#}"), id, is_well: false }
         })
     }
@@ -260,15 +265,15 @@ pub(super) struct FinishedRun<'a> {
     pub(super) run: &'a AgentRun,
     /// True if the run succeeded. A failed run gets no pull request.
     pub(super) is_ok: bool,
-    pub(super) words: outbox::PullRequestText,
+    pub(super) pull_request_text: outbox::PullRequestText,
     /// Stops waiting for the delivery, once the delivery is in the outbox.
-    pub(super) leave: &'a CancellationToken,
+    pub(super) detach_delivery: &'a CancellationToken,
 }
 
 impl fmt::Debug for DeliveryTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DeliveryTarget")
-            .field("branch", &self.begun.state.branch)
+            .field("branch", &self.leased_branch.state.branch)
             .finish_non_exhaustive()
     }
 }

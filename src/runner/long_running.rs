@@ -47,11 +47,11 @@ use workspace_store::{WorkspaceOwner, WorkspaceStore};
 /// The long-running sandboxes of a process. [`LongRunningPool::maintain`] removes old and unhealthy sandboxes.
 pub struct LongRunningPool {
     /// The directory of the persistent workspaces.
-    place: PathBuf,
-    terms: LongRunningPoolLimits,
-    rooms: Mutex<HashMap<String, Arc<Room<Option<LongRunningEntry>>>>>,
+    directory: PathBuf,
+    limits: LongRunningPoolLimits,
+    entries: Mutex<HashMap<String, Arc<Room<Option<LongRunningEntry>>>>>,
     /// The capacity: a permit for each sandbox that may exist at the same time.
-    seats: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     closed: CancellationToken,
 }
 
@@ -59,9 +59,9 @@ pub struct LongRunningPool {
 #[derive(Clone, Copy, Debug)]
 pub struct LongRunningPoolLimits {
     /// The maximum number of sandboxes at the same time.
-    pub most: usize,
+    pub max_sandboxes: usize,
     /// The maximum number of runs in one sandbox.
-    pub runs: u32,
+    pub max_runs: u32,
     /// The maximum age of a sandbox. The image or directory of its root may have changed since its start.
     pub max_age: Duration,
     /// The maximum time since the sandbox's last run.
@@ -100,24 +100,24 @@ pub enum LongRunningClaimError {
 
 /// The entry of a key: its workspace, its directory, and its sandbox, if the sandbox is started.
 struct LongRunningEntry {
-    kind: SandboxProfile,
+    profile: SandboxProfile,
     /// The key's workspace, which is locked: no process prunes the workspace while the entry exists.
-    home: Arc<PersistentWorkspace>,
+    workspace: Arc<PersistentWorkspace>,
     id: String,
     directory: RunDirectory,
-    resident: Option<LongRunningSandbox>,
-    born: Instant,
+    sandbox: Option<LongRunningSandbox>,
+    created: Instant,
     /// The deadline in the sandbox's label. A sweep that cannot see the owner process keeps the sandbox until then.
     deadline: SystemTime,
     used: Instant,
     runs: u32,
-    seat: Option<OwnedSemaphorePermit>,
+    permit: Option<OwnedSemaphorePermit>,
 }
 
 /// The requirements of a run on the key's entry.
 struct RunRequirements {
-    kind: SandboxProfile,
-    home: Arc<PersistentWorkspace>,
+    profile: SandboxProfile,
+    workspace: Arc<PersistentWorkspace>,
     max_runtime: Duration,
 }
 
@@ -132,9 +132,16 @@ type LongRunningEntryGuard = OwnedMutexGuard<Option<LongRunningEntry>>;
 
 impl LongRunningPool {
     /// Makes an empty pool whose workspaces are in `shelf`. The first run of a key makes the key's sandbox.
-    pub fn new(shelf: &WorkspaceStore, terms: LongRunningPoolLimits) -> Self {
-        let (place, seats) = (shelf.root_dir().to_owned(), Arc::new(Semaphore::new(terms.most)));
-        Self { place, terms, rooms: Mutex::default(), seats, closed: CancellationToken::new() }
+    pub fn new(shelf: &WorkspaceStore, limits: LongRunningPoolLimits) -> Self {
+        let (directory, permits) =
+            (shelf.root_dir().to_owned(), Arc::new(Semaphore::new(limits.max_sandboxes)));
+        Self {
+            directory,
+            limits,
+            entries: Mutex::default(),
+            permits,
+            closed: CancellationToken::new(),
+        }
     }
 
     /// Gives the key's sandbox to a run. The run holds the sandbox until the run has ended or is dropped. Waits for the
@@ -177,19 +184,19 @@ impl LongRunningPool {
         cancel: &CancellationToken,
         SandboxKeyGuard(mut held): SandboxKeyGuard,
         key: &SandboxKey,
-        (order, inputs): (RunPlan, RunInputs),
+        (plan, inputs): (RunPlan, RunInputs),
     ) -> Result<PreparedRun, LongRunningClaimError> {
-        check_plan(&order, &inputs)?;
+        check_plan(&plan, &inputs)?;
         // 1. No process of an earlier run may be alive, because the next steps change the workspace.
         self.clean_entry(&mut held).await?;
-        let users = order.sandbox_users();
-        if held.as_ref().is_some_and(|stay| !users.contains(stay.home.uid())) {
+        let users = plan.sandbox_users();
+        if held.as_ref().is_some_and(|stay| !users.contains(stay.workspace.uid())) {
             drop_sandbox(&mut held).await;
         }
         // 2. The workspace is locked, filled with the branch, and measured.
-        let RunPlan { mut config, gateway, mut spec, agent, run_dir, driver, .. } = order;
+        let RunPlan { mut config, gateway, mut spec, agent, run_dir, driver, .. } = plan;
         let RunInputs { target, models } = inputs;
-        let had = held.as_ref().map(|stay| Arc::clone(&stay.home));
+        let had = held.as_ref().map(|stay| Arc::clone(&stay.workspace));
         let tenant = key.owner(target.as_ref().map(DeliveryTarget::branch_ref));
         let home = self.open_workspace(key, tenant, had, users).await?;
         spec.uid = home.uid();
@@ -219,8 +226,8 @@ impl LongRunningPool {
         if let Some(agent) = &agent {
             agent.prepare_sandbox(&mut spec, &own, target.is_some())?;
         }
-        let (kind, max_runtime) = (SandboxProfile::new(&driver, &spec), spec.limits.max_runtime);
-        let need = RunRequirements { kind, home, max_runtime };
+        let (profile, max_runtime) = (SandboxProfile::new(&driver, &spec), spec.limits.max_runtime);
+        let need = RunRequirements { profile, workspace: home, max_runtime };
         let stay = self.ensure_entry(cancel, &mut held, need, &own).await?;
         // 4. The run's gateway binds its socket in the sandbox's directory. The outbox's row comes last, so that a
         //    failed claim leaves no row.
@@ -230,12 +237,12 @@ impl LongRunningPool {
         let policy = config.digest();
         let gateway = RunGatewayBackend::open(gateway, config, &stay.directory, &labels)?;
         tracing::info!(run = spec.run, resident = stay.id, "claimed a resident sandbox");
-        let turn = SandboxSession::new(held, self.terms, spec.clone());
-        let order = sandbox::SandboxRequest { spec, labels, directory: own.path().to_owned() };
+        let turn = SandboxSession::new(held, self.limits, spec.clone());
+        let request = sandbox::SandboxRequest { spec, labels, directory: own.path().to_owned() };
         let target = match target {
             Some(target) => {
-                let (order, driver) = (order.clone(), driver.clone());
-                let post = move || target.register_workspace(&order, &driver, &policy);
+                let (request, driver) = (request.clone(), driver.clone());
+                let post = move || target.register_workspace(&request, &driver, &policy);
                 let posted =
                     spawn_blocking(post).await.context("the workspace was not recorded")??;
                 Some(Box::new(posted))
@@ -244,9 +251,9 @@ impl LongRunningPool {
         };
         Ok(PreparedRun {
             gateway,
-            run: order.spec.run.clone(),
+            run: request.spec.run.clone(),
             driver,
-            order,
+            request,
             sandbox: SandboxSource::LongRunning(Box::new(turn)),
             directories: vec![own],
             is_agent: agent.is_some(),
@@ -263,7 +270,7 @@ impl LongRunningPool {
                 // A locked entry has a run, which checks the sandbox itself.
                 let Ok(mut held) = room.try_lock_owned() else { continue };
                 let Some(stay) = &mut *held else { continue };
-                if !stay.is_reusable(&self.terms).await {
+                if !stay.is_reusable(&self.limits).await {
                     drop_sandbox(&mut held).await;
                 }
             }
@@ -281,23 +288,23 @@ impl LongRunningPool {
 
     /// Returns the number of sandboxes that exist or are about to be made.
     pub fn count(&self) -> usize {
-        self.terms.most - self.seats.available_permits()
+        self.limits.max_sandboxes - self.permits.available_permits()
     }
 
     fn entry_for(&self, key: &SandboxKey) -> Arc<Room<Option<LongRunningEntry>>> {
-        let mut rooms = self.rooms.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rooms = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(rooms.entry(key.name()).or_default())
     }
 
     fn all_entries(&self) -> Vec<Arc<Room<Option<LongRunningEntry>>>> {
-        let rooms = self.rooms.lock().unwrap_or_else(PoisonError::into_inner);
+        let rooms = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         rooms.values().map(Arc::clone).collect()
     }
 
     /// Removes entries without a sandbox from the map. An entry stays while another task holds a reference to it,
     /// because that task may wait for its lock.
     fn remove_empty_entries(&self) {
-        let mut rooms = self.rooms.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rooms = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         rooms.retain(|_, room| {
             Arc::strong_count(room) > 1 || room.try_lock().is_ok_and(|held| held.is_some())
         });
@@ -317,7 +324,7 @@ impl LongRunningPool {
         cancel: &CancellationToken,
         key: &SandboxKey,
     ) -> Result<SandboxKeyGuard, LongRunningClaimError> {
-        let held = timeout(self.terms.wait, self.entry_for(key).lock_owned());
+        let held = timeout(self.limits.wait, self.entry_for(key).lock_owned());
         let held =
             cancel.run_until_cancelled(held).await.ok_or(LongRunningClaimError::Cancelled)?;
         held.map(SandboxKeyGuard).map_err(|_| LongRunningClaimError::Busy(key.display_name()))
@@ -353,7 +360,7 @@ impl LongRunningPool {
             home.write_owner(&tenant).context("the workspace cannot be used")?;
             return Ok(home);
         }
-        let (place, name, earlier) = (self.place.clone(), key.name(), key.legacy_name());
+        let (place, name, earlier) = (self.directory.clone(), key.name(), key.legacy_name());
         let taking = async {
             // The lock has no queue: another process or the pruning may hold it for a moment, so this loop polls.
             loop {
@@ -374,7 +381,7 @@ impl LongRunningPool {
                 }
             }
         };
-        let taken = timeout(self.terms.wait, taking).await;
+        let taken = timeout(self.limits.wait, taking).await;
         Ok(taken.map_err(|_| LongRunningClaimError::Busy(key.display_name()))??)
     }
 
@@ -386,19 +393,19 @@ impl LongRunningPool {
         need: RunRequirements,
         run: &RunDirectory,
     ) -> Result<&'held mut LongRunningEntry, LongRunningClaimError> {
-        if held.as_ref().is_some_and(|stay| !stay.matches(&need, &self.terms)) {
+        if held.as_ref().is_some_and(|stay| !stay.matches(&need, &self.limits)) {
             drop_sandbox(held).await;
         }
         // An entry may have lost its permit at the end of its last run, together with its sandbox.
         let seat = match &mut **held {
-            Some(LongRunningEntry { seat: Some(_), .. }) => None,
+            Some(LongRunningEntry { permit: Some(_), .. }) => None,
             _ => Some(self.reserve_capacity(cancel).await?),
         };
         if held.is_none() {
-            **held = Some(LongRunningEntry::new(need.kind, need.home, run)?);
+            **held = Some(LongRunningEntry::new(need.profile, need.workspace, run)?);
         }
         let stay = held.as_mut().expect("it was made just now");
-        stay.seat = stay.seat.take().or(seat);
+        stay.permit = stay.permit.take().or(seat);
         Ok(stay)
     }
 
@@ -408,8 +415,8 @@ impl LongRunningPool {
         &self,
         cancel: &CancellationToken,
     ) -> Result<OwnedSemaphorePermit, LongRunningClaimError> {
-        let end = Instant::now() + self.terms.wait;
-        let mut seat = pin!(Arc::clone(&self.seats).acquire_owned());
+        let end = Instant::now() + self.limits.wait;
+        let mut seat = pin!(Arc::clone(&self.permits).acquire_owned());
         let mut pause = Duration::ZERO;
         loop {
             // The order counts: a free permit comes before every error. A removal below is not part of the select, so
@@ -427,7 +434,7 @@ impl LongRunningPool {
                     Duration::ZERO
                 }
                 None if Instant::now() >= end => {
-                    return Err(LongRunningClaimError::Full(self.terms.most));
+                    return Err(LongRunningClaimError::Full(self.limits.max_sandboxes));
                 }
                 None => RETRY_INTERVAL,
             };
@@ -436,19 +443,19 @@ impl LongRunningPool {
 
     fn longest_idle(&self) -> Option<LongRunningEntryGuard> {
         let idle = self.all_entries().into_iter().filter_map(|room| room.try_lock_owned().ok());
-        let idle = idle.filter(|held| held.as_ref().is_some_and(|stay| stay.seat.is_some()));
+        let idle = idle.filter(|held| held.as_ref().is_some_and(|stay| stay.permit.is_some()));
         idle.min_by_key(|held| held.as_ref().map(|stay| stay.used))
     }
 }
 
 /// Removes the key's entry with its sandbox. The permit is returned after the sandbox is gone.
 async fn drop_sandbox(held: &mut LongRunningEntryGuard) {
-    if let Some(LongRunningEntry { resident, directory, seat, .. }) = held.take() {
-        if let Some(resident) = resident {
-            Box::pin(resident.remove()).await;
+    if let Some(LongRunningEntry { sandbox, directory, permit, .. }) = held.take() {
+        if let Some(sandbox) = sandbox {
+            Box::pin(sandbox.remove()).await;
         }
         directory.remove().await;
-        drop(seat);
+        drop(permit);
     }
 }
 
@@ -487,16 +494,27 @@ impl SandboxProfile {
 impl LongRunningEntry {
     /// Makes an entry and its directory. The sandbox is not started yet.
     fn new(
-        kind: SandboxProfile,
-        home: Arc<PersistentWorkspace>,
+        profile: SandboxProfile,
+        workspace: Arc<PersistentWorkspace>,
         run: &RunDirectory,
     ) -> anyhow::Result<Self> {
         let id = format!("resident-{}", Uuid::now_v7());
         let owner = OwnerProcess::this_process().context("`/proc` cannot be read")?;
         let directory = RunDirectory::create(&run.parent(), &id, &owner)?;
         let (now, deadline) = (Instant::now(), SystemTime::now());
-        let (born, used, resident, runs, seat) = (now, now, None, 0, None);
-        Ok(Self { kind, home, id, directory, resident, born, deadline, used, runs, seat })
+        let (created, used, sandbox, runs, permit) = (now, now, None, 0, None);
+        Ok(Self {
+            profile,
+            workspace,
+            id,
+            directory,
+            sandbox,
+            created,
+            deadline,
+            used,
+            runs,
+            permit,
+        })
     }
 
     /// Starts the sandbox unless a healthy sandbox exists. `max_runtime` is the maximum time of the next run.
@@ -506,12 +524,12 @@ impl LongRunningEntry {
         max_runtime: Duration,
         stop: impl Future<Output = ()>,
     ) -> Result<(), sandbox::SandboxError> {
-        if let Some(resident) = &mut self.resident
+        if let Some(resident) = &mut self.sandbox
             && resident.is_healthy().await
         {
             return Ok(());
         }
-        if let Some(resident) = self.resident.take() {
+        if let Some(resident) = self.sandbox.take() {
             tracing::warn!(resident = self.id, "a resident sandbox is unhealthy and is replaced");
             Box::pin(resident.remove()).await;
         }
@@ -519,8 +537,8 @@ impl LongRunningEntry {
         let order = self.sandbox_request();
         let order =
             order.map_err(|error| sandbox::SandboxError::LongRunningLost(error.to_string()))?;
-        self.resident = Some(LongRunningSandbox::start(&self.kind.driver, order, stop).await?);
-        (self.born, self.runs) = (Instant::now(), 0);
+        self.sandbox = Some(LongRunningSandbox::start(&self.profile.driver, order, stop).await?);
+        (self.created, self.runs) = (Instant::now(), 0);
         Ok(())
     }
 
@@ -530,7 +548,7 @@ impl LongRunningEntry {
         let directory = self.directory.path().join("made");
         remove_run_dir(&directory)?;
         fs::create_dir(&directory)?;
-        let (SandboxProfile { spec, .. }, deadline) = (self.kind.clone(), self.deadline);
+        let (SandboxProfile { spec, .. }, deadline) = (self.profile.clone(), self.deadline);
         let (run, socket_dir) = (self.id.clone(), self.directory.socket_dir());
         Ok(sandbox::SandboxRequest {
             spec: SandboxSpec { run, socket_dir, ..spec },
@@ -545,23 +563,23 @@ impl LongRunningEntry {
 
     fn matches(&self, need: &RunRequirements, terms: &LongRunningPoolLimits) -> bool {
         let end = SystemTime::now() + need.max_runtime;
-        let is_over = self.resident.is_some() && end > self.deadline;
-        self.kind == need.kind && !self.is_dirty() && !self.is_expired(terms) && !is_over
+        let is_over = self.sandbox.is_some() && end > self.deadline;
+        self.profile == need.profile && !self.is_dirty() && !self.is_expired(terms) && !is_over
     }
 
     /// Returns true if a part of an earlier run may remain in the sandbox.
     fn is_dirty(&self) -> bool {
-        self.resident.as_ref().is_some_and(|resident| !resident.is_ready())
+        self.sandbox.as_ref().is_some_and(|resident| !resident.is_ready())
     }
 
     /// Returns true if the sandbox has reached its maximum age or its maximum number of runs.
     fn is_expired(&self, terms: &LongRunningPoolLimits) -> bool {
-        self.runs >= terms.runs || self.born.elapsed() >= terms.max_age
+        self.runs >= terms.max_runs || self.created.elapsed() >= terms.max_age
     }
 
     async fn is_reusable(&mut self, terms: &LongRunningPoolLimits) -> bool {
         let is_over = self.is_expired(terms) || self.used.elapsed() >= terms.max_idle;
-        match &mut self.resident {
+        match &mut self.sandbox {
             Some(resident) if !is_over => resident.is_healthy().await,
             _ => false,
         }

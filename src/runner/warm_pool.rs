@@ -29,8 +29,8 @@ use crate::sandbox::{self, OwnerProcess, SandboxDriver, SandboxSpec, UserRange, 
 
 /// A pool of slots of one kind. [`WarmPool::maintain`] keeps the pool filled.
 pub struct WarmPool {
-    kind: SlotProfile,
-    stock: WarmPoolConfig,
+    profile: SlotProfile,
+    config: WarmPoolConfig,
     run_dir: PathBuf,
     uids: UserRange,
     ready: Mutex<VecDeque<ReadySlot>>,
@@ -82,7 +82,7 @@ struct ReadySlot {
     slot: WarmSlot,
     directory: RunDirectory,
     workspace: WorkspaceMount,
-    born: Instant,
+    created: Instant,
 }
 
 /// The parts of a run that are made when the run claims a slot.
@@ -94,16 +94,16 @@ struct SlotBinding {
 }
 
 impl WarmPool {
-    /// Makes an empty pool for runs of the same kind as `order`. [`WarmPool::maintain`] starts the slots.
+    /// Makes an empty pool for runs of the same kind as `plan`. [`WarmPool::maintain`] starts the slots.
     ///
     /// # Errors
     /// Returns `Late` or `NoInit` if runs of this kind cannot use slots, and `Order` if the plan fails its check.
-    pub fn new(order: &RunPlan, stock: WarmPoolConfig) -> Result<Self, WarmClaimError> {
-        let kind = SlotProfile::from_plan(order)?;
-        order.check()?;
-        let (run_dir, uids) = (order.run_dir.clone(), order.uids);
+    pub fn new(plan: &RunPlan, config: WarmPoolConfig) -> Result<Self, WarmClaimError> {
+        let profile = SlotProfile::from_plan(plan)?;
+        plan.check()?;
+        let (run_dir, uids) = (plan.run_dir.clone(), plan.uids);
         let (ready, spent, changed) = (Mutex::default(), Mutex::default(), Notify::new());
-        Ok(Self { kind, stock, run_dir, uids, ready, spent, changed })
+        Ok(Self { profile, config, run_dir, uids, ready, spent, changed })
     }
 
     /// Returns the number of ready slots.
@@ -117,13 +117,13 @@ impl WarmPool {
     /// # Errors
     /// Returns `NoneReady` if no slot is ready, `Other` if the run needs another kind of slot, and `Order` if the plan
     /// fails its check or the run's gateway cannot be opened. Also returns the errors of [`WarmPool::new`].
-    pub fn claim(&self, order: RunPlan, inputs: RunInputs) -> Result<PreparedRun, WarmClaimError> {
-        order.check_inputs(&inputs)?;
-        self.kind.check_compatible(&SlotProfile::from_plan(&order)?)?;
+    pub fn claim(&self, plan: RunPlan, inputs: RunInputs) -> Result<PreparedRun, WarmClaimError> {
+        plan.check_inputs(&inputs)?;
+        self.profile.check_compatible(&SlotProfile::from_plan(&plan)?)?;
         let ready = self.take_oldest_usable().ok_or(WarmClaimError::NoneReady)?;
         self.changed.notify_one();
-        let (driver, is_agent) = (order.driver.clone(), order.agent.is_some());
-        match self.bind_slot(order, inputs.models, &ready) {
+        let (driver, is_agent) = (plan.driver.clone(), plan.agent.is_some());
+        match self.bind_slot(plan, inputs.models, &ready) {
             Ok(SlotBinding { gateway, spec, labels, name }) => {
                 tracing::info!(run = spec.run, slot = ready.id, "claimed a slot");
                 // The limits of time, output and workspace are the run's, not the slot's.
@@ -136,7 +136,7 @@ impl WarmPool {
                     gateway,
                     run: spec.run.clone(),
                     driver,
-                    order: sandbox::SandboxRequest { spec, labels, directory },
+                    request: sandbox::SandboxRequest { spec, labels, directory },
                     sandbox: SandboxSource::OneShot(Some(Box::new(sandbox))),
                     directories: vec![ready.directory, name],
                     is_agent,
@@ -155,11 +155,11 @@ impl WarmPool {
     /// Opens the run's audit log, and binds the run's socket in the slot's directory.
     fn bind_slot(
         &self,
-        order: RunPlan,
+        plan: RunPlan,
         models: Vec<String>,
         ready: &ReadySlot,
     ) -> anyhow::Result<SlotBinding> {
-        let RunPlan { mut config, gateway, mut spec, agent, .. } = order;
+        let RunPlan { mut config, gateway, mut spec, agent, .. } = plan;
         let owner = OwnerProcess::this_process().context("`/proc` cannot be read")?;
         // The run's own directory stays without a sandbox. It reserves the run's name against a second run.
         let name = RunDirectory::create(&self.run_dir, &config.identity.run, &owner)?;
@@ -182,7 +182,7 @@ impl WarmPool {
         while !stop.is_cancelled() {
             self.remove_spent().await;
             let mut wait = CHECK_INTERVAL;
-            if self.ready_count() < self.stock.count {
+            if self.ready_count() < self.config.count {
                 match Box::pin(self.create_slot(&stop)).await {
                     // The loop continues without a wait until the pool is full.
                     Ok(ready) => {
@@ -220,7 +220,7 @@ impl WarmPool {
     }
 
     fn is_usable(&self, ready: &ReadySlot) -> bool {
-        ready.slot.is_waiting() && ready.born.elapsed() < self.stock.max_age
+        ready.slot.is_waiting() && ready.created.elapsed() < self.config.max_age
     }
 
     async fn remove_spent(&self) {
@@ -239,7 +239,7 @@ impl WarmPool {
     }
 
     async fn create_slot(&self, stop: &CancellationToken) -> anyhow::Result<ReadySlot> {
-        let SlotProfile { driver, root, init, workspace, program, limits } = &self.kind;
+        let SlotProfile { driver, root, init, workspace, program, limits } = &self.profile;
         let owner = OwnerProcess::this_process().context("`/proc` cannot be read")?;
         let id = format!("slot-{}", Uuid::now_v7());
         let directory = RunDirectory::create_for_users(self.uids, &self.run_dir, &id, &owner)?;
@@ -252,8 +252,8 @@ impl WarmPool {
         };
         // The last possible run starts at the slot's maximum age and then takes its own time. A sweep that cannot see
         // this process keeps the slot at least until then.
-        let deadline = SystemTime::now() + self.stock.max_age + limits.max_runtime;
-        let order = sandbox::SandboxRequest {
+        let deadline = SystemTime::now() + self.config.max_age + limits.max_runtime;
+        let request = sandbox::SandboxRequest {
             spec: SandboxSpec {
                 run: id.clone(),
                 root: root.clone(),
@@ -272,20 +272,20 @@ impl WarmPool {
             labels: OwnerLabels { owner, run_dir: directory.parent(), deadline },
             directory: directory.path().to_owned(),
         };
-        let slot = WarmSlot::start(driver, order, stop.cancelled()).await?;
+        let slot = WarmSlot::start(driver, request, stop.cancelled()).await?;
         tracing::debug!(slot = id, "a slot is ready");
-        Ok(ReadySlot { id, slot, directory, workspace, born: Instant::now() })
+        Ok(ReadySlot { id, slot, directory, workspace, created: Instant::now() })
     }
 }
 
 impl SlotProfile {
     fn from_plan(
-        order @ RunPlan { driver, spec, agent, branch, .. }: &RunPlan,
+        plan @ RunPlan { driver, spec, agent, branch, .. }: &RunPlan,
     ) -> Result<Self, WarmClaimError> {
         if branch.is_some() {
             return Err(WarmClaimError::FixedAtCreation("a branch to work on"));
         }
-        if order.is_gateway_in_container() {
+        if plan.is_gateway_in_container() {
             return Err(WarmClaimError::FixedAtCreation("a gateway in a container"));
         }
         if !spec.mounts.is_empty() {

@@ -63,9 +63,9 @@ use share_limiter::{GrantShareError, GrantShareGuard};
 pub struct ApiState {
     pub grants: GrantStore,
     /// The grant of every caller that can connect, if the service asks for no grants; `None` if callers need a token.
-    pub anybody: Option<Arc<AccessGrant>>,
+    pub anonymous_grant: Option<Arc<AccessGrant>>,
     pub supervisor: RunService,
-    pub books: BillingStore,
+    pub billing: BillingStore,
     pub availability: AvailabilityCache,
     pub metrics: Arc<MetricsRegistry>,
     /// The open event streams, counted by grant.
@@ -119,7 +119,7 @@ impl ApiState {
         let router = router
             .method_not_allowed_fallback(async || ApiError::MethodNotAllowed)
             .layer(DefaultBodyLimit::max(MAX_REQUEST_BODY_BYTES));
-        let router = match &self.anybody {
+        let router = match &self.anonymous_grant {
             // Without grants, a token does not keep browsers out, so the origin check must.
             Some(_) => router.layer(middleware::from_fn(origin_check::reject_cross_origin)),
             None => router,

@@ -110,10 +110,10 @@ pub struct RunServiceDeps {
     /// The gateway's settings. Each run adds its own identity and budget.
     pub config: GatewayConfig,
     pub catalog: AgentCatalog,
-    pub seats: GatewayHost,
+    pub gateway_host: GatewayHost,
     pub journal: RunStore,
     pub grants: GrantStore,
-    pub books: BillingStore,
+    pub billing: BillingStore,
     /// The relay. Without a relay, no run has a repository.
     pub relay: Option<Arc<DeliveryService>>,
 }
@@ -124,26 +124,26 @@ struct RunServiceInner {
     public_key: AuditPublicKey,
     config: ArcSwap<GatewayConfig>,
     catalog: ArcSwap<AgentCatalog>,
-    seats: GatewayHost,
+    gateway_host: GatewayHost,
     journal: RunStore,
     grants: GrantStore,
-    books: BillingStore,
+    billing: BillingStore,
     relay: ArcSwapOption<DeliveryService>,
     /// The paths of this machine, which are masked in texts for callers.
     path_mask: ArcSwap<PathMask>,
-    residents: LongRunningPool,
-    stock: WarmPools,
+    long_running_pool: LongRunningPool,
+    warm_pools: WarmPools,
     models: UpstreamModelCache,
-    standing: CachedServiceStatus,
-    places: Arc<Semaphore>,
+    upstream_status: CachedServiceStatus,
+    run_permits: Arc<Semaphore>,
     /// Permits for runs that wait for an earlier run in their long-running sandbox. Such a run holds no permit of
-    /// `places` while it waits.
-    waits: Semaphore,
+    /// `run_permits` while it waits.
+    waiting_permits: Semaphore,
     live: Mutex<HashMap<String, CancellationToken>>,
     /// Cancelled when the service drains: no new run begins.
     draining: CancellationToken,
     /// Cancelled at the deadline of a drain: the service stops waiting for deliveries and cancels every run.
-    leave: CancellationToken,
+    force_stop: CancellationToken,
     tasks: TaskGroup,
     _lock: StateDirLock,
 }
@@ -154,37 +154,45 @@ impl RunService {
     /// # Errors
     /// Returns an error if a file of the state directory cannot be read, or the journal cannot be written.
     pub async fn open(settings: RunServiceConfig, parts: RunServiceDeps) -> anyhow::Result<Self> {
-        let RunServiceDeps { lock, mut config, catalog, seats, journal, grants, books, relay } =
-            parts;
+        let RunServiceDeps {
+            lock,
+            mut config,
+            catalog,
+            gateway_host,
+            journal,
+            grants,
+            billing,
+            relay,
+        } = parts;
         // LiteLLM's reports carry this id, so that ingestion accepts only the reports about these books.
-        config.identity.deployment = Some(books.deployment_id().await?);
-        seats.metrics().register_agents(catalog.entries().map(|entry| entry.name.as_str()));
+        config.identity.deployment = Some(billing.deployment_id().await?);
+        gateway_host.metrics().register_agents(catalog.entries().map(|entry| entry.name.as_str()));
         warn_ineffective_rules(relay.as_deref(), &catalog);
         let public_key = *AuditSigningKey::new(Some(&settings.signing_key))?.public_key();
-        let stock = WarmPools::new(&settings, &config, &catalog);
+        let warm_pools = WarmPools::new(&settings, &config, &catalog);
         let path_mask = masking::build_path_mask(&settings, &config, &catalog);
         let supervisor = Self(Arc::new(RunServiceInner {
             public_key,
             config: ArcSwap::from_pointee(config),
             catalog: ArcSwap::from_pointee(catalog),
-            seats,
+            gateway_host,
             journal,
             grants,
-            books,
+            billing,
             relay: ArcSwapOption::new(relay),
             path_mask: ArcSwap::from_pointee(path_mask),
-            residents: LongRunningPool::new(
+            long_running_pool: LongRunningPool::new(
                 &WorkspaceStore::in_state_dir(&settings.state_dir),
                 pool_limits(&settings),
             ),
-            stock,
+            warm_pools,
             models: UpstreamModelCache::default(),
-            standing: CachedServiceStatus::default(),
-            places: Arc::new(Semaphore::new(settings.max_runs)),
-            waits: Semaphore::new(settings.max_runs),
+            upstream_status: CachedServiceStatus::default(),
+            run_permits: Arc::new(Semaphore::new(settings.max_runs)),
+            waiting_permits: Semaphore::new(settings.max_runs),
             live: Mutex::default(),
             draining: CancellationToken::new(),
-            leave: CancellationToken::new(),
+            force_stop: CancellationToken::new(),
             tasks: TaskGroup::default(),
             _lock: lock,
             settings,
@@ -251,7 +259,10 @@ impl RunService {
         // The deployment id belongs to the books, not to the configuration file, so the new configuration inherits the
         // id.
         config.identity.deployment.clone_from(&self.0.config.load().identity.deployment);
-        self.0.seats.metrics().register_agents(catalog.entries().map(|entry| entry.name.as_str()));
+        self.0
+            .gateway_host
+            .metrics()
+            .register_agents(catalog.entries().map(|entry| entry.name.as_str()));
         warn_ineffective_rules(relay.as_deref(), &catalog);
         let path_mask = masking::build_path_mask(&self.0.settings, &config, &catalog);
         self.0.path_mask.store(Arc::new(path_mask));
@@ -293,8 +304,8 @@ impl RunService {
                 }
             }
         };
-        let residents = self.0.residents.maintain(stop.clone());
-        let stock = self.0.stock.maintain(&stop);
+        let residents = self.0.long_running_pool.maintain(stop.clone());
+        let stock = self.0.warm_pools.maintain(&stop);
         let sweep = sweep.run_periodically(SWEEP_INTERVAL, stop.clone());
         tokio::join!(sweep, residents, stock, housekeeping, self.cancel_revoked(&stop));
     }
@@ -314,7 +325,7 @@ impl RunService {
         }
         // 3. Cancel the rest. The tasks must still finish, because each of them writes its run's end.
         tracing::warn!(runs = self.live_count(), "runs have not ended in time, and are cancelled");
-        self.0.leave.cancel();
+        self.0.force_stop.cancel();
         finish.await;
     }
 
@@ -368,7 +379,7 @@ impl RunService {
                 Err(error) => tracing::error!(%error, "cannot forget old runs"),
             }
         }
-        match self.0.books.purge_waiting(SystemTime::now()).await {
+        match self.0.billing.purge_waiting(SystemTime::now()).await {
             Ok(0) => (),
             Ok(notices) => {
                 tracing::warn!(notices, "forgot LiteLLM's notices of calls that never arrived");
@@ -468,8 +479,8 @@ fn warn_ineffective_rules(relay: Option<&DeliveryService>, catalog: &AgentCatalo
 /// Returns the limits of the pool of long-running sandboxes.
 fn pool_limits(settings: &RunServiceConfig) -> long_running::LongRunningPoolLimits {
     long_running::LongRunningPoolLimits {
-        most: settings.max_runs,
-        runs: MAX_RUNS_PER_SANDBOX,
+        max_sandboxes: settings.max_runs,
+        max_runs: MAX_RUNS_PER_SANDBOX,
         max_age: MAX_SANDBOX_AGE,
         max_idle: MAX_SANDBOX_IDLE,
         wait: SANDBOX_WAIT_TIMEOUT,

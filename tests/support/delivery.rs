@@ -26,12 +26,12 @@ pub(crate) fn relay(forge: &RunningGithub) -> Arc<DeliveryService> {
 pub(crate) fn settings(forge: &RunningGithub) -> DeliveryConfig {
     DeliveryConfig {
         state: forge.place.path().join("state"),
-        judge: RelayConfig::parse(RULES).unwrap(),
+        review: RelayConfig::parse(RULES).unwrap(),
         committer: "Relay <relay@example.com>".to_owned(),
         access: Some(ForgeAccess { api: forge.api(), credential: credential() }),
         network: OutboundConfig::default(),
         signing_key: Some(seed()),
-        known: vec![],
+        known_secrets: vec![],
     }
 }
 

@@ -157,7 +157,7 @@ impl RelayArgs {
         // 0711: other users may pass through to files that they may read, but cannot list the directory.
         private_dir::make(&state, 0o711)
             .context("the state directory cannot be used; see `--state-dir`")?;
-        let judge = match &self.relay_config {
+        let review = match &self.relay_config {
             Some(path) => load_relay_config(path)?,
             None => review::RelayConfig::default(),
         };
@@ -169,12 +169,12 @@ impl RelayArgs {
         let keys = RunSecrets { signing: Some(signing_key), ..keys };
         let settings = DeliveryConfig {
             state: canonical_state_dir(&state)?,
-            judge,
+            review,
             committer: self.parse_committer()?,
             access: self.forge_access(&variable)?,
             network: self.network_config(&variable)?,
             signing_key: keys.signing.clone(),
-            known: self.collect_known_secrets(&variable, keys)?,
+            known_secrets: self.collect_known_secrets(&variable, keys)?,
         };
         Ok(DeliveryService::open(settings)?)
     }

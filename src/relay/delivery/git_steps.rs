@@ -25,8 +25,8 @@ impl DeliveryService {
         token: Option<SecretString>,
     ) -> Result<(DeliveryJob, ReviewedWork), StepStop> {
         let policy =
-            self.rules_for_request(&job.order).parse_policy().map_err(DeliveryError::Rules)?;
-        let mut known = self.secrets_for(&job.order)?;
+            self.rules_for_request(&job.request).parse_policy().map_err(DeliveryError::Rules)?;
+        let mut known = self.secrets_for(&job.request)?;
         // The agent never had this token. If the work contains it, the token has leaked.
         known.extend(token);
         let work = self.quarantine_work(&job, lease)?;
@@ -57,7 +57,7 @@ impl DeliveryService {
         job: &DeliveryJob,
         lease: &BranchLease,
     ) -> Result<QuarantinedWork, StepStop> {
-        let order = &job.order;
+        let order = &job.request;
         let artifacts = ArtifactDir::create(&order.artifacts)?;
         let facts = &order.facts;
         let provenance = CommitProvenance {
@@ -69,7 +69,7 @@ impl DeliveryService {
         let (state, announced) = (order.state.clone(), order.announced.clone());
         let work =
             ExtractedWork { mirror: &mirror, lease, state, announced, artifacts: &artifacts };
-        Ok(work.into_quarantine(&self.settings.judge.quarantine, &provenance)?)
+        Ok(work.into_quarantine(&self.settings.review.quarantine, &provenance)?)
     }
 
     /// Pushes the reviewed work, if the verdict allows a push. Also returns true if the branch had the work before.
@@ -108,8 +108,8 @@ impl DeliveryService {
         token: Option<&SecretString>,
         head: ObjectId,
     ) -> Result<bool, StepStop> {
-        let mirror = self.open_mirror(&job.order.repository)?;
-        let now = mirror.ensure_branch(lease, Some(&job.order.state.base), token)?;
+        let mirror = self.open_mirror(&job.request.repository)?;
+        let now = mirror.ensure_branch(lease, Some(&job.request.state.base), token)?;
         Ok(now.exists && mirror.is_ancestor(now.start, head))
     }
 
@@ -125,11 +125,11 @@ impl DeliveryService {
         lease: &BranchLease,
         token: Option<&SecretString>,
     ) -> Result<Vec<ReviewReason>, StepStop> {
-        let order = &job.order;
+        let order = &job.request;
         let mirror = self.open_mirror(&order.repository)?;
         let now = mirror.ensure_branch(lease, Some(&order.state.base), token)?;
         let policy = self.rules_for_request(order).parse_policy().map_err(DeliveryError::Rules)?;
-        let limits = &self.settings.judge.quarantine;
+        let limits = &self.settings.review.quarantine;
         let mut reasons: BTreeSet<_> =
             mirror.review_existing_branch(lease, &now, (limits, &policy))?.into_iter().collect();
         for earlier in self.outbox.needing_review(&order.repository, lease.branch().key())? {
@@ -164,10 +164,10 @@ impl DeliveryService {
         head: ObjectId,
         token: Option<&SecretString>,
     ) -> Result<String, StepStop> {
-        let (branch, committer) = (job.order.branch(), self.settings.committer.as_str());
+        let (branch, committer) = (job.request.branch(), self.settings.committer.as_str());
         let text = build_statement(job, head).sign(&self.key);
         let note = CommitNote { branch, head, text: &text, committer };
-        match self.open_mirror(&job.order.repository)?.put_note(note, token) {
+        match self.open_mirror(&job.request.repository)?.put_note(note, token) {
             Ok(()) => Ok(STATEMENT_PUBLISHED.to_owned()),
             // The work itself is delivered. A missing note must not hold its row open.
             Err(
@@ -182,7 +182,7 @@ impl DeliveryService {
 const STATEMENT_PUBLISHED: &str = "beside the commit";
 
 fn build_statement(job: &DeliveryJob, head: ObjectId) -> ProvenanceStatement {
-    let order = &job.order;
+    let order = &job.request;
     ProvenanceStatement {
         facts: order.facts.clone(),
         repository: order.repository.canonical_key(),

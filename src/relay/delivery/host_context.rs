@@ -16,7 +16,7 @@ impl DeliveryService {
             name: known.name.to_owned(),
             digest: secret_digest(&salt, &known.secret),
         };
-        let known = self.settings.known.iter().map(mark).collect();
+        let known = self.settings.known_secrets.iter().map(mark).collect();
         HostContext { committer: self.settings.committer.clone(), salt, known }
     }
 
@@ -26,7 +26,7 @@ impl DeliveryService {
         order: &DeliveryRequest,
     ) -> Result<Vec<SecretString>, DeliveryError> {
         self.check_secrets_known(order)?;
-        Ok(self.settings.known.iter().map(|known| known.secret.clone()).collect())
+        Ok(self.settings.known_secrets.iter().map(|known| known.secret.clone()).collect())
     }
 
     /// Checks that this host still has every secret that was registered when the work came out.
@@ -35,7 +35,7 @@ impl DeliveryService {
     /// Returns [`DeliveryError::UnknownSecret`] if this host lacks one of these secrets.
     pub(super) fn check_secrets_known(&self, order: &DeliveryRequest) -> Result<(), DeliveryError> {
         let Some(host) = &order.host else { return Ok(()) };
-        let known = self.settings.known.iter();
+        let known = self.settings.known_secrets.iter();
         let digests: Vec<_> = known.map(|known| secret_digest(&host.salt, &known.secret)).collect();
         match host.known.iter().find(|mark| !digests.contains(&mark.digest)) {
             // The name tells the operator which variable to set. The value is not known here.

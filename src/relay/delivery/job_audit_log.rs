@@ -33,7 +33,7 @@ impl JobAuditLog {
         let directory = path.with_file_name("");
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
         made.map_err(|source| AuditError::File { path: directory, source })?;
-        let facts = &job.order.facts;
+        let facts = &job.request.facts;
         let started = RunStartedRecord {
             run: facts.run.clone(),
             attempt: format!("relay {}", job.id),
@@ -55,8 +55,8 @@ impl JobAuditLog {
 
     /// Records that a person has brought the work into a clone.
     pub fn record_applied(&self, job: &DeliveryJob) {
-        let DeliveryJob { id, head, order, .. } = job;
-        let head = head.unwrap_or(order.announced.tip).to_string();
+        let DeliveryJob { id, head, request, .. } = job;
+        let head = head.unwrap_or(request.announced.tip).to_string();
         self.0.record_delivery(&event::WorkAppliedRecord { relay: id, head: &head });
     }
 

@@ -249,8 +249,9 @@ impl DeliveryOutbox {
     /// Stores the outcome of a step, and moves the row to that step.
     ///
     /// # Errors
-    /// Returns [`OutboxError::InvalidTransition`] if the state machine has no such arrow. Returns [`OutboxError::ChangedConcurrently`] or
-    /// [`OutboxError::Fenced`] if the row's step or fence is no longer the one in `job`.
+    /// Returns [`OutboxError::InvalidTransition`] if the state machine has no such arrow. Returns
+    /// [`OutboxError::ChangedConcurrently`] or [`OutboxError::Fenced`] if the row's step or fence is no longer the one
+    /// in `job`.
     pub fn advance_job(
         &self,
         job: &DeliveryJob,
@@ -331,8 +332,8 @@ impl DeliveryOutbox {
     /// process reviews the work at the same time.
     ///
     /// # Errors
-    /// Returns [`OutboxError::InvalidTransition`] if the branch already has the work, and [`OutboxError::ChangedConcurrently`] if the row's
-    /// step or fence is no longer the one in `job`.
+    /// Returns [`OutboxError::InvalidTransition`] if the branch already has the work, and
+    /// [`OutboxError::ChangedConcurrently`] if the row's step or fence is no longer the one in `job`.
     pub fn set_rules(
         &self,
         job: &DeliveryJob,
@@ -345,7 +346,7 @@ impl DeliveryOutbox {
                 to: DeliveryStep::Judged,
             });
         }
-        let order = DeliveryRequest { rules: Some(rules), host: Some(host), ..job.order.clone() };
+        let order = DeliveryRequest { rules: Some(rules), host: Some(host), ..job.request.clone() };
         let order = to_json(&order)?;
         // The same guard as in `update_job`: no writer has moved or claimed the row in between.
         let written = self.lock_connection().execute(
@@ -377,7 +378,7 @@ impl DeliveryOutbox {
     pub fn discard_item(&self, id: &str) -> Result<(), OutboxError> {
         let artifacts = match self.workspace(id) {
             Ok(desk) => desk.plan.artifacts,
-            Err(_) => self.get(id)?.order.artifacts,
+            Err(_) => self.get(id)?.request.artifacts,
         };
         // The conditions are part of the statements: a row that has become open again since it was read must stay.
         let gone = {
@@ -398,7 +399,7 @@ impl DeliveryOutbox {
     fn update_job(&self, old: &DeliveryJob, new: &DeliveryJob) -> Result<(), OutboxError> {
         let is_kept = matches!(new.step, DeliveryStep::Held | DeliveryStep::Failed);
         // Measured before the lock is taken: walking a large directory would make other writers wait.
-        let bytes = if is_kept { retained::measure_dir(&new.order.artifacts) } else { 0 };
+        let bytes = if is_kept { retained::measure_dir(&new.request.artifacts) } else { 0 };
         let mut connection = self.lock_connection();
         let change = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let written = change.execute(
@@ -412,8 +413,8 @@ impl DeliveryOutbox {
                 ":reasons": serde_json::to_string(&new.reasons).expect("reasons are text"),
                 ":head": new.head.map(|head| head.to_string()),
                 ":is_pushed": new.is_pushed,
-                ":number": new.pull.as_ref().map(|pull| to_sql_integer(pull.number)),
-                ":url": new.pull.as_ref().map(|pull| &pull.url),
+                ":number": new.pull_request.as_ref().map(|pull| to_sql_integer(pull.number)),
+                ":url": new.pull_request.as_ref().map(|pull| &pull.url),
                 ":attempts": new.attempts,
                 ":due": to_millis(new.due),
                 ":error": new.error,

@@ -41,7 +41,7 @@ impl DeliveryService {
     ) -> Result<Option<DeliveryStatus>, DeliveryError> {
         let (relay, id) = (self.clone(), id.to_owned());
         let taken = spawn_blocking(move || {
-            let order = relay.outbox.get(&id)?.order;
+            let order = relay.outbox.get(&id)?.request;
             let lease = relay.try_lease_branch(&order.repository, order.branch().key())?;
             // The row is read again under the lease: only the holder of the branch knows that the step does not change.
             Ok((relay.restart_job(relay.outbox.get(&id)?, new_rules)?, lease))
@@ -79,7 +79,7 @@ impl DeliveryService {
     ) -> Result<DeliveryJob, DeliveryError> {
         // New rules are refused while the delivery can go on by itself. A row that lacks a secret cannot, so it may get
         // them.
-        if new_rules && !job.step.is_terminal() && self.check_secrets_known(&job.order).is_ok() {
+        if new_rules && !job.step.is_terminal() && self.check_secrets_known(&job.request).is_ok() {
             return Err(DeliveryError::InProgress);
         }
         if new_rules {
@@ -93,7 +93,7 @@ impl DeliveryService {
             return Err(DeliveryError::BranchAdvanced { id: job.id });
         }
         // Checked before the row changes: the review would only stop at the missing secret.
-        self.check_secrets_known(&job.order)?;
+        self.check_secrets_known(&job.request)?;
         Ok(self.outbox.restart(&job)?)
     }
 
@@ -128,7 +128,7 @@ impl DeliveryService {
         self: &Arc<Self>,
         job: DeliveryJob,
     ) -> Result<Option<DeliveryStatus>, DeliveryError> {
-        let (relay, order) = (self.clone(), job.order.clone());
+        let (relay, order) = (self.clone(), job.request.clone());
         let lease = spawn_blocking(move || {
             relay
                 .open_mirror(&order.repository)?

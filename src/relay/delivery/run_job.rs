@@ -67,7 +67,7 @@ impl DeliveryService {
             DeliveryStep::Extracted | DeliveryStep::Quarantined | DeliveryStep::Judged => {
                 Box::pin(self.review_and_push(job, lease, audit)).await
             }
-            DeliveryStep::Pushed if job.order.pull_request.is_some() => {
+            DeliveryStep::Pushed if job.request.pull_request.is_some() => {
                 Box::pin(self.open_pull_request(job, lease, audit)).await
             }
             // Work that has its pull request, or that needs none: the statement is the last step.
@@ -87,7 +87,7 @@ impl DeliveryService {
         lease: &BranchLease,
         audit: &AuditLog,
     ) -> Result<DeliveryJob, StepStop> {
-        let token = self.push_token(&job.order).await?;
+        let token = self.push_token(&job.request).await?;
         let (relay, held, secret) = (self.clone(), lease.clone(), token.clone());
         let judging = move || relay.review_work(job, &held, secret);
         let (job, judged) = tokio::task::spawn_blocking(judging).await??;
@@ -97,7 +97,7 @@ impl DeliveryService {
             head: &judged.work().tip().to_string(),
             tree: &judged.work().tree().to_string(),
             mode: judged.work().patch_comparison().as_str(),
-            rules: &self.rules_for_request(&job.order).digest(),
+            rules: &self.rules_for_request(&job.request).digest(),
             files: judged.changed_files() as u64,
             reasons: judged.verdict().reasons().len() as u64,
             said: &judged.verdict().reasons().iter().map(ToString::to_string).collect::<Vec<_>>(),
@@ -107,7 +107,7 @@ impl DeliveryService {
             tracing::warn!(relay = job.id, ?reasons, "this work needs a review by a person");
             // The draft comes before the push. Otherwise a person could merge unreviewed commits through the open pull
             // request.
-            self.convert_to_draft(&job.order).await?;
+            self.convert_to_draft(&job.request).await?;
         }
         let relay = self.clone();
         let moving = move || relay.push_branch(&job, judged, token.as_ref());
@@ -139,7 +139,7 @@ impl DeliveryService {
         self: &Arc<Self>,
         job: DeliveryJob,
     ) -> Result<DeliveryJob, StepStop> {
-        let token = self.repository_token(&job.order.repository).await?;
+        let token = self.repository_token(&job.request.repository).await?;
         let relay = self.clone();
         let noting = move || {
             let job = relay.write_statement_note(&job, token.as_ref())?;
@@ -155,15 +155,15 @@ impl DeliveryService {
         lease: &BranchLease,
         audit: &AuditLog,
     ) -> Result<DeliveryJob, StepStop> {
-        let words = job.order.pull_request.clone().unwrap_or_default();
+        let words = job.request.pull_request.clone().unwrap_or_default();
         let (Some(hosted), Some(access)) =
-            (job.order.repository.as_hosted(), &self.settings.access)
+            (job.request.repository.as_hosted(), &self.settings.access)
         else {
             return Err(StepStop::failed(
                 "a pull request needs a repository on a forge, and a token for it",
             ));
         };
-        let token = self.repository_token(&job.order.repository).await?;
+        let token = self.repository_token(&job.request.repository).await?;
         let (relay, held, row) = (self.clone(), lease.clone(), job.clone());
         // The branch may hold earlier commits that were pushed without a pull request, and so without a person's view
         // of them.
@@ -174,14 +174,14 @@ impl DeliveryService {
             tracing::warn!(relay = job.id, ?reasons, "the branch needs a review by a person");
         }
         let order = pull_request::PullRequestSpec {
-            head: job.order.branch().clone(),
-            base: Some(job.order.state.base.clone()),
-            run: job.order.facts.run.clone(),
-            agent: job.order.facts.agent.clone(),
+            head: job.request.branch().clone(),
+            base: Some(job.request.state.base.clone()),
+            run: job.request.facts.run.clone(),
+            agent: job.request.facts.agent.clone(),
             title: words.title,
             body: words.body,
             commit_range: (
-                job.order.state.expected_remote_tip().unwrap_or(ObjectId::NONE),
+                job.request.state.expected_remote_tip().unwrap_or(ObjectId::NONE),
                 job.head.unwrap_or(ObjectId::NONE),
             ),
             needs_review: job.verdict == Some(VerdictKind::Review),
@@ -263,7 +263,7 @@ impl DeliveryService {
 /// Records that the branch has the work.
 fn record_pushed(job: &DeliveryJob, was_there: bool, audit: &AuditLog) {
     let to = job.head.unwrap_or(ObjectId::NONE).to_string();
-    let from = job.order.state.expected_remote_tip().map(|sha| sha.to_string());
+    let from = job.request.state.expected_remote_tip().map(|sha| sha.to_string());
     audit.record_delivery(&event::BranchPushedRecord {
         relay: &job.id,
         from: from.as_deref(),
@@ -274,7 +274,7 @@ fn record_pushed(job: &DeliveryJob, was_there: bool, audit: &AuditLog) {
 
 /// Records that the work's pull request is open.
 fn record_pull_request(job: &DeliveryJob, is_new: bool, audit: &AuditLog) {
-    let url = job.pull.as_ref().map(|pull| pull.url.as_str()).unwrap_or_default();
+    let url = job.pull_request.as_ref().map(|pull| pull.url.as_str()).unwrap_or_default();
     audit.record_delivery(&event::PullRequestOpenedRecord { relay: &job.id, url, is_new });
 }
 
@@ -283,7 +283,7 @@ fn discard_artifacts(job: &DeliveryJob) {
     if job.step != DeliveryStep::Done {
         return;
     }
-    let kept = ArtifactDir::create(&job.order.artifacts).and_then(ArtifactDir::discard);
+    let kept = ArtifactDir::create(&job.request.artifacts).and_then(ArtifactDir::discard);
     if let Err(error) = kept {
         tracing::warn!(%error, relay = job.id, "cannot remove the artifacts of delivered work; a sweep tries again");
     }

@@ -43,12 +43,12 @@ pub fn sweep_relay_state(
     // Compared by the last name only: the path of the state directory can be written in several ways.
     let desks = outbox.workspaces()?;
     let of_desks = desks.iter().map(|desk| &desk.plan.artifacts);
-    let named = rows.iter().map(|job| &job.order.artifacts).chain(of_desks);
+    let named = rows.iter().map(|job| &job.request.artifacts).chain(of_desks);
     let named: HashSet<_> = named.filter_map(|path| path.file_name()).collect();
     let works =
         remove_old_works(&state.join("work"), before, &named)? + discard_delivered(&rows, &desks)?;
     let open = rows.iter().filter(|job| job.step != DeliveryStep::Done);
-    let open = open.map(|job| &job.order.repository);
+    let open = open.map(|job| &job.request.repository);
     let kept = open.chain(desks.iter().map(|desk| &desk.plan.repository)).cloned();
     let kept: Vec<_> = kept.collect();
     let mirrors = mirror::remove_unused_mirrors(state, before, &kept)?;
@@ -59,7 +59,7 @@ pub fn sweep_relay_state(
 fn discard_delivered(rows: &[DeliveryJob], desks: &[WorkspaceRow]) -> Result<usize, DeliveryError> {
     let kept: HashSet<_> = desks.iter().map(|desk| &desk.plan.artifacts).collect();
     let delivered = rows.iter().filter(|job| job.step == DeliveryStep::Done);
-    let delivered = delivered.map(|job| &job.order.artifacts).filter(|path| !kept.contains(path));
+    let delivered = delivered.map(|job| &job.request.artifacts).filter(|path| !kept.contains(path));
     let mut removed = 0;
     for path in delivered.filter(|path| path.exists()) {
         let disk = |source| repo::RepoError::Io { path: path.clone(), source };

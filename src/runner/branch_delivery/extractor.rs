@@ -38,7 +38,7 @@ use output::CommandOutputs;
 /// embedded driver can make it.
 pub(super) struct WorkExtractor {
     driver: SandboxDriver,
-    order: sandbox::SandboxRequest,
+    request: sandbox::SandboxRequest,
     /// This machine's git, if the sandbox has this machine's programs.
     git: Option<PathBuf>,
     /// The time of the collection.
@@ -71,11 +71,11 @@ impl WorkExtractor {
 
     fn new(
         driver: &SandboxDriver,
-        order: &sandbox::SandboxRequest,
+        request: &sandbox::SandboxRequest,
         git: &GitProgram,
         (init, time): (PathBuf, Duration),
     ) -> Self {
-        let spec = &order.spec;
+        let spec = &request.spec;
         // This machine's git is preferred: the rest of the relay uses the same git, and the image needs no git. Only
         // root can replace the Docker driver by the embedded driver.
         let can_embed = rustix::process::geteuid().is_root();
@@ -106,14 +106,14 @@ impl WorkExtractor {
             grace: Duration::ZERO,
             ..spec.clone()
         };
-        let order = sandbox::SandboxRequest { spec, ..order.clone() };
-        Self { driver, order, git, time, deadline: Instant::now() + time }
+        let request = sandbox::SandboxRequest { spec, ..request.clone() };
+        Self { driver, request, git, time, deadline: Instant::now() + time }
     }
 
     /// Runs the commands, one after the other, in one sandbox. Returns the result of each command, in their order: its
     /// standard output, or nothing if the output went into a file. A command that fails does not keep the next command
-    /// from running. `head` is the commit that is checked out in the repository of the relay's own; `None` if no command
-    /// needs that repository.
+    /// from running. `head` is the commit that is checked out in the repository of the relay's own; `None` if no
+    /// command needs that repository.
     ///
     /// # Errors
     /// Returns an error if the sandbox cannot be made or is lost, or if a file cannot be created.
@@ -152,7 +152,7 @@ impl WorkExtractor {
         commands: &[ListedCommand],
         head: Option<ObjectId>,
     ) -> anyhow::Result<sandbox::SandboxRequest> {
-        let mut order = self.order.clone();
+        let mut order = self.request.clone();
         // The sandbox has the name of the agent's sandbox, which is gone. A directory of its own keeps it apart from
         // the files that the agent's sandbox left in the run's directory.
         order.directory.push("extract");

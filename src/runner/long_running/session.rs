@@ -46,7 +46,7 @@ impl SandboxSession {
         }
         made?;
         let made = begun.elapsed();
-        let resident = stay.resident.as_mut().expect("it was made");
+        let resident = stay.sandbox.as_mut().expect("it was made");
         let ended = Box::pin(resident.run(spec, output, until)).await;
         // The kernel may have killed a process of the sandbox itself, so the sandbox is replaced after such a kill.
         let is_oom = ended.as_ref().is_ok_and(|ended| ended.oom_killed);
@@ -61,13 +61,13 @@ impl LongRunningEntry {
     async fn finish_run(&mut self, terms: &LongRunningPoolLimits, is_oom: bool) {
         self.runs += 1;
         self.used = Instant::now();
-        self.home.mark_used();
-        let is_ready = self.resident.as_ref().is_some_and(LongRunningSandbox::is_ready);
+        self.workspace.mark_used();
+        let is_ready = self.sandbox.as_ref().is_some_and(LongRunningSandbox::is_ready);
         let is_good = is_ready && !is_oom;
         if is_good && !self.is_expired(terms) {
             return;
         }
-        if let Some(resident) = self.resident.take() {
+        if let Some(resident) = self.sandbox.take() {
             tracing::info!(
                 resident = self.id,
                 is_good,
@@ -75,6 +75,6 @@ impl LongRunningEntry {
             );
             Box::pin(resident.remove()).await;
         }
-        self.seat = None;
+        self.permit = None;
     }
 }

@@ -229,7 +229,7 @@ pub fn has_pending_delivery(outbox: &DeliveryOutbox, line: &StoredBranchRef) -> 
         repository.canonical_key() == line.repository && branch.key().as_str() == line.branch_key
     };
     let is_way = |jobs: Vec<DeliveryJob>| {
-        jobs.iter().any(|job| is_of(&job.order.repository, job.order.branch()))
+        jobs.iter().any(|job| is_of(&job.request.repository, job.request.branch()))
     };
     let is_in = |desks: Vec<WorkspaceRow>| {
         let open = desks.iter().filter(|desk| desk.needs_collection()).map(|desk| &desk.plan);

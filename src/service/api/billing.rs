@@ -111,7 +111,7 @@ pub(super) async fn ingest_notices(
     if body.trim_ascii().is_empty() {
         return Err(ApiError::InvalidJson("it is empty".to_owned()));
     }
-    let ingested = api.books.ingest(body).await.map_err(|refused| match refused {
+    let ingested = api.billing.ingest(body).await.map_err(|refused| match refused {
         IngestError::Malformed(malformed) => ApiError::InvalidJson(malformed.to_string()),
         IngestError::Billing(error) => ApiError::internal_error(error),
     })?;
@@ -136,8 +136,8 @@ pub(super) async fn show_receipts(
 ) -> Result<Json<ReceiptsView>, ApiError> {
     caller.require_read()?;
     let row = api.visible_run(&caller, &id).await?;
-    let bill = api.books.run_bill(&row.id).await.map_err(ApiError::internal_error)?;
-    let receipts = api.books.receipts_of_run(&row.id).await.map_err(ApiError::internal_error)?;
+    let bill = api.billing.run_bill(&row.id).await.map_err(ApiError::internal_error)?;
+    let receipts = api.billing.receipts_of_run(&row.id).await.map_err(ApiError::internal_error)?;
     let value = |receipt| serde_json::to_value(receipt).map_err(ApiError::internal_error);
     Ok(Json(ReceiptsView {
         bill: serde_json::to_value(bill).map_err(ApiError::internal_error)?,
@@ -167,7 +167,7 @@ pub(super) async fn list_flagged_runs(
         return Err(ApiError::invalid_parameter("`limit` is from 1 to 200"));
     }
     let turn = api.long_reads.acquire_permit(&caller.0.id).await;
-    let books = api.books.clone();
+    let books = api.billing.clone();
     // Also for a client that leaves: its turn is over when the read is.
     let found = api.tasks.run_detached(async move {
         let _held = turn;

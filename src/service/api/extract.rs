@@ -47,7 +47,7 @@ impl FromRequestParts<Arc<ApiState>> for AuthenticatedCaller {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, api: &Arc<ApiState>) -> Result<Self, ApiError> {
-        let grant = if let Some(anybody) = &api.anybody {
+        let grant = if let Some(anybody) = &api.anonymous_grant {
             Arc::clone(anybody)
         } else {
             let token = bearer_token(&parts.headers).ok_or(AccessDeniedError::NoToken)?;

@@ -196,7 +196,7 @@ async fn artifact_files(
     row: RunRow,
 ) -> Result<Vec<(&'static str, PathBuf)>, ApiError> {
     let Some(job) = list_jobs(api, row).await?.pop() else { return Ok(vec![]) };
-    let kept = ArtifactDir::from_path(&job.order.artifacts);
+    let kept = ArtifactDir::from_path(&job.request.artifacts);
     Ok(vec![("bundle", kept.bundle_path()), ("patches", kept.patches_path())])
 }
 
@@ -234,12 +234,12 @@ impl DeliveryView {
     fn from_job(job: &DeliveryJob, api: &ApiState) -> Self {
         Self {
             id: job.id.clone(),
-            branch: job.order.branch().to_string(),
+            branch: job.request.branch().to_string(),
             step: job.step.as_str(),
             verdict: job.verdict.map(VerdictKind::as_str),
             head: job.head.map(|head| head.to_string()),
             is_pushed: job.is_pushed,
-            pull_request_url: job.pull.as_ref().map(|pull| pull.url.clone()),
+            pull_request_url: job.pull_request.as_ref().map(|pull| pull.url.clone()),
             why: job.error.as_deref().map(|why| api.supervisor.mask_text(why)),
         }
     }

@@ -98,8 +98,9 @@ impl RunService {
         let this = self.clone();
         let start = async move { Box::pin(this.try_start_run(wanted, terms)).await };
         let started = self.0.tasks.run_detached(start).await;
-        started
-            .inspect_err(|refused| self.0.seats.metrics().record_refused_submission(refused.code()))
+        started.inspect_err(|refused| {
+            self.0.gateway_host.metrics().record_refused_submission(refused.code())
+        })
     }
 
     async fn try_start_run(
@@ -124,7 +125,7 @@ impl RunService {
             self.check_retention(&wanted.grant).await?;
         }
         // 3. Take a permit before the row is written, so that an accepted run can begin at once.
-        let places = Arc::clone(&self.0.places);
+        let places = Arc::clone(&self.0.run_permits);
         let full = |_| RunStartError::Full(self.0.settings.max_runs);
         let place = places.try_acquire_owned().map_err(full)?;
         let new = NewRunRow {
@@ -188,8 +189,8 @@ impl RunService {
         accepted: Option<(Box<RunPlan>, RunPermit)>,
     ) {
         let (plan, place) = accepted.unzip();
-        // A child of `leave`: if the service is already leaving, this run is cancelled, too.
-        let (shared, cancel) = (Arc::clone(&self.0), self.0.leave.child_token());
+        // A child of `force_stop`: if the service is already leaving, this run is cancelled, too.
+        let (shared, cancel) = (Arc::clone(&self.0), self.0.force_stop.child_token());
         shared.lock_live().insert(feed.run_id().to_owned(), cancel.clone());
         self.0.tasks.spawn_task(async move {
             let turn = match place {
@@ -233,13 +234,13 @@ enum QueueOutcome {
 
 impl RunServiceInner {
     async fn wait_for_permit(&self, cancel: &CancellationToken, grant: &str) -> QueueOutcome {
-        let places = Arc::clone(&self.places);
+        let places = Arc::clone(&self.run_permits);
         let turn = tokio::select! {
-            // `biased` polls in this order: when the service leaves, both `leave` and its child `cancel` are cancelled,
-            // and `leave` must win.
+            // `biased` polls in this order: when the service leaves, both `force_stop` and its child `cancel` are
+            // cancelled, and `force_stop` must win.
             biased;
-            // `leave` cancels every run, but runs that have not begun belong to the next process.
-            () = self.leave.cancelled() => QueueOutcome::Postponed,
+            // `force_stop` cancels every run, but runs that have not begun belong to the next process.
+            () = self.force_stop.cancelled() => QueueOutcome::Postponed,
             () = cancel.cancelled() => QueueOutcome::Cancelled,
             () = self.draining.cancelled() => QueueOutcome::Postponed,
             place = places.acquire_owned() => place.map_or(QueueOutcome::Postponed, QueueOutcome::Started),
@@ -291,7 +292,7 @@ impl RunServiceInner {
         wanted: &RunSubmission,
         run: &str,
     ) -> anyhow::Result<RunPlan> {
-        let gateway = GatewayServer::SharedProcess(self.seats.clone());
+        let gateway = GatewayServer::SharedProcess(self.gateway_host.clone());
         let (config, catalog) = (self.config.load(), self.catalog.load());
         wanted.resolve(run, gateway, (&self.settings, &config, &catalog))
     }

@@ -96,7 +96,7 @@ impl RunServiceInner {
     ) {
         let (mut bill, mut place) = (self.usage_recorder(feed), Some(place));
         let run = async {
-            let (metrics, begun) = (self.seats.metrics(), Instant::now());
+            let (metrics, begun) = (self.gateway_host.metrics(), Instant::now());
             let live = metrics.record_run_started(&wanted.agent);
             // A panic of one run becomes that run's end; the task must live on to write the end.
             let run = self.execute((wanted, plan), &mut bill, cancel, &mut place);
@@ -148,7 +148,7 @@ impl RunServiceInner {
 
     pub(super) fn usage_recorder(&self, feed: &EventFeed) -> UsageRecorder {
         UsageRecorder::new(
-            self.books.clone(),
+            self.billing.clone(),
             feed.clone(),
             self.settings.audit_log_path(feed.run_id()),
         )
@@ -156,7 +156,7 @@ impl RunServiceInner {
 
     /// Closes a run's gateway and log after a fault. The open calls are settled, as at any other end.
     async fn close_abandoned_log(&self, run: &str) {
-        let runs = self.seats.run_manager();
+        let runs = self.gateway_host.run_manager();
         let closed = async {
             // An error says that the run was never opened, or that another task is closing the run already.
             let _ = runs.close_run(run).await;
@@ -177,7 +177,7 @@ impl RunServiceInner {
     fn explain_shutdown_cancel(&self, done: &mut Result<RunResult, RunFailure>) {
         if let Ok(result) = done
             && result.error_code == Some(RunErrorCode::Cancelled)
-            && self.leave.is_cancelled()
+            && self.force_stop.is_cancelled()
         {
             result.error.get_or_insert_with(|| SHUTDOWN_MESSAGE.to_owned());
         }
@@ -240,7 +240,7 @@ impl RunServiceInner {
         entry: Arc<AgentDefinition>,
     ) -> anyhow::Result<DeliveryTarget> {
         let relay = self.relay.load_full().context("this service has no relay")?;
-        let leave = self.leave.clone();
+        let leave = self.force_stop.clone();
         // The acquisition also collects what an earlier run left on the branch. A cancelled run must not interrupt that
         // collection halfway, so the collection runs in a task of its own and ends early only when the service leaves.
         let begin = async move {
@@ -266,10 +266,10 @@ impl RunServiceInner {
                 key = key.with_inheritance();
             }
             let entered = self.lock_sandbox(&key, cancel, place).await?;
-            let claim = self.residents.claim_locked(cancel, entered, &key, (order, inputs));
+            let claim = self.long_running_pool.claim_locked(cancel, entered, &key, (order, inputs));
             return claim.boxed().await.map_err(RunFailure::from);
         }
-        let slots = self.stock.for_agent(&entry.name);
+        let slots = self.warm_pools.for_agent(&entry.name);
         let prepare = move || match slots.map(|slots| slots.claim(order.clone(), inputs.clone())) {
             Some(Ok(prepared)) => Ok(prepared),
             // A new sandbox would fail for the same reason, or because of what the failed claim left behind.
@@ -293,21 +293,21 @@ impl RunServiceInner {
         cancel: &CancellationToken,
         place: &mut Option<RunPermit>,
     ) -> Result<SandboxKeyGuard, RunFailure> {
-        if let Some(entered) = self.residents.try_lock_key(key) {
+        if let Some(entered) = self.long_running_pool.try_lock_key(key) {
             return Ok(entered);
         }
         let most = self.settings.max_runs;
         let _waits = self
-            .waits
+            .waiting_permits
             .try_acquire()
             .map_err(|_| RunFailure::NoSandbox(LongRunningClaimError::TooManyWaiting(most)))?;
         // Give the permit back before the wait. A run that held a permit while it waited for a key could block the run
         // that holds the key.
         *place = None;
-        let entered = self.residents.lock_key(cancel, key).await?;
+        let entered = self.long_running_pool.lock_key(cancel, key).await?;
         // Lock order: the key first, then a permit. A run with a permit never waits for a key, so permits always become
         // free.
-        let again = Arc::clone(&self.places).acquire_owned();
+        let again = Arc::clone(&self.run_permits).acquire_owned();
         let again = cancel.run_until_cancelled(again).await.ok_or(RunFailure::Cancelled)?;
         *place = Some(again.context("the semaphore of run permits is closed")?);
         Ok(entered)
@@ -327,7 +327,11 @@ impl RunServiceInner {
         let ledger = prepared.ledger();
         let ledger = ledger.as_deref();
         let (answered, answer) = oneshot::channel();
-        let reins = RunHandles { cancel, leave: self.leave.clone(), answered: Some(answered) };
+        let reins = RunHandles {
+            cancel,
+            detach_delivery: self.force_stop.clone(),
+            on_answer: Some(answered),
+        };
         // The box erases the future's type: otherwise the compiler checks `Send` through all of the type, and gives up.
         let run = prepared.run_with_output(output, reins).boxed();
         let told = async {
@@ -351,7 +355,7 @@ impl RunServiceInner {
     }
 
     fn record_metrics(&self, driver: &'static str, result: &RunResult) {
-        let metrics = self.seats.metrics();
+        let metrics = self.gateway_host.metrics();
         if let Some(start) = result.timings.start_ms {
             metrics.record_sandbox_start_time(driver, Duration::from_millis(start));
         }
@@ -376,7 +380,7 @@ impl RunServiceInner {
             };
             let Err(error) = tried.await else { return };
             tracing::error!(run, "cannot write down how a run has ended: {error:#}");
-            if self.leave.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
+            if self.force_stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
                 tracing::warn!(run, "the run's end is not written; the next process writes it");
                 return self.journal.detach_watchers(bill.feed());
             }

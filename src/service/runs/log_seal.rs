@@ -24,7 +24,7 @@ impl RunServiceInner {
     /// Returns an error if the log cannot be closed now; a later attempt may succeed.
     pub(super) async fn seal_log(&self, run: &str) -> anyhow::Result<Option<AuditLogSeal>> {
         // 1. The gateway of this process may still write to the log; a seal now would miss the last records.
-        match self.seats.run_manager().closing_state(run) {
+        match self.gateway_host.run_manager().closing_state(run) {
             Some(RunClosingState::WriteFailed) => {
                 bail!("the end of the run's audit log cannot be written yet")
             }
@@ -82,7 +82,7 @@ impl RunServiceInner {
             tracing::error!(run, "the open audit log of an ended run cannot be read: {error:#}");
             return Ok(());
         }
-        self.books.record_calls(&facts).await?;
+        self.billing.record_calls(&facts).await?;
         let Some(seal) = self.seal_log(run).await? else { return Ok(()) };
         self.journal.record_seal(run, seal).await?;
         let calls = facts.len();
@@ -109,7 +109,7 @@ impl RunServiceInner {
     async fn close_orphaned_log(&self, run: &str) -> anyhow::Result<()> {
         let wanted: RunSubmission = serde_json::from_str(&self.journal.submission(run).await?)?;
         let config = wanted.gateway_config(run, &self.settings, &self.config.load());
-        self.seats.close_abandoned_run(config).await
+        self.gateway_host.close_abandoned_run(config).await
     }
 
     async fn try_seal_log(&self, run: &str) -> Result<Option<AuditLogSeal>, AuditProofError> {

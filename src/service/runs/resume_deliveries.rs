@@ -85,14 +85,14 @@ impl RunServiceInner {
         relay: &Arc<DeliveryService>,
         run: &str,
     ) -> Option<DeliveryStatus> {
-        let row = self.leave.run_until_cancelled(Box::pin(Self::find_job(relay, run))).await?;
+        let row = self.force_stop.run_until_cancelled(Box::pin(Self::find_job(relay, run))).await?;
         let row = row.inspect_err(|error| {
             tracing::error!(run, "cannot read the run's delivery from the outbox: {error:#}");
         });
         let id = &*row.ok()??.id;
         // A timeout is not an error here: the state below says how far the delivery has come.
         let gone = timeout(MAX_DELIVERY_TIME, Box::pin(run_or_wait(relay, id)));
-        let gone = self.leave.run_until_cancelled(gone).await;
+        let gone = self.force_stop.run_until_cancelled(gone).await;
         if let Some(Ok(Err(error))) = gone {
             tracing::warn!(%error, relay = id, "cannot resume a delivery");
         }

@@ -63,10 +63,10 @@ impl RunServiceInner {
         let (mut deleted, mut after) = (DeletedCalls::default(), None);
         loop {
             // Page by page, so that the memory is bounded however many runs the books have.
-            let OldRuns { runs, next } = self.books.old_runs(before, after).await?;
+            let OldRuns { runs, next } = self.billing.old_runs(before, after).await?;
             let remembered = self.journal.known_ids(runs.clone()).await?;
             for run in runs.iter().filter(|run| !remembered.contains(*run)) {
-                deleted += self.books.delete_run(run, before).await?;
+                deleted += self.billing.delete_run(run, before).await?;
             }
             after = next;
             if after.is_none() {
@@ -74,7 +74,7 @@ impl RunServiceInner {
             }
         }
         if deleted.calls > 0 {
-            self.books.shrink().await?;
+            self.billing.shrink().await?;
             let DeletedCalls { calls, unreceipted, unpriced, conflicting } = deleted;
             tracing::info!(calls, "deleted calls that are older than `serve.billing_retention`");
             if deleted.has_flagged() {
@@ -156,7 +156,7 @@ fn unreferenced_logs(
         known.extend([desk.id, desk.plan.facts.run]);
     }
     for job in outbox.list_jobs(false)? {
-        known.extend([job.id, job.order.facts.run]);
+        known.extend([job.id, job.request.facts.run]);
     }
     logs.retain(|name, _| !known.contains(name));
     Ok(logs)

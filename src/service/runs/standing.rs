@@ -25,7 +25,7 @@ impl RunService {
     /// is younger than half a minute.
     pub async fn standing(&self) -> ServiceStatus {
         // The lock is held during the checks, so that simultaneous callers send one request.
-        let mut known = self.0.standing.0.lock().await;
+        let mut known = self.0.upstream_status.0.lock().await;
         if let Some((asked, standing)) = &*known
             && asked.elapsed() < FRESH
         {

@@ -27,7 +27,7 @@ pub(super) struct StoredRunEnd {
     /// The events that are written with the end.
     events: Vec<RunEvent>,
     /// The new data of events that were stored before, by their numbers.
-    told: Vec<(u64, String)>,
+    replaced_events: Vec<(u64, String)>,
 }
 
 /// The number and the data of an event that was stored before the end.
@@ -64,7 +64,7 @@ impl StoredRunEnd {
                 .filter_map(|(seq, data)| Some((seq, replace_with_marker(&answer, &data)?)))
                 .collect();
         }
-        Self { ended, answer, events, told: cut }
+        Self { ended, answer, events, replaced_events: cut }
     }
 }
 
@@ -74,7 +74,7 @@ pub(super) fn write_end(
     (run, now): (&str, i64),
     ending: &StoredRunEnd,
 ) -> rusqlite::Result<bool> {
-    let StoredRunEnd { ended, answer, events, told } = ending;
+    let StoredRunEnd { ended, answer, events, replaced_events } = ending;
     let log = ended.log.as_ref();
     let moved = change.execute(
         "UPDATE run SET state = 'ended', ended = :now, error_code = :code, log_records = :records, log_head = :head,
@@ -105,7 +105,7 @@ pub(super) fn write_end(
     )?;
     let mut update =
         change.prepare_cached("UPDATE event SET data = ?3 WHERE run = ?1 AND seq = ?2")?;
-    for (seq, data) in told {
+    for (seq, data) in replaced_events {
         update.execute(params![run, seq.cast_signed(), data])?;
     }
     super::insert_events(change, run, events)?;

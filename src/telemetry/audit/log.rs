@@ -162,10 +162,10 @@ impl AuditLog {
         &self,
         record: &CallAdmittedRecord<'_>,
     ) -> Result<(), AuditError> {
-        let Some(open) = &self.0 else { return Ok(()) };
-        let end = open.write_admission(record)?;
-        if let (Some(syncer), AuditDurability::Fsync) = (&open.syncer, open.durability) {
-            let mut unsent = UnsentAdmissionGuard { open, request: Some(record.request) };
+        let Some(log) = &self.0 else { return Ok(()) };
+        let end = log.write_admission(record)?;
+        if let (Some(syncer), AuditDurability::Fsync) = (&log.syncer, log.durability) {
+            let mut unsent = UnsentAdmissionGuard { log, request: Some(record.request) };
             syncer.wait_synced(end).await.map_err(|_| AuditError::SyncFailed)?;
             unsent.request = None;
         }
@@ -489,7 +489,7 @@ impl AuditLogState {
 
 /// An admission that is in the file and must not be: its call is not sent unless this is disarmed.
 struct UnsentAdmissionGuard<'a> {
-    open: &'a OpenAuditLog,
+    log: &'a OpenAuditLog,
     request: Option<&'a str>,
 }
 
@@ -501,7 +501,7 @@ impl Drop for UnsentAdmissionGuard<'_> {
                 CallOutcome::NotSent,
                 BudgetAmount::default(),
             );
-            self.open.lock_state().append_settlement(&record);
+            self.log.lock_state().append_settlement(&record);
         }
     }
 }

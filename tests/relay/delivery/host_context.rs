@@ -25,7 +25,7 @@ async fn a_retry_needs_the_credentials_that_the_work_must_not_contain() {
     // The agent's commits have this author address.
     let known =
         KnownSecret { name: "LITELLM_MASTER_KEY", secret: SecretString::new("agent@example.com") };
-    let settings = DeliveryConfig { known: vec![known], ..settings(&forge) };
+    let settings = DeliveryConfig { known_secrets: vec![known], ..settings(&forge) };
     let first = Arc::new(DeliveryService::open(settings).unwrap());
     let (order, begun) = work(&forge, &first, "task-9", "run-1").await;
     forge.hub.inject(
@@ -129,6 +129,6 @@ async fn a_row_is_resumed_by_the_holder_of_the_branch() {
     assert_eq!(relay.outbox().get(&moved.id).unwrap().step, DeliveryStep::Held);
     let mirror = RepoMirror::open(relay.git(), &state(&forge), &repository).unwrap();
     assert!(
-        mirror.lease_branch(relay.outbox().get(&moved.id).unwrap().order.branch().key()).is_ok()
+        mirror.lease_branch(relay.outbox().get(&moved.id).unwrap().request.branch().key()).is_ok()
     );
 }

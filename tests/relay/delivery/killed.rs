@@ -54,7 +54,7 @@ async fn a_relay_that_is_killed_in_quarantine_goes_on_in_the_next_process() {
     let forge = RunningGithub::start().await;
     let id = begin(&forge, "kill").await;
     let outbox = DeliveryOutbox::open(&state(&forge).join("outbox.sqlite")).unwrap();
-    let patches = outbox.get(&id).unwrap().order.artifacts.join("patches");
+    let patches = outbox.get(&id).unwrap().request.artifacts.join("patches");
     let kept = patches.with_extension("kept");
     fs::rename(&patches, &kept).unwrap();
     // The relay reads this pipe when the objects are in quarantine, and waits for a writer.

@@ -41,7 +41,7 @@ fn a_row_outlives_its_process() {
         (read.step, read.verdict, read.fence),
         (DeliveryStep::Judged, Some(VerdictKind::Review), 3)
     );
-    assert_eq!((read.head, &read.order), (Some(sha("tip")), &delivery_request("run-1")));
+    assert_eq!((read.head, &read.request), (Some(sha("tip")), &delivery_request("run-1")));
     assert_eq!((read.reasons, read.mode.as_deref()), (reasons(), Some("bundled: merge")));
     for file in fs::read_dir(place.path().join("state")).unwrap() {
         assert_eq!(file.unwrap().metadata().unwrap().mode() & 0o77, 0);
@@ -217,7 +217,7 @@ fn rows_of_an_earlier_version_are_read() {
     let outbox = open(&place);
     let job = outbox.get("one").unwrap();
     assert_eq!(
-        (job.step, job.verdict, &job.order),
+        (job.step, job.verdict, &job.request),
         (DeliveryStep::Held, Some(VerdictKind::Hold), &delivery_request("run-1"))
     );
     let other =
@@ -238,9 +238,9 @@ fn a_row_of_an_earlier_program_is_read_and_written_as_it_was() {
     drop(connection);
     let job = open(&place).get("01a207e45e88712d8b4cbc71c048a699").unwrap();
     assert_eq!((job.step, job.verdict), (DeliveryStep::Held, Some(VerdictKind::Hold)));
-    assert_eq!(job.order.repository.canonical_key(), "file:///srv/earlier/bare.git");
+    assert_eq!(job.request.repository.canonical_key(), "file:///srv/earlier/bare.git");
     let stored: serde_json::Value = serde_json::from_str(&stored).unwrap();
-    assert_eq!(serde_json::to_value(&job.order).unwrap(), stored);
+    assert_eq!(serde_json::to_value(&job.request).unwrap(), stored);
 }
 
 /// L7: Work that is collected from a workspace replaces the workspace's row and takes its id.
@@ -315,7 +315,7 @@ fn the_rest_of_a_workspace_is_written_with_its_work() {
     let beside =
         DeliveryRequest { artifacts: "/somewhere/else".into(), ..delivery_request("run-1") };
     let (job, left) = outbox.add_keeping_workspace(&beside, &shared, "commits").unwrap();
-    assert_eq!((&job.id, &job.order, job.step), (&shared.id, &beside, DeliveryStep::Extracted));
+    assert_eq!((&job.id, &job.request, job.step), (&shared.id, &beside, DeliveryStep::Extracted));
     assert_eq!(outbox.workspaces().unwrap(), std::slice::from_ref(&left));
     assert_eq!((left.left.as_deref(), &left.workspace), (Some("commits"), &shared.workspace));
     // The rest must still be archived before another run uses the workspace.
@@ -452,7 +452,7 @@ impl Process<'_> {
             DeliveryStep::Pushed => {
                 if self.world.pulls.is_empty() {
                     self.alive()?;
-                    self.world.pulls.insert(1, job.order.facts.run.clone());
+                    self.world.pulls.insert(1, job.request.facts.run.clone());
                 }
                 let number = 1;
                 StepOutcome::PullRequested(PullRequestRef {

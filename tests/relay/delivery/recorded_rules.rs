@@ -29,7 +29,7 @@ async fn work_is_reviewed_by_its_recorded_rules() {
     let (code, said) = retry(&forge, &["--new-rules", &first.id]).await;
     assert_eq!(code, Some(0), "{said}");
     let done = row(&forge, &first.id);
-    let (before, after) = (first.order.rules.unwrap(), done.order.rules.unwrap());
+    let (before, after) = (first.request.rules.unwrap(), done.request.rules.unwrap());
     let log = state(&forge).join("audit").join(format!("{}.jsonl", first.id));
     let log = fs::read_to_string(log).unwrap();
     let judged: Vec<_> = log.lines().filter(|line| line.contains("relay.judged")).collect();

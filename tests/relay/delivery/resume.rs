@@ -115,7 +115,7 @@ async fn a_run_does_not_begin_before_older_work_is_delivered() {
     let forge = RunningGithub::start().await;
     let relay = relay(&forge);
     let id = begin(&forge, "task-9").await;
-    let order = relay.outbox().get(&id).unwrap().order;
+    let order = relay.outbox().get(&id).unwrap().request;
     let away = || {
         forge.hub.inject(
             GithubOperation::Branch,
@@ -222,7 +222,7 @@ async fn everything_due_is_delivered_except_on_branches_of_runs() {
         due.push(begin(&forge, &format!("due-{at}")).await);
     }
     let relay = relay(&forge);
-    let order = relay.outbox().get(&due[1]).unwrap().order;
+    let order = relay.outbox().get(&due[1]).unwrap().request;
     let mirror = cogni_gateway::relay::repo::RepoMirror::open(
         relay.git(),
         &state(&forge),

@@ -55,7 +55,7 @@ async fn data_without_a_use_is_removed() {
     assert!(!left.exists(), "what a killed run left in quarantine goes at once");
     let mirror = fs::read_dir(state.join("mirrors")).unwrap().map(|entry| entry.unwrap().path());
     let mirror = mirror.into_iter().find(|path| path.is_dir()).unwrap();
-    for path in [&state.join("work/kept"), &row.order.artifacts, &mirror.join("relay-made")] {
+    for path in [&state.join("work/kept"), &row.request.artifacts, &mirror.join("relay-made")] {
         grow_old(path);
     }
     let removed = sweep_relay_state(&state, outbox, age).unwrap();
@@ -64,7 +64,7 @@ async fn data_without_a_use_is_removed() {
         RelaySweepReport { works: 1, ..RelaySweepReport::default() },
         "the held work needs its mirror"
     );
-    assert!(row.order.artifacts.join("bundle").exists() && !kept.exists() && mirror.exists());
+    assert!(row.request.artifacts.join("bundle").exists() && !kept.exists() && mirror.exists());
 
     outbox.restart(&row).unwrap();
     assert_eq!(relay.resume_delivery(&held).await.unwrap().unwrap().step, "done");

@@ -176,7 +176,7 @@ async fn a_sandbox_is_replaced_at_its_limits() {
     let place = Installation::embedded();
     let kept = PoolFixture::new(
         &place,
-        LongRunningPoolLimits { runs: 2, max_idle: Duration::from_secs(2), ..LIMITS },
+        LongRunningPoolLimits { max_runs: 2, max_idle: Duration::from_secs(2), ..LIMITS },
     );
     let mut seen = vec![];
     for name in ["run-1", "run-2", "run-3"] {
@@ -199,7 +199,7 @@ async fn a_sandbox_is_replaced_at_its_limits() {
 async fn a_run_without_a_free_sandbox_is_refused() {
     let place = Installation::embedded();
     let wait = Duration::from_millis(50);
-    let kept = PoolFixture::new(&place, LongRunningPoolLimits { most: 1, wait, ..LIMITS });
+    let kept = PoolFixture::new(&place, LongRunningPoolLimits { max_sandboxes: 1, wait, ..LIMITS });
     let first = kept.claim(place.run_plan("run-1", &["true"])).await;
     let other = SandboxKey::new("agent", "other");
     let claim = async |key: &SandboxKey, run, change: fn(&mut RunPlan)| {
@@ -236,7 +236,7 @@ async fn a_run_without_a_free_sandbox_is_refused() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_waits_for_a_free_sandbox() {
     let place = Installation::embedded();
-    let kept = PoolFixture::new(&place, LongRunningPoolLimits { most: 1, ..LIMITS });
+    let kept = PoolFixture::new(&place, LongRunningPoolLimits { max_sandboxes: 1, ..LIMITS });
     let first = kept.claim(place.run_plan("run-1", &["true"])).await;
     let other = SandboxKey::new("agent", "other");
     let mut second = kept.claim_for(other.clone(), place.run_plan("run-2", &["true"]));
@@ -301,8 +301,8 @@ async fn long_running_sandboxes_end_with_their_process() {
 
 /// Longer than a test.
 const LIMITS: LongRunningPoolLimits = LongRunningPoolLimits {
-    most: 4,
-    runs: 100,
+    max_sandboxes: 4,
+    max_runs: 100,
     max_age: Duration::from_hours(1),
     max_idle: Duration::from_hours(1),
     wait: Duration::from_mins(1),

@@ -163,8 +163,8 @@ async fn a_stored_workspace_belongs_to_its_next_user() {
 }
 
 const TERMS: LongRunningPoolLimits = LongRunningPoolLimits {
-    most: 1,
-    runs: 1,
+    max_sandboxes: 1,
+    max_runs: 1,
     max_age: Duration::from_hours(1),
     max_idle: Duration::from_hours(1),
     wait: Duration::from_secs(20),

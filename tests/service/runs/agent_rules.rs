@@ -56,7 +56,7 @@ async fn reviewed_work_is_pushed_under_stricter_rules() {
         (DeliveryStep::Done, Some(VerdictKind::Review)),
         "{after:?}"
     );
-    assert_eq!(after.order.rules, before.order.rules);
+    assert_eq!(after.request.rules, before.request.rules);
     let count = git(&work.forge.bare(), &["rev-list", "--count", "main..sandbox/sandbox-strict"]);
     let pulls = work.forge.hub.pulls(github_server::NAME);
     assert_eq!((count.as_str(), pulls.len(), pulls[0].is_draft), ("1", 1, true));

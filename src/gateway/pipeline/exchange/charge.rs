@@ -38,7 +38,7 @@ struct ChargeBasis {
     /// The tokens that the model may have written during the time in which no text arrived.
     unseen: Tokens,
     /// The estimated tokens in the text of an error.
-    told: Tokens,
+    error_tokens: Tokens,
     /// True if the answer stopped early and all of its written text was seen, except for the tokens in
     /// `unseen`.
     is_seen: bool,
@@ -69,11 +69,11 @@ impl ChargeBasis {
             // The upstream failed, possibly after it had read the request: the input is charged.
             // LiteLLM puts model output into the text of some errors, so that text is charged as
             // output.
-            Some(500..) => self.told,
+            Some(500..) => self.error_tokens,
             // The upstream rejected the request: the input costs nothing unless the provider reported
             // an input.
             Some(400..) => {
-                let told = self.told.min(self.reserved.output);
+                let told = self.error_tokens.min(self.reserved.output);
                 return TokenUsage { output: partial.output.max(told), ..partial };
             }
             _ if self.is_seen => self.estimate + self.unseen,
@@ -101,7 +101,7 @@ impl ExchangeContext {
             at_least: Tokens::ZERO,
             estimate: Tokens::ZERO,
             unseen: SilenceTimer::start_at(sent.sent).estimate_tokens(now, sent.choices),
-            told: Tokens::ZERO,
+            error_tokens: Tokens::ZERO,
             is_seen: sent.is_stream && !self.upstream_continues(sent.route, sent.is_stream),
         }
         .final_usage()
@@ -136,7 +136,7 @@ impl ExchangeContext {
             },
             estimate: response.observer.output_estimate(),
             unseen: response.silence.estimate_tokens(until, sent.choices),
-            told: response.error_tokens,
+            error_tokens: response.error_tokens,
             is_seen: response.is_stream && !continues && !response.is_unreadable && !is_whole,
         }
         .final_usage()
@@ -257,7 +257,7 @@ mod tests {
             at_least: Tokens(10),
             estimate: Tokens(40),
             unseen: Tokens(7),
-            told: Tokens::ZERO,
+            error_tokens: Tokens::ZERO,
             is_seen: true,
         }
     }
@@ -321,12 +321,17 @@ mod tests {
             ),
             (
                 "the upstream failed, and tells much",
-                Call { status: Some(500), at_least: Tokens::ZERO, told: Tokens(70), ..unread },
+                Call {
+                    status: Some(500),
+                    at_least: Tokens::ZERO,
+                    error_tokens: Tokens(70),
+                    ..unread
+                },
                 (50, 70, Estimated),
             ),
             (
                 "the upstream refused, and tells much",
-                Call { status: Some(400), told: Tokens(70), ..unread },
+                Call { status: Some(400), error_tokens: Tokens(70), ..unread },
                 (0, 70, Estimated),
             ),
             ("the upstream refused", Call { status: Some(429), ..unread }, (0, 0, Estimated)),

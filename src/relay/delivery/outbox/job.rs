@@ -68,7 +68,7 @@ pub struct PullRequestText {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeliveryJob {
     pub id: String,
-    pub order: DeliveryRequest,
+    pub request: DeliveryRequest,
     /// The fence of the last holder of the branch who claimed the row.
     pub fence: u64,
     pub step: DeliveryStep,
@@ -81,7 +81,7 @@ pub struct DeliveryJob {
     /// The commit to push.
     pub head: Option<ObjectId>,
     pub is_pushed: bool,
-    pub pull: Option<PullRequestRef>,
+    pub pull_request: Option<PullRequestRef>,
     /// The number of failed attempts.
     pub attempts: u32,
     /// The time of the next attempt.
@@ -277,7 +277,7 @@ impl StepOutcome {
                 job.reasons = verdict.reasons().to_vec();
             }
             Self::Pushed => job.is_pushed = true,
-            Self::PullRequested(pull) => job.pull = Some(pull),
+            Self::PullRequested(pull) => job.pull_request = Some(pull),
             // The step itself is all that changes.
             Self::Done => (),
             Self::Held { code, why } => {
@@ -304,12 +304,12 @@ pub(super) fn read_job(row: &Row<'_>) -> rusqlite::Result<DeliveryJob> {
     let order: String = row.get(1)?;
     let step: String = row.get(3)?;
     let number: Option<i64> = row.get(7)?;
-    let pull = number
+    let pull_request = number
         .zip(text(8)?)
         .map(|(number, url)| PullRequestRef { number: number.unsigned_abs(), url });
     Ok(DeliveryJob {
         id: row.get(0)?,
-        order: serde_json::from_str(&order).map_err(|error| odd(1)(error.into()))?,
+        request: serde_json::from_str(&order).map_err(|error| odd(1)(error.into()))?,
         fence: row.get::<_, i64>(2)?.unsigned_abs(),
         step: DeliveryStep::ALL
             .into_iter()
@@ -320,7 +320,7 @@ pub(super) fn read_job(row: &Row<'_>) -> rusqlite::Result<DeliveryJob> {
         // An ID that cannot be parsed counts as absent; quarantine computes the commit again.
         head: text(5)?.and_then(|head| head.parse().ok()),
         is_pushed: row.get(6)?,
-        pull,
+        pull_request,
         attempts: row.get(9)?,
         due: from_millis(row.get(10)?),
         error: text(11)?,

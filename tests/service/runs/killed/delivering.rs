@@ -99,15 +99,16 @@ impl Work {
                 verify::verify_file(&log, None).unwrap();
             }
         }
-        let brought: BTreeSet<_> = jobs.iter().map(|job| job.order.facts.run.as_str()).collect();
+        let brought: BTreeSet<_> = jobs.iter().map(|job| job.request.facts.run.as_str()).collect();
         assert_eq!(brought.len(), jobs.len(), "a run has two deliveries");
-        let branches: BTreeSet<_> = jobs.iter().map(|job| job.order.branch().to_string()).collect();
+        let branches: BTreeSet<_> =
+            jobs.iter().map(|job| job.request.branch().to_string()).collect();
         let mut pulled: Vec<_> =
             self.forge.hub.pulls(github_server::NAME).into_iter().map(|pull| pull.head).collect();
         pulled.sort();
         // Commits of a killed run are delivered to its branch, without a pull request.
-        let asked = jobs.iter().filter(|job| job.order.pull_request.is_some());
-        let asked: BTreeSet<_> = asked.map(|job| job.order.branch().to_string()).collect();
+        let asked = jobs.iter().filter(|job| job.request.pull_request.is_some());
+        let asked: BTreeSet<_> = asked.map(|job| job.request.branch().to_string()).collect();
         assert_eq!(pulled, asked.into_iter().collect::<Vec<_>>());
         let mut made: Vec<_> = branches.iter().flat_map(|branch| self.made(branch)).collect();
         made.sort();
