@@ -362,25 +362,16 @@ impl PreparedRun {
         reins: RunHandles,
     ) -> RunResult {
         let RunHandles { cancel, detach_delivery, on_answer } = reins;
-        let Self {
-            gateway,
-            run,
-            driver,
-            request: order,
-            mut sandbox,
-            directories,
-            is_agent,
-            target,
-            quota,
-        } = self;
-        let (begun, limits) = (Instant::now(), order.spec.limits);
+        let Self { gateway, run, driver, request, directories, .. } = self;
+        let Self { mut sandbox, is_agent, target, quota, .. } = self;
+        let (begun, limits) = (Instant::now(), request.spec.limits);
         let deadline = begun + limits.max_runtime;
         let deadline = gateway.deadline().map_or(deadline, |end| deadline.min(end.into()));
         // Two futures run side by side until both have ended. `serve` is the gateway. `live` is the sandbox, then the
         // delivery; it ends `serve` in two steps, first the calls and then the records.
         let (signals, closing) = (gateway.signals(), RunShutdown::default());
         let mut until = pin!(wait_for_stop(&signals, &cancel, deadline, quota.as_ref()));
-        tracing::info!(run, root = %order.spec.root, "starting the sandbox");
+        tracing::info!(run, root = %request.spec.root, "starting the sandbox");
         let here = gateway.run();
         let trace = here.as_ref().and_then(|run| run.trace.clone());
         let serve = gateway.serve(&signals, closing.clone());
@@ -413,14 +404,10 @@ impl PreparedRun {
             let relayed = match (&target, &here, &ended) {
                 (Some(target), Some(run), Ok(ended)) => {
                     let is_ok = ended.cause.is_none() && ended.exit_code == Some(0);
-                    let words = heard.map(pull_request_text).unwrap_or_default();
-                    let source = FinishedRun {
-                        run,
-                        is_ok,
-                        pull_request_text: words,
-                        detach_delivery: &detach_delivery,
-                    };
-                    Some(Box::pin(target.deliver(&driver, &order, source)).await)
+                    let text = heard.map(pull_request_text).unwrap_or_default();
+                    let source =
+                        FinishedRun { run, is_ok, text, detach_delivery: &detach_delivery };
+                    Some(Box::pin(target.deliver(&driver, &request, source)).await)
                 }
                 _ => None,
             };

@@ -232,7 +232,7 @@ impl TrackedWorkspace {
         let mut desk = self.row.clone();
         desk.plan.facts.spent = source.run.ledger.spent_amount();
         // A failed run still delivers its commits, but asks no person to review them.
-        let words = (branch.pull_request && source.is_ok).then_some(source.pull_request_text);
+        let words = (branch.pull_request && source.is_ok).then_some(source.text);
         let delivering = async {
             let extractor = WorkExtractor::for_delivery(driver, order, service)?;
             match Box::pin(collect::collect_work(service, &extractor, &desk, words)).await? {
@@ -265,7 +265,7 @@ pub(super) struct FinishedRun<'a> {
     pub(super) run: &'a AgentRun,
     /// True if the run succeeded. A failed run gets no pull request.
     pub(super) is_ok: bool,
-    pub(super) pull_request_text: outbox::PullRequestText,
+    pub(super) text: outbox::PullRequestText,
     /// Stops waiting for the delivery, once the delivery is in the outbox.
     pub(super) detach_delivery: &'a CancellationToken,
 }

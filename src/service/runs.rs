@@ -385,7 +385,7 @@ impl RunService {
                 tracing::warn!(notices, "forgot LiteLLM's notices of calls that never arrived");
             }
             Err(error) => {
-                tracing::error!(%error, "cannot purge old notices from the billing records")
+                tracing::error!(%error, "cannot purge old notices from the billing records");
             }
         }
         // The time to remove a workspace grows with the number of its files, so a shutdown interrupts the removal.

@@ -257,7 +257,7 @@ impl SseBlockSplitter {
                     return Some((self.finish_block(byte), at + 1));
                 }
                 SseSplitterState::BetweenBlocks if byte == b':' => {
-                    self.state = SseSplitterState::Comment
+                    self.state = SseSplitterState::Comment;
                 }
                 // The byte belongs to a line; the next iteration searches for the line's end.
                 SseSplitterState::BetweenBlocks | SseSplitterState::LineStart => {

@@ -195,7 +195,7 @@ impl EventTextWalker {
                 self.reasoning = Some((self.depth, place));
             }
             EventKeyKind::RepeatsReasoning if is_member => {
-                self.beside = self.beside.or(Some(self.depth))
+                self.beside = self.beside.or(Some(self.depth));
             }
             EventKeyKind::Media(medium) if is_member && self.media.is_none() => {
                 self.media = Some((self.depth, medium));

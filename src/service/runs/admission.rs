@@ -99,7 +99,7 @@ impl RunService {
         let start = async move { Box::pin(this.try_start_run(wanted, terms)).await };
         let started = self.0.tasks.run_detached(start).await;
         started.inspect_err(|refused| {
-            self.0.gateway_host.metrics().record_refused_submission(refused.code())
+            self.0.gateway_host.metrics().record_refused_submission(refused.code());
         })
     }
 

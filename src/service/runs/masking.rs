@@ -55,7 +55,7 @@ impl RunServiceInner {
                 self.mask_delivered(&result.run_id, delivered);
             }
             Some(DeliveryReport::NotDelivered { why, .. }) => {
-                self.mask_in_place(&result.run_id, why)
+                self.mask_in_place(&result.run_id, why);
             }
             Some(DeliveryReport::Skipped { .. }) | None => (),
         }
