@@ -222,14 +222,14 @@ fn what_a_killed_fetch_leaves_is_removed() {
     let mirror = found.into_iter().find(|path| path.extension().unwrap() == "git").unwrap();
     let names = ["pack/tmp_pack_aBc1", "pack/.tmp-7-pack-1.idx", "ab/tmp_obj_x"];
     let left = names.map(|name| mirror.join("objects").join(name));
-    let leave = || {
+    let write_leftovers = || {
         for path in &left {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, "unfinished").unwrap();
         }
     };
     let is_left = || left.iter().any(|path| path.exists());
-    leave();
+    write_leftovers();
     // While another fetch is under way, the files may belong to it.
     let other = fs::File::create(mirror.with_extension("fetch")).unwrap();
     other.lock_shared().unwrap();
@@ -238,7 +238,7 @@ fn what_a_killed_fetch_leaves_is_removed() {
     drop(other);
     place.mirror.ensure_branch(&lease, None, None).unwrap();
     assert!(!is_left());
-    leave();
+    write_leftovers();
     let before = std::time::SystemTime::UNIX_EPOCH;
     let state = place.path("state");
     cogni_gateway::relay::repo::mirror::remove_unused_mirrors(&state, before, &[]).unwrap();
