@@ -342,7 +342,7 @@ impl DeliveryService {
     /// Returns a new path for the work that comes out of a sandbox, and creates no directory.
     pub fn new_artifacts_dir(&self) -> ArtifactDir {
         let name = Uuid::now_v7().simple().to_string();
-        ArtifactDir::from_path(&self.settings.state.join("work").join(name))
+        ArtifactDir::from_path(&self.settings.state.join(outbox::WORK_DIR).join(name))
     }
 
     /// Leases a branch, if no other run or process holds the branch, and does not wait. Blocks.

@@ -16,6 +16,7 @@ mod answer_dedup;
 pub mod event;
 pub mod event_feed;
 mod kept_records;
+mod open_runs;
 mod row;
 mod schema;
 mod spending;
@@ -541,12 +542,10 @@ fn insert_run(
             return Ok(InsertOutcome::Same(Box::new(row)));
         }
     }
-    if let Some(most) = new.max_runs {
-        let open = "SELECT count(*) FROM run WHERE grant_id = ?1 AND state <> 'ended'";
-        let open: u32 = change.query_row(open, [&new.grant], |row| row.get(0))?;
-        if open >= most {
-            return Ok(InsertOutcome::Full);
-        }
+    if let Some(most) = new.max_runs
+        && open_runs::count_open_runs(change, &new.grant)? >= most
+    {
+        return Ok(InsertOutcome::Full);
     }
     let NewRunRow { id: run, grant, caps, max_cost_usd: limit, .. } = new;
     let ask = spending::SpendingRequest { run, grant, caps: *caps, limit: *limit };

@@ -73,6 +73,14 @@ impl ServiceSetup {
         self.path().join("r")
     }
 
+    /// Sets the maximum number of concurrent runs of the next service.
+    pub(crate) fn set_max_runs(&self, most: usize) {
+        let file = self.path().join("serve.toml");
+        let most = format!("max_runs = {most}");
+        let config = fs::read_to_string(&file).unwrap().replace("max_runs = 256", &most);
+        fs::write(&file, config).unwrap();
+    }
+
     pub(crate) fn audit_log(&self, run: &str) -> PathBuf {
         self.state_dir().join("audit").join(format!("{run}.jsonl"))
     }

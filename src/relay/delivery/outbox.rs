@@ -21,6 +21,7 @@
 //! Calls block on the disk and on locks of other processes. Call them from a thread that may block.
 
 mod job;
+mod relocate;
 mod retained;
 mod schema;
 mod workspace_row;
@@ -106,6 +107,9 @@ impl DeliveryOutbox {
         let mut connection = Connection::open(path)?;
         connection.busy_timeout(BUSY_TIMEOUT)?;
         schema::prepare_schema(&mut connection)?;
+        if let Some(state) = std::path::absolute(path).map_err(file)?.parent() {
+            relocate::adopt_moved_rows(&mut connection, state)?;
+        }
         Ok(Self { connection: Mutex::new(connection) })
     }
 
@@ -532,6 +536,9 @@ fn rescheduled_time(due: SystemTime, after: Duration) -> SystemTime {
     let next = now + after.min(MAX_WAIT);
     if is_due(due, now) { next } else { next.max(due) }
 }
+
+/// The directory of all works in the state directory.
+pub(super) const WORK_DIR: &str = "work";
 
 /// The SQL order in which grants take turns: the oldest row of each grant, then the second of each.
 const ROUND_ROBIN_ORDER: &str =

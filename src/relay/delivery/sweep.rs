@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use serde::Serialize;
 
 use super::DeliveryError;
-use super::outbox::{DeliveryJob, DeliveryOutbox, DeliveryStep, WorkspaceRow};
+use super::outbox::{DeliveryJob, DeliveryOutbox, DeliveryStep, WORK_DIR, WorkspaceRow};
 use crate::base::dir_tree;
 use crate::relay::repo::{self, mirror};
 
@@ -45,8 +45,8 @@ pub fn sweep_relay_state(
     let of_desks = desks.iter().map(|desk| &desk.plan.artifacts);
     let named = rows.iter().map(|job| &job.request.artifacts).chain(of_desks);
     let named: HashSet<_> = named.filter_map(|path| path.file_name()).collect();
-    let works =
-        remove_old_works(&state.join("work"), before, &named)? + discard_delivered(&rows, &desks)?;
+    let works = remove_old_works(&state.join(WORK_DIR), before, &named)?
+        + discard_delivered(&rows, &desks)?;
     let open = rows.iter().filter(|job| job.step != DeliveryStep::Done);
     let open = open.map(|job| &job.request.repository);
     let kept = open.chain(desks.iter().map(|desk| &desk.plan.repository)).cloned();

@@ -124,6 +124,9 @@ impl RunService {
         if plan.branch.is_some() {
             self.check_retention(&wanted.grant).await?;
         }
+        if self.0.journal.is_grant_full(&wanted.grant, max_runs).await? {
+            return Err(RunStartError::GrantFull(max_runs.unwrap_or_default()));
+        }
         // 3. Take a permit before the row is written, so that an accepted run can begin at once.
         let places = Arc::clone(&self.0.run_permits);
         let full = |_| RunStartError::Full(self.0.settings.max_runs);

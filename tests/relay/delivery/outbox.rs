@@ -6,6 +6,7 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, SystemTime};
 
@@ -239,8 +240,43 @@ fn a_row_of_an_earlier_program_is_read_and_written_as_it_was() {
     let job = open(&place).get("01a207e45e88712d8b4cbc71c048a699").unwrap();
     assert_eq!((job.step, job.verdict), (DeliveryStep::Held, Some(VerdictKind::Hold)));
     assert_eq!(job.request.repository.canonical_key(), "file:///srv/earlier/bare.git");
-    let stored: serde_json::Value = serde_json::from_str(&stored).unwrap();
+    let mut stored: serde_json::Value = serde_json::from_str(&stored).unwrap();
+    // The state directory of the fixture has moved here.
+    let work = place.path().join("state/work/01a207e45e62737786ca9226a89011f9");
+    stored["artifacts"] = work.to_str().unwrap().into();
     assert_eq!(serde_json::to_value(&job.request).unwrap(), stored);
+}
+
+/// L5: The rows of a copied state directory name the copied work. So a copy that discards work leaves the original as it
+/// is, and another name of the same directory changes no row.
+#[test]
+fn a_copied_outbox_names_its_own_work() {
+    let place = tempfile::tempdir().unwrap();
+    let (original, copy) = (place.path().join("original"), place.path().join("copy"));
+    let outbox = DeliveryOutbox::open(&original.join("outbox.sqlite")).unwrap();
+    let request = |run: &str| DeliveryRequest {
+        artifacts: original.join("work").join(run),
+        ..delivery_request(run)
+    };
+    let job = outbox.add_job(&request("run-1")).unwrap();
+    let order = request("run-2");
+    let workspace = order.artifacts.join("workspace");
+    let desk = outbox.register_workspace(&plan(&order), &workspace).unwrap();
+    outbox.retain_workspace(&desk, &workspace, "files").unwrap();
+    drop(outbox);
+    fs::create_dir_all(&workspace).unwrap();
+    assert!(Command::new("cp").arg("-a").args([&original, &copy]).status().unwrap().success());
+
+    let copied = DeliveryOutbox::open(&copy.join("outbox.sqlite")).unwrap();
+    assert_eq!(copied.get(&job.id).unwrap().request.artifacts, copy.join("work/run-1"));
+    assert_eq!(copied.workspace(&desk.id).unwrap().workspace, copy.join("work/run-2/workspace"));
+    copied.discard_item(&desk.id).unwrap();
+    assert!(workspace.exists() && !copy.join("work/run-2").exists());
+
+    let alias = place.path().join("alias");
+    std::os::unix::fs::symlink(&original, &alias).unwrap();
+    let same = DeliveryOutbox::open(&alias.join("outbox.sqlite")).unwrap();
+    assert_eq!(same.get(&job.id).unwrap().request.artifacts, original.join("work/run-1"));
 }
 
 /// L7: Work that is collected from a workspace replaces the workspace's row and takes its id.

@@ -86,7 +86,7 @@ fn a_batch_can_be_imported_by_hand() {
     nothing is flagged
     exit 0
     $ billing receipts --run run-7
-    error: the books have no call of run `run-7`; if its calls were deleted, `billing days` has their sums
+    error: the billing records have no call of run `run-7`; if its calls were deleted, `billing days` has their sums
     exit 2
     $ billing record no-such-log
     error: `no-such-log`: No such file or directory (os error 2)
@@ -115,13 +115,13 @@ fn a_query_creates_no_billing_store() {
     ];
     assert_snapshot!(said.join("\n"), @"
     $ billing status
-    error: no books found: `state/state.db` does not exist; see `--state-dir`
+    error: no billing records found: `state/state.db` does not exist; see `--state-dir`
     exit 2
     $ billing receipts --run run-7
-    error: no books found: `state/state.db` does not exist; see `--state-dir`
+    error: no billing records found: `state/state.db` does not exist; see `--state-dir`
     exit 2
     $ billing reconcile
-    error: no books found: `state/state.db` does not exist; see `--state-dir`
+    error: no billing records found: `state/state.db` does not exist; see `--state-dir`
     exit 2
     $ billing status --receipt-bound 200000000000000d
     error: invalid value '200000000000000d' for '--receipt-bound <DURATION>': give a hundred years at most

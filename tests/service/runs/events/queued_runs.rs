@@ -16,7 +16,7 @@ use crate::support::service::Service;
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_waits_is_cancelled_or_left_but_never_lost() {
     let place = ServiceSetup::new("gate=head").await;
-    limit(&place, 1);
+    place.set_max_runs(1);
     accept(&place, &["run-1", "run-2", "run-3"]).await;
     let mut service = place.start();
     place.provider.gate.wait_for_waiting(1).await;
@@ -88,14 +88,6 @@ async fn of_state(service: &Service, state: &str) -> Vec<String> {
     ids.map(|run| Value::as_str(&run["id"]).unwrap().to_owned()).collect()
 }
 
-/// Sets the maximum number of concurrent runs.
-fn limit(place: &ServiceSetup, most: usize) {
-    let file = place.path().join("serve.toml");
-    let most = format!("max_runs = {most}");
-    let config = fs::read_to_string(&file).unwrap().replace("max_runs = 256", &most);
-    fs::write(&file, config).unwrap();
-}
-
 /// Starts a service whose runs of one branch share a long-running sandbox.
 async fn with_shared_sandbox() -> ServiceSetup {
     let place = ServiceSetup::new("gate=head").await;
@@ -113,7 +105,7 @@ async fn with_shared_sandbox() -> ServiceSetup {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_waits_for_another_holds_no_permit() {
     let place = with_shared_sandbox().await;
-    limit(&place, 2);
+    place.set_max_runs(2);
     let mut service = place.start();
     let on = |branch: &str| {
         let mut body = ask("hello");
