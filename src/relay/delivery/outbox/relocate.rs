@@ -58,7 +58,7 @@ pub(super) fn adopt_moved_rows(
     Ok(change.commit()?)
 }
 
-/// Returns the state directory that a work's directory `<state>/work/<name>` is in. A directory of another form was not
+/// Returns the state directory of a work's directory, which is two levels below it. A directory of another form was not
 /// made by this program, and stays as it is.
 fn earlier_state_dir(artifacts: &Path) -> Option<&Path> {
     let works = artifacts.parent()?;
