@@ -12,6 +12,7 @@ pub mod dir_tree;
 pub mod disk;
 pub mod header_lines;
 pub mod hex;
+pub mod hidden_characters;
 pub mod host_reach;
 pub mod json;
 pub mod memory;

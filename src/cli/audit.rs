@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 
+use crate::base::hidden_characters::reorders_text;
 use crate::llm::budget::BudgetAmount;
 use crate::telemetry::audit::read::{
     self, AuditConnectionEvent, AuditEntry, AuditEvent, AuditReader, AuditRefusalEvent,
@@ -352,7 +353,7 @@ struct PrintableLogText<'a>(&'a str);
 impl Display for PrintableLogText<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         self.0.chars().try_for_each(|c| match c {
-            c if c.is_control() || is_bidi(c) => write!(f, "{}", c.escape_unicode()),
+            c if c.is_control() || reorders_text(c) => write!(f, "{}", c.escape_unicode()),
             c => write!(f, "{c}"),
         })
     }
@@ -368,9 +369,3 @@ The first word of the output is the verdict:
   OPEN        the run's end is not the end of the log; the output says which records are signed (3)
   UNSIGNED    the run's end, or the whole log, is not signed with the key: any process may have written it (1)
   BROKEN      a record is not what was written; EMPTY: there is no record (1)";
-
-/// Returns true for characters that reorder the text around them, so that a line would display differently than it is
-/// stored.
-fn is_bidi(c: char) -> bool {
-    matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-}

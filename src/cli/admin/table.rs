@@ -4,6 +4,8 @@ use std::io::{self, Write};
 
 use serde_json::Value;
 
+use crate::base::hidden_characters::is_hidden;
+
 /// Prints an answer: a line for each run of a list, the facts of one run, or the result of a command.
 pub(super) fn print(answer: &Value, out: &mut impl Write) -> io::Result<()> {
     // The shape of the answer tells which request it answers.
@@ -116,7 +118,7 @@ fn print_reload(answer: &Value, out: &mut impl Write) -> io::Result<()> {
 fn text(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
-        Value::String(text) => text.chars().filter(|c| !c.is_control()).collect(),
+        Value::String(text) => text.chars().filter(|c| !is_hidden(*c)).collect(),
         other => other.to_string(),
     }
 }

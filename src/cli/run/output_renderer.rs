@@ -14,6 +14,7 @@ use std::task::{Context, Poll, ready};
 use serde::Deserialize;
 use tokio::io::AsyncWrite;
 
+use crate::base::hidden_characters::reorders_text;
 use crate::runner::AgentEnvelope;
 
 /// A writer that receives a program's output and writes what a person should see of it.
@@ -176,9 +177,9 @@ impl<W: AsyncWrite + Unpin> AsyncWrite for OutputRenderer<W> {
     }
 }
 
-/// Replaces control characters, so that a terminal shows them and does not obey them.
+/// Replaces control characters and characters that reorder text, so that a terminal shows them and does not obey them.
 pub fn escape_for_terminal(text: &str) -> String {
-    let is_command = |c: char| c.is_control() && c != '\n' && c != '\t';
+    let is_command = |c: char| (c.is_control() && c != '\n' && c != '\t') || reorders_text(c);
     text.replace("\r\n", "\n").replace(is_command, "\u{fffd}")
 }
 

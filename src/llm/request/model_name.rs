@@ -5,6 +5,7 @@
 //! run, and the price table contains none of them.
 
 use super::capability::ProviderCapability;
+use crate::base::hidden_characters::is_hidden;
 
 /// The rule for a model's name, phrased to follow "must be" in an error.
 pub const MODEL_NAME_RULE: &str = "the name of one model: 1 to 256 bytes, without a comma, `*`, `://` or control characters, \
@@ -16,6 +17,7 @@ pub const MODEL_NAME_RULE: &str = "the name of one model: 1 to 256 bytes, withou
 /// # use cogni_gateway::llm::request::is_model_name;
 /// assert!(is_model_name("openrouter/qwen/qwen3-coder:free"));
 /// assert!(!is_model_name("gpt-5,gpt-5-mini"), "LiteLLM calls both");
+/// assert!(!is_model_name("gpt\u{200b}-5"), "it looks like another name");
 /// ```
 pub fn is_model_name(name: &str) -> bool {
     // `..b' '` covers every ASCII control character; the blank itself is allowed inside a name.
@@ -24,8 +26,8 @@ pub fn is_model_name(name: &str) -> bool {
         return false;
     }
     // ASCII control characters are excluded already. Only other scripts need the slower check by
-    // character, for C1 controls such as U+0085.
-    let is_plain = name.is_ascii() || !name.contains(char::is_control);
+    // character, for C1 controls such as U+0085 and for characters that a reader does not see.
+    let is_plain = name.is_ascii() || !name.contains(is_hidden);
     is_plain && name.trim().len() == name.len() && !name.contains("://")
 }
 

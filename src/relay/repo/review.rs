@@ -19,6 +19,7 @@ use std::time::SystemTime;
 use serde::{Deserialize, Serialize};
 
 use super::{BranchState, ObjectId, QuarantinedWork, RepoError};
+use crate::base::hidden_characters::is_hidden;
 use crate::base::secret::SecretString;
 use diff::PathChange;
 use evidence::ReviewEvidence;
@@ -304,9 +305,7 @@ impl PolicyEvaluator<'_> {
 /// Returns true if a path is not UTF-8, or has characters that are invisible, that change the direction of text, or
 /// that other systems take for a separator.
 fn has_strange_characters(path: &[u8]) -> bool {
-    str::from_utf8(path).map_or(true, |path| {
-        path.chars().any(normalize::is_invisible_or_bidi) || path.contains('\\')
-    })
+    str::from_utf8(path).map_or(true, |path| path.chars().any(is_hidden) || path.contains('\\'))
 }
 
 /// Escapes and cuts a path for people.

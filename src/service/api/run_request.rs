@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::error::ApiError;
+use crate::base::hidden_characters::is_hidden;
 use crate::base::host_reach::HostReach;
 use crate::gateway::run::{NAME_RULE, is_name, is_reserved_key};
 use crate::llm::budget::{BudgetLimits, Nanodollars, Tokens};
@@ -245,7 +246,7 @@ fn resolve_repository(grant: &AccessGrant, url: &str) -> Result<(String, HostRea
 
 /// Returns true if a text is safe in a variable, a log line and a list.
 fn is_valid_label(text: &str) -> bool {
-    (1..=MAX_LABEL_BYTES).contains(&text.chars().count()) && !text.chars().any(char::is_control)
+    (1..=MAX_LABEL_BYTES).contains(&text.chars().count()) && !text.chars().any(is_hidden)
 }
 
 fn deserialize_duration<'de, D: Deserializer<'de>>(

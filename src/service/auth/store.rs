@@ -12,6 +12,7 @@ use uuid::Uuid;
 
 use super::{AccessDeniedError, AccessGrant, GrantTerms, GrantTermsError, token};
 use crate::base::db::{self, DatabaseSchema, SqliteDatabase};
+use crate::base::hidden_characters::is_hidden;
 use crate::base::secret::SecretString;
 
 /// The tables of this module.
@@ -313,7 +314,7 @@ fn no_such_grant(id: &str) -> GrantStoreError {
 }
 
 fn is_valid_name(name: &str) -> bool {
-    (1..=128).contains(&name.chars().count()) && !name.chars().any(char::is_control)
+    (1..=128).contains(&name.chars().count()) && !name.chars().any(is_hidden)
 }
 
 fn to_unix_millis(time: SystemTime) -> i64 {

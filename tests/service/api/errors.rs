@@ -114,6 +114,7 @@ async fn malformed_requests_are_refused_in_the_same_shape() {
     a key of the metadata twice: 422 invalid_request: duplicate key `team` at byte 104
     deeper, in a chat: 422 invalid_request: duplicate key `b` at byte 96
     nothing to answer: 422 invalid_request: `messages` is empty; there is nothing to answer
+    a model with a character that is not seen: 422 invalid_request: `model` has 1 to 256 characters, and none that cannot be seen
     no such agent: 422 no_such_agent: there is no agent `sandbox:none`; there is `sandbox:agent`, `sandbox:openclaw`
     no number: 400 invalid_parameter: the query is not understood: limit: give a whole number
     an unknown parameter: 400 invalid_parameter: the query is not understood: page: unknown field `page`, expected one of `agent`, `state`, `cursor`, `limit`
@@ -162,7 +163,7 @@ fn tell(said: &mut String, what: &str, response: &Response) {
 
 const JSON: &str = "application/json";
 
-const ODD: [(&str, Method, &str, &str); 15] = [
+const ODD: [(&str, Method, &str, &str); 16] = [
     ("no such path", Method::GET, "/api/v2", ""),
     ("another method", Method::DELETE, "/api/v1/runs", ""),
     ("no JSON", Method::POST, "/api/v1/runs", "{"),
@@ -187,6 +188,12 @@ const ODD: [(&str, Method, &str, &str); 15] = [
         Method::POST,
         "/api/v1/runs",
         r#"{"agent": "sandbox:agent", "model": "m", "messages": []}"#,
+    ),
+    (
+        "a model with a character that is not seen",
+        Method::POST,
+        "/api/v1/runs",
+        r#"{"agent": "sandbox:agent", "model": "gpt\u200b-5", "messages": [{"role": "user", "content": "hi"}]}"#,
     ),
     (
         "no such agent",
