@@ -177,21 +177,30 @@ const EVENT_LINE_START: u8 = b'{';
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+
+    /// Returns a parser whose allowance is not refilled during a test, however slow the machine is.
+    fn parser(feed: &EventFeed) -> AgentEventParser {
+        let mut parser = AgentEventParser::new(feed.clone(), AgentStreamFormat::Events);
+        parser.share.since += Duration::from_hours(1);
+        parser
+    }
 
     /// R5: a line that cannot be an event is not parsed. Of the lines that can, the parser reads one second's allowance
     /// at a time and counts the rest.
     #[test]
     fn a_flood_of_lines_is_counted_and_not_read() {
         let feed = EventFeed::new("run-1", 0);
-        let mut script = AgentEventParser::new(feed.clone(), AgentStreamFormat::Events);
+        let mut script = parser(&feed);
         script.feed_chunk(&b"\nsaid {\n".repeat(10_000));
         assert_eq!((script.share.lines, feed.dropped_count()), (MAX_LINES_PER_SECOND, 0));
         let line = b"{\"type\":\"text_delta\",\"text\":\"hello\"}\n";
         script.feed_chunk(&line.repeat(5000));
         assert_eq!(feed.dropped_count(), 5000 - MAX_LINES_PER_SECOND);
         assert!(feed.has_published(RunEventKind::TextDelta));
-        let second = script.share.since + std::time::Duration::from_secs(1);
+        let second = script.share.since + Duration::from_secs(1);
         script.share.refill(second);
         assert_eq!(
             (script.share.lines, script.share.bytes),
@@ -205,7 +214,7 @@ mod tests {
         let said = "x {\n\n{\"type\":\"tool_result\",\"id\":\"a\",\"exit_code\":0}\r\n{\n{}\n{\"type\":\"text_delta\",\"text\":\"b\"}\n\n";
         for size in 1..=said.len() {
             let feed = EventFeed::new("run-1", 0);
-            let mut script = AgentEventParser::new(feed.clone(), AgentStreamFormat::Events);
+            let mut script = parser(&feed);
             said.as_bytes().chunks(size).for_each(|chunk| script.feed_chunk(chunk));
             let told = MAX_LINES_PER_SECOND - script.share.lines;
             assert!(
