@@ -12,6 +12,7 @@ mod db;
 mod dir_tree;
 mod host_reach;
 mod linear_time;
+mod links;
 mod shipped_config;
 #[expect(dead_code, reason = "each test binary uses a part of it")]
 #[path = "../support/support.rs"]
