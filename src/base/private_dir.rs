@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 /// An error for a directory that another user could change.
 #[derive(Debug, thiserror::Error)]
 pub enum DirectoryError {
-    #[error("directory `{}` cannot be made or read", path.display())]
+    #[error("directory `{}` cannot be made or read; choose another, or make it for this user", path.display())]
     Unusable { path: PathBuf, source: io::Error },
     #[error(
         "directory `{}` has mode {mode:04o}: other users of this machine could replace what is kept there; \

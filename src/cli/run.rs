@@ -38,6 +38,7 @@ use crate::runner::{
 use crate::sandbox::output::OutputCapture;
 use crate::sandbox::spec::{ByteSize, LimitOverrides, MountAccess, WorkspaceMount};
 use crate::sandbox::{InitBinary, UserRange};
+use crate::service::config::default_run_directory;
 use crate::telemetry::access_log::AccessLogDestination;
 use repository::RunRepositoryArgs;
 
@@ -209,8 +210,14 @@ pub(super) struct SandboxPathArgs {
     )]
     pub(super) docker_socket: PathBuf,
 
-    /// Directory for the directories of runs
-    #[arg(long, value_name = "DIR", env = "COGNI_RUN_DIR", default_value = "/run/cogni")]
+    /// Directory for the directories of runs [default: /run/cogni, or a user's own runtime directory]
+    #[arg(
+        long,
+        value_name = "DIR",
+        env = "COGNI_RUN_DIR",
+        default_value_os_t = default_run_directory(),
+        hide_default_value = true
+    )]
     pub(super) run_dir: PathBuf,
 }
 

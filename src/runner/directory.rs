@@ -78,7 +78,7 @@ impl RunDirectory {
         let cannot =
             |path: &Path| format!("the run's directory `{}` cannot be made", path.display());
         // Mode 0711: other users may pass through the parent directory, but cannot list it.
-        private_dir::make(parent, 0o711).with_context(|| cannot(parent))?;
+        private_dir::make(parent, 0o711)?;
         let parent = canonical_run_dir(parent).with_context(|| cannot(parent))?;
         let path = parent.join(format!("{}-{}", sandbox_name(run), owner.to_file_name()));
         // The user is leased before the directory exists, so that no file can belong to a user of another sandbox.

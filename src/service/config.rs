@@ -212,7 +212,7 @@ impl Default for ServiceConfig {
             listen: ListenAddress::Tcp(SocketAddr::from(([127, 0, 0, 1], 7070))),
             insecure_no_auth: false,
             state_dir: None,
-            run_dir: PathBuf::from("/run/cogni"),
+            run_dir: default_run_directory(),
             agents_dir: None,
             driver: DriverChoice::Auto,
             docker_socket: PathBuf::from("/var/run/docker.sock"),
@@ -277,11 +277,27 @@ pub fn default_state_directory() -> PathBuf {
     if rustix::process::geteuid().is_root() {
         return PathBuf::from("/var/lib/cogni");
     }
-    // The XDG specification requires absolute paths; a relative path is ignored.
-    let absolute =
-        |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let state = absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")));
+    let state = absolute_path_of("XDG_STATE_HOME")
+        .or_else(|| Some(absolute_path_of("HOME")?.join(".local/state")));
     state.unwrap_or_else(std::env::temp_dir).join("cogni")
+}
+
+/// Returns the default directory for the directories of runs: the machine's directory for root, the user's own for other
+/// users. Without a session there is no runtime directory, and the directory is below `/tmp`.
+pub fn default_run_directory() -> PathBuf {
+    let user = rustix::process::geteuid();
+    if user.is_root() {
+        return PathBuf::from("/run/cogni");
+    }
+    match absolute_path_of("XDG_RUNTIME_DIR") {
+        Some(runtime) => runtime.join("cogni"),
+        None => PathBuf::from(format!("/tmp/cogni-{}", user.as_raw())),
+    }
+}
+
+/// Returns the path in a variable. The XDG specification requires absolute paths; a relative path is ignored.
+fn absolute_path_of(variable: &str) -> Option<PathBuf> {
+    std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute())
 }
 
 /// The minimum of `max_kept_bytes`. Our choice: three of the longest runs with the default limits.

@@ -39,7 +39,7 @@ struct ServeArgs {
     #[arg(long)]
     insecure_no_auth: bool,
 
-    /// Directory for the directories of runs [default: /run/cogni]
+    /// Directory for the directories of runs [default: /run/cogni, or a user's own runtime directory]
     #[arg(long, value_name = "DIR", env = "COGNI_RUN_DIR")]
     run_dir: Option<PathBuf>,
 
