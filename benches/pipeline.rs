@@ -86,6 +86,7 @@ fn stages(criterion: &mut Criterion) {
     let ask = ReserveRequest {
         is_turn: true,
         input: Tokens(600),
+        input_bound: Tokens(1800),
         output: Some(Tokens(4096)),
         choices: 1,
         price: prices.find_price("claude-opus-4-5"),

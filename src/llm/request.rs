@@ -98,6 +98,8 @@ pub struct LlmCall {
     pub passes: u32,
     /// The estimated number of input tokens, from [`estimate_tokens`] and the body's media.
     pub input_estimate: Tokens,
+    /// The most that the input can be: a token for each byte, and the body's media.
+    pub input_bound: Tokens,
     /// The changes in the body, with their reasons.
     pub changes: Vec<FieldChange>,
     route: Option<GatewayRoute>,
@@ -152,7 +154,8 @@ pub fn admit_body(policy: &BodyPolicy, body: ScannedBody) -> Result<LlmCall, Bod
     // A compaction makes the model read and write once more before the answer.
     call.passes = if found.is_compacted { 2 } else { 1 };
     call.select_model(policy, parsed.model)?;
-    call.input_estimate = estimate_input(bytes, &found, call.model.as_deref().unwrap_or_default());
+    (call.input_estimate, call.input_bound) =
+        measure_input(bytes, &found, call.model.as_deref().unwrap_or_default());
     if !policy.capabilities.contains(&ProviderCapability::StoredState) {
         call.disable_provider_storage(route, parsed.store);
     }
@@ -190,14 +193,20 @@ fn resolve_embedded_media(
     found
 }
 
-/// Returns the estimated input tokens: the body's length, its media, the numbers in its arrays, and
-/// a second reading if the conversation is compacted.
-fn estimate_input(bytes: u64, found: &BodyFindings, model: &str) -> Tokens {
+/// Returns the estimated input tokens, and the most that they can be: the body's length, its media,
+/// the numbers in its arrays, and a second reading if the conversation is compacted.
+///
+/// No tokenizer makes more tokens of a text than the text has bytes, and JSON writes no text with
+/// fewer bytes. Symbols, random letters and rare scripts come near that bound. Media are counted
+/// in both numbers with the most that they cost.
+fn measure_input(bytes: u64, found: &BodyFindings, model: &str) -> (Tokens, Tokens) {
     // A number in an array may be one whole token. Two of its bytes (a digit and a comma) are
     // already counted with the length, so one third of a token remains.
     let numbers = found.numbers.div_ceil(ESTIMATED_BYTES_PER_TOKEN);
-    let once = estimate_tokens(bytes) + Tokens(found.media.count_tokens(model)) + Tokens(numbers);
-    if found.is_compacted { once + once } else { once }
+    let media = Tokens(found.media.count_tokens(model));
+    let estimate = estimate_tokens(bytes) + media + Tokens(numbers);
+    let bound = Tokens(bytes) + media;
+    if found.is_compacted { (estimate + estimate, bound + bound) } else { (estimate, bound) }
 }
 
 fn check_capabilities(
@@ -379,6 +388,7 @@ impl Default for LlmCall {
             choices: 1,
             passes: 1,
             input_estimate: Tokens::ZERO,
+            input_bound: Tokens::ZERO,
             changes: Vec::new(),
             route: None,
             draft: BodyEditor::default(),

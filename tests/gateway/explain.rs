@@ -39,10 +39,10 @@ fn an_admitted_call_is_explained_with_every_change() {
 
     reserved
       turns          1 of no limit
-      input tokens   37 of no limit (estimated)
+      input tokens   111 of no limit (at most; the estimate is 37)
       output tokens  16384 of no limit
-      total tokens   16421 of no limit
-      dollars        0.16388625 of no limit
+      total tokens   16495 of no limit
+      dollars        0.16397875 of no limit
     "#);
 }
 
@@ -105,10 +105,10 @@ fn a_nearly_spent_budget_is_explained() {
 
     reserved
       turns          1 of no limit
-      input tokens   25 of no limit (estimated)
+      input tokens   74 of no limit (at most; the estimate is 25)
       output tokens  100 of 100 left
-      total tokens   125 of no limit
-      dollars        0.00275 of no limit
+      total tokens   174 of no limit
+      dollars        0.00324 of no limit
     "#);
 }
 
@@ -179,10 +179,10 @@ fn rules_are_explained() {
 
     reserved
       turns          1 of no limit
-      input tokens   25 of no limit (estimated)
+      input tokens   74 of no limit (at most; the estimate is 25)
       output tokens  512 of no limit
-      total tokens   537 of no limit
-      dollars        0.00783 of no limit
+      total tokens   586 of no limit
+      dollars        0.008124 of no limit
     "#);
     let flags = ["--config", file.path(), "--set", "usage.cost_usd=2.5"];
     insta::assert_snapshot!(explained(&flags, CHAT), @r"
@@ -220,14 +220,15 @@ fn scripts_can_read_the_explanation_as_json() {
           "why": "an operator's rule requires the change"
         }
       ],
+      "input_estimate": 25,
       "is_guessed": true,
       "method": "POST",
       "model": "claude-sonnet-4-5",
       "outcome": "admitted",
       "path": "/v1/chat/completions",
       "reserved": {
-        "cost_usd": "0.00783",
-        "input": 25,
+        "cost_usd": "0.008124",
+        "input": 74,
         "output": 512,
         "turns": 1
       },

@@ -547,7 +547,7 @@ pub(crate) fn record_every_family(metrics: &MetricsRegistry) -> Busy {
         input: Tokens(1000),
         output: Some(Tokens(500)),
         choices: 1,
-        price: None,
+        ..ReserveRequest::default()
     };
     let _charge = budget.reserve_call(&ask).unwrap().settle_usage(&usage);
     run.set_audit_lag(&AuditLag { records: 2, bytes: 640, failing: false });

@@ -81,6 +81,123 @@ proptest! {
     }
 }
 
+/// A call whose input is known only in part before it is made.
+#[derive(Clone, Debug)]
+struct UncertainCall {
+    ask: ReserveRequest,
+    /// The used share of what the input can be, and of the granted output, in percent.
+    used: (u8, u8),
+    /// The number of calls that are admitted or refused between the call's start and its end.
+    lasts: usize,
+}
+
+proptest! {
+    /// G9: An input may have as many tokens as bytes. However many calls are open together, the run spends no more than
+    /// its budget and what one of its calls can use beyond its reservation.
+    #[test]
+    fn the_errors_of_estimates_do_not_add_up(
+        limits in limits(),
+        calls in vec(uncertain_calls(), 1..80),
+    ) {
+        let ledger = ledger(&limits);
+        let mut open: Vec<(usize, BudgetReservation, TokenUsage)> = vec![];
+        let (mut tokens, mut cost) = (Tokens::ZERO, Nanodollars::ZERO);
+        for (now, call) in calls.into_iter().enumerate() {
+            for ended in open.extract_if(.., |(end, ..)| *end <= now) {
+                let _ = ended.1.settle_usage(&ended.2);
+            }
+            let Ok(reservation) = ledger.reserve_call(&call.ask) else { continue };
+            let granted = reservation.granted_amount();
+            let part = |Tokens(most), percent: u8| Tokens(most * u64::from(percent) / 100);
+            let price = call.ask.price.as_ref().unwrap();
+            let bound = call.ask.input_bound;
+            tokens = tokens.max(bound.saturating_sub(granted.input));
+            cost = cost.max(price.max_cost(bound, granted.output).saturating_sub(granted.cost));
+            let input = part(bound, call.used.0);
+            let usage = TokenUsage {
+                input,
+                output: part(granted.output, call.used.1),
+                cache_write: input,
+                ..TokenUsage::default()
+            };
+            open.push((now + call.lasts, reservation, usage));
+        }
+        for ended in open {
+            let _ = ended.1.settle_usage(&ended.2);
+        }
+        let spent = ledger.spent_amount();
+        let is_within = |limit: Option<Tokens>, spent| limit.is_none_or(|limit| spent <= limit + tokens);
+        prop_assert!(is_within(limits.max_input_tokens, spent.input), "{spent:?}");
+        prop_assert!(is_within(limits.max_total_tokens, spent.total_tokens()), "{spent:?}");
+        prop_assert!(limits.max_cost_usd.is_none_or(|limit| spent.cost <= limit + cost), "{spent:?}");
+    }
+
+    /// G9: A client that makes one call after another is admitted and granted as if its input was certain.
+    #[test]
+    fn a_client_without_parallel_calls_does_not_notice_the_uncertainty(
+        limits in limits(),
+        calls in vec(uncertain_calls(), 1..40),
+    ) {
+        let (uncertain, certain) = (ledger(&limits), ledger(&limits));
+        for UncertainCall { ask, used, .. } in calls {
+            let known = ReserveRequest { input_bound: Tokens::ZERO, ..ask.clone() };
+            let (one, other) = (uncertain.reserve_call(&ask), certain.reserve_call(&known));
+            prop_assert_eq!(one.is_ok(), other.is_ok(), "{:?} {:?}", one, other);
+            let (Ok(one), Ok(other)) = (one, other) else { continue };
+            prop_assert_eq!(one.granted_amount().output, other.granted_amount().output);
+            prop_assert_eq!(one.output_limit(), other.output_limit());
+            let input = Tokens(ask.input_bound.0 * u64::from(used.0) / 100);
+            let usage = TokenUsage { input, ..TokenUsage::default() };
+            prop_assert_eq!(one.settle_usage(&usage), other.settle_usage(&usage));
+        }
+        prop_assert_eq!(uncertain.spent_amount(), certain.spent_amount());
+    }
+}
+
+/// G9: A call that fits by its estimate only is admitted alone and holds all that is left. Beside another call it has
+/// to wait, and without hope it is refused for good.
+#[test]
+fn an_uncertain_call_is_admitted_alone() {
+    let limits = BudgetLimits { max_input_tokens: Some(Tokens(100)), ..BudgetLimits::default() };
+    let ledger = ledger(&limits);
+    let uncertain =
+        |input| ReserveRequest { input: Tokens(input), input_bound: Tokens(3 * input), ..turn(1) };
+    let small = ledger.reserve_call(&uncertain(10)).unwrap();
+    assert_eq!(small.granted_amount().input, Tokens(30));
+    let refusal = ledger.reserve_call(&uncertain(50)).unwrap_err();
+    assert_eq!(refusal, BudgetError::Reserved { kind: "input" });
+    assert!(matches!(
+        ledger.reserve_call(&uncertain(101)).unwrap_err(),
+        BudgetError::Tokens { needed: 101, .. }
+    ));
+    let beside = ledger.reserve_call(&uncertain(20)).unwrap();
+    let usage = TokenUsage { input: Tokens(10), ..TokenUsage::default() };
+    let _ = (small.settle_usage(&usage), beside.settle_usage(&usage));
+    let alone = ledger.reserve_call(&uncertain(50)).unwrap();
+    assert_eq!(alone.granted_amount().input, Tokens(80), "all that is left");
+    let refusal = ledger.reserve_call(&uncertain(1)).unwrap_err();
+    assert_eq!(refusal, BudgetError::Reserved { kind: "input" });
+    alone.release_unspent();
+    ledger.reserve_call(&uncertain(50)).unwrap().release_unspent();
+}
+
+/// G9: The minute's tokens hold for calls that are open together, too, and an ended call gives its uncertainty back.
+#[test]
+fn calls_of_uncertain_input_share_the_tokens_of_the_minute() {
+    let limits = BudgetLimits { tokens_per_minute: Some(1000), ..BudgetLimits::default() };
+    let ledger = ledger(&limits);
+    let call = ReserveRequest { input: Tokens(150), input_bound: Tokens(450), ..turn(1) };
+    let open: Vec<_> = (0..12).filter_map(|_| ledger.reserve_call(&call).ok()).collect();
+    assert_eq!(open.len(), 2);
+    let refusal = ledger.reserve_call(&call).unwrap_err();
+    assert_eq!(refusal, BudgetError::Reserved { kind: "tokens per minute" });
+    for reservation in open {
+        reservation.release_unspent();
+    }
+    let larger = ReserveRequest { input: Tokens(900), input_bound: Tokens(2700), ..turn(1) };
+    ledger.reserve_call(&larger).unwrap().release_unspent();
+}
+
 /// G9: Usage that the provider reports is charged in full, even if it exceeds the reservation. The next call is refused
 /// because the budget is overdrawn.
 #[test]
@@ -100,8 +217,7 @@ fn an_overrun_is_charged_in_full_and_stops_the_run() {
 fn a_call_is_granted_at_most_the_remaining_budget() {
     let limits = BudgetLimits { max_total_tokens: Some(Tokens(100)), ..BudgetLimits::default() };
     let ledger = ledger(&limits);
-    let ask =
-        ReserveRequest { is_turn: true, input: Tokens(30), output: None, choices: 1, price: None };
+    let ask = ReserveRequest { input: Tokens(30), output: None, ..turn(0) };
     assert_eq!(ledger.reserve_call(&ask).unwrap().granted_amount().output, Tokens(70));
 }
 
@@ -109,8 +225,7 @@ fn a_call_is_granted_at_most_the_remaining_budget() {
 #[test]
 fn each_answer_without_a_limit_is_reserved_for() {
     let ledger = ledger(&BudgetLimits::default());
-    let ask =
-        ReserveRequest { is_turn: true, input: Tokens(30), output: None, choices: 50, price: None };
+    let ask = ReserveRequest { input: Tokens(30), output: None, choices: 50, ..turn(0) };
     assert_eq!(ledger.reserve_call(&ask).unwrap().granted_amount().output, Tokens(50 * 16_384));
 }
 
@@ -360,10 +475,9 @@ fn a_deadline_may_be_as_far_as_it_can_be_written() {
 fn turn(output: u64) -> ReserveRequest {
     ReserveRequest {
         is_turn: true,
-        input: Tokens(0),
         output: Some(Tokens(output)),
         choices: 1,
-        price: None,
+        ..ReserveRequest::default()
     }
 }
 
@@ -426,6 +540,25 @@ fn amounts(most: u64) -> impl Strategy<Value = BudgetAmount> {
     })
 }
 
+fn uncertain_calls() -> impl Strategy<Value = UncertainCall> {
+    let output = proptest::option::of((0..100_u64).prop_map(Tokens));
+    let model = prop_oneof!["cheap", "dear", "long"];
+    let used = (0..=100_u8, 0..=100_u8);
+    (1..60_u64, 1..=3_u64, output, model, used, 0..12_usize).prop_map(
+        |(input, factor, output, model, used, lasts)| {
+            let ask = ReserveRequest {
+                is_turn: true,
+                input: Tokens(input),
+                input_bound: Tokens(input * factor),
+                output,
+                choices: 1,
+                price: Some(price(&model)),
+            };
+            UncertainCall { ask, used, lasts }
+        },
+    )
+}
+
 fn steps() -> impl Strategy<Value = Step> {
     let output = proptest::option::of((0..100_u64).prop_map(Tokens));
     let model = prop_oneof!["cheap", "dear", "long"];
@@ -437,6 +570,7 @@ fn steps() -> impl Strategy<Value = Step> {
                 output,
                 choices: 1,
                 price: Some(price(&model)),
+                ..ReserveRequest::default()
             }
         });
     prop_oneof![

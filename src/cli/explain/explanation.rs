@@ -18,7 +18,7 @@ use crate::gateway::pipeline::rejection::CallRejection;
 use crate::gateway::pipeline::request_head;
 use crate::gateway::run::RequestId;
 use crate::gateway::upstream::headers::UpstreamRequestHead;
-use crate::llm::budget::{BudgetAmount, BudgetLedger, BudgetStatus};
+use crate::llm::budget::{BudgetAmount, BudgetLedger, BudgetStatus, Tokens};
 use crate::llm::protocol::{GatewayRoute, LlmProtocol};
 use crate::llm::request::{FieldChange, LlmCall};
 
@@ -53,6 +53,9 @@ pub struct RequestExplanation {
     pub model: Option<Box<str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reserved: Option<BudgetAmount>,
+    /// The estimate of the input. The reserved input is the most that it can be, or all that is left.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub input_estimate: Option<Tokens>,
     /// The budget before the call.
     pub budget: BudgetStatus,
     /// The request that would be sent, with secrets masked.
@@ -141,6 +144,7 @@ impl RequestExplanation {
             rules: vec![],
             model: None,
             reserved: None,
+            input_estimate: None,
             budget: case.ledger.budget_status(),
             upstream: None,
         };
@@ -186,7 +190,7 @@ impl RequestExplanation {
         }
         // The reservation is returned at once: an explanation spends nothing.
         let reserved = admission.reserve_budget(entry, route, &mut call).map(|reservation| {
-            let granted = reservation.granted_amount();
+            let granted = (reservation.granted_amount(), reservation.input_estimate());
             reservation.release_unspent();
             granted
         });
@@ -203,7 +207,8 @@ impl RequestExplanation {
             .map(|_| if is_sent { HeaderDisposition::Passed } else { HeaderDisposition::Dropped });
         self.headers = header_changes(request.headers(), sent.headers());
         self.upstream = Some(format_upstream_request(&head, sent.headers(), &body));
-        self.reserved = Some(reserved?);
+        let (reserved, input_estimate) = reserved?;
+        (self.reserved, self.input_estimate) = (Some(reserved), Some(input_estimate));
         Ok(())
     }
 

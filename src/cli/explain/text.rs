@@ -71,9 +71,10 @@ impl RequestExplanation {
         let lines = [
             format!("  turns          {turns} of {}", of(budget.turns_left.map(|n| n.to_string()))),
             format!(
-                "  input tokens   {} of {} (estimated)",
+                "  input tokens   {} of {} (at most; the estimate is {})",
                 input.0,
-                tokens(budget.input_tokens_left)
+                tokens(budget.input_tokens_left),
+                self.input_estimate.unwrap_or_default().0
             ),
             format!("  output tokens  {} of {}", output.0, tokens(budget.output_tokens_left)),
             format!(

@@ -75,14 +75,16 @@ impl CallAdmission<'_> {
         call: &mut LlmCall,
     ) -> Result<BudgetReservation, CallRejection> {
         let model = call.model.as_deref().unwrap_or_default();
-        let price = if route.spends_tokens() {
-            self.policy.prices.price_for(model, self.ledger.counts_cost())?
+        let (price, input, input_bound) = if route.spends_tokens() {
+            let price = self.policy.prices.price_for(model, self.ledger.counts_cost())?;
+            (price, call.input_estimate, call.input_bound)
         } else {
-            None
+            (None, Tokens::ZERO, Tokens::ZERO)
         };
         let reservation = entry.reserve_budget(&ReserveRequest {
             is_turn: route.counts_as_turn(),
-            input: if route.spends_tokens() { call.input_estimate } else { Tokens::ZERO },
+            input,
+            input_bound,
             output: call.max_output(),
             choices: call.generated_texts(),
             price,

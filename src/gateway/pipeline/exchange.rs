@@ -452,14 +452,13 @@ impl Drop for GatewayExchange {
             }
             ExchangeState::Sent(reservation, sent) => {
                 end.sent = Some(&sent);
-                let usage = context.unanswered_usage(&sent, reservation.granted_amount(), end.now);
+                let usage = context.unanswered_usage(&sent, &reservation, end.now);
                 context.settle_call(reservation, &end, usage);
             }
             ExchangeState::Streaming(reservation, sent, response) => {
                 (end.sent, end.response) = (Some(&sent), Some(&*response));
-                let reserved = reservation.granted_amount();
                 let usage =
-                    context.answered_usage((&sent, &response), reserved, (outcome, end.now));
+                    context.answered_usage((&sent, &response), &reservation, (outcome, end.now));
                 context.settle_call(reservation, &end, usage);
             }
         }

@@ -1,6 +1,7 @@
 //! The only ledger of a run: an atomic reservation before a call, one settlement after it.
 
-use std::mem;
+mod state;
+
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,7 @@ use super::limits::BudgetLimits;
 use super::price::ModelPrice;
 use super::rate::RunRateLimits;
 use super::usage::{BudgetAmount, TokenUsage, Tokens};
+use state::LedgerState;
 
 /// The kind of a call, by the budgets that the call uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +34,8 @@ pub struct ReserveRequest {
     pub is_turn: bool,
     /// The input, estimated from the size of the request.
     pub input: Tokens,
+    /// The most that the input can be. A value below `input` means that `input` is exact.
+    pub input_bound: Tokens,
     /// The maximum output that the client allows. `None` if the client set no limit.
     pub output: Option<Tokens>,
     /// The number of answers that the model writes; 0 means the same as 1.
@@ -90,16 +94,6 @@ pub struct BudgetLedger {
     state: Mutex<LedgerState>,
 }
 
-#[derive(Debug)]
-struct LedgerState {
-    limits: BudgetLimits,
-    rates: RunRateLimits,
-    spent: BudgetAmount,
-    reserved: BudgetAmount,
-    open_calls: u32,
-    is_denied: bool,
-}
-
 /// The usage by earlier processes of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PriorUsage {
@@ -123,6 +117,8 @@ pub struct BudgetReservation {
     kind: CallKind,
     started: Instant,
     granted: BudgetAmount,
+    /// The estimate of the input, which is at most the granted input.
+    input_estimate: Tokens,
     output_limit: Option<Tokens>,
     price: Option<Arc<ModelPrice>>,
     open: bool,
@@ -318,12 +314,14 @@ impl BudgetLedger {
 
     fn close_reservation(&self, reservation: &BudgetReservation, charge: BudgetAmount) {
         let BudgetReservation { kind, started, granted, .. } = *reservation;
+        let estimate = reservation.rated_estimate();
         let (mut state, now) = (self.lock_state(), Instant::now());
         // The reservation is replaced by the charge under one lock, so no other call sees both or neither.
         state.reserved = state.reserved.saturating_sub(granted);
         state.spent = state.spent + charge;
         let age = now.saturating_duration_since(started);
-        state.rates.settle_tokens(granted.total_tokens(), charge.total_tokens(), age, now);
+        state.rates.release_excess(granted.total_tokens().saturating_sub(estimate));
+        state.rates.settle_tokens(estimate, charge.total_tokens(), age, now);
         // Only the settlement shows that a call was free of charge, for example because the upstream refused it.
         if kind != CallKind::Free && state.is_charge_free(charge) {
             state.rates.settle_uncharged(now);
@@ -356,115 +354,16 @@ impl BudgetError {
             | Self::Rate { .. } => false,
         }
     }
-}
 
-impl LedgerState {
-    /// Returns the amount that a call is granted now, and the maximum output if a limit bounds the output. The rates
-    /// and the number of open calls are not considered.
-    fn grant_request(
-        &self,
-        ask: &ReserveRequest,
-    ) -> Result<(BudgetAmount, Option<Tokens>), BudgetError> {
-        // 1. Check the turns. 2. Determine the wanted and the minimal output. 3. Collect the bounds of tokens and
-        //    money. 4. Grant the wanted output or the lowest bound.
-        let turns = u64::from(ask.is_turn);
-        self.check_turns(turns)?;
-        let choices = u64::from(ask.choices.max(1));
-        let wanted = match (ask.is_turn, ask.output) {
-            (true, None) => Tokens(DEFAULT_OUTPUT_TOKENS.0.saturating_mul(choices)),
-            // Some upstreams take an output limit of 0 for no limit, so at least one token per answer counts.
-            (true, Some(asked)) => asked.max(Tokens(choices)),
-            (false, asked) => asked.unwrap_or_default(),
-        };
-        // A turn is worth starting only if each answer can have at least one token.
-        let least = if ask.is_turn { Tokens(choices) } else { Tokens::ZERO };
-        self.remaining_tokens(TokenLimitKind::Input, ask.input)?;
-        let bounds = [
-            self.remaining_tokens(TokenLimitKind::Output, least)?,
-            self.remaining_tokens(TokenLimitKind::Total, ask.input + least)?
-                .map(|free| free.saturating_sub(ask.input)),
-            self.affordable_output(ask, least)?,
-        ];
-        let bound = bounds.into_iter().flatten().min().map(|free| free.min(wanted));
-        let output = bound.unwrap_or(wanted);
-        let cost =
-            ask.price.as_ref().map(|price| price.max_cost(ask.input, output)).unwrap_or_default();
-        Ok((BudgetAmount { turns, input: ask.input, output, cost }, bound.filter(|_| ask.is_turn)))
-    }
-
-    /// Returns true if not even the smallest answer at this price would be admitted, with all reservations given
-    /// back.
-    fn is_exhausted_for(&mut self, price: Option<Arc<ModelPrice>>) -> bool {
-        let (input, output) = (Tokens(1), Some(Tokens(1)));
-        // The reservations are set to zero for the check and restored afterwards; the caller holds the lock.
-        let least = ReserveRequest { is_turn: true, input, output, choices: 1, price };
-        let reserved = mem::take(&mut self.reserved);
-        let granted = self.grant_request(&least);
-        self.reserved = reserved;
-        granted.is_err()
-    }
-
-    /// Returns true if a charge changes no limited amount. A turn counts only if turns are limited.
-    fn is_charge_free(&self, charge: BudgetAmount) -> bool {
-        let counts_turn = charge.turns > 0 && self.limits.max_turns.is_some();
-        charge.total_tokens().is_zero() && charge.cost.is_zero() && !counts_turn
-    }
-
-    fn check_turns(&self, turns: u64) -> Result<(), BudgetError> {
-        let Some(limit) = self.limits.max_turns.filter(|_| turns > 0) else { return Ok(()) };
-        // An open call gives its turn back only if it is never delivered, so a wait would rarely help. The turn
-        // counts as spent.
-        let spent = self.spent.turns + self.reserved.turns;
-        if spent < limit { Ok(()) } else { Err(BudgetError::Turns { spent, limit }) }
-    }
-
-    /// Returns the free tokens of a kind if that kind is limited. Returns an error if fewer than `needed` are free.
-    fn remaining_tokens(
-        &self,
-        kind: TokenLimitKind,
-        needed: Tokens,
-    ) -> Result<Option<Tokens>, BudgetError> {
-        let BudgetLimits { max_input_tokens, max_output_tokens, max_total_tokens, .. } =
-            self.limits;
-        let (name, limit, of): (_, _, fn(&BudgetAmount) -> Tokens) = match kind {
-            TokenLimitKind::Input => ("input", max_input_tokens, |amount| amount.input),
-            TokenLimitKind::Output => ("output", max_output_tokens, |amount| amount.output),
-            TokenLimitKind::Total => ("total", max_total_tokens, BudgetAmount::total_tokens),
-        };
-        let Some(limit) = limit else { return Ok(None) };
-        let (spent, reserved) = (of(&self.spent), of(&self.reserved));
-        // Spent tokens never come back, so this refusal is permanent. The next one only needs open calls to close.
-        if spent + needed > limit {
-            let (Tokens(spent), Tokens(limit), Tokens(needed)) = (spent, limit, needed);
-            return Err(BudgetError::Tokens { kind: name, spent, limit, needed });
+    /// Returns the name of the limit.
+    fn limit_kind(&self) -> &'static str {
+        match self {
+            Self::Turns { .. } => "turn",
+            Self::Cost { .. } => "cost",
+            Self::Deadline { .. } => "time",
+            Self::Concurrency { .. } => "open call",
+            Self::Tokens { kind, .. } | Self::Reserved { kind } | Self::Rate { kind, .. } => kind,
         }
-        if spent + reserved + needed > limit {
-            return Err(BudgetError::Reserved { kind: name });
-        }
-        Ok(Some(limit.saturating_sub(spent + reserved)))
-    }
-
-    /// Returns the output that the remaining money pays for, if money is limited. Returns an error if it does not pay
-    /// for `least`.
-    fn affordable_output(
-        &self,
-        ask: &ReserveRequest,
-        least: Tokens,
-    ) -> Result<Option<Tokens>, BudgetError> {
-        let (Some(limit), Some(price)) = (self.limits.max_cost_usd, &ask.price) else {
-            return Ok(None);
-        };
-        let needed = price.max_cost(ask.input, least);
-        let (spent, reserved) = (self.spent.cost, self.reserved.cost);
-        // If the whole limit is spent, a call without cost is refused too: an operator who sets a budget of $0 wants
-        // no calls.
-        if spent >= limit || spent + needed > limit {
-            return Err(BudgetError::Cost { spent, limit, needed });
-        }
-        if spent + reserved + needed > limit {
-            return Err(BudgetError::Reserved { kind: "cost" });
-        }
-        Ok(Some(price.affordable_output(limit.saturating_sub(spent + reserved), ask.input)))
     }
 }
 
@@ -473,7 +372,8 @@ impl CallKind {
     fn minimal_request(self) -> ReserveRequest {
         let input = if self == Self::Free { Tokens::ZERO } else { Tokens(1) };
         let output = (self == Self::Turn).then_some(Tokens(1));
-        ReserveRequest { is_turn: self == Self::Turn, input, output, choices: 1, price: None }
+        let is_turn = self == Self::Turn;
+        ReserveRequest { is_turn, input, output, choices: 1, ..ReserveRequest::default() }
     }
 }
 
@@ -492,7 +392,18 @@ impl OpenCallPermit {
         let (granted, output_limit) = reserved?;
         let ledger = self.ledger.take().expect("a place is there until it is used");
         let (kind, price) = (self.kind, ask.price.clone());
-        Ok(BudgetReservation { ledger, kind, started, granted, output_limit, price, open: true })
+        let (input_estimate, open) = (ask.input, true);
+        let reservation = BudgetReservation {
+            ledger,
+            kind,
+            started,
+            granted,
+            input_estimate,
+            output_limit,
+            price,
+            open,
+        };
+        Ok(reservation)
     }
 
     fn try_reserve(
@@ -504,7 +415,10 @@ impl OpenCallPermit {
         let mut state = ledger.lock_state();
         let reserved = ledger.check_deadline(&state.limits).and_then(|()| {
             let (granted, output_limit) = state.grant_request(ask)?;
-            state.rates.take_tokens(granted.total_tokens(), now)?;
+            let estimate = ask.input + granted.output;
+            let excess = granted.total_tokens().saturating_sub(estimate);
+            let is_alone = state.is_input_free();
+            state.rates.take_tokens(estimate, excess, is_alone, now)?;
             state.reserved = state.reserved + granted;
             Ok((granted, output_limit))
         });
@@ -527,6 +441,17 @@ impl Drop for OpenCallPermit {
 impl BudgetReservation {
     pub fn granted_amount(&self) -> BudgetAmount {
         self.granted
+    }
+
+    /// Returns the estimate of the call's input. The granted input is the most that the input can be, or all that was
+    /// left.
+    pub fn input_estimate(&self) -> Tokens {
+        self.input_estimate
+    }
+
+    /// Returns the tokens that were taken from the minute at the start of the call.
+    fn rated_estimate(&self) -> Tokens {
+        self.input_estimate + self.granted.output
     }
 
     /// Returns the maximum output of all answers of the call together, if a budget limits it.
@@ -564,19 +489,6 @@ impl Drop for BudgetReservation {
     }
 }
 
-/// The limited kinds of tokens.
-#[derive(Clone, Copy)]
-enum TokenLimitKind {
-    Input,
-    Output,
-    Total,
-}
-
 /// The default maximum of calls per minute that cost nothing. Our choice: ten calls a second exceed an agent's token
 /// counting, and write less than 10 KB a second to the audit log.
 pub const FREE_CALLS_PER_MINUTE: u32 = 600;
-
-/// The output reserved for each answer without a client limit, or the remaining budget if that is less. With a
-/// budget, the reserved output becomes the answer's limit. Our choice: Codex sets no limit, and its longest turns,
-/// including reasoning, stay below this value.
-const DEFAULT_OUTPUT_TOKENS: Tokens = Tokens(16 * 1024);

@@ -5,7 +5,7 @@
 //! change meanwhile, and a debt remains until time has paid it off.
 //!
 //! **Invariant:** the calls of any minute use at most twice the limit. Two exceptions exist: a
-//! single call that needs more than a minute's capacity, and usage beyond a call's reservation.
+//! single call that needs more than a minute's capacity, and the usage of one call beyond its estimate.
 
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
@@ -19,6 +19,8 @@ use super::usage::Tokens;
 pub(super) struct RunRateLimits {
     requests: RateLimiter,
     tokens: RateLimiter,
+    /// The tokens that open calls may use beyond those that they took from the minute. Time does not refill them.
+    excess: Tokens,
     /// The bucket for calls that are free by their route.
     free: RateLimiter,
     /// The bucket for calls of other routes whose settlement charged nothing that is limited. It is
@@ -41,12 +43,12 @@ impl RunRateLimits {
     pub(super) fn new(limits: &BudgetLimits, now: Instant) -> Self {
         let [requests, tokens, free, uncharged] =
             limits_per_minute(limits).map(|limit| RateLimiter { limit, used: 0, updated: now });
-        Self { requests, tokens, free, uncharged }
+        Self { requests, tokens, excess: Tokens::ZERO, free, uncharged }
     }
 
     /// Changes the limits. Amounts that were taken stay taken.
     pub(super) fn set_limits(&mut self, limits: &BudgetLimits, now: Instant) {
-        let Self { requests, tokens, free, uncharged } = self;
+        let Self { requests, tokens, free, uncharged, .. } = self;
         let rates = [requests, tokens, free, uncharged];
         for (rate, limit) in rates.into_iter().zip(limits_per_minute(limits)) {
             rate.refill_to(now);
@@ -72,14 +74,33 @@ impl RunRateLimits {
         Ok(())
     }
 
-    /// Takes all tokens that a call may use from the minute, or returns the time to wait.
-    pub(super) fn take_tokens(&mut self, tokens: Tokens, now: Instant) -> Result<(), BudgetError> {
-        if tokens.is_zero() {
+    /// Takes the tokens that a call is estimated to use from the minute, or returns the time to wait. The call may use
+    /// `excess` more. For a call beside others the minute must have these, too, so that the calls of a minute exceed
+    /// their estimates by no more than one call does.
+    pub(super) fn take_tokens(
+        &mut self,
+        estimate: Tokens,
+        excess: Tokens,
+        is_alone: bool,
+        now: Instant,
+    ) -> Result<(), BudgetError> {
+        if estimate.is_zero() {
             return Ok(());
         }
-        self.tokens.check_available("tokens", tokens.0, now)?;
-        self.tokens.take_count(tokens.0, now);
+        self.tokens.check_available("tokens", estimate.0, now)?;
+        if !is_alone {
+            let most = estimate + excess + self.excess;
+            let missing = self.tokens.check_available("tokens", most.0, now);
+            missing.map_err(|_| BudgetError::Reserved { kind: "tokens per minute" })?;
+        }
+        self.tokens.take_count(estimate.0, now);
+        self.excess += excess;
         Ok(())
+    }
+
+    /// Forgets the tokens that a call could have used beyond its estimate; the call has ended.
+    pub(super) fn release_excess(&mut self, excess: Tokens) {
+        self.excess = self.excess.saturating_sub(excess);
     }
 
     /// Charges the tokens that a call used. `reserved` tokens were taken `age` ago.
@@ -203,14 +224,14 @@ mod tests {
     fn a_call_beyond_a_minutes_worth_is_paid_off_by_time() {
         let begun = Instant::now();
         let mut rates = rates(1000, begun);
-        rates.take_tokens(Tokens(8000), begun).unwrap();
+        rates.take_tokens(Tokens(8000), Tokens::ZERO, true, begun).unwrap();
         let later = |seconds| begun + Duration::from_secs(seconds);
         for seconds in [1, 61, 122, 419] {
-            rates.take_tokens(Tokens(1), later(seconds)).unwrap_err();
+            rates.take_tokens(Tokens(1), Tokens::ZERO, true, later(seconds)).unwrap_err();
         }
         rates.settle_tokens(Tokens(8000), Tokens(5000), Duration::from_secs(1), later(420));
-        rates.take_tokens(Tokens(1000), later(480)).unwrap();
-        let refusal = rates.take_tokens(Tokens(1), later(480)).unwrap_err();
+        rates.take_tokens(Tokens(1000), Tokens::ZERO, true, later(480)).unwrap();
+        let refusal = rates.take_tokens(Tokens(1), Tokens::ZERO, true, later(480)).unwrap_err();
         let retry_after = Duration::from_millis(60);
         assert_eq!(refusal, BudgetError::Rate { kind: "tokens", limit: 1000, retry_after });
     }
@@ -220,24 +241,24 @@ mod tests {
     fn a_clock_that_was_read_early_brings_nothing_back() {
         let begun = Instant::now();
         let mut rates = rates(1000, begun);
-        rates.take_tokens(Tokens(1000), begun).unwrap();
+        rates.take_tokens(Tokens(1000), Tokens::ZERO, true, begun).unwrap();
         let minute = begun + Duration::from_mins(1);
-        rates.take_tokens(Tokens(1000), minute).unwrap();
-        rates.take_tokens(Tokens(1), begun).unwrap_err();
-        rates.take_tokens(Tokens(1), minute).unwrap_err();
+        rates.take_tokens(Tokens(1000), Tokens::ZERO, true, minute).unwrap();
+        rates.take_tokens(Tokens(1), Tokens::ZERO, true, begun).unwrap_err();
+        rates.take_tokens(Tokens(1), Tokens::ZERO, true, minute).unwrap_err();
     }
 
     #[test]
     fn what_is_taken_stays_taken_when_the_limit_changes() {
         let now = Instant::now();
         let mut rates = rates(1000, now);
-        rates.take_tokens(Tokens(1000), now).unwrap();
+        rates.take_tokens(Tokens(1000), Tokens::ZERO, true, now).unwrap();
         rates.set_limits(
             &BudgetLimits { tokens_per_minute: Some(1500), ..BudgetLimits::default() },
             now,
         );
-        rates.take_tokens(Tokens(501), now).unwrap_err();
-        rates.take_tokens(Tokens(500), now).unwrap();
+        rates.take_tokens(Tokens(501), Tokens::ZERO, true, now).unwrap_err();
+        rates.take_tokens(Tokens(500), Tokens::ZERO, true, now).unwrap();
     }
 
     proptest! {
@@ -253,7 +274,7 @@ mod tests {
             for (pause, tokens, percent, which) in steps {
                 now += Duration::from_millis(pause * u64::from(percent % 3 == 0));
                 if percent % 2 == 0 || calls.is_empty() {
-                    if rates.take_tokens(Tokens(tokens), now).is_ok() {
+                    if rates.take_tokens(Tokens(tokens), Tokens::ZERO, true, now).is_ok() {
                         calls.push(Call { begun: now, reserved: tokens, used: tokens, is_open: true });
                     }
                     continue;

@@ -1,12 +1,13 @@
 //! G9, G10: Tests of a cost budget with the gateway's own price table.
 
 use cogni_gateway::gateway::config::GatewayConfig;
-use cogni_gateway::llm::budget::Nanodollars;
 use cogni_gateway::llm::budget::price::UnknownPricePolicy;
+use cogni_gateway::llm::budget::{Nanodollars, Tokens};
 use http::StatusCode;
 use serde_json::{Value, json};
 
 use crate::support::app::TestApp;
+use crate::support::client::Client;
 
 /// G10, G11: The audit log has the cost of a call, and the headers of the answer have the remaining money.
 #[tokio::test]
@@ -30,7 +31,7 @@ async fn a_call_is_charged_by_the_price_table() {
 #[tokio::test]
 async fn spent_money_stops_the_clients_of_each_protocol() {
     let app = TestApp::with(|config| dollars(config, "0.0062")).await;
-    app.client().post("/v1/messages", &call("fake/input=0;output=59")).await;
+    app.client().post("/v1/messages", &call("fake/input=22;output=59")).await;
     let expected = [
         ("/v1/chat/completions", 402, "insufficient_quota"),
         ("/v1/messages", 402, "billing_error"),
@@ -70,7 +71,7 @@ async fn a_model_without_a_price_is_refused_where_money_counts() {
 async fn a_race_spends_no_more_than_there_is() {
     let app = TestApp::with(|config| {
         dollars(config, "0.05");
-        config.budget.max_output_tokens = Some(cogni_gateway::llm::budget::Tokens(450));
+        config.budget.max_output_tokens = Some(Tokens(450));
         config.workers = 2;
     })
     .await;
@@ -93,6 +94,65 @@ async fn a_race_spends_no_more_than_there_is() {
     assert!(spent > (served - 1) * 100, "{served} calls wrote {spent} tokens");
     assert_eq!(app.upstream.seen.request_count() as u64, served);
     app.stop().await;
+}
+
+/// G9: Text of symbols has a token for each byte. Twelve clients that send it at once spend no more than the budget and
+/// the error of one call's estimate, and each call that has to wait is told so.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn parallel_calls_of_symbols_spend_no_more_than_the_budget_and_one_error() {
+    let text = "a~b^".repeat(750);
+    let mut body = json!({"model": "fake/input=0000;output=1", "max_tokens": 1, "messages": [{"role": "user", "content": text}]});
+    let bytes = body.to_string().len() as u64;
+    body["model"] = json!(format!("fake/input={bytes};output=1"));
+    assert_eq!(body.to_string().len() as u64, bytes);
+    let (limit, error) = (2 * bytes, bytes - bytes / 3);
+    let limits: [SetLimit; 3] = [
+        |config, limit| config.budget.max_input_tokens = Some(Tokens(limit)),
+        |config, limit| config.budget.max_total_tokens = Some(Tokens(limit)),
+        // An input token costs 10,000 nanodollars.
+        |config, limit| dollars(config, &Nanodollars(limit * 10_000).to_string()),
+    ];
+    for set_limit in limits {
+        let app = TestApp::with(|config| set_limit(config, limit)).await;
+        let calls: Vec<_> = (0..12)
+            .map(|_| tokio::spawn(call_until_answered(app.client(), body.clone())))
+            .collect();
+        let mut served = 0;
+        for call in calls {
+            served += u64::from(call.await.unwrap() == StatusCode::OK);
+        }
+        let spent = app.run.ledger.spent_amount().input.0;
+        assert!((limit / 2..=limit + error).contains(&spent), "{spent} of {limit}");
+        assert_eq!(spent, served * bytes);
+        app.stop().await;
+    }
+}
+
+/// G9: Clients that leave before the provider has reported the input cannot spend more than the budget, either.
+#[tokio::test]
+async fn an_input_without_a_report_is_charged_as_reserved() {
+    let app = TestApp::start().await;
+    let body = json!({"model": "fake/gate=1", "stream": true, "messages": [{"role": "user", "content": "a~b^".repeat(750)}]});
+    let stream = app.client().open("/v1/chat/completions", &body).await;
+    drop(stream);
+    let settled = app.recorded("request.settled", 1).await.remove(0);
+    assert_eq!(settled["charged"]["input"], body.to_string().len(), "{settled}");
+    app.stop().await;
+}
+
+/// Sets a limit to what a number of input tokens takes.
+type SetLimit = fn(&mut GatewayConfig, u64);
+
+/// Repeats a call for as long as the budget is only reserved, and returns the last status.
+async fn call_until_answered(client: Client, body: Value) -> StatusCode {
+    loop {
+        let answer = client.post("/v1/chat/completions", &body).await;
+        if answer.status != StatusCode::TOO_MANY_REQUESTS {
+            return answer.status;
+        }
+        assert_eq!(answer.json()["error"]["code"], "budget_reserved");
+        tokio::task::yield_now().await;
+    }
 }
 
 /// Gives every model a price of $10 per million input tokens and $100 per million output tokens.

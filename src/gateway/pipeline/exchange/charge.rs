@@ -17,7 +17,7 @@ use super::provider_response::ProviderResponse;
 use super::{ExchangeContext, ExchangeState, GatewayExchange, SentCall};
 use crate::gateway::pipeline::policy::OnClientGone;
 use crate::gateway::upstream::UpstreamKind;
-use crate::llm::budget::{BudgetAmount, TokenUsage, Tokens, UsageSource};
+use crate::llm::budget::{BudgetAmount, BudgetReservation, TokenUsage, Tokens, UsageSource};
 use crate::llm::protocol::{GatewayRoute, LlmProtocol};
 use crate::llm::response::StreamEnd;
 use crate::telemetry::audit::records::CallOutcome;
@@ -26,6 +26,8 @@ use crate::telemetry::audit::records::CallOutcome;
 #[derive(Clone, Copy, Debug)]
 struct ChargeBasis {
     reserved: BudgetAmount,
+    /// The estimate of the input, which is at most the reserved input.
+    input_estimate: Tokens,
     /// The upstream's status, if the upstream has answered.
     status: Option<u16>,
     /// The usage that the provider reported. The source is [`UsageSource::Estimated`] if the report is
@@ -64,7 +66,13 @@ impl ChargeBasis {
     }
 
     fn estimate_usage(&self, partial: TokenUsage) -> TokenUsage {
-        let input = if partial.input.is_zero() { self.reserved.input } else { partial.input };
+        let input = match self.status {
+            _ if !partial.input.is_zero() => partial.input,
+            // Providers do not bill the calls that they fail, so the estimate is caution enough: during an
+            // outage the most that each repetition could have read would soon use up the budget.
+            Some(500..) => self.input_estimate,
+            _ => self.reserved.input,
+        };
         let output = match self.status {
             // The upstream failed, possibly after it had read the request: the input is charged.
             // LiteLLM puts model output into the text of some errors, so that text is charged as
@@ -91,11 +99,12 @@ impl ExchangeContext {
     pub(super) fn unanswered_usage(
         &self,
         sent: &SentCall,
-        reserved: BudgetAmount,
+        reservation: &BudgetReservation,
         now: Instant,
     ) -> TokenUsage {
         ChargeBasis {
-            reserved,
+            reserved: reservation.granted_amount(),
+            input_estimate: reservation.input_estimate(),
             status: None,
             reported: sent.known_usage,
             at_least: Tokens::ZERO,
@@ -111,9 +120,10 @@ impl ExchangeContext {
     pub(super) fn answered_usage(
         &self,
         (sent, response): (&SentCall, &ProviderResponse),
-        reserved: BudgetAmount,
+        reservation: &BudgetReservation,
         (outcome, now): (CallOutcome, Instant),
     ) -> TokenUsage {
+        let reserved = reservation.granted_amount();
         let stream_end = response.observer.stream_end();
         // An error event ends the response, but does not make a report final.
         let is_final = response.is_complete() || stream_end == StreamEnd::Terminated;
@@ -126,6 +136,7 @@ impl ExchangeContext {
         let at_least = response.observer.output_lower_bound();
         ChargeBasis {
             reserved,
+            input_estimate: reservation.input_estimate(),
             status: Some(self.status),
             reported: response.reported_usage(is_final),
             // The event that caused the cutoff may exceed the grant. The manual documents this excess
@@ -252,6 +263,7 @@ mod tests {
                 output: Tokens(1000),
                 ..BudgetAmount::default()
             },
+            input_estimate: Tokens(20),
             status: Some(200),
             reported: None,
             at_least: Tokens(10),
@@ -317,7 +329,7 @@ mod tests {
             (
                 "the upstream failed",
                 Call { status: Some(503), at_least: Tokens::ZERO, ..unread },
-                (50, 0, Estimated),
+                (20, 0, Estimated),
             ),
             (
                 "the upstream failed, and tells much",
@@ -327,7 +339,7 @@ mod tests {
                     error_tokens: Tokens(70),
                     ..unread
                 },
-                (50, 70, Estimated),
+                (20, 70, Estimated),
             ),
             (
                 "the upstream refused, and tells much",

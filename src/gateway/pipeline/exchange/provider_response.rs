@@ -97,7 +97,7 @@ impl ExchangeContext {
         let mut observer = ResponseObserver::new(sent.route, format, usage_chunk);
         // Without a limit no budget limits the output.
         if let Some(output) = reservation.output_limit() {
-            let input = reservation.granted_amount().input;
+            let input = reservation.input_estimate();
             let cutoff = self.policy.config.cutoff;
             observer = observer.with_allowance(CallAllowance { input, output, cutoff });
         }
