@@ -3,18 +3,18 @@
 //! **Invariant:** nothing here knows what a run is.
 
 pub mod alarm;
-pub mod b64;
 pub mod bounded_counter;
 pub mod cancel_watch;
 pub mod canonical;
 pub mod db;
+pub mod digest;
 pub mod dir_tree;
 pub mod disk;
 pub mod header_lines;
-pub mod hex;
 pub mod hidden_characters;
 pub mod host_reach;
 pub mod json;
+pub mod key_bytes;
 pub mod memory;
 pub mod metrics;
 pub mod outbound;
@@ -33,4 +33,5 @@ pub mod timestamp;
 pub mod tls;
 pub mod trace_context;
 pub mod unix;
+pub mod url_component;
 pub mod wall_clock;

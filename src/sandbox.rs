@@ -30,7 +30,7 @@ pub mod warm_slot;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::base::hex;
+use crate::base::digest::sha256_hex;
 
 pub use driver::{SandboxDriver, SandboxHandle, SandboxRequest};
 pub use host_users::{UserLease, UserRange};
@@ -127,7 +127,7 @@ pub const ANY_ENGINE: &str = "the container engine";
 /// at the same time. A run in an engine's slot or in a long-running sandbox does not use this name in any driver.
 /// There the run's directory, which no process makes twice, excludes a second sandbox.
 pub fn sandbox_name(run: &str) -> String {
-    format!("cogni-{}", &hex::sha256_hex(run.as_bytes())[..NAME_DIGITS])
+    format!("cogni-{}", &sha256_hex(run.as_bytes())[..NAME_DIGITS])
 }
 
 /// Returns the name of the container that serves a run's gateway.

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::hex;
+use super::digest::sha256_hex;
 
 /// Returns the SHA-256 of a value's canonical form: the name of the form, a newline, and the value as JSON without
 /// blanks and with the members of each object in the order of their names.
@@ -23,7 +23,7 @@ use super::hex;
 pub fn digest(form: &str, value: &impl Serialize) -> serde_json::Result<String> {
     let mut value = serde_json::to_value(value)?;
     value.sort_all_objects();
-    Ok(hex::sha256_hex(format!("{form}\n{value}").as_bytes()))
+    Ok(sha256_hex(format!("{form}\n{value}").as_bytes()))
 }
 
 #[cfg(test)]
@@ -47,7 +47,7 @@ mod tests {
         }
         let before = digest("test 1", &Before { first: 1, second: None }).unwrap();
         assert_eq!(before, digest("test 1", &After { second: None, renamed: 1 }).unwrap());
-        assert_eq!(before, hex::sha256_hex(b"test 1\n{\"first\":1,\"second\":null}"));
+        assert_eq!(before, sha256_hex(b"test 1\n{\"first\":1,\"second\":null}"));
         assert_ne!(before, digest("test 2", &After { second: None, renamed: 1 }).unwrap());
     }
 }

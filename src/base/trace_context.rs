@@ -7,7 +7,6 @@ use http::HeaderValue;
 use ring::rand::{SecureRandom, SystemRandom};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::hex;
 use super::metrics::count_as_f64;
 
 /// A trace, the same for all that belongs together. Never zero.
@@ -83,8 +82,8 @@ impl TraceContext {
 /// Returns the header `traceparent` for calls that belong to `span`.
 pub fn format_traceparent(trace: &TraceId, span: &SpanId, is_sampled: bool) -> HeaderValue {
     let mut text = *b"00-00000000000000000000000000000000-0000000000000000-00";
-    hex::encode_hex(&trace.0, &mut text[3..35]);
-    hex::encode_hex(&span.0, &mut text[36..52]);
+    hex::encode_to_slice(trace.0, &mut text[3..35]).expect("two digits for each byte");
+    hex::encode_to_slice(span.0, &mut text[36..52]).expect("two digits for each byte");
     text[54] += u8::from(is_sampled);
     HeaderValue::from_bytes(&text).expect("digits and dashes are a valid header value")
 }
@@ -169,13 +168,14 @@ fn parse_nonzero_hex<const BYTES: usize>(digits: &str) -> Option<[u8; BYTES]> {
 
 fn parse_lowercase_hex<const BYTES: usize>(digits: &str) -> Option<[u8; BYTES]> {
     let is_small = !digits.bytes().any(|digit| digit.is_ascii_uppercase());
-    is_small.then(|| hex::decode_hex(digits)).flatten()
+    let mut bytes = [0; BYTES];
+    (is_small && hex::decode_to_slice(digits, &mut bytes).is_ok()).then_some(bytes)
 }
 
 fn write_hex(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
     let mut text = [0; 32];
     let text = &mut text[..2 * bytes.len()];
-    hex::encode_hex(bytes, text);
+    hex::encode_to_slice(bytes, text).expect("two digits for each byte");
     f.write_str(std::str::from_utf8(text).expect("digits are ASCII"))
 }
 

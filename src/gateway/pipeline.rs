@@ -40,7 +40,7 @@ use crate::gateway::upstream::{self, UpstreamClient};
 use crate::llm::request::{LlmCall, ScannedBody};
 use crate::llm::response::UsageChunkMode;
 use crate::telemetry::{access_log, metrics};
-use exchange::{EnteredCall, GatewayExchange};
+use exchange::{AdmissionProof, EnteredCall, GatewayExchange};
 use limits::RunCapacity;
 use local_response::{ClientReply, ResponseBody};
 use read_body::{IncomingRequestBody, RequestBody};
@@ -141,7 +141,7 @@ async fn finish_received(
         Err(rejection) => Err(rejection),
     };
     match admitted {
-        Ok((usage_chunk, call)) => exchange.send_call(usage_chunk, call).await,
+        Ok((proof, usage_chunk, call)) => exchange.send_call(proof, usage_chunk, call).await,
         Err(rejection) => exchange.finish_rejected(&rejection),
     }
 }
@@ -152,14 +152,14 @@ async fn admit_request(
     entered: EnteredCall,
     mut head: UpstreamRequestHead,
     body: Option<ScannedBody>,
-) -> Result<(UsageChunkMode, upstream::UpstreamCall), CallRejection> {
+) -> Result<(AdmissionProof, UsageChunkMode, upstream::UpstreamCall), CallRejection> {
     let (mut call, rules) = match body {
         Some(body) => exchange.call_admission().check_body(body, &mut head)?,
         None => (LlmCall::default(), vec![]),
     };
-    exchange.admit_call(entered, &mut call, rules).await?;
-    // From here on the budget is reserved and the audit log has the admission.
+    let proof = exchange.admit_call(entered, &mut call, rules).await?;
     let deadline = exchange.gateway().run.ledger.deadline().map(Into::into);
     let usage_chunk = call.usage_chunk;
-    Ok((usage_chunk, upstream::UpstreamCall { head, body: call.into_spliced(), deadline }))
+    let call = upstream::UpstreamCall { head, body: call.into_spliced(), deadline };
+    Ok((proof, usage_chunk, call))
 }

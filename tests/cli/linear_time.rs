@@ -10,8 +10,8 @@ use std::hint::black_box;
 use std::io::Cursor;
 use std::time::Duration;
 
+use base64::prelude::*;
 use bytes::Bytes;
-use cogni_gateway::base::b64;
 use cogni_gateway::base::db::SqliteDatabase;
 use cogni_gateway::cli::run::output_renderer::{OpenLineFlag, OutputRenderer};
 use cogni_gateway::guest::agent::sse::SseReader;
@@ -229,7 +229,7 @@ fn frames(bytes: &[u8]) {
 fn request(piece: &str, n: usize) -> Vec<u8> {
     let document = format!("%PDF-1.4\n{}", piece.repeat(n / piece.len()));
     let mut text = String::new();
-    b64::encode_base64(document.as_bytes(), &mut text);
+    BASE64_URL_SAFE_NO_PAD.encode_string(document.as_bytes(), &mut text);
     message(&[text])
 }
 
@@ -237,7 +237,7 @@ fn request(piece: &str, n: usize) -> Vec<u8> {
 fn image(n: usize) -> Vec<u8> {
     let segments = [&[0xff, 0xd8][..], &[0xff, 0xe0, 0, 2].repeat(n / 4)].concat();
     let mut text = String::new();
-    b64::encode_base64(&segments, &mut text);
+    BASE64_URL_SAFE_NO_PAD.encode_string(&segments, &mut text);
     message(&[text])
 }
 

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use base64::prelude::*;
 use cogni_gateway::cli::token::inspect_token;
 use cogni_gateway::gateway::run::token::{
     MAX_TOKEN_LIFETIME, RunTokenClaims, RunTokenError, RunTokenKeys, RunTokenMintError,
@@ -142,11 +143,11 @@ fn claims_are_exactly_those_of_this_version() {
     let keys = keys();
     let fault = |claims: &str| {
         let mut signed = "cgr1.new.".to_owned();
-        cogni_gateway::base::b64::encode_base64(claims.as_bytes(), &mut signed);
+        BASE64_URL_SAFE_NO_PAD.encode_string(&claims, &mut signed);
         let key = hmac::Key::new(hmac::HMAC_SHA256, &[0x11; 32]);
         let mac = hmac::sign(&key, signed.as_bytes());
         signed.push('.');
-        cogni_gateway::base::b64::encode_base64(mac.as_ref(), &mut signed);
+        BASE64_URL_SAFE_NO_PAD.encode_string(mac, &mut signed);
         keys.verify_token(&signed, at(NOW)).err()
     };
     let until = NOW + 60;

@@ -7,7 +7,7 @@ mod tls;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
-use cogni_gateway::base::hex;
+use cogni_gateway::base::digest::sha256_hex;
 use cogni_gateway::base::secret::SecretString;
 use cogni_gateway::fakes::model_provider::AnswerEnd;
 use rustix::net::{AddressFamily, SocketType};
@@ -226,7 +226,7 @@ async fn an_error_about_the_gateways_key_is_hidden_from_the_agent() {
         config.upstream.api_key = SecretString::new("sk-real-and-secret");
     })
     .await;
-    let digest = hex::sha256_hex(b"sk-real-and-secret");
+    let digest = sha256_hex(b"sk-real-and-secret");
     for (head, status) in [
         ("401 Unauthorized", 502),
         ("403 Forbidden", 502),

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use base64::prelude::*;
 use cogni_gateway::base::secret::SecretString;
 use cogni_gateway::base::task_group::TaskGroup;
 use cogni_gateway::fakes::github_server::{FakeGithub, FakeGithubHandle};
@@ -84,11 +85,5 @@ pub(crate) fn credential() -> ForgeCredential {
 
 /// Returns the form in which git sends a token in a header.
 pub(crate) fn basic(token: &str) -> String {
-    let mut text = String::new();
-    cogni_gateway::base::b64::encode_base64(
-        format!("x-access-token:{token}").as_bytes(),
-        &mut text,
-    );
-    let padding = "=".repeat((4 - text.len() % 4) % 4);
-    text.replace('-', "+").replace('_', "/") + &padding
+    BASE64_STANDARD.encode(format!("x-access-token:{token}"))
 }

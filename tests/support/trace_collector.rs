@@ -102,9 +102,3 @@ pub(crate) fn shown(span: &Span, indent: &str) -> String {
     }
     text
 }
-
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    let mut text = vec![0; 2 * bytes.len()];
-    cogni_gateway::base::hex::encode_hex(bytes, &mut text);
-    String::from_utf8(text).unwrap()
-}

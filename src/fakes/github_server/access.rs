@@ -3,12 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use base64::prelude::*;
 use http::header::AUTHORIZATION;
 use http::request::Parts;
 use ring::signature::{RSA_PKCS1_2048_8192_SHA256, UnparsedPublicKey};
 use serde::Deserialize;
-
-use crate::base::b64;
 
 /// The accepted tokens, and the apps that can request tokens.
 #[derive(Debug)]
@@ -103,11 +102,12 @@ impl FakeAccess {
         // A JSON web token is `header.claims.signature`; the signature covers everything before the last dot.
         let (signed, signature) = token.rsplit_once('.')?;
         let claims: AppClaims =
-            serde_json::from_slice(&base64url_decode(signed.split_once('.')?.1)?).ok()?;
+            serde_json::from_slice(&BASE64_URL_SAFE_NO_PAD.decode(signed.split_once('.')?.1).ok()?)
+                .ok()?;
         // The claims name the key, so that they are read before the signature is verified.
         let app = self.apps.iter().find(|app| app.id == claims.iss)?;
         let key = UnparsedPublicKey::new(&RSA_PKCS1_2048_8192_SHA256, &app.public_key);
-        key.verify(signed.as_bytes(), &base64url_decode(signature)?).ok()?;
+        key.verify(signed.as_bytes(), &BASE64_URL_SAFE_NO_PAD.decode(signature).ok()?).ok()?;
         // GitHub refuses signatures for longer than ten minutes, and signatures of the future.
         let is_timely = claims.iat <= unix_seconds()
             && claims.exp > unix_seconds()
@@ -122,17 +122,9 @@ fn bearer_token(head: &Parts) -> Option<String> {
     if kind.eq_ignore_ascii_case("bearer") || kind.eq_ignore_ascii_case("token") {
         return Some(value.to_owned());
     }
-    // Basic credentials use the standard base64 alphabet with padding; the decoder expects the URL alphabet without.
-    let pair = base64url_decode(&value.trim_end_matches('=').replace('+', "-").replace('/', "_"))?;
+    let pair = BASE64_STANDARD.decode(value).ok()?;
     let pair = String::from_utf8(pair).ok()?;
     pair.split_once(':').map(|(_, password)| password.to_owned())
-}
-
-fn base64url_decode(text: &str) -> Option<Vec<u8>> {
-    let mut bytes = vec![0; text.len()];
-    let length = b64::decode_base64(text, &mut bytes)?;
-    bytes.truncate(length);
-    Some(bytes)
 }
 
 fn unix_seconds() -> u64 {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
+use hex::FromHex;
 use http::request::Parts;
 use serde_json::Value;
 
@@ -13,7 +14,6 @@ use super::access::FakeAccess;
 use super::fault::{FaultRule, InjectedFailure};
 use super::pull_request::FakePullRequest;
 use super::route::{FakeGithubRoute, GithubOperation};
-use crate::base::hex;
 use crate::base::response_gate::ResponseGate;
 
 /// A handle to the state. Clones refer to the same server.
@@ -191,7 +191,7 @@ impl FakeRepository {
             line.strip_suffix(' ').map(str::to_owned)
         })?;
         // A symbolic or damaged reference is not a commit.
-        hex::decode_hex::<20>(&sha).map(|_| sha)
+        <[u8; 20]>::from_hex(&sha).is_ok().then_some(sha)
     }
 
     /// Returns the branch that `HEAD` names.

@@ -2,6 +2,7 @@
 
 use http::Method;
 use http::request::Parts;
+use percent_encoding::percent_decode_str;
 
 /// The operation of a request, as the log and a [`FaultRule`](super::FaultRule) name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,23 +127,7 @@ fn match_rest(method: &Method, parts: &[&str]) -> Option<RestRoute> {
 
 /// Decodes a part of a URL: `%2F` is a slash, and `+` is a space in a query.
 pub(super) fn percent_decode(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, more @ ..] = rest {
-        rest = more;
-        match first {
-            b'%' => {
-                // An incomplete escape makes the whole text invalid.
-                let [high, low, more @ ..] = more else { return None };
-                let digits = [*high, *low];
-                bytes.push(u8::from_str_radix(str::from_utf8(&digits).ok()?, 16).ok()?);
-                rest = more;
-            }
-            b'+' => bytes.push(b' '),
-            byte => bytes.push(*byte),
-        }
-    }
-    String::from_utf8(bytes).ok()
+    Some(percent_decode_str(&text.replace('+', " ")).decode_utf8().ok()?.into_owned())
 }
 
 /// Returns the decoded value of a query's field.

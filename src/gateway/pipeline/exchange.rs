@@ -107,6 +107,10 @@ pub(super) struct EnteredCall {
     request: RequestPermit,
 }
 
+/// Proof that a call's budget is reserved and its admission is durable. Only [`GatewayExchange::admit_call`] makes the
+/// proof, and no call can be sent without one.
+pub(super) struct AdmissionProof(());
+
 /// A call that was admitted and sent upstream.
 struct SentCall {
     route: GatewayRoute,
@@ -218,7 +222,7 @@ impl GatewayExchange {
         entered: EnteredCall,
         call: &mut LlmCall,
         rules: Vec<Arc<str>>,
-    ) -> Result<(), CallRejection> {
+    ) -> Result<AdmissionProof, CallRejection> {
         let EnteredCall { route, open_call, request: permit } = entered;
         self.context.rules = rules;
         let gateway = Arc::clone(&self.context.gateway);
@@ -268,7 +272,7 @@ impl GatewayExchange {
         for change in call.changes.iter().filter(|change| change.what == FieldChangeKind::Dropped) {
             gateway.metrics.record_dropped_field(route, change.why.as_str());
         }
-        Ok(())
+        Ok(AdmissionProof(()))
     }
 
     /// Ends the exchange with a response of the gateway itself, which costs nothing.

@@ -7,8 +7,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use http::HeaderValue;
 use serde_json::{Map, Value};
+use uuid::Uuid;
 
-use crate::base::hex;
 use crate::base::trace_context::{SpanId, TraceContext, TraceId};
 
 /// The host's statements about a run. No part comes from the sandbox.
@@ -94,14 +94,9 @@ impl RequestId {
     }
 
     fn format_uuid((high, low): (u64, u64)) -> Self {
-        let (high, low) = (high.to_be_bytes(), low.to_be_bytes());
-        // The dashes are there already; the digits are written between them: 8-4-4-4-12.
-        let mut text = [b'-'; 36];
-        hex::encode_hex(&high[..4], &mut text[..8]);
-        hex::encode_hex(&high[4..6], &mut text[9..13]);
-        hex::encode_hex(&high[6..], &mut text[14..18]);
-        hex::encode_hex(&low[..2], &mut text[19..23]);
-        hex::encode_hex(&low[2..], &mut text[24..]);
+        let bits = u128::from(high) << 64 | u128::from(low);
+        let mut text = [0; 36];
+        Uuid::from_u128(bits).as_hyphenated().encode_lower(&mut text);
         Self(text)
     }
 

@@ -16,11 +16,11 @@ mod keys;
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use base64::prelude::*;
 use ring::hmac;
 use serde::{Deserialize, Serialize};
 
 use super::is_name;
-use crate::base::b64;
 
 pub use keys::{RunTokenKeys, RunTokenKeysError};
 
@@ -124,10 +124,10 @@ impl RunTokenKeys {
         // The prefix and the key's id are signed, too: neither can be changed without the signature failing.
         let mut token = format!("{TOKEN_PREFIX}{}.", key.id());
         let claims = serde_json::to_vec(claims).expect("text and numbers are JSON");
-        b64::encode_base64(&claims, &mut token);
+        BASE64_URL_SAFE_NO_PAD.encode_string(&claims, &mut token);
         let mac = hmac::sign(key.hmac(), token.as_bytes());
         token.push('.');
-        b64::encode_base64(mac.as_ref(), &mut token);
+        BASE64_URL_SAFE_NO_PAD.encode_string(mac.as_ref(), &mut token);
         Ok(token)
     }
 
@@ -156,7 +156,7 @@ impl RunTokenKeys {
         let key = self.find_key(parts.key_id).ok_or(RunTokenError::UnknownKey)?;
         // 2. A signature of another length is no signature: a shorter one would be easier to guess.
         let mut mac = [0; MAC_BYTES];
-        if b64::decode_base64(parts.mac, &mut mac) != Some(MAC_BYTES) {
+        if BASE64_URL_SAFE_NO_PAD.decode_slice(parts.mac, &mut mac) != Ok(MAC_BYTES) {
             return Err(RunTokenError::Malformed);
         }
         // 3. The comparison is constant in time, so its duration tells nothing about the right signature.
@@ -221,7 +221,7 @@ impl<'a> RunTokenParts<'a> {
     fn decode_claims(&self) -> Option<RunTokenClaims> {
         // The decoded claims are shorter than the token, which is at most this long.
         let mut json = [0; MAX_TOKEN_BYTES];
-        let length = b64::decode_base64(self.claims, &mut json)?;
+        let length = BASE64_URL_SAFE_NO_PAD.decode_slice(self.claims, &mut json).ok()?;
         let claims: RunTokenClaims = serde_json::from_slice(&json[..length]).ok()?;
         // Only our keys can sign, but a name with other characters would break log lines and headers.
         is_name(&claims.run).then_some(claims)

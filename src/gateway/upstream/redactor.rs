@@ -5,11 +5,12 @@
 //! base64 at any offset, and with any of their bytes as a JSON escape or a percent escape. Other spellings are not found:
 //! hexadecimal, compressed or reversed bytes, percent escapes that are escaped again, or a secret in pieces.
 
+use base64::prelude::*;
 use bytes::{Bytes, BytesMut};
 use memchr::memchr3_iter;
 
+use crate::base::digest::sha256_hex;
 use crate::base::secret::SecretString;
-use crate::base::{b64, hex};
 
 /// A filter that replaces each byte of the secrets by an asterisk, so that the announced length of the body stays true.
 #[derive(Clone, Debug)]
@@ -36,7 +37,7 @@ impl SecretRedactor {
         let secrets = if bytes.len() < MIN_SECRET_BYTES {
             vec![]
         } else {
-            let digest = SecretString::new(hex::sha256_hex(bytes));
+            let digest = SecretString::new(sha256_hex(bytes));
             [key.clone(), digest].into_iter().chain(base64_spellings(bytes)).collect()
         };
         Self { secrets, tail: BytesMut::new() }
@@ -79,8 +80,7 @@ impl SecretRedactor {
 fn base64_spellings(secret: &[u8]) -> Vec<SecretString> {
     let mut spellings = vec![];
     for before in 0..3 {
-        let mut digits = String::new();
-        b64::encode_base64(&[&[0; 2][..before], secret].concat(), &mut digits);
+        let digits = BASE64_URL_SAFE_NO_PAD.encode([&[0; 2][..before], secret].concat());
         // 8 bits a byte, 6 bits a digit: the first digit without a bit of the bytes before, and the last whole one.
         let digits = &digits[(before * 8).div_ceil(6)..(before + secret.len()) * 8 / 6];
         spellings.push(SecretString::new(digits));
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn a_key_is_masked_however_the_body_is_cut() {
-        let digest = hex::sha256_hex(b"sk-abcabd");
+        let digest = sha256_hex(b"sk-abcabd");
         let body = format!("x sk-abcsk-abcabd and sk-abca {digest}; sk-ab");
         let whole = format!("x sk-abc********* and sk-abca {}; sk-ab", "*".repeat(64));
         for size in 1..body.len() {
@@ -220,7 +220,7 @@ mod tests {
         let key = "sk-a/b?c~>>>???d";
         for before in ["", "u", "us", "use", "user:", "Bearer "] {
             let mut url = String::new();
-            b64::encode_base64(format!("{before}{key}:x").as_bytes(), &mut url);
+            BASE64_URL_SAFE_NO_PAD.encode_string(format!("{before}{key}:x"), &mut url);
             let standard = url.replace('-', "+").replace('_', "/");
             for text in [standard.replace('/', "\\/"), standard, url] {
                 for size in [1, 2, 7, 100] {

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use super::cost::Nanodollars;
 use super::usage::{TokenUsage, Tokens};
-use crate::base::hex;
+use crate::base::digest::sha256_hex;
 
 /// A table of prices by model.
 #[derive(Debug)]
@@ -181,7 +181,7 @@ impl PriceTable {
         let mut families: Vec<_> = models.iter().filter_map(family).collect();
         // The longest prefix comes first, so that the most specific family matches.
         families.sort_by_key(|(prefix, _)| Reverse(prefix.len()));
-        let digest = hex::sha256_hex(text.as_bytes()).into();
+        let digest = sha256_hex(text.as_bytes()).into();
         Ok(Self {
             version: version.into(),
             digest,
@@ -435,7 +435,7 @@ mod tests {
     fn built_in_source(text: &str) -> String {
         let RawPriceTable { version, models } = toml::from_str(text).unwrap();
         assert!(!models.keys().any(|name| name.ends_with('*')), "no family can be built in yet");
-        let digest = hex::sha256_hex(text.as_bytes());
+        let digest = sha256_hex(text.as_bytes());
         let mut source = format!(
             "//! The prices of `config/prices.toml`. A test of [`super`] writes this file.\n\n\
              use super::{{ModelPrice, TokenRates, Tokens}};\n\n\

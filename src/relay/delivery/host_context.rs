@@ -4,7 +4,7 @@ use uuid::Uuid;
 
 use super::outbox::{DeliveryRequest, HostContext, SecretDigest};
 use super::{DeliveryError, DeliveryService, KnownSecret};
-use crate::base::hex;
+use crate::base::digest::sha256_hex;
 use crate::base::secret::SecretString;
 
 impl DeliveryService {
@@ -54,5 +54,5 @@ impl DeliveryService {
 
 /// Returns the SHA-256 of the salt, a zero byte and the secret, in hex.
 fn secret_digest(salt: &str, secret: &SecretString) -> String {
-    hex::sha256_hex(format!("{salt}\0{}", secret.expose_secret()).as_bytes())
+    sha256_hex(format!("{salt}\0{}", secret.expose_secret()).as_bytes())
 }

@@ -9,7 +9,7 @@
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
-use crate::base::hex;
+use crate::base::digest::sha256_hex;
 use crate::relay::repo::review::{
     CredentialKind, PathRule, RelayConfig, RelayConfigError, ReviewAction, ReviewPolicy,
     SecretScanner,
@@ -95,7 +95,7 @@ impl ReviewRules {
 
     /// Returns the SHA-256 of the text in hex, for statements and audit records.
     pub fn digest(&self) -> String {
-        hex::sha256_hex(self.text.as_bytes())
+        sha256_hex(self.text.as_bytes())
     }
 
     pub fn as_str(&self) -> &str {

@@ -5,9 +5,10 @@
 //! checkpoints signs the statement, and a git note beside the commit holds it. The statement contains no time: the same
 //! work under the same key always gives the same text.
 
+use base64::engine::general_purpose::STANDARD_PAD_INDIFFERENT;
+use base64::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use crate::base::b64;
 use crate::llm::budget::BudgetAmount;
 use crate::relay::repo::ObjectId;
 use crate::telemetry::audit::{AuditPublicKey, AuditSigningKey};
@@ -116,10 +117,10 @@ impl ProvenanceStatement {
         let signature = key.sign_message(&dsse_signing_input(PAYLOAD_TYPE, &payload));
         let envelope = DsseEnvelope {
             payload_type: PAYLOAD_TYPE.to_owned(),
-            payload: base64_encode(&payload),
+            payload: BASE64_URL_SAFE.encode(&payload),
             signatures: vec![DsseSignature {
                 keyid: key.public_key().to_string(),
-                sig: base64_encode(&signature),
+                sig: BASE64_URL_SAFE.encode(signature),
             }],
         };
         serde_json::to_string(&envelope).expect("an envelope has string keys")
@@ -169,23 +170,9 @@ fn dsse_signing_input(kind: &str, payload: &[u8]) -> Vec<u8> {
     text
 }
 
-/// Encodes bytes in base64 with padding. DSSE leaves the alphabet open, and some readers require padding.
-fn base64_encode(bytes: &[u8]) -> String {
-    let mut text = String::new();
-    b64::encode_base64(bytes, &mut text);
-    while !text.len().is_multiple_of(4) {
-        text.push('=');
-    }
-    text
-}
-
-/// Decodes base64 of both alphabets, with or without padding.
+/// Decodes base64 of both alphabets, with or without padding: DSSE leaves the alphabet open.
 fn base64_decode(text: &str) -> Option<Vec<u8>> {
-    let text = text.trim_end_matches('=').replace('+', "-").replace('/', "_");
-    let mut bytes = vec![0; text.len()];
-    let length = b64::decode_base64(&text, &mut bytes)?;
-    bytes.truncate(length);
-    Some(bytes)
+    STANDARD_PAD_INDIFFERENT.decode(text.replace('-', "+").replace('_', "/")).ok()
 }
 
 const PAYLOAD_TYPE: &str = "application/vnd.in-toto+json";

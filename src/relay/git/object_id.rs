@@ -3,10 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
+use hex::FromHex;
 use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
 use serde::{Deserialize, Serialize};
-
-use crate::base::hex;
 
 /// A SHA-1 name. The mirror refuses repositories that use another hash when it opens them.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -26,7 +25,7 @@ impl ObjectId {
     pub fn parse(text: &[u8]) -> Option<Self> {
         let text = str::from_utf8(text).ok()?;
         let is_lower = !text.bytes().any(|byte| byte.is_ascii_uppercase());
-        hex::decode_hex(text).filter(|_| is_lower).map(Self)
+        <[u8; 20]>::from_hex(text).ok().filter(|_| is_lower).map(Self)
     }
 
     /// Returns the name that git gives to an object of this kind and content.
@@ -63,9 +62,7 @@ impl From<ObjectId> for String {
 
 impl fmt::Display for ObjectId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut text = [0; 40];
-        hex::encode_hex(&self.0, &mut text);
-        f.write_str(str::from_utf8(&text).expect("digits are ASCII"))
+        f.write_str(&hex::encode(self.0))
     }
 }
 

@@ -18,8 +18,8 @@ use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::base;
 use crate::base::secret::SecretString;
+use crate::base::url_component::encode_url_component;
 use crate::relay::git::OutboundConfig;
 use crate::relay::repo::repository::HostedRepository;
 use transport::GithubTransport;
@@ -137,7 +137,10 @@ impl GithubClient {
         match self
             .get(
                 token,
-                &repository_path(repository, &format!("/branches/{}", percent_encode(branch))),
+                &repository_path(
+                    repository,
+                    &format!("/branches/{}", encode_url_component(branch)),
+                ),
             )
             .await
         {
@@ -284,23 +287,6 @@ impl fmt::Display for GithubClient {
 /// Returns the path below a repository. The owner and the name have only characters that a URL allows.
 pub(super) fn repository_path(repository: &HostedRepository, rest: &str) -> String {
     format!("/repos/{}/{}{rest}", repository.owner(), repository.name())
-}
-
-/// Encodes text as a part of a URL: a branch's name in a path, or a value in a query.
-pub(super) fn percent_encode(text: &str) -> String {
-    let mut encoded = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        // The unreserved characters of RFC 3986 stay. A slash in a branch's name is encoded.
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-            encoded.push(char::from(byte));
-        } else {
-            let mut digits = [0; 2];
-            base::hex::encode_hex(&[byte], &mut digits);
-            encoded.push('%');
-            encoded.extend(digits.map(|digit| char::from(digit.to_ascii_uppercase())));
-        }
-    }
-    encoded
 }
 
 /// Returns the reason why an answer has begun and not ended.

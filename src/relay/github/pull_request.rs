@@ -16,9 +16,10 @@ pub mod safe_text;
 use http::Method;
 use serde::{Deserialize, Serialize};
 
-use super::client::{GithubClient, GithubError, percent_encode, repository_path};
+use super::client::{GithubClient, GithubError, repository_path};
 use super::credential::ForgeCredential;
 use crate::base::secret::SecretString;
+use crate::base::url_component::encode_url_component;
 use crate::relay::repo::repository::HostedRepository;
 use crate::relay::repo::review::ReviewReason;
 use crate::relay::repo::{ObjectId, SandboxBranch};
@@ -174,8 +175,10 @@ async fn open_pull_requests(
     more: &str,
 ) -> Result<Vec<FetchedPullRequest>, GithubError> {
     let (owner, branch) = (repository.owner(), branch.to_string());
-    let query =
-        format!("/pulls?state=open&head={owner}%3A{}{more}&per_page=20", percent_encode(&branch));
+    let query = format!(
+        "/pulls?state=open&head={owner}%3A{}{more}&per_page=20",
+        encode_url_component(&branch)
+    );
     let found: Vec<FetchedPullRequest> =
         api.get(token, &repository_path(repository, &query)).await?;
     let own = format!("{owner}/{}", repository.name());
@@ -226,7 +229,7 @@ impl PullRequestPublisher<'_> {
 
     /// Returns the open pull request from the branch to `base`.
     async fn find_open(&self, base: &str) -> Result<Option<FetchedPullRequest>, GithubError> {
-        let more = format!("&base={}", percent_encode(base));
+        let more = format!("&base={}", encode_url_component(base));
         let place = (self.repository, &self.spec.head);
         let found = open_pull_requests(self.api, &self.token, place, &more).await?;
         Ok(found.into_iter().find(|one| one.base.branch == base))

@@ -16,7 +16,7 @@ use super::git::{GitCommand, GitLimits, GitProgram, is_plain_path};
 use super::push::map_network_error;
 use super::repository::RepositoryUrl;
 use super::{BranchKey, BranchLease, ObjectId, RepoError, SandboxBranch};
-use crate::base::hex;
+use crate::base::digest::sha256_hex;
 use crate::base::secret::SecretString;
 
 pub use sweep::remove_unused_mirrors;
@@ -332,7 +332,7 @@ struct RemoteRefs {
 
 /// Returns the mirror's directory name, which is equal for all usual spellings of a repository's address.
 fn mirror_id(repository: &RepositoryUrl) -> String {
-    hex::sha256_hex(repository.canonical_key().as_bytes())[..MIRROR_ID_DIGITS].to_owned()
+    sha256_hex(repository.canonical_key().as_bytes())[..MIRROR_ID_DIGITS].to_owned()
 }
 
 /// Returns a ref of a branch in the mirror. Each branch has its own refs, so that runs can fetch at the same time.

@@ -1,7 +1,7 @@
 //! The key of a long-running sandbox, and the name of the key's workspace.
 
 use super::workspace_store::{StoredBranchRef, WorkspaceOwner};
-use crate::base::hex;
+use crate::base::digest::sha256_hex;
 
 /// The properties that the runs of one long-running sandbox have in common.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,7 +93,7 @@ impl SandboxKey {
 }
 
 fn name_digest(name: &str) -> String {
-    hex::sha256_hex(name.as_bytes())[..NAME_DIGITS].to_owned()
+    sha256_hex(name.as_bytes())[..NAME_DIGITS].to_owned()
 }
 
 /// The number of hexadecimal digits of a key's name. With 128 bits, two keys of an installation do not collide by

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use crate::base::hex;
+use crate::base::digest::sha256_hex;
 use crate::sandbox::OwnerProcess;
 
 /// A cgroup that carries the name of a container of the gateway. The container may have ended.
@@ -40,7 +40,7 @@ pub fn cgroup_name(directory: &str, run_dir: &Path) -> PathBuf {
 
 /// Returns the mark of an installation. All installations share the machine's cgroups, and each removes only its own.
 fn installation_mark(run_dir: &Path) -> String {
-    hex::sha256_hex(run_dir.as_os_str().as_bytes())[..MARK_DIGITS].to_owned()
+    sha256_hex(run_dir.as_os_str().as_bytes())[..MARK_DIGITS].to_owned()
 }
 
 /// Checks that this process may set limits.

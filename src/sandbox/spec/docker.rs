@@ -16,7 +16,7 @@ use bollard::models::{
 
 use super::layout::{HOSTNAME, MASKED_PATHS, OOM_SCORE_ADJ, READ_ONLY_PATHS, TmpfsMount, ULIMITS};
 use super::{BindMount, MountAccess, OwnerLabels, SECCOMP_PROFILE, SandboxSpec, WORKSPACE_TARGET};
-use crate::base::hex;
+use crate::base::digest::sha256_hex;
 
 /// Returns the request that creates the container, from an image that the engine has.
 pub fn container_body(spec: &SandboxSpec, image: &str, stamp: &OwnerLabels) -> ContainerCreateBody {
@@ -154,7 +154,7 @@ fn owner_labels(run: &str, stamp: &OwnerLabels, digest: String) -> HashMap<Strin
 /// the maps of the client library have no order.
 fn body_digest(body: &ContainerCreateBody) -> String {
     let body = serde_json::to_value(body).expect("a body of texts and numbers is JSON");
-    hex::sha256_hex(body.to_string().as_bytes())
+    sha256_hex(body.to_string().as_bytes())
 }
 
 pub const OWNER_LABEL: &str = "cogni.owner";

@@ -1,9 +1,10 @@
 //! The token of a grant: 256 random bits behind a prefix that scanners for secrets can look for.
 
+use base64::prelude::*;
 use ring::rand::{SecureRandom, SystemRandom};
 
+use crate::base::digest::sha256_hex;
 use crate::base::secret::SecretString;
-use crate::base::{b64, hex};
 
 /// Generates a new token.
 ///
@@ -13,7 +14,7 @@ pub(super) fn mint_token() -> Result<SecretString, ring::error::Unspecified> {
     let mut bytes = [0; TOKEN_RANDOM_BYTES];
     SystemRandom::new().fill(&mut bytes)?;
     let mut text = TOKEN_PREFIX.to_owned();
-    b64::encode_base64(&bytes, &mut text);
+    BASE64_URL_SAFE_NO_PAD.encode_string(bytes, &mut text);
     Ok(SecretString::new(text))
 }
 
@@ -24,9 +25,10 @@ pub(super) fn mint_token() -> Result<SecretString, ring::error::Unspecified> {
 /// would then learn only a hash.
 pub(super) fn hash_token(token: &str) -> Option<String> {
     let mut bytes = [0; TOKEN_RANDOM_BYTES];
-    let length = b64::decode_base64(token.strip_prefix(TOKEN_PREFIX)?, &mut bytes)?;
+    let length =
+        BASE64_URL_SAFE_NO_PAD.decode_slice(token.strip_prefix(TOKEN_PREFIX)?, &mut bytes).ok()?;
     // A text of another length is no token and costs no database read.
-    (length == TOKEN_RANDOM_BYTES).then(|| hex::sha256_hex(token.as_bytes()))
+    (length == TOKEN_RANDOM_BYTES).then(|| sha256_hex(token.as_bytes()))
 }
 
 /// The prefix of tokens, for "cogni grant".

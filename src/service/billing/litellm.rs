@@ -5,7 +5,6 @@
 //! client filters the rows itself. Pages also filter by one call's
 
 use std::collections::{HashMap, hash_map};
-use std::fmt::Write;
 use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
@@ -24,6 +23,7 @@ use super::ingest::{self, LitellmCallMetadata};
 use super::{ChargeNotice, ChargeSource};
 use crate::base;
 use crate::base::secret::SecretString;
+use crate::base::url_component::encode_url_component;
 use crate::gateway::upstream::{UpstreamScheme, UpstreamUrl};
 use crate::llm::budget::{Nanodollars, Tokens};
 
@@ -165,7 +165,7 @@ impl LitellmClient {
         let window = SpendLogWindow { since, until, account: None };
         let mut path = window.page_path(1);
         path.push_str("&request_id=");
-        percent_encode(id, &mut path);
+        path.extend(encode_url_component(id));
         let answer = match self.get(&path).await {
             Err(LitellmError::Refused { status, .. }) if is_not_found_status(status) => {
                 return Ok(None);
@@ -237,7 +237,7 @@ impl SpendLogWindow {
         );
         if let Some(account) = &self.account {
             path.push_str("&end_user=");
-            percent_encode(account, &mut path);
+            path.extend(encode_url_component(account));
         }
         path
     }
@@ -363,18 +363,6 @@ fn format_time(time: SystemTime) -> String {
 fn format_date(time: SystemTime) -> String {
     let text = humantime::format_rfc3339_seconds(time).to_string();
     text.split('T').next().unwrap_or_default().to_owned()
-}
-
-/// Escapes every byte that is not an unreserved character of a URL (RFC 3986, section 2.3).
-fn percent_encode(text: &str, into: &mut String) {
-    for byte in text.bytes() {
-        match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
-                into.push(byte.into());
-            }
-            _ => write!(into, "%{byte:02X}").expect("a String takes every write"),
-        }
-    }
 }
 
 fn is_not_found_status(status: StatusCode) -> bool {

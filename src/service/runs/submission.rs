@@ -9,8 +9,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::RunServiceConfig;
+use crate::base::digest::sha256_hex;
 use crate::base::host_reach::HostReach;
-use crate::base::{hex, trace_context};
+use crate::base::trace_context;
 use crate::gateway::config::GatewayConfig;
 use crate::gateway::run::is_reserved_key;
 use crate::llm::budget::{BudgetLimits, Nanodollars};
@@ -82,7 +83,7 @@ impl RunSubmission {
         let mut asked = Self { traceparent: None, ..self.clone() };
         // The reach comes from the grant, not from the request, and the grant's terms may change between two requests.
         asked.branch.reach = None;
-        hex::sha256_hex(asked.to_json().as_bytes())
+        sha256_hex(asked.to_json().as_bytes())
     }
 
     pub(super) fn to_json(&self) -> String {

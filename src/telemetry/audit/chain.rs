@@ -15,7 +15,6 @@ use std::fmt;
 use ring::digest::{SHA256, digest};
 
 use super::records::AuditRecord;
-use crate::base::hex;
 
 /// The end of a chain: the number of the next record, and the hash that the next record must contain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,7 +140,8 @@ pub struct RecordHeader<'a> {
 impl RecordHash {
     fn hash_content(content: &[u8]) -> Self {
         let mut text = [0; 64];
-        hex::encode_hex(digest(&SHA256, content).as_ref(), &mut text);
+        hex::encode_to_slice(digest(&SHA256, content), &mut text)
+            .expect("two digits for each byte");
         Self(text)
     }
 

@@ -9,11 +9,12 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 
+use hex::FromHex;
 use ring::rand::{SecureRandom, SystemRandom};
 use ring::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
 
 use super::{AuditError, chain::RecordHash};
-use crate::base::{b64, hex, secret::SecretString};
+use crate::base::{key_bytes::parse_key_bytes, secret::SecretString};
 
 /// A key pair that signs checkpoints, and what else this machine vouches for.
 pub struct AuditSigningKey {
@@ -50,7 +51,8 @@ impl AuditSigningKey {
     /// The signature of everything up to the record with this hash, in hexadecimal.
     pub(super) fn sign_checkpoint(&self, head: &RecordHash) -> [u8; 128] {
         let mut text = [0; 128];
-        hex::encode_hex(self.pair.sign(&checkpoint_message(head)).as_ref(), &mut text);
+        hex::encode_to_slice(self.pair.sign(&checkpoint_message(head)), &mut text)
+            .expect("a digit pair for each byte");
         text
     }
 }
@@ -69,8 +71,8 @@ impl AuditPublicKey {
     /// Returns true if `signature` (hexadecimal) was made for `head` with the private half of this key.
     pub(super) fn verify_checkpoint(&self, head: &RecordHash, signature: &str) -> bool {
         let key = UnparsedPublicKey::new(&ED25519, self.0);
-        hex::decode_hex::<64>(signature)
-            .is_some_and(|signature| key.verify(&checkpoint_message(head), &signature).is_ok())
+        <[u8; 64]>::from_hex(signature)
+            .is_ok_and(|signature| key.verify(&checkpoint_message(head), &signature).is_ok())
     }
 }
 
@@ -96,7 +98,7 @@ pub fn load_or_create_seed(path: &Path) -> Result<SecretString, AuditError> {
 /// little.
 fn write_new_seed(path: &Path, seed: &[u8; 32]) -> io::Result<()> {
     let mut text = [b'\n'; 65];
-    hex::encode_hex(seed, &mut text[..64]);
+    hex::encode_to_slice(seed, &mut text[..64]).expect("two digits for each byte");
     let folder = path.parent().unwrap_or(Path::new("."));
     DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     let fresh = path.with_extension(uuid::Uuid::now_v7().simple().to_string());
@@ -119,9 +121,7 @@ impl fmt::Debug for AuditSigningKey {
 
 impl fmt::Display for AuditPublicKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut text = [0; 64];
-        hex::encode_hex(&self.0, &mut text);
-        f.write_str(str::from_utf8(&text).expect("digits are ASCII"))
+        f.write_str(&hex::encode(self.0))
     }
 }
 
@@ -148,7 +148,7 @@ fn random_seed() -> Result<[u8; 32], AuditError> {
 
 fn decode_key(what: &'static str, text: &str) -> Result<[u8; 32], AuditError> {
     let text = text.trim();
-    let bytes = hex::decode_hex(text).or_else(|| b64::decode_any_base64(text));
+    let bytes = parse_key_bytes(text);
     bytes.ok_or(AuditError::InvalidKey { what, characters: text.chars().count() })
 }
 

@@ -1,5 +1,6 @@
 //! The client of an OpenTelemetry collector, over HTTP.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::io;
 use std::str::FromStr;
@@ -15,6 +16,7 @@ use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
+use percent_encoding::percent_decode_str;
 use rustls::{ClientConfig, RootCertStore};
 use serde::{Deserialize, Deserializer};
 use tokio::time::timeout;
@@ -127,7 +129,8 @@ impl CollectorHeaders {
         for pair in given.expose_secret().split(',').filter(|pair| !pair.trim().is_empty()) {
             let read = pair.split_once('=').and_then(|(name, value)| {
                 let name = HeaderName::from_bytes(name.trim().as_bytes()).ok()?;
-                let mut value = HeaderValue::from_bytes(&percent_decode(value.trim())).ok()?;
+                let mut value =
+                    HeaderValue::from_bytes(&Cow::from(percent_decode_str(value.trim()))).ok()?;
                 // These headers usually carry a token, which debug output must not show.
                 value.set_sensitive(true);
                 Some((name, value))
@@ -139,20 +142,6 @@ impl CollectorHeaders {
         }
         Ok(Self(headers))
     }
-}
-
-/// Decodes `%41` as `A`. A percent sign without two hexadecimal digits stays unchanged.
-fn percent_decode(text: &str) -> Vec<u8> {
-    let mut rest = text.as_bytes();
-    let mut decoded = Vec::with_capacity(rest.len());
-    while let Some((&first, more)) = rest.split_first() {
-        let byte = (first == b'%').then(|| std::str::from_utf8(more.get(..2)?).ok()).flatten();
-        let byte = byte.and_then(crate::base::hex::decode_hex::<1>);
-        decoded.push(byte.map_or(first, |[byte]| byte));
-        // The two digits are skipped only if they were decoded.
-        rest = if byte.is_some() { &more[2..] } else { more };
-    }
-    decoded
 }
 
 impl FromStr for CollectorUrl {

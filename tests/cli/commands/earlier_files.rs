@@ -14,6 +14,8 @@ use crate::support::process::Process;
 fn an_audit_log_and_a_configuration_of_an_earlier_program_are_taken_up() {
     let place = tempfile::tempdir().unwrap();
     let (log, file) = (place.path().join("audit.jsonl"), place.path().join("gateway.toml"));
+    let prices = place.path().join("prices.toml");
+    fs::write(&prices, include_str!("../../fixtures/earlier/prices.toml")).unwrap();
     fs::write(&log, include_str!("../../fixtures/earlier/audit.jsonl")).unwrap();
     fs::write(&file, include_str!("../../fixtures/earlier/gateway.toml")).unwrap();
     let mut command = Command::new(BINARY);
@@ -27,6 +29,7 @@ fn an_audit_log_and_a_configuration_of_an_earlier_program_are_taken_up() {
         .env("LITELLM_MASTER_KEY", "sk-demo")
         .env("LITELLM_HOST", "127.0.0.1:4999")
         .env("SOCKET_PATH", place.path().join("llm.sock"))
+        .env("PRICES_FILE", &prices)
         .env("AUDIT_LOG_PATH", &log);
     let mut gateway = Process::start(&mut command, "build it with cargo");
     gateway.until(|text| text.contains("ready"));
@@ -38,6 +41,7 @@ fn an_audit_log_and_a_configuration_of_an_earlier_program_are_taken_up() {
         records.iter().filter(|record| record["event"] == "run.started").collect();
     assert_eq!(started.len(), 2);
     assert_eq!(started[1]["policy"], started[0]["policy"], "the digest of the same settings");
+    assert_eq!(started[1]["prices"], started[0]["prices"], "the digest of the same prices");
     let crashed = records.iter().find(|record| record["outcome"] == "crashed").unwrap();
     assert_eq!(crashed["event"], "request.settled");
     let verified = Command::new(BINARY).args(["audit", "verify"]).arg(&log).output().unwrap();

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use cogni_gateway::base::hex;
 use cogni_gateway::telemetry::audit::AuditPublicKey;
 use cogni_gateway::telemetry::audit::chain::{
     ChainBreakReason, HashChain, MAX_UNSETTLED_CALLS, RecordHeader,
@@ -10,6 +9,7 @@ use cogni_gateway::telemetry::audit::chain::{
 use cogni_gateway::telemetry::audit::read::{ChainBreakError, MAX_LINE_BYTES};
 use cogni_gateway::telemetry::audit::records::{AuditRecord, CallRefusedRecord, CallSettledRecord};
 use cogni_gateway::telemetry::audit::{AuditError, AuditLog, verify};
+use hex::FromHex;
 use proptest::prelude::*;
 use ring::digest::{SHA256, digest};
 use ring::signature::{ED25519, UnparsedPublicKey};
@@ -51,14 +51,14 @@ fn a_log_can_be_checked_by_its_description() {
         assert_eq!(prev.strip_suffix('"').unwrap(), last);
         if seq == 8 {
             let text = |key: &str| fields.split(&format!("\"{key}\":\"")).nth(1).unwrap();
-            let signature: [u8; 64] = hex::decode_hex(&text("signature")[..128]).unwrap();
-            let key: [u8; 32] = hex::decode_hex(&text("public_key")[..64]).unwrap();
+            let signature: [u8; 64] = FromHex::from_hex(&text("signature")[..128]).unwrap();
+            let key: [u8; 32] = FromHex::from_hex(&text("public_key")[..64]).unwrap();
             let signed = format!("cogni-gateway audit checkpoint v1 {last}");
             UnparsedPublicKey::new(&ED25519, key).verify(signed.as_bytes(), &signature).unwrap();
         }
         let hash = digest(&SHA256, content.as_bytes());
         last = rest.strip_suffix("\"}").unwrap().to_owned();
-        assert_eq!(hex::decode_hex::<32>(&last).unwrap(), hash.as_ref());
+        assert_eq!(hex::decode(&last).unwrap(), hash.as_ref());
     }
     assert!(log.ends_with(&format!("{last}\"}}\n")));
 }

@@ -16,7 +16,7 @@ use super::context::OURS;
 use crate::metrics::scrape;
 use crate::support::app::TestApp;
 use crate::support::process::NO_LISTENER;
-use crate::support::trace_collector::{TraceCollector, hex, shown};
+use crate::support::trace_collector::{TraceCollector, shown};
 
 /// G12: A run is a span, and its calls are child spans with the conventions' names; no span has a prompt or a key.
 #[tokio::test]
@@ -114,7 +114,7 @@ async fn a_run_without_a_trace_gets_one_where_it_is_sampled() {
         assert_eq!(records[0]["trace"], told[3..35]);
         let spans = collector.seen().spans();
         assert_eq!(spans.len(), if recorded { 2 } else { 0 });
-        assert!(spans.iter().all(|span| hex(&span.trace_id) == told[3..35]));
+        assert!(spans.iter().all(|span| hex::encode(&span.trace_id) == told[3..35]));
     }
 }
 
@@ -181,7 +181,7 @@ fn call() -> serde_json::Value {
 /// Formats the spans below their parents, without ids and times.
 fn tree(spans: &[Span]) -> String {
     let root = spans.iter().find(|span| span.name == "run").unwrap();
-    assert_eq!(hex(&root.parent_span_id), OURS[36..52]);
+    assert_eq!(hex::encode(&root.parent_span_id), OURS[36..52]);
     let mut text = shown(root, "");
     for span in spans.iter().filter(|span| span.span_id != root.span_id) {
         assert_eq!(span.parent_span_id, root.span_id);
@@ -189,6 +189,6 @@ fn tree(spans: &[Span]) -> String {
         assert!(span.end_time_unix_nano <= root.end_time_unix_nano);
         text += &shown(span, "  ");
     }
-    assert!(spans.iter().all(|span| hex(&span.trace_id) == OURS[3..35]));
+    assert!(spans.iter().all(|span| hex::encode(&span.trace_id) == OURS[3..35]));
     text
 }

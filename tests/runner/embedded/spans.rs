@@ -3,7 +3,7 @@
 use http::StatusCode;
 
 use super::driver::{Sandboxed, sh};
-use crate::support::trace_collector::{TraceCollector, hex, shown};
+use crate::support::trace_collector::{TraceCollector, shown};
 
 /// G12: The sandbox is a child span of the run, and its start is another span; a failure is recorded.
 #[tokio::test(flavor = "multi_thread")]
@@ -42,7 +42,7 @@ async fn a_collector_sees_the_sandbox_of_a_run() {
       cogni.sandbox.driver = embedded
     ");
     let run = spans.iter().find(|span| span.name == "run").unwrap();
-    assert_eq!(hex(&run.parent_span_id), "b7ad6b7169203331");
+    assert_eq!(hex::encode(&run.parent_span_id), "b7ad6b7169203331");
     let within = spans.iter().filter(|span| span.parent_span_id == run.span_id).count();
     assert_eq!(within, 2);
 }

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 use http::StatusCode;
 
 use super::observed_body::DrainPermit;
-use super::{ExchangeState, GatewayExchange};
+use super::{AdmissionProof, ExchangeState, GatewayExchange};
 use crate::gateway::pipeline::RunGateway;
 use crate::gateway::pipeline::local_response::{ClientReply, ResponseBody};
 use crate::gateway::pipeline::rejection::CallRejection;
@@ -23,6 +23,7 @@ impl GatewayExchange {
     /// boxed, so that a connection does not hold its memory while the response streams.
     pub(in crate::gateway::pipeline) fn send_call(
         self: Box<Self>,
+        _admitted: AdmissionProof,
         usage_chunk: UsageChunkMode,
         call: upstream::UpstreamCall,
     ) -> impl Future<Output = ClientReply> {

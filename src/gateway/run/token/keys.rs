@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use ring::hmac;
 
-use crate::base::{b64, hex};
+use crate::base::key_bytes::parse_key_bytes;
 
 /// The keys of run tokens: at least one key, of which the first signs. The tokens are for one named audience, or for no
 /// audience.
@@ -118,7 +118,7 @@ impl RunTokenKey {
             return Err(RunTokenKeysError::InvalidId { line, id: id.to_owned() });
         }
         // 64 hexadecimal digits are valid base64, too, so hexadecimal is tried first.
-        let bytes: Option<[u8; 32]> = hex::decode_hex(key).or_else(|| b64::decode_any_base64(key));
+        let bytes = parse_key_bytes(key);
         let bytes = bytes.ok_or_else(|| {
             // The error states the length only. The key itself must not get into a log.
             let characters = key.chars().count();

@@ -58,9 +58,9 @@ pub(super) const UNREAD_TOKENS: u64 = 200_000;
 #[cfg(test)]
 mod tests {
     use super::tokens;
-    use crate::base::b64;
     use crate::base::rope::ByteRope;
     use crate::llm::request::media::base64::decode_string;
+    use base64::prelude::*;
 
     fn wav(format: u16, channels: u16, samples: u32, told: u32, seconds: u32) -> Vec<u8> {
         let block = channels * 2;
@@ -77,7 +77,7 @@ mod tests {
 
     fn of(wav: &[u8], limit: usize) -> Option<u64> {
         let mut text = String::new();
-        b64::encode_base64(wav, &mut text);
+        BASE64_URL_SAFE_NO_PAD.encode_string(wav, &mut text);
         let text = format!("{}\"", text.replace('-', "+").replace('_', "/"));
         let length = text.len() as u64;
         let rope: ByteRope = [text.into_bytes().into()].into_iter().collect();

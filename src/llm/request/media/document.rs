@@ -122,8 +122,8 @@ mod tests {
 
     use super::super::base64::decode_string;
     use super::{count_pages, document_tokens};
-    use crate::base::b64;
     use crate::base::rope::ByteRope;
+    use base64::prelude::*;
 
     fn pdf(kids: usize, more: &str) -> String {
         let list: String = (0..kids).map(|kid| (kid + 3).to_string() + " 0 R ").collect();
@@ -187,7 +187,7 @@ mod tests {
 
     fn base64(bytes: &[u8]) -> String {
         let mut text = String::new();
-        b64::encode_base64(bytes, &mut text);
+        BASE64_URL_SAFE_NO_PAD.encode_string(bytes, &mut text);
         text.replace('-', "+").replace('_', "/")
     }
 

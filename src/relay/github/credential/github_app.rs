@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use base64::prelude::*;
 use http::Method;
 use ring::rand::SystemRandom;
 use ring::signature::{RSA_PKCS1_SHA256, RsaKeyPair};
@@ -14,7 +15,6 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::json;
 
-use crate::base::b64;
 use crate::base::secret::SecretString;
 use crate::relay::github::client::{GithubClient, GithubError, repository_path};
 use crate::relay::repo::repository::HostedRepository;
@@ -133,15 +133,15 @@ impl GithubApp {
         let header = json!({ "alg": "RS256", "typ": "JWT" }).to_string();
         let claims = json!({ "iat": now - 60, "exp": now + 540, "iss": self.id }).to_string();
         let mut text = String::new();
-        b64::encode_base64(header.as_bytes(), &mut text);
+        BASE64_URL_SAFE_NO_PAD.encode_string(header, &mut text);
         text.push('.');
-        b64::encode_base64(claims.as_bytes(), &mut text);
+        BASE64_URL_SAFE_NO_PAD.encode_string(claims, &mut text);
         let mut signature = vec![0; self.key.public().modulus_len()];
         self.key
             .sign(&RSA_PKCS1_SHA256, &SystemRandom::new(), text.as_bytes(), &mut signature)
             .map_err(|_| GithubError::InvalidAppKey("it does not sign"))?;
         text.push('.');
-        b64::encode_base64(&signature, &mut text);
+        BASE64_URL_SAFE_NO_PAD.encode_string(signature, &mut text);
         Ok(SecretString::new(text))
     }
 }

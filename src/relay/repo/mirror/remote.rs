@@ -1,7 +1,8 @@
 //! The connection to a mirror's remote, and its authentication.
 
+use base64::prelude::*;
+
 use super::{RepoError, RepoMirror};
-use crate::base::b64;
 use crate::base::host_reach::HostReachError;
 use crate::base::secret::SecretString;
 use crate::relay::git::GitCommand;
@@ -24,18 +25,8 @@ impl RepoMirror {
                 .map_err(|error| unreachable_error(&error))?,
         };
         let Some(token) = token.filter(|token| !token.is_empty()) else { return Ok(call) };
-        let mut basic = String::from("Authorization: Basic ");
-        let from = basic.len();
-        b64::encode_base64(
-            format!("x-access-token:{}", token.expose_secret()).as_bytes(),
-            &mut basic,
-        );
-        // Servers expect the standard alphabet with padding.
-        let mut basic =
-            basic[..from].to_owned() + &basic[from..].replace('-', "+").replace('_', "/");
-        while (basic.len() - from) % 4 != 0 {
-            basic.push('=');
-        }
+        let pair = format!("x-access-token:{}", token.expose_secret());
+        let basic = format!("Authorization: Basic {}", BASE64_STANDARD.encode(pair));
         // The token goes into an HTTP header, and never into the URL, which can appear in messages.
         Ok(call.http_header(&self.remote_url(), &SecretString::new(basic)).redact_secret(token))
     }

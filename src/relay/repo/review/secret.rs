@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use regex::bytes::{Regex, RegexSet};
 use serde::{Deserialize, Serialize};
 
-use crate::base::hex;
+use crate::base::digest::sha256_hex;
 use crate::base::secret::SecretString;
 
 /// A kind of credential to search for.
@@ -85,13 +85,13 @@ impl SecretScanner {
         for at in &self.any.matches(window) {
             let matches = self.each[at].find_iter(window).map(|found| found.as_bytes());
             for credential in matches.filter(|credential| !is_example(credential)) {
-                found.insert(hex::sha256_hex(credential), self.names[at].clone());
+                found.insert(sha256_hex(credential), self.names[at].clone());
             }
         }
         for known in &self.known {
             if memchr::memmem::find(window, known.expose_secret().as_bytes()).is_some() {
                 found.insert(
-                    hex::sha256_hex(known.expose_secret().as_bytes()),
+                    sha256_hex(known.expose_secret().as_bytes()),
                     HOST_SECRET_KIND.to_owned(),
                 );
             }

@@ -5,7 +5,7 @@ use std::fs;
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use cogni_gateway::base::hex;
+use cogni_gateway::base::digest::sha256_hex;
 use cogni_gateway::runner::long_running::workspace_store::{PruneOutcome, WorkspaceOwner};
 use cogni_gateway::runner::long_running::{
     LongRunningClaimError, LongRunningPoolLimits, SandboxKey, SandboxKeyScope,
@@ -268,7 +268,7 @@ async fn accounts_and_kinds_of_key_have_workspaces_of_their_own() {
 async fn a_workspace_of_an_earlier_version_is_moved_once() {
     let place = Installation::embedded();
     // The name that the earlier version gave it.
-    let old = hex::sha256_hex(b"agent\0g1\n\n42")[..32].to_owned();
+    let old = sha256_hex(b"agent\0g1\n\n42")[..32].to_owned();
     let home = place.path().join("state/workspaces").join(&old);
     let earlier = |line: &str| {
         fs::create_dir_all(home.join("workspace")).unwrap();
