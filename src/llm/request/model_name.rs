@@ -8,8 +8,8 @@ use super::capability::ProviderCapability;
 use crate::base::hidden_characters::is_hidden;
 
 /// The rule for a model's name, phrased to follow "must be" in an error.
-pub const MODEL_NAME_RULE: &str = "the name of one model: 1 to 256 bytes, without a comma, `*`, `://` or control characters, \
-     and without blanks at its ends";
+pub const MODEL_NAME_RULE: &str = "the name of one model: 1 to 256 bytes, without a comma, \
+     `*`, `://`, control or invisible characters, and without blanks at its ends";
 
 /// Returns true if every reader takes `name` for the name of one model.
 ///

@@ -1,16 +1,13 @@
 //! The translation of Docker's seccomp profile into filters for the kernel, so that both drivers share one file.
 
-mod syscall_numbers;
-
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use seccompiler::{
     BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition,
     SeccompFilter, SeccompRule,
 };
 use serde::Deserialize;
-
-pub use syscall_numbers::all_syscalls as all_calls;
+use syscalls::Sysno;
 
 /// Two filters, to be applied in this order. The kernel asks both about each call; of two errors, the later filter's
 /// counts.
@@ -77,13 +74,12 @@ pub fn compile_profile(profile: &str) -> Result<SeccompFilters, SeccompError> {
         return Err(SeccompError::Unknown(format!("`defaultAction` `{}`", profile.default_action)));
     }
     // A filter has one action for all its rules, so the allowed and the denied calls need a filter each.
-    let numbers: SyscallNumbers = syscall_numbers::all_syscalls().collect();
     let (mut allowed, mut denied) = (RulesBySyscall::new(), RulesBySyscall::new());
     for rule in &profile.syscalls {
         match (rule.action.as_str(), rule.errno_ret.unwrap_or(DEFAULT_ERRNO)) {
-            (ACTION_ALLOW, _) => add_rule(&mut allowed, rule, &numbers)?,
+            (ACTION_ALLOW, _) => add_rule(&mut allowed, rule)?,
             (ACTION_ERRNO, DEFAULT_ERRNO) if rule.args.is_empty() => {
-                add_rule(&mut denied, rule, &numbers)?;
+                add_rule(&mut denied, rule)?;
             }
             // A call that is not allowed gets this error anyway.
             (ACTION_ERRNO, errno) if errno == profile.default_errno_ret => (),
@@ -98,16 +94,11 @@ pub fn compile_profile(profile: &str) -> Result<SeccompFilters, SeccompError> {
 }
 
 type RulesBySyscall = BTreeMap<i64, Vec<SeccompRule>>;
-type SyscallNumbers = HashMap<&'static str, i64>;
 
 /// Adds a rule to its calls. One matching rule of a call is enough; a call without rules matches for all arguments.
-fn add_rule(
-    calls: &mut RulesBySyscall,
-    rule: &DockerSeccompRule,
-    numbers: &SyscallNumbers,
-) -> Result<(), SeccompError> {
-    for number in rule.names.iter().filter_map(|name| numbers.get(name.as_str())) {
-        let rules = calls.entry(*number).or_default();
+fn add_rule(calls: &mut RulesBySyscall, rule: &DockerSeccompRule) -> Result<(), SeccompError> {
+    for call in rule.names.iter().filter_map(|name| name.parse::<Sysno>().ok()) {
+        let rules = calls.entry(call.id().into()).or_default();
         if !rule.args.is_empty() {
             let conditions = rule.args.iter().map(argument_condition).collect::<Result<_, _>>()?;
             rules.push(SeccompRule::new(conditions)?);

@@ -208,7 +208,7 @@ fn a_rule_has_to_make_sense() {
     rule `r`: `refuse` ends the call, so `set_model` has no effect; remove `set_model` or `refuse`
     rule `r`: `refuse` is empty, longer than 256 bytes, or has a control character
     rule `r`: `refuse` is empty, longer than 256 bytes, or has a control character
-    rule `r`: `set_model` must be the name of one model: 1 to 256 bytes, without a comma, `*`, `://` or control characters, and without blanks at its ends
+    rule `r`: `set_model` must be the name of one model: 1 to 256 bytes, without a comma, `*`, `://`, control or invisible characters, and without blanks at its ends
     rule `r`: `max_output_tokens` is 0; use `refuse` to let nothing through
     ");
     let twice = "[[rules]]\nname = 'r'\nwhen = 'true'\nrefuse = 'no'\n";

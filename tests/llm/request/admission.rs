@@ -239,13 +239,13 @@ fn a_refusal_names_the_field_and_what_it_must_be() {
     {}
       400 model_required, model: `model` is missing; name the model
     {"model":null}
-      400 invalid_field, model: `model` must be the name of one model: 1 to 256 bytes, without a comma, `*`, `://` or control characters, and without blanks at its ends
+      400 invalid_field, model: `model` must be the name of one model: 1 to 256 bytes, without a comma, `*`, `://`, control or invisible characters, and without blanks at its ends
     {"model":""}
-      400 invalid_field, model: `model` must be the name of one model: 1 to 256 bytes, without a comma, `*`, `://` or control characters, and without blanks at its ends
+      400 invalid_field, model: `model` must be the name of one model: 1 to 256 bytes, without a comma, `*`, `://`, control or invisible characters, and without blanks at its ends
     {"model":["gpt-5"]}
-      400 invalid_field, model: `model` must be the name of one model: 1 to 256 bytes, without a comma, `*`, `://` or control characters, and without blanks at its ends
+      400 invalid_field, model: `model` must be the name of one model: 1 to 256 bytes, without a comma, `*`, `://`, control or invisible characters, and without blanks at its ends
     {"model":"mmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmm
-      400 invalid_field, model: `model` must be the name of one model: 1 to 256 bytes, without a comma, `*`, `://` or control characters, and without blanks at its ends
+      400 invalid_field, model: `model` must be the name of one model: 1 to 256 bytes, without a comma, `*`, `://`, control or invisible characters, and without blanks at its ends
     {"model":"gpt-6"}
       403 model_not_allowed, model: model `gpt-6` is not allowed for this run; use one of `m`, `gpt-5`
     {"model":"m","stream":"true"}
