@@ -1,6 +1,6 @@
-//! Parts any hyper service could use unchanged.
+//! General parts that any hyper service could use without a change.
 //!
-//! **Invariant:** nothing here knows what a run is.
+//! **Invariant:** no module below knows what a run is.
 
 pub mod alarm;
 pub mod bounded_counter;

@@ -1,5 +1,5 @@
-//! Alarms for waits that nearly always end before: a timer that runs is handed from one wait to the next, and set anew only when it
-//! rings too early or would ring too late.
+//! Alarms for waits that nearly always end before their deadline. A running timer is handed from one wait to the next.
+//! It is reset only if it fires too early, or would fire too late.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,11 +7,12 @@ use std::task::{Context, Poll, Waker, ready};
 
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// Timers of one worker that still run although no task waits for them.
+/// The running timers of one worker that no task waits for.
 #[derive(Debug, Default)]
 pub struct TimerPool(Mutex<Vec<Pin<Box<Sleep>>>>);
 
-/// The timer of one wait after the other. It takes one when the first has to wait, and gives it back when it is dropped.
+/// The timer of one task's waits. It takes a running timer from the pool when the first wait begins, and returns the
+/// timer when it is dropped.
 #[derive(Debug)]
 pub struct Alarm {
     pool: Arc<TimerPool>,
@@ -23,7 +24,7 @@ impl Alarm {
         Self { pool: Arc::clone(pool), timer: None }
     }
 
-    /// Ready when it is later than `due`.
+    /// Returns ready when `due` has passed.
     pub fn poll(&mut self, due: Instant, cx: &mut Context<'_>) -> Poll<()> {
         let timer = match &mut self.timer {
             Some(timer) => timer,
@@ -69,8 +70,8 @@ impl TimerPool {
     }
 }
 
-/// The largest number of timers of a worker. More waits at the same time are rare enough to create timers of their own.
-/// Our choice.
+/// The largest number of timers that a worker keeps. Our choice: more waits at the same time are rare, and each creates
+/// a timer of its own.
 const MAX_TIMERS: usize = 64;
 
 #[cfg(test)]
@@ -106,7 +107,7 @@ mod tests {
         });
     }
 
-    /// G15: a crowd that waited at one time does not leave its timers behind.
+    /// G15: many tasks that wait at the same time do not leave all their timers in the pool.
     #[test]
     fn no_more_timers_are_kept_than_the_pool_has_places() {
         let runtime = Builder::new_current_thread().enable_time().build().unwrap();

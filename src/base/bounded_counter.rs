@@ -1,8 +1,8 @@
-//! A bound on what is held at one time: one counter, no lock.
+//! A limit for the number of units that are held at one time: one atomic counter without a lock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A number of things that may be held, and how many are. The holder gives back what it takes.
+/// A counter of held units with a limit. A holder must return the units that it has taken.
 #[derive(Debug)]
 pub struct BoundedCounter {
     held: AtomicU64,
@@ -18,17 +18,18 @@ impl BoundedCounter {
         self.limit
     }
 
-    /// Takes so many, or none; `false` if there is no room for all of them.
+    /// Takes `count` units. Returns false and takes nothing if fewer units are free.
     #[must_use]
     pub fn try_take(&self, count: u64) -> bool {
         self.try_take_if(count, |_| true)
     }
 
-    /// Takes so many, or none. Besides the limit, `allows` decides, which gets the number that would be held then.
-    /// `allows` may be called several times.
+    /// Takes `count` units if the limit and `allows` permit it; otherwise it takes nothing and returns false. `allows`
+    /// receives the number of units that would be held then. `allows` may be called several times.
     #[must_use]
     pub fn try_take_if(&self, count: u64, allows: impl Fn(u64) -> bool) -> bool {
-        // A failed take must not change the counter: other takes would find less room than there is.
+        // A failed attempt must not change the counter: otherwise other tasks would find fewer free units than there
+        // are.
         let take =
             |held: u64| held.checked_add(count).filter(|held| *held <= self.limit && allows(*held));
         self.held.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).is_ok()
@@ -51,7 +52,7 @@ mod tests {
 
     use super::*;
 
-    /// A take that finds no room never hides room from another take.
+    /// An attempt that fails never takes free units away from another attempt.
     #[test]
     fn a_take_that_fails_hides_no_room() {
         let counter = BoundedCounter::new(10);

@@ -1,11 +1,11 @@
-//! A token's end, as a task waits for it that is polled many times before.
+//! Waits for a cancellation in a task that polls many times before the cancellation comes.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
-/// Tells when a token is cancelled. The task is put on the list of those that are told once, not at each poll.
+/// A watch on a cancellation token. The task is registered with the token once, and not at each poll.
 pub struct CancelWatch {
     token: CancellationToken,
     waiting: Option<(Pin<Box<WaitForCancellationFutureOwned>>, Waker)>,
@@ -20,7 +20,7 @@ impl CancelWatch {
         self.token.is_cancelled()
     }
 
-    /// Ready when the token is cancelled.
+    /// Returns ready when the token is cancelled.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if self.is_cancelled() {
             return Poll::Ready(());
@@ -62,9 +62,9 @@ mod tests {
                 } else if polls < 3 {
                     cx.waker().wake_by_ref();
                 }
-                let told = watch.poll(cx);
-                assert_eq!(told.is_ready(), polls >= 3);
-                told
+                let polled = watch.poll(cx);
+                assert_eq!(polled.is_ready(), polls >= 3);
+                polled
             })
             .await;
             assert!(watch.is_cancelled());

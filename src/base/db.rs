@@ -1,10 +1,10 @@
-//! A SQLite file that many tasks of one process, and other processes, write to.
+//! A SQLite file that many tasks of this process, and other processes, write to.
 //!
-//! The file is opened with access for its owner only and migrated to this version's tables. One thread writes, and
-//! commits waiting jobs together. A few connections read; one more is reserved for short reads that many tasks wait
-//! for.
+//! The file is opened with access for its owner only and migrated to the tables of this version. One thread writes, and
+//! commits waiting jobs together. A few connections read. One more connection is reserved for short reads that many
+//! tasks wait for.
 //!
-//! **Invariant:** what a call has written survives a power cut, or the call returns an error.
+//! **Invariant:** if a call returns without an error, the data that it has written survives a power cut.
 
 mod reader_pool;
 mod vacuum;
@@ -32,8 +32,8 @@ pub struct SqliteDatabase {
     priority_readers: Arc<ReaderPool>,
 }
 
-/// The tables of one room. Each step brings them from the version that is its index to the next; what was published
-/// never changes.
+/// The tables of one module. Each migration changes the tables from the version that is its index to the next version.
+/// A published migration never changes.
 #[derive(Clone, Copy, Debug)]
 pub struct DatabaseSchema {
     pub module: &'static str,
@@ -58,14 +58,14 @@ pub enum DatabaseError {
 /// A job for the writer. The job receives the transaction, or the error if there is no transaction.
 type WriteJob = Box<dyn FnOnce(Result<&Transaction<'_>, DatabaseError>) -> WriteJobOutcome + Send>;
 
-/// A job that is over, whose caller is told when it is known whether it is on disk.
+/// A job that has run. Its caller receives the result when the commit has succeeded or failed.
 struct WriteJobOutcome {
     error: Option<DatabaseError>,
     report: Box<dyn FnOnce(Result<(), DatabaseError>) + Send>,
 }
 
 impl SqliteDatabase {
-    /// Opens a file, or makes it. Blocks.
+    /// Opens the file, and creates it if it does not exist. Blocks.
     ///
     /// # Errors
     /// Returns an error if the file cannot be used, or a later version of the program has written it.
@@ -74,7 +74,7 @@ impl SqliteDatabase {
     }
 
     /// Opens the file like [`open_database`](Self::open_database). `watch` receives the duration of each commit, and
-    /// whether the commit is on disk.
+    /// true if the commit is on disk.
     ///
     /// # Errors
     /// Returns the errors of [`open_database`](Self::open_database).
@@ -102,7 +102,8 @@ impl SqliteDatabase {
         Ok(Self { writer, readers, priority_readers })
     }
 
-    /// Writes, and returns when that is on disk. Where `work` fails, nothing of it is.
+    /// Runs `work` in a transaction, and returns when the data is on disk. If `work` fails, none of its data is
+    /// written.
     ///
     /// # Errors
     /// Returns the error of `work`, or the error of the disk.
@@ -131,7 +132,8 @@ impl SqliteDatabase {
         answer.blocking_recv().map_err(|_| DatabaseError::Closed)?
     }
 
-    /// Reads what is committed, when one of a few connections is free. All statements of `work` see the same state.
+    /// Runs `work` on committed data, when one of a few connections is free. All statements of `work` see the same
+    /// state.
     ///
     /// # Errors
     /// Returns the error of `work`.
@@ -169,7 +171,7 @@ impl SqliteDatabase {
 }
 
 impl DatabaseError {
-    /// SQLite's own, where it comes from there.
+    /// Returns SQLite's error, if this error came from SQLite.
     pub fn as_sqlite_error(&self) -> Option<&rusqlite::Error> {
         match self {
             Self::Sqlite(error) => Some(error),
@@ -208,20 +210,24 @@ fn new_write_job<T: Send + 'static>(
     (Box::new(job), receiver)
 }
 
-/// One job of a batch, which takes nothing of the others back when it fails. Where it cannot be told from them any
-/// more, there is no transaction left.
+/// Runs one job of a batch in a savepoint, so that a failed job takes back its own changes only. If the savepoint
+/// cannot be ended, the whole transaction is rolled back: the changes of this job cannot be separated from those of the
+/// other jobs.
 fn run_in_savepoint<T>(
     batch: &Transaction<'_>,
     work: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T>,
 ) -> Result<T, DatabaseError> {
     batch.execute_batch("SAVEPOINT job")?;
+    // 1. Run the job, then keep its changes or take them back.
     let done = work(batch);
     let end = if done.is_ok() { "RELEASE job" } else { "ROLLBACK TO job; RELEASE job" };
     let ended = batch.execute_batch(end);
+    // 2. The savepoint is still there, so a commit would contain half of the job. `commit_batch` finds the end of the
+    // transaction.
     if ended.is_err() && !batch.is_autocommit() {
         batch.execute_batch("ROLLBACK")?;
     }
-    // What it says itself is why the savepoint is gone, where both have failed.
+    // 3. If both have failed, the job's own error is the cause.
     let done = done?;
     ended?;
     Ok(done)
@@ -244,8 +250,9 @@ fn run_writer_loop(
     }
 }
 
-/// Does jobs until one of them has cost all of them their transaction, as a full disk does. Those after it are not
-/// begun: what they write would be committed by itself, and their callers told that it is not there.
+/// Runs the jobs in one transaction and commits it. If a job has ended the transaction, as a full disk does, all jobs
+/// of the batch fail, and no later job begins: its changes would be committed at once, and its caller would receive an
+/// error although the data is there.
 fn commit_batch(
     connection: &mut Connection,
     batch: &mut Vec<WriteJob>,
@@ -253,11 +260,13 @@ fn commit_batch(
     let mut jobs = batch.drain(..);
     let mut over = Vec::with_capacity(jobs.len());
     let mut commit = || {
+        // A batch takes the write lock at its beginning, so that no other process can write between two jobs.
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         for job in jobs.by_ref() {
             let done = job(Ok(&transaction));
             let failed = done.error.clone();
             over.push(done);
+            // SQLite has rolled the transaction back. The error of the job is the error of the whole batch.
             if transaction.is_autocommit() {
                 failed.map_or(Ok(()), Err)?;
                 break;
@@ -266,13 +275,14 @@ fn commit_batch(
         Ok(transaction.commit()?)
     };
     let committed: Result<(), DatabaseError> = commit();
-    if let Err(why) = &committed {
-        over.extend(jobs.map(|job| job(Err(why.clone()))));
+    // The jobs that have not begun receive the error, too.
+    if let Err(error) = &committed {
+        over.extend(jobs.map(|job| job(Err(error.clone()))));
     }
     (over, committed)
 }
 
-/// SQLite gives its other files the mode of this one.
+/// Creates the file with access for its owner only. SQLite gives its other files the same mode.
 fn create_private_file(path: &Path) -> io::Result<File> {
     if let Some(parent) = path.parent() {
         private_dir::make(parent, 0o700).map_err(io::Error::other)?;
@@ -320,13 +330,15 @@ fn apply_migrations(
 /// The largest number of jobs that wait for the writer. The sender of a further job waits for room. Our choice.
 const MAX_QUEUED_JOBS: usize = 1024;
 
-/// The longest wait for another process to finish its transaction. Our choice.
+/// The longest wait for another process's transaction to end. Our choice.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Bytes that are kept of a write-ahead log that was longer.
+/// The size to which SQLite cuts a longer write-ahead log, in bytes. Our choice.
 const MAX_WAL_BYTES: u32 = 16 << 20;
 
-/// Long reads at the same time; each has a page cache and a thread while it lasts.
+/// The largest number of long reads at the same time. Our choice: each read has a page cache and a thread until it
+/// ends.
 const READER_CONNECTIONS: usize = 4;
 
+/// The largest number of prepared statements that a connection keeps. Our choice.
 const STATEMENT_CACHE_SIZE: usize = 128;

@@ -1,4 +1,4 @@
-//! Removal, measurement and change of owner of directories that an agent has filled, of any depth and size.
+//! Removes, measures and changes the owner of directories that an agent has filled, of any depth and size.
 //!
 //! The agent chose the content and may want these functions to fail. Names a hundred thousand levels deep overflow the
 //! stack of a recursive walk; symbolic links lead elsewhere; names appear and disappear during the walk. Every walk has
@@ -142,7 +142,7 @@ fn walk_tree(
             let folder = match openat2(top, &here, DIRECTORY_FLAGS, Mode::empty(), RESOLVE_BENEATH)
             {
                 Ok(folder) => folder,
-                // It has gone meanwhile, or is something else.
+                // Another process has removed the directory, or has replaced it by a file or a link.
                 Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => continue,
                 Err(error) => return Err(error),
             };
@@ -157,7 +157,7 @@ fn walk_tree(
     Ok(())
 }
 
-/// A directory on the way down to the one that is looked into now.
+/// A directory on the path from the first directory to the directory that is read now.
 struct DirectoryFrame {
     /// Subdirectories that the walk has not visited yet.
     unvisited: Vec<CString>,
@@ -170,7 +170,7 @@ impl DirectoryFrame {
         Self { unvisited: vec![], next_offset: Some(0) }
     }
 
-    /// Shows what it comes by, until it has as many directories as are held at a time.
+    /// Reads entries and calls `see` for each, until the names of subdirectories reach [`MAX_NAME_BYTES_PER_LEVEL`].
     fn read_entries(
         &mut self,
         folder: OwnedFd,
@@ -202,8 +202,8 @@ impl DirectoryFrame {
     }
 }
 
-/// Removes a name of the first directory; of what it leads to, only one level: what lies deeper becomes a name of the
-/// first directory, and has its turn there.
+/// Removes a name of the first directory and one level below it. A deeper directory is moved up into the first
+/// directory under a new name, and removed later. So the depth of the tree needs no recursion.
 fn remove_one_level(top: &OwnedFd, name: &CString) -> Result<(), Errno> {
     if unlink_or_open(top, name)? == UnlinkOutcome::Removed {
         return Ok(());
@@ -236,7 +236,7 @@ fn remove_one_level(top: &OwnedFd, name: &CString) -> Result<(), Errno> {
 #[derive(PartialEq, Eq)]
 enum UnlinkOutcome {
     Removed,
-    /// It is a directory that is not empty.
+    /// The name is a directory that is not empty.
     NotEmpty,
 }
 
@@ -265,7 +265,8 @@ fn open_directory(top: &OwnedFd, name: &CString) -> Result<Option<OwnedFd>, Errn
     };
     match folder {
         Ok(folder) => {
-            // Another's, where it fails; then what is in it says so.
+            // This fails if another user owns the directory. If the mode matters, the removal of an entry fails later
+            // and returns the error.
             let _ = fchmod(&folder, OWNER_MODE);
             Ok(Some(folder))
         }
@@ -276,14 +277,14 @@ fn open_directory(top: &OwnedFd, name: &CString) -> Result<Option<OwnedFd>, Errn
 
 /// Returns at most `most` names. A directory that another process has removed has no names.
 fn list_names(folder: &OwnedFd, most: usize) -> Result<Vec<CString>, Errno> {
-    let own = |name: &Result<rustix::fs::DirEntry, Errno>| {
+    let is_kept = |name: &Result<rustix::fs::DirEntry, Errno>| {
         name.as_ref().map_or(true, |name| !is_dot_entry(name.file_name().to_bytes()))
     };
     let entries = match Dir::read_from(folder) {
         Err(Errno::NOENT) => return Ok(vec![]),
         entries => entries?,
     };
-    let names = entries.filter(own).take(most);
+    let names = entries.filter(is_kept).take(most);
     match names.map(|name| Ok(name?.file_name().to_owned())).collect() {
         Err(Errno::NOENT) => Ok(vec![]),
         names => names,
@@ -317,10 +318,11 @@ const RESOLVE_BENEATH: ResolveFlags =
 /// The mode of a directory that only its owner can use.
 const OWNER_MODE: Mode = Mode::RWXU;
 
-/// The largest number of names that a removal holds in memory.
+/// The largest number of names that a removal holds in memory. Our choice.
 const MAX_NAMES_PER_BATCH: usize = 1024;
 
-/// The bytes of names that a walk holds for each level. A path has at most 2,000 levels.
+/// The largest size of the names that a walk holds for each level, in bytes. Our choice. A path has at most 2,000
+/// levels.
 const MAX_NAME_BYTES_PER_LEVEL: usize = 8 << 10;
 
 /// The unit of `st_blocks` (stat(2)).

@@ -1,6 +1,6 @@
-//! Errors that come from this machine's disk and pass when it has room again.
+//! Classifies errors of this machine's disk that pass when the disk has free space again.
 //!
-//! Only types are looked at, never texts: what a program prints can be made to look like anything.
+//! The functions check the types of errors and never their texts, because an agent's program can print any text.
 
 use std::error::Error;
 use std::io::{self, ErrorKind};
@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use super::db;
 
-/// Returns whether an error, or what has caused it, says that a disk or a quota is full.
+/// Returns true if an error, or one of its causes, says that a disk or a quota is full.
 pub fn is_disk_full(error: &(dyn Error + 'static)) -> bool {
     error_chain(error).any(|cause| {
         has_io_error(cause, |error| DISK_FULL_KINDS.contains(&error.kind()))
@@ -17,8 +17,8 @@ pub fn is_disk_full(error: &(dyn Error + 'static)) -> bool {
     })
 }
 
-/// Returns whether the same may succeed later without anything else being changed: the disk is full or fails, or this
-/// process or machine has no file descriptors or memory left.
+/// Returns true if the same call may succeed later without another change: the disk is full or fails, or this process
+/// or machine has no file descriptors or memory left.
 pub fn is_transient(error: &(dyn Error + 'static)) -> bool {
     let passes = |error: &io::Error| {
         DISK_FULL_KINDS.contains(&error.kind())
@@ -86,7 +86,7 @@ mod tests {
             let error = errno(number);
             assert!(is_transient(error.as_ref()) && !is_disk_full(error.as_ref()), "{error:?}");
         }
-        // A text that says so is not believed.
+        // An error that has only the text of a full disk does not count.
         let said = anyhow::anyhow!("No space left on device (os error 28)");
         for error in [errno(2), errno(13), errno(30), said] {
             assert!(!is_transient(error.as_ref()) && !is_disk_full(error.as_ref()), "{error:?}");

@@ -1,9 +1,10 @@
-//! Header fields as HTTP/1.1 writes them, for heads that are made once and sent once: no table, and one buffer for all.
+//! Header fields in the form of HTTP/1.1, for heads that are built once and sent once. All fields are in one buffer,
+//! without a table.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-/// Lines of `name: value`, each with its end. Names are in small letters, and no value has a line end.
+/// Lines of `name: value`, each with its line end. Names are lower-case, and no value has a line end.
 #[derive(Clone, Debug, Default)]
 pub struct HeaderLines(Vec<u8>);
 
@@ -12,7 +13,7 @@ impl HeaderLines {
         Self(Vec::with_capacity(bytes))
     }
 
-    /// Adds a field. The value is one that a parser of HTTP has let through, or our own.
+    /// Adds a field. The value must come from an HTTP parser or from this program, because it is not checked.
     pub fn push(&mut self, name: &str, value: &[u8]) {
         push_line(&mut self.0, name, value);
     }
@@ -29,17 +30,17 @@ impl HeaderLines {
         self.0.extend_from_slice(b"\r\n");
     }
 
-    /// The first value of a field.
+    /// Returns the first value of a field.
     pub fn get(&self, name: &str) -> Option<&[u8]> {
         lines(&self.0).find(|line| line.name == name.as_bytes()).map(|line| line.value)
     }
 
-    /// The values of a field, in their order.
+    /// Returns the values of a field in their order.
     pub fn get_all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
         lines(&self.0).filter(move |line| line.name == name.as_bytes()).map(|line| line.value)
     }
 
-    /// Keeps only the fields of which that is true.
+    /// Keeps only the fields for whose name and value `keeps` returns true.
     pub fn retain(&mut self, keeps: impl Fn(&[u8], &[u8]) -> bool) {
         if lines(&self.0).all(|line| keeps(line.name, line.value)) {
             return;
@@ -57,7 +58,7 @@ impl HeaderLines {
         &self.0
     }
 
-    /// The fields in a table, as hyper wants them.
+    /// Converts the fields to hyper's header map.
     pub fn into_headers(self) -> HeaderMap {
         let text = Bytes::from(self.0);
         let mut headers = HeaderMap::with_capacity(8);
@@ -81,7 +82,7 @@ impl From<&HeaderMap> for HeaderLines {
     }
 }
 
-/// Adds a line to a head.
+/// Appends a line with a field to a head.
 pub fn push_line(text: &mut Vec<u8>, name: &str, value: &[u8]) {
     for part in [name.as_bytes(), b": ", value, b"\r\n"] {
         text.extend_from_slice(part);

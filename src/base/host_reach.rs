@@ -18,10 +18,12 @@ use serde::{Deserialize, Serialize};
 )]
 #[serde(rename_all = "snake_case")]
 pub enum HostReach {
-    /// Addresses on the internet, without this machine's own. For hosts that a tenant or an agent named.
+    /// Addresses on the internet, without this machine's own addresses. This reach is for hosts that a tenant or an
+    /// agent named.
     #[default]
     Public,
-    /// Addresses in private networks and on this machine, too: the operator has named the host.
+    /// All public addresses, and those in private networks and on this machine. This reach is for hosts that the
+    /// operator named.
     Named,
 }
 
@@ -118,7 +120,7 @@ fn resolve_addresses(host: &str, port: u16) -> io::Result<Vec<IpAddr>> {
     if let Ok(address) = host.parse() {
         return Ok(vec![address]);
     }
-    // No resolver is asked for these: one that knows better would be wrong.
+    // RFC 6761 fixes the addresses of these names, so a resolver with another answer would be wrong.
     if is_local_name(host) {
         return Ok(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]);
     }
@@ -150,7 +152,7 @@ fn address_purpose(address: IpAddr) -> AddressPurpose {
     }
 }
 
-/// The address that a translator, or this machine itself, connects to in place of an IPv6 address.
+/// Returns the IPv4 address that a translator, or this machine itself, connects to in place of an IPv6 address.
 fn embedded_ipv4(address: Ipv6Addr) -> Option<Ipv4Addr> {
     if let Some(address) = address.to_ipv4_mapped() {
         return Some(address);
@@ -185,8 +187,8 @@ fn ipv4_purpose(address: Ipv4Addr) -> AddressPurpose {
 }
 
 fn ipv6_purpose(address: Ipv6Addr) -> AddressPurpose {
-    // All that is given out lies in 2000::/3 (IANA's registry of IPv6 global unicast addresses).
-    let is_given_out = address.segments()[0] & 0xe000 == 0x2000;
+    // All assigned addresses are in 2000::/3 (IANA's registry of IPv6 global unicast addresses).
+    let is_assigned = address.segments()[0] & 0xe000 == 0x2000;
     let is_one_of = |nets: &[(Ipv6Addr, u32)]| nets.iter().any(|net| is_in_network(address, *net));
     if address.is_loopback() {
         AddressPurpose::Loopback
@@ -194,7 +196,7 @@ fn ipv6_purpose(address: Ipv6Addr) -> AddressPurpose {
         AddressPurpose::Reserved
     } else if is_one_of(&PRIVATE_V6) {
         AddressPurpose::Private
-    } else if is_given_out {
+    } else if is_assigned {
         AddressPurpose::Public
     } else {
         AddressPurpose::Reserved
@@ -206,17 +208,17 @@ fn is_in_network(address: Ipv6Addr, (net, bits): (Ipv6Addr, u32)) -> bool {
     address.to_bits() >> shift == net.to_bits() >> shift
 }
 
-/// IANA's registry of special-purpose IPv4 addresses, without those in [`PRIVATE_V4`], and where clouds tell a
-/// machine's credentials.
+/// IPv4 networks without servers to connect to: IANA's registry of special-purpose addresses, without those in
+/// [`PRIVATE_V4`], and the addresses of metadata services that show a machine's credentials.
 const RESERVED_V4: [(Ipv4Addr, u32); 8] = [
     (Ipv4Addr::UNSPECIFIED, 8),
-    // Alibaba Cloud's metadata, in the middle of shared addresses.
+    // Alibaba Cloud's metadata service, in the range of shared addresses.
     (Ipv4Addr::new(100, 100, 100, 200), 32),
-    // Azure's platform, although it is a public address.
+    // Azure's platform service, which has a public address.
     (Ipv4Addr::new(168, 63, 129, 16), 32),
-    // Link-local, with the metadata of most clouds.
+    // Link-local addresses, with the metadata services of most clouds.
     (Ipv4Addr::new(169, 254, 0, 0), 16),
-    // Protocols, with Oracle Cloud's metadata.
+    // Protocol assignments, with Oracle Cloud's metadata service.
     (Ipv4Addr::new(192, 0, 0, 0), 24),
     (Ipv4Addr::new(192, 88, 99, 0), 24),
     // Multicast; reserved and broadcast.
@@ -224,8 +226,8 @@ const RESERVED_V4: [(Ipv4Addr, u32); 8] = [
     (Ipv4Addr::new(240, 0, 0, 0), 4),
 ];
 
-/// Networks of companies and providers (RFC 1918, RFC 6598), of tests between them (RFC 2544) and of examples (RFC
-/// 5737), which laboratories use as well.
+/// Networks of companies and providers (RFC 1918, RFC 6598), of tests between networks (RFC 2544) and of documentation
+/// (RFC 5737). Laboratories use the last two as well.
 const PRIVATE_V4: [(Ipv4Addr, u32); 8] = [
     (Ipv4Addr::new(10, 0, 0, 0), 8),
     (Ipv4Addr::new(100, 64, 0, 0), 10),
@@ -245,7 +247,7 @@ const RESERVED_V6: [(Ipv6Addr, u32); 3] = [
     (Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254), 128),
 ];
 
-/// Networks of companies (RFC 4193) and of examples (RFC 3849, RFC 9637).
+/// Networks of companies (RFC 4193) and of documentation (RFC 3849, RFC 9637).
 const PRIVATE_V6: [(Ipv6Addr, u32); 3] = [
     (Ipv6Addr::new(0xfc00, 0, 0, 0, 0, 0, 0, 0), 7),
     (Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0), 32),
@@ -255,14 +257,14 @@ const PRIVATE_V6: [(Ipv6Addr, u32); 3] = [
 /// A translator's addresses, the last 32 bits of which are the IPv4 address that the translator connects to (RFC 6052).
 const NAT64_NETWORK: (Ipv6Addr, u32) = (Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, 0, 0), 96);
 
-/// The first 16 bits of an address that has its relay's IPv4 address behind them (RFC 3056).
+/// The first 16 bits of a 6to4 address. The relay's IPv4 address follows them (RFC 3056).
 const SIX_TO_FOUR_PREFIX: u16 = 0x2002;
 
-/// The longest name in DNS, without the dot at its end (RFC 1035).
+/// The largest length of a DNS name, in bytes, without the dot at its end (RFC 1035).
 const MAX_NAME_BYTES: usize = 253;
 
-/// A host with more addresses is reached by these; a resolver may be told thousands.
+/// The largest number of addresses of a host that are used. Our choice: a resolver may return thousands.
 const MAX_ADDRESSES: usize = 16;
 
-/// A port, as the kernel wants one; nothing is sent there.
+/// The port for connecting a datagram socket (RFC 863). No packet is sent to it.
 const DISCARD_PORT: u16 = 9;

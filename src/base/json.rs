@@ -1,22 +1,21 @@
-//! A strict JSON reader for request bodies that keeps nothing of them.
+//! A strict JSON reader for request bodies that stores no part of the body.
 //!
-//! A [`JsonScanner`] is fed frames as they arrive from the socket, split anywhere, and reads each byte
-//! once. It builds no tree: what it keeps is where the members of the top-level object begin and
-//! end, so that a 32 MiB prompt costs a few hundred bytes. A caller that holds the frames can then read or
-//! replace single values ([`rope`](super::rope)).
+//! A [`JsonScanner`] receives the frames of a document as they arrive from the socket, cut at any byte, and reads each
+//! byte once. It builds no tree. It stores only the offsets of the top-level members, so that a 32 MiB prompt costs a
+//! few hundred bytes. A caller that holds the frames can then read or replace single values ([`rope`](super::rope)).
 //!
-//! It is stricter than most parsers, because what we let through is read again by the upstream, and
-//! every point on which two parsers disagree is a way past the policy:
+//! The scanner is stricter than most parsers. The upstream parses each accepted body again, and every difference
+//! between two parsers is a way past the policy:
 //!
-//! - RFC 8259 to the letter: no comments, no trailing commas, no BOM, no `NaN`, no raw control
-//!   characters, nothing after the top-level value, which must be an object.
-//! - A key may stand once in an object, at every depth, compared after unescaping: given `"user"`
-//!   and `"us\u0065r"`, LiteLLM takes the last and other parsers take the first.
-//! - UTF-8 throughout, and `\u` escapes of lone surrogates are refused: Python keeps them, Go
-//!   replaces them, others fail.
-//! - Numbers are checked for their form only, whatever their size: nothing is converted.
+//! - RFC 8259 to the letter: no comments, no trailing commas, no BOM, no `NaN`, no raw control characters, and no text
+//!   after the top-level value, which must be an object.
+//! - An object has each key once, at every depth. Keys are compared after unescaping: given `"user"` and `"us\u0065r"`,
+//!   LiteLLM takes the last value and other parsers take the first.
+//! - All text is UTF-8, and `\u` escapes of lone surrogates are refused: Python keeps them, Go replaces them, others
+//!   fail.
+//! - Numbers are checked for their form only, whatever their size. No number is converted.
 //!
-//! **Invariant:** the outcome, offsets included, is the same however the body is split into frames.
+//! **Invariant:** the result, offsets included, does not depend on how the body is split into frames.
 
 mod cursor;
 mod error;
@@ -55,7 +54,7 @@ pub use self::whole_document::read_whole;
 pub struct JsonScanner<W = ()> {
     limits: JsonLimits,
     state: JsonScannerState,
-    /// Offset of the next byte, from the start of the document.
+    /// The offset of the next byte in the document.
     at: u64,
     text: JsonStringState,
     /// The bytes of `true`, `false` or `null` that are still expected.
@@ -65,27 +64,27 @@ pub struct JsonScanner<W = ()> {
     /// The top-level member that is being read.
     member: JsonMember,
     members: Vec<JsonMember>,
-    /// The visitor, which receives the events and selects the text to keep.
+    /// The visitor, which receives the events and decides which texts it wants.
     watch: W,
     start: JsonStringPrefix,
-    /// Set by the first error; nothing is read after it.
+    /// The first error. After it, no byte is read.
     failed: Option<JsonError>,
 }
 
 /// The largest depth and width of a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JsonLimits {
-    /// Arrays and objects inside one another, the top-level object counted. Tool schemas reach 20;
-    /// `serde_json` gives up at 128 and Python near 1,000, so 64 leaves room and stays below both.
+    /// The largest number of arrays and objects inside one another, with the top-level object. Our choice: tool schemas
+    /// reach 20; `serde_json` gives up at 128 and Python near 1,000, so 64 leaves room and stays below both.
     pub depth: u8,
-    /// Members of the top-level object. The largest protocol has about 40.
+    /// The largest number of members of the top-level object. Our choice: the largest protocol has about 40.
     pub members: u16,
 }
 
 /// The result of reading a whole document.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JsonDocument {
-    /// The top-level object's members, in the order they were written.
+    /// The members of the top-level object, in the order of the document.
     pub members: Vec<JsonMember>,
 }
 
@@ -93,7 +92,7 @@ pub struct JsonDocument {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JsonMember {
     pub key: JsonKey,
-    /// Offset of the key's opening quote.
+    /// The offset of the key's opening quote.
     pub start: u64,
     /// True if the key has no escape.
     pub is_plain: bool,
@@ -119,35 +118,35 @@ pub enum JsonType {
 /// The state between two bytes.
 #[derive(Clone, Copy, Debug)]
 enum JsonScannerState {
-    /// Only white space so far.
+    /// At the beginning of the document, before or inside white space.
     Start,
-    /// A value has to follow: after `:`, and after `,` in an array.
+    /// Before a value: after `:`, and after `,` in an array.
     Value,
-    /// A value or `]`: after `[`.
+    /// Before a value or `]`: after `[`.
     FirstValue,
-    /// A key or `}`: after `{`.
+    /// Before a key or `}`: after `{`.
     FirstKey,
-    /// A key has to follow: after `,` in an object.
+    /// Before a key: after `,` in an object.
     NextKey,
     /// Inside a key.
     Key,
-    /// `:`, after a key.
+    /// Before `:`: after a key.
     Colon,
     /// Inside a string value.
     Text,
     Number(JsonNumberState),
     /// Inside `true`, `false` or `null`.
     Literal,
-    /// `,` or `}`: after a member of an object.
+    /// Before `,` or `}`: after a member of an object.
     AfterMember,
-    /// `,` or `]`: after an element of an array.
+    /// Before `,` or `]`: after an element of an array.
     AfterElement,
     /// After the document; only white space may follow.
     End,
 }
 
-/// Reads a document that is in memory as strictly as a body that is sent on. Where a parser keeps one value of a key
-/// that stands twice, and another parser the other, this says no.
+/// Checks a document that is complete in memory, as strictly as a request body. If a key stands twice, for example,
+/// parsers disagree on its value, so the document is refused.
 ///
 /// # Errors
 /// Returns the first error in the document.
@@ -164,7 +163,7 @@ impl JsonScanner {
 }
 
 impl<W: JsonVisitor> JsonScanner<W> {
-    /// A scanner that tells `watch` what it reads.
+    /// Creates a scanner that sends the events of the document to `watch`.
     pub fn with_visitor(limits: JsonLimits, watch: W) -> Self {
         Self {
             limits,
@@ -181,7 +180,7 @@ impl<W: JsonVisitor> JsonScanner<W> {
         }
     }
 
-    /// Reads one more frame. After an error every call answers with that error.
+    /// Reads one more frame. After an error, every call returns that error.
     pub fn feed_frame(&mut self, data: &[u8]) -> Result<(), JsonError> {
         if let Some(invalid) = &self.failed {
             return Err(invalid.clone());
@@ -191,12 +190,12 @@ impl<W: JsonVisitor> JsonScanner<W> {
         outcome
     }
 
-    /// Says what was read, once the last frame has been fed.
+    /// Ends the document after the last frame, and returns the offsets of its members.
     pub fn finish_document(self) -> Result<JsonDocument, JsonError> {
         self.finish_with_visitor().map(|(document, _)| document)
     }
 
-    /// Ends the document like [`finish_document`](Self::finish_document), and returns the visitor, too.
+    /// Ends the document like [`finish_document`](Self::finish_document), and returns the visitor with it.
     pub fn finish_with_visitor(self) -> Result<(JsonDocument, W), JsonError> {
         match (self.failed, self.state) {
             (Some(invalid), _) => Err(invalid),
@@ -208,6 +207,8 @@ impl<W: JsonVisitor> JsonScanner<W> {
         }
     }
 
+    /// Reads a frame. The state decides which function reads the next bytes; it returns the next state and the number
+    /// of bytes that it has read.
     fn scan_frame(&mut self, data: &[u8]) -> Result<(), JsonError> {
         let mut read = 0;
         while read < data.len() {
@@ -226,7 +227,7 @@ impl<W: JsonVisitor> JsonScanner<W> {
         Ok(())
     }
 
-    /// White space, and the one byte after it that decides what comes next.
+    /// Reads white space and the byte behind it, which decides the next state.
     fn scan_structure(
         &mut self,
         state: JsonScannerState,
@@ -261,6 +262,7 @@ impl<W: JsonVisitor> JsonScanner<W> {
         Ok((next, space + 1))
     }
 
+    /// Begins the value whose first byte is `byte`: sends the event, counts the value, and opens an array or object.
     fn begin_value(&mut self, byte: u8, at: u64) -> Result<JsonScannerState, JsonError> {
         let (kind, state) = match byte {
             b'"' => (JsonType::String, JsonScannerState::Text),
@@ -295,6 +297,8 @@ impl<W: JsonVisitor> JsonScanner<W> {
         Ok(state)
     }
 
+    /// Ends a value at the offset `end`, and returns the state after it. A value of the top-level object ends its
+    /// member.
     fn end_value(&mut self, end: u64) -> JsonScannerState {
         if self.keys.depth() == 1 {
             self.member.value.end = end;
@@ -307,6 +311,8 @@ impl<W: JsonVisitor> JsonScanner<W> {
         }
     }
 
+    /// Reads a part of a key. At the key's end it checks for a duplicate, and begins a member if the object is the
+    /// top-level object.
     fn scan_key(&mut self, data: &[u8], at: u64) -> Result<(JsonScannerState, usize), JsonError> {
         let (read, ended) = self.text.read_string(data, at, Some(&mut self.keys.name))?;
         if !ended {
@@ -322,12 +328,15 @@ impl<W: JsonVisitor> JsonScanner<W> {
             }
             self.member.key = self.keys.name.to_key();
             self.member.start = self.keys.at;
+            // An escape makes the written key longer than the unescaped key.
             let written = at + read as u64 - self.keys.at;
             self.member.is_plain = written == self.keys.name.len() + KEY_QUOTE_BYTES;
         }
         Ok((JsonScannerState::Colon, read))
     }
 
+    /// Reads a part of a string value. While the visitor wants the beginning of the text, no more bytes are read than
+    /// the buffer can hold.
     fn scan_string(
         &mut self,
         data: &[u8],
@@ -347,7 +356,7 @@ impl<W: JsonVisitor> JsonScanner<W> {
         Ok((if ended { self.end_value(at + read as u64) } else { JsonScannerState::Text }, read))
     }
 
-    /// A number ends where the next byte cannot belong to it, so that byte is left unread.
+    /// Reads a part of a number. The byte that ends a number does not belong to it, so that byte stays unread.
     fn scan_number(
         &mut self,
         mut number: JsonNumberState,
@@ -370,6 +379,7 @@ impl<W: JsonVisitor> JsonScanner<W> {
         JsonScannerState::Literal
     }
 
+    /// Reads a part of `true`, `false` or `null`. A frame may end inside the word.
     fn scan_literal(
         &mut self,
         data: &[u8],
@@ -388,7 +398,7 @@ impl<W: JsonVisitor> JsonScanner<W> {
     }
 }
 
-/// Bytes of the quotes around a key.
+/// The number of bytes of the quotes around a key.
 const KEY_QUOTE_BYTES: u64 = 2;
 
 fn is_space(byte: u8) -> bool {
@@ -396,7 +406,7 @@ fn is_space(byte: u8) -> bool {
 }
 
 impl JsonDocument {
-    /// The member with this key, where there is one.
+    /// Returns the member with this key, if there is one.
     pub fn find_member(&self, key: &str) -> Option<&JsonMember> {
         self.members.iter().find(|member| member.key == *key)
     }

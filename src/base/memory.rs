@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-/// Bytes of memory that this process may use: those of the machine or, where they are fewer, those of its
-/// control group (version 2). `None` where the kernel does not tell.
+/// Returns the bytes of memory that this process may use: the machine's memory, or the limit of its control group
+/// (version 2) if that is smaller. Returns `None` if the kernel reports neither.
 pub fn available_memory() -> Option<u64> {
     let machine =
         fs::read_to_string("/proc/meminfo").ok().and_then(|text| parse_total_memory(&text));
@@ -14,31 +14,31 @@ pub fn available_memory() -> Option<u64> {
     machine.into_iter().chain(group).min()
 }
 
-/// Gives memory that is free in this process back to the kernel.
+/// Returns free memory of this process to the kernel.
 ///
-/// glibc keeps free pages that lie below pages in use. After a flood of large bodies that is most of them.
+/// glibc keeps free pages that lie below pages in use. After many large bodies most of the free pages lie there.
 #[cfg(target_env = "gnu")]
 #[expect(
     unsafe_code,
     reason = "there is no safe call that has the allocator give back its free pages"
 )]
 pub fn give_back() {
-    // SAFETY: the call only gives back pages that hold no allocation, and locks what it looks at.
+    // SAFETY: the call only returns pages that hold no allocation, and it locks the memory that it inspects.
     unsafe { libc::malloc_trim(0) };
 }
 
-/// Other allocators give free memory back by themselves.
+/// Does nothing: other allocators return free memory to the kernel by themselves.
 #[cfg(not(target_env = "gnu"))]
 pub fn give_back() {}
 
-/// The machine's memory in `/proc/meminfo`.
+/// Returns the machine's memory from the text of `/proc/meminfo`, in bytes.
 fn parse_total_memory(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     let kib: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
     kib.checked_mul(1024)
 }
 
-/// The least limit of a control group and of those around it.
+/// Returns the smallest limit of a control group and its parents, in bytes.
 fn min_cgroup_limit(root: &Path, path: &str) -> Option<u64> {
     let group = root.join(path);
     let limits = group

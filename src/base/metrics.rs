@@ -12,14 +12,14 @@ use prometheus::{Registry, TextEncoder};
 pub use listener::{HttpPage, serve_pages};
 pub use process::ProcessCollector;
 
-/// Everything in the registry, as Prometheus text exposition 0.0.4.
+/// Renders all metrics of the registry as Prometheus text exposition 0.0.4.
 pub fn render_text(registry: &Registry) -> Vec<u8> {
     let text = TextEncoder::new().encode_to_string(&registry.gather());
     text.expect("a String takes every write, and a registry never gathers an empty family")
         .into_bytes()
 }
 
-/// A count as Prometheus has it: every sample is a double.
+/// Converts a count to a double, because every Prometheus sample is a double.
 #[expect(clippy::cast_precision_loss, reason = "off by less than a part in 2^53")]
 pub fn count_as_f64(count: u64) -> f64 {
     count as f64

@@ -1,4 +1,4 @@
-//! Connections from this program to a server elsewhere: trusted authorities and the proxy.
+//! The settings of connections from this program to other servers: trusted authorities and the proxy.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use hyper_util::client::proxy::matcher::{Intercept, Matcher};
 
 use crate::base::secret::SecretString;
 
-/// The way to every server. Without anything it is straight, and trusts whom the system trusts.
+/// The settings of connections to all servers. The default is no proxy, and the authorities that the system trusts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OutboundConfig {
     /// PEM file of authorities to trust instead of the system's; its path is absolute.
@@ -16,7 +16,7 @@ pub struct OutboundConfig {
 }
 
 impl OutboundConfig {
-    /// The proxy to a server; none where the server is reached without one. A proxy carries TLS and nothing else.
+    /// Returns the proxy for a server; `None` if the server is reached without a proxy. A proxy carries TLS only.
     pub fn proxy_for(&self, server: &Uri) -> Option<Intercept> {
         let proxy = self.proxy.as_ref()?;
         let matcher =
@@ -30,17 +30,18 @@ impl OutboundConfig {
 pub struct HttpProxy {
     /// `http://[USER:PASSWORD@]HOST[:PORT]`
     url: SecretString,
-    /// Hosts that are reached without it, as everybody writes them in `NO_PROXY`.
+    /// The hosts that are reached without the proxy, in the format of `NO_PROXY`.
     except: String,
 }
 
-/// The text names no proxy. It is not repeated: it may hold a password.
+/// An error for a text that is not the address of a proxy. The message does not repeat the text, because the text may
+/// hold a password.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the proxy cannot be used; give `http://HOST:PORT`")]
 pub struct ProxyUrlError;
 
 impl HttpProxy {
-    /// Reads a proxy's address as `HTTPS_PROXY` has it; without a scheme it is `http://`.
+    /// Parses a proxy's address in the format of `HTTPS_PROXY`. An address without a scheme means `http://`.
     ///
     /// # Errors
     /// Returns an error if the text is not a proxy's address, or the proxy needs TLS to itself or SOCKS.

@@ -1,19 +1,20 @@
-//! Masks paths of this machine in texts that go to people elsewhere.
+//! Masks paths of this machine in texts that other people will read.
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 use memchr::memmem;
 
-/// The paths that are masked, with all that is below them.
+/// The paths to mask. All paths below them are masked, too.
 #[derive(Clone, Debug, Default)]
 pub struct PathMask {
-    /// The longest first, so that a path is masked as a whole.
+    /// The longest path comes first, so that it is masked as a whole.
     paths: Vec<String>,
 }
 
 impl PathMask {
-    /// Masks these paths, and what they are where they are symbolic links. The root of the file system is never masked.
+    /// Creates a mask for these paths and, if they are symbolic links, for their targets. The root of the file system
+    /// is never masked.
     pub fn new<P: AsRef<Path>>(paths: impl IntoIterator<Item = P>) -> Self {
         let mut all: Vec<_> =
             paths.into_iter().flat_map(|path| path_spellings(path.as_ref())).collect();
@@ -22,7 +23,7 @@ impl PathMask {
         Self { paths: all }
     }
 
-    /// Returns the text with [`PATH_PLACEHOLDER`] in place of each of the paths, and of what follows it as a part of the path.
+    /// Returns the text with [`PATH_PLACEHOLDER`] in place of each path and of the rest of the path behind it.
     pub fn mask_paths<'a>(&self, text: &'a str) -> Cow<'a, str> {
         let mut masked = Cow::Borrowed(text);
         for path in &self.paths {
@@ -34,7 +35,7 @@ impl PathMask {
     }
 }
 
-/// Returns the text without the path; none where the text does not have it.
+/// Returns the text with the path masked; `None` if the text does not contain the path.
 fn mask_path(path: &str, text: &str) -> Option<String> {
     let (mut masked, mut from) = (String::new(), 0);
     for at in memmem::find_iter(text.as_bytes(), path) {
@@ -57,7 +58,7 @@ fn is_path_character(c: char) -> bool {
     c.is_alphanumeric() || "/._-+@%=~".contains(c)
 }
 
-/// A path as it is given, and as the file system knows it.
+/// Returns the spellings of a path: as it is given, made absolute, and with its links resolved.
 fn path_spellings(path: &Path) -> Vec<String> {
     let real = path.canonicalize().ok();
     let absolute = std::path::absolute(path).ok();
@@ -85,7 +86,7 @@ mod tests {
             ("/srv/state", "[host path]"),
             ("'/srv/state/a b'", "'[host path] b'"),
             ("fatal: /run/cogni/x.lock: /run/cogni: no", "fatal: [host path]: [host path]: no"),
-            // Others, whose names only begin or end as these do.
+            // Other paths that only begin or end like the masked paths.
             (
                 "/srvs/state and /run/cogni-2 and /a/run/cogni",
                 "/srvs/state and /run/cogni-2 and /a/run/cogni",
@@ -112,7 +113,7 @@ mod tests {
     }
 
     proptest! {
-        /// Wherever a path stands by itself, it is gone; and masking again changes nothing.
+        /// A path that stands by itself is masked, and masking a text again changes nothing.
         #[test]
         fn no_path_is_left(before in "[ -~äö€\n]{0,40}", after in "[ -~äö€\n]{0,40}") {
             let mask = PathMask::new(["/srv/state", "/srv/state/deep/er"]);

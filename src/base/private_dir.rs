@@ -1,4 +1,4 @@
-//! Directories that no other user may change: another user could replace what is kept there.
+//! Creates and checks directories that no other user may change: another user could replace the files in them.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -24,7 +24,7 @@ pub enum DirectoryError {
     OtherOwner { path: PathBuf, uid: u32 },
 }
 
-/// Makes a directory, and those above it, with a mode, where it is not there yet, and checks it.
+/// Creates a directory and its missing parents with a mode, and checks the directory.
 ///
 /// # Errors
 /// Returns an error if the directory cannot be made, or other users may change its content.
@@ -34,8 +34,8 @@ pub fn make(path: &Path, mode: u32) -> Result<(), DirectoryError> {
     check(path)
 }
 
-/// Checks that no other user may write to a directory, and that root or this process's user owns it. Root itself looks
-/// after other users' directories, too.
+/// Checks that no other user may write to a directory, and that root or this process's user owns it. A process of root
+/// accepts every owner.
 ///
 /// # Errors
 /// Returns an error if other users may change the directory's content, or the directory cannot be read.
@@ -55,7 +55,7 @@ pub fn check(path: &Path) -> Result<(), DirectoryError> {
     Ok(())
 }
 
-/// The group's and all others' right to write.
+/// The permission bits that let the group and all other users write.
 const OTHERS_MAY_WRITE: u32 = 0o022;
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::{Semaphore, watch};
 
-/// A handle to a gate. Clones are the same gate.
+/// A handle to a gate. All clones open the same gate.
 #[derive(Clone, Debug)]
 pub struct ResponseGate {
     permits: Arc<Semaphore>,
@@ -12,23 +12,23 @@ pub struct ResponseGate {
 }
 
 impl ResponseGate {
-    /// Lets so many answers pass: those that wait, then those that come.
+    /// Lets `answers` responses pass: waiting responses first, then later ones.
     pub fn allow_answers(&self, answers: usize) {
         self.permits.add_permits(answers);
     }
 
-    /// Answers that wait now.
+    /// Returns the number of responses that wait now.
     pub fn waiting_answers(&self) -> usize {
         *self.waiting.borrow()
     }
 
-    /// Returns when at least so many answers wait.
+    /// Returns when at least `answers` responses wait.
     pub async fn wait_for_waiting(&self, answers: usize) {
-        // It fails when the sender is gone, and `self` holds it.
+        // The call cannot fail: the sender lives in `self`.
         let _ = self.waiting.subscribe().wait_for(|waiting| *waiting >= answers).await;
     }
 
-    /// Waits for a pass and uses it up.
+    /// Waits for one permission to pass, and consumes it.
     pub async fn wait_for_pass(&self) {
         let _place = GateWaitGuard::start_waiting(&self.waiting);
         self.permits.acquire().await.expect("the gate is never closed").forget();
@@ -41,7 +41,7 @@ impl Default for ResponseGate {
     }
 }
 
-/// Counts as waiting until it is dropped.
+/// A guard that counts one response as waiting until the guard is dropped.
 struct GateWaitGuard<'a>(&'a watch::Sender<usize>);
 
 impl<'a> GateWaitGuard<'a> {

@@ -1,7 +1,7 @@
-//! A body in the frames it came in, edited without copying it.
+//! A body as the frames in which it arrived. Edits do not copy the frames.
 //!
-//! Frames are reference-counted slices of the socket reader's buffers. An edit cuts them and puts a
-//! few bytes between the cuts; the payload stays where it was received until it is sent.
+//! Frames are reference-counted slices of the socket reader's buffers. An edit cuts a frame and puts a few bytes
+//! between the cuts. The payload stays in the buffer that received it until it is sent.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -15,16 +15,16 @@ use std::task::{Context, Poll};
 use bytes::{Buf, Bytes, BytesMut};
 use hyper::body::{Body, Frame, SizeHint};
 
-/// A sequence of bytes in pieces, none of them empty.
+/// A sequence of bytes in pieces. No piece is empty.
 #[derive(Clone, Default)]
 pub struct ByteRope {
-    /// Most bodies are one piece, which needs no list.
+    /// The first piece. Most bodies are one piece, so they need no list.
     first: Bytes,
     more: VecDeque<Bytes>,
     len: u64,
 }
 
-/// A rope, and the edits that are made when it is sent.
+/// A rope, and the edits that are applied when it is sent.
 #[derive(Debug, Default)]
 pub struct SplicedBytes {
     rope: ByteRope,
@@ -34,9 +34,8 @@ pub struct SplicedBytes {
 impl ByteRope {
     /// Adds a frame at the end.
     ///
-    /// Frames are kept as they are, except that neighbours of 1 KiB or less together are copied into
-    /// one: otherwise a client that sends its body byte by byte would make us hold a piece, and
-    /// perhaps a buffer behind it, for each byte.
+    /// Frames are kept as they are. Neighbours of 1 KiB or less together are copied into one piece: otherwise a client
+    /// that sends its body byte by byte would make this program hold a piece, and perhaps a buffer, for each byte.
     pub fn push(&mut self, frame: Bytes) {
         let last = if self.more.is_empty() { Some(&mut self.first) } else { self.more.back_mut() };
         match last.filter(|last| !last.is_empty()) {
@@ -48,7 +47,7 @@ impl ByteRope {
         }
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> u64 {
         self.len
     }
@@ -57,7 +56,7 @@ impl ByteRope {
         self.len == 0
     }
 
-    /// The pieces, in order.
+    /// Returns the pieces in their order.
     pub fn iter(&self) -> impl Iterator<Item = &Bytes> {
         Some(&self.first).filter(|first| !first.is_empty()).into_iter().chain(&self.more)
     }
@@ -66,7 +65,7 @@ impl ByteRope {
         self.iter().cloned().collect()
     }
 
-    /// Takes the first piece out.
+    /// Removes and returns the first piece.
     pub fn pop_front(&mut self) -> Option<Bytes> {
         let next = self.more.pop_front().unwrap_or_default();
         let piece = mem::replace(&mut self.first, next);
@@ -74,8 +73,8 @@ impl ByteRope {
         (!piece.is_empty()).then_some(piece)
     }
 
-    /// The bytes in `range`, as far as they exist. They are copied where they stand in more than
-    /// one piece, so this is for small ranges.
+    /// Returns the bytes in `range`, as far as they exist. Bytes in several pieces are copied, so the function is for
+    /// small ranges.
     pub fn copy_range(&self, range: Range<u64>) -> Bytes {
         let mut start = 0;
         let cuts = self.iter().filter_map(|piece| {
@@ -87,12 +86,12 @@ impl ByteRope {
         cuts.reduce(|head, next| append_small(head, &next)).unwrap_or_default()
     }
 
-    /// The bytes in `range`, where they stand in the first piece.
+    /// Returns the bytes in `range`, if they are all in the first piece.
     pub fn peek_range(&self, range: Range<u64>) -> Option<&[u8]> {
         self.first.get(usize::try_from(range.start).ok()?..usize::try_from(range.end).ok()?)
     }
 
-    /// The bytes from an offset on, one after the other.
+    /// Returns the bytes from an offset on.
     pub fn bytes_from(&self, offset: u64) -> impl Iterator<Item = u8> {
         let mut before = offset;
         self.iter().flat_map(move |piece| {
@@ -102,11 +101,11 @@ impl ByteRope {
         })
     }
 
-    /// Replaces each range by the bytes that come with it.
+    /// Replaces each range by the bytes beside it.
     ///
     /// # Panics
     ///
-    /// If the ranges are not in order, overlap, or reach past the end.
+    /// Panics if the ranges are not in order, overlap, or reach past the end.
     #[must_use]
     pub fn apply_edits(mut self, edits: impl IntoIterator<Item = (Range<u64>, Bytes)>) -> Self {
         let mut spliced = Self::default();
@@ -134,7 +133,7 @@ impl ByteRope {
         }
     }
 
-    /// Takes the first `len` bytes out, piece by piece.
+    /// Removes the first `len` bytes, and calls `each` with every removed piece.
     fn take_front(&mut self, len: u64, mut each: impl FnMut(Bytes)) {
         assert!(len <= self.len, "the rope is {} bytes long, not {len}", self.len);
         self.len -= len;
@@ -152,12 +151,12 @@ impl ByteRope {
 }
 
 impl SplicedBytes {
-    /// The edits are as [`ByteRope::apply_edits`] wants them.
+    /// Creates the value. The edits must meet the conditions of [`ByteRope::apply_edits`].
     pub fn new(rope: ByteRope, edits: Vec<(Range<u64>, Bytes)>) -> Self {
         Self { rope, edits }
     }
 
-    /// Length in bytes, with all edits made.
+    /// Returns the length in bytes after all edits.
     pub fn len(&self) -> u64 {
         let change = |length: u64, (range, bytes): &(Range<u64>, Bytes)| {
             (length + bytes.len() as u64).saturating_sub(range.end - range.start)
@@ -169,12 +168,12 @@ impl SplicedBytes {
         self.len() == 0
     }
 
-    /// Makes the edits, and copies nothing.
+    /// Applies the edits without a copy of the body.
     pub fn into_rope(self) -> ByteRope {
         if self.edits.is_empty() { self.rope } else { self.rope.apply_edits(self.edits) }
     }
 
-    /// Makes the edits in a copy, behind `text`: where it is short, cheaper than to cut it into pieces.
+    /// Appends a copy of the edited body to `text`. For short bodies a copy is cheaper than cuts.
     pub fn append_to(self, text: &mut Vec<u8>) {
         if !self.rope.more.is_empty() {
             for piece in self.into_rope().iter() {
@@ -192,7 +191,7 @@ impl SplicedBytes {
     }
 }
 
-/// Gives the pieces to a vectored write.
+/// Lets a vectored write send all pieces.
 impl Buf for ByteRope {
     fn remaining(&self) -> usize {
         clamp_offset(self.len, usize::MAX)
@@ -214,7 +213,7 @@ impl Buf for ByteRope {
     }
 }
 
-/// Gives the pieces to hyper one by one.
+/// Sends the pieces to hyper one by one.
 impl Body for ByteRope {
     type Data = Bytes;
     type Error = Infallible;
@@ -249,14 +248,14 @@ impl FromIterator<Bytes> for ByteRope {
     }
 }
 
-/// Sizes only: a body holds prompts.
+/// Shows sizes only, because a body holds prompts.
 impl fmt::Debug for ByteRope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Rope {{ len: {}, pieces: {} }}", self.len, self.iter().count())
     }
 }
 
-/// Adds `tail` to a small piece, in place where its buffer is its own and has room.
+/// Appends `tail` to a small piece. It copies the piece only if its buffer is shared.
 fn append_small(piece: Bytes, tail: &[u8]) -> Bytes {
     let mut joined = piece.try_into_mut().unwrap_or_else(|piece| {
         let mut copy = BytesMut::with_capacity(COALESCE_BYTES);
@@ -271,6 +270,6 @@ fn clamp_offset(offset: u64, limit: usize) -> usize {
     usize::try_from(offset).map_or(limit, |offset| offset.min(limit))
 }
 
-/// Neighbours that come to no more than this are copied into one. A 32 MiB body is then never more
-/// than 65,536 pieces (2 MiB of handles), and frames of the usual 8 KiB and more are not touched.
+/// The largest size of two neighbours that are copied into one piece, in bytes. Our choice: a 32 MiB body never has
+/// more than 65,536 pieces (2 MiB of handles), and frames of the usual 8 KiB or more are not copied.
 const COALESCE_BYTES: usize = 1024;

@@ -1,19 +1,20 @@
-//! Text from a client or an upstream, made safe for a log line or a label.
+//! Converts text from a client or an upstream to a form that is safe in a log line or a label.
 //!
-//! What is not plain is percent-encoded, so no value can end its field, forge another or move a
-//! terminal's cursor; and what is long is cut, so no value can fill a disk.
+//! All characters except plain ones are percent-encoded, so no value can end its field, forge another field or move a
+//! terminal's cursor. Long values are cut, so no value can fill a disk.
 
 use std::borrow::Cow;
 
-/// Shows at most [`SanitizedText::MAX_BYTES`] bytes out of `[A-Za-z0-9._:/@+,-]` and `%XX`.
+/// A text that is shown as at most [`SanitizedText::MAX_BYTES`] bytes out of `[A-Za-z0-9._:/@+,-]` and `%XX`.
 #[derive(Clone, Copy, Debug)]
 pub struct SanitizedText<'a>(pub &'a str);
 
 impl<'a> SanitizedText<'a> {
-    /// The longest a value gets, in bytes. Ours: model names and call ids are under 100.
+    /// The largest length of a shown value, in bytes. Our choice: model names and call ids have fewer than 100.
     pub const MAX_BYTES: usize = 128;
 
-    /// The text made safe, `-` for none; borrowed where it is safe already.
+    /// Returns the safe form of the text, and `-` for an empty text. The result is borrowed if the text is safe
+    /// already.
     pub fn to_text(self) -> Cow<'a, str> {
         if self.0.is_empty() {
             return Cow::Borrowed("-");
@@ -26,10 +27,11 @@ impl<'a> SanitizedText<'a> {
         Cow::Owned(String::from_utf8(text).expect("plain bytes and percent signs are ASCII"))
     }
 
-    /// Appends what [`SanitizedText::to_text`] says, without an allocation of its own.
+    /// Appends the result of [`SanitizedText::to_text`] to `line`, without an allocation of its own.
     pub fn append_to(self, line: &mut Vec<u8>) {
         let bytes = if self.0.is_empty() { b"-" } else { self.0.as_bytes() };
-        // Nearly always; and without a branch for each byte, so that many are looked at together.
+        // This is the usual case. The fold has no branch for each byte, so the compiler can compare many bytes at a
+        // time.
         if bytes.len() <= Self::MAX_BYTES
             && bytes.iter().fold(true, |all, byte| all & is_safe_byte(*byte))
         {
@@ -54,7 +56,7 @@ fn is_safe_byte(byte: u8) -> bool {
     matches!(byte, b'+'..=b':' | b'@'..=b'Z' | b'_' | b'a'..=b'z')
 }
 
-/// Upper-case hexadecimal digits of every byte.
+/// The two upper-case hexadecimal digits of every byte.
 const HEX_DIGIT_PAIRS: [[u8; 2]; 256] = {
     let digits = b"0123456789ABCDEF";
     let mut table = [[0; 2]; 256];

@@ -9,12 +9,13 @@ use bytes::BytesMut;
 use tokio::io::AsyncRead;
 use tokio_util::io::poll_read_buf;
 
-/// A buffer that a reader borrows once it has something to read: a connection that waits holds none.
+/// A buffer that a reader borrows when it has something to read. A connection that waits holds no buffer.
 #[derive(Debug, Default)]
 pub struct ScratchBuffer(Mutex<BytesMut>);
 
 impl ScratchBuffer {
-    /// Reads once, and returns what was read; nothing at the end. The caller has seen that the reader is ready.
+    /// Reads once, and returns the bytes; none at the end of the stream. The caller must have seen that the reader is
+    /// ready.
     ///
     /// # Errors
     /// Returns an error if the reader failed.
@@ -24,7 +25,7 @@ impl ScratchBuffer {
         cx: &mut Context<'_>,
     ) -> Poll<io::Result<BytesMut>> {
         let mut scratch = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // Free again as soon as what was cut from it is dropped, which is nearly always.
+        // The memory is free again when all earlier results are dropped, which is nearly always the case.
         if !scratch.try_reclaim(SCRATCH_BYTES) {
             *scratch = BytesMut::with_capacity(SCRATCH_BYTES);
         }
@@ -32,11 +33,11 @@ impl ScratchBuffer {
         Poll::Ready(Ok(scratch.split()))
     }
 
-    /// Gives the buffer back, until there is something to read again.
+    /// Frees the buffer until the next read.
     pub fn release_buffer(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = BytesMut::new();
     }
 }
 
-/// One read's worth; a larger buffer gained nothing on fast streams.
+/// The size of one read, in bytes. Our choice: a larger buffer was not faster on fast streams.
 const SCRATCH_BYTES: usize = 32 * 1024;

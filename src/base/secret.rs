@@ -11,7 +11,7 @@ impl SecretString {
         Self(value.into())
     }
 
-    /// The value itself, for the one header or the one environment that needs it.
+    /// Returns the value itself, for the one header or environment variable that needs it.
     pub fn expose_secret(&self) -> &str {
         &self.0
     }

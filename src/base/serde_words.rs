@@ -1,4 +1,4 @@
-//! serde's errors in words for people: the place of the value, the problem, and the expected value.
+//! Turns serde's errors into messages for people: the place of the value, the problem, and the expected value.
 //!
 //! serde's own texts name Rust types, which mean nothing to a client, and omit the place of a value with the wrong
 //! type.
@@ -14,12 +14,12 @@ pub enum JsonInputError {
     /// The bytes are not JSON.
     #[error("{0}")]
     Syntax(String),
-    /// The JSON does not fit, in words for people.
+    /// The JSON does not have the expected form. The message is for people.
     #[error("{0}")]
     Data(String),
 }
 
-/// Reads JSON. The whole input must be one document.
+/// Parses JSON. The whole input must be one document.
 ///
 /// # Errors
 /// Returns an error if the bytes are not JSON, or do not have the form of `T`.
@@ -36,7 +36,7 @@ pub fn from_slice<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, JsonInputError
     Ok(read)
 }
 
-/// Reads a value.
+/// Converts a JSON value to `T`.
 ///
 /// # Errors
 /// Returns an error that names the part of the value that does not have the form of `T`.
@@ -47,7 +47,7 @@ pub fn from_value<T: DeserializeOwned>(value: Value) -> Result<T, JsonInputError
     })
 }
 
-/// Reads TOML. The error shows the line, and says what does not fit in words for people.
+/// Parses TOML. The error shows the line, and describes the problem in words for people.
 ///
 /// # Errors
 /// Returns an error if the text is not TOML, or does not have the form of `T`.
@@ -55,47 +55,47 @@ pub fn from_toml<'t, T: Deserialize<'t>>(text: &'t str) -> Result<T, String> {
     toml::from_str(text).map_err(|error| of_toml(&error))
 }
 
-/// Says what is wrong with TOML: the line, and what does not fit in words for people.
+/// Returns the message of a TOML error, with the line and with serde's words replaced by words for people.
 pub fn of_toml(error: &toml::de::Error) -> String {
-    let said = error.message();
-    error.to_string().trim_end().replacen(said, &in_words("", said), 1)
+    let message = error.message();
+    error.to_string().trim_end().replacen(message, &in_words("", message), 1)
 }
 
-/// Turns serde's words about what stands at `path` into words for people; those that are for people already stay.
-pub fn in_words(path: &str, said: &str) -> String {
-    let said = said.split(" at line ").next().unwrap_or(said);
+/// Turns serde's message about the value at `path` into a message for people. Other messages stay as they are.
+pub fn in_words(path: &str, message: &str) -> String {
+    let message = message.split(" at line ").next().unwrap_or(message);
     let path = if path == "." { "" } else { path };
     let subject = if path.is_empty() { "this".to_owned() } else { format!("`{path}`") };
-    if let Some(field) = said.strip_prefix("missing field ") {
+    if let Some(field) = message.strip_prefix("missing field ") {
         let above = path.rsplit_once('.').map_or("", |(above, _)| above);
         let of = if above.is_empty() { String::new() } else { format!(" of `{above}`") };
         return format!("field {field}{of} is missing; give it");
     }
-    if let Some(field) = said.strip_prefix("duplicate field ") {
+    if let Some(field) = message.strip_prefix("duplicate field ") {
         return format!("field {field} is there twice; give it once");
     }
-    if said.starts_with("unknown field ") {
-        return said.to_owned();
+    if message.starts_with("unknown field ") {
+        return message.to_owned();
     }
     let found =
-        ["invalid type: ", "invalid value: "].iter().find_map(|kind| said.strip_prefix(kind));
+        ["invalid type: ", "invalid value: "].iter().find_map(|kind| message.strip_prefix(kind));
     if let Some((actual, expected)) = found.and_then(|found| found.rsplit_once(", expected ")) {
         return format!("{subject} is {}; give {}", shown(actual), wanted(expected));
     }
     if let Some((_, expected)) =
-        said.strip_prefix("invalid length ").and_then(|rest| rest.split_once(", expected "))
+        message.strip_prefix("invalid length ").and_then(|rest| rest.split_once(", expected "))
     {
         return format!("{subject} is an array; give {}", wanted(expected));
     }
     if let Some((variant, known)) =
-        said.strip_prefix("unknown variant ").and_then(|rest| rest.split_once(", expected "))
+        message.strip_prefix("unknown variant ").and_then(|rest| rest.split_once(", expected "))
     {
         return format!("{subject} is {variant}; give {}", known.trim_start_matches("one of "));
     }
-    if path.is_empty() { said.to_owned() } else { format!("`{path}`: {said}") }
+    if path.is_empty() { message.to_owned() } else { format!("`{path}`: {message}") }
 }
 
-/// A value as serde shows it, without its name in Rust.
+/// Returns a value as serde shows it, without the name of its Rust type.
 fn shown(actual: &str) -> String {
     let short = |text: &str| -> String { text.chars().take(MAX_SHOWN).collect() };
     match actual.split_once(' ') {
@@ -113,7 +113,7 @@ fn shown(actual: &str) -> String {
     }
 }
 
-/// A type as serde names it, in words for people.
+/// Returns the words for a type that serde names.
 fn wanted(expected: &str) -> String {
     let is_integer = |name: &str| {
         name.strip_prefix(['u', 'i'])
@@ -136,7 +136,7 @@ fn wanted(expected: &str) -> String {
     }
 }
 
-/// Characters of a value that are repeated.
+/// The largest number of characters of a value that a message repeats. Our choice.
 const MAX_SHOWN: usize = 80;
 
 #[cfg(test)]

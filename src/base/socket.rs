@@ -1,4 +1,5 @@
-//! Connected and listening sockets of any kind, registered for what is waited for and for no more.
+//! Connected and listening sockets of any kind. Each is registered with the runtime only for the events that a task
+//! waits for.
 
 mod acceptor;
 mod stream;
@@ -12,7 +13,7 @@ use tokio::io::{Interest, ReadBuf};
 pub use acceptor::SocketAcceptor;
 pub use stream::ServerStream;
 
-/// Registers a socket with the runtime, for one interest only.
+/// Registers a socket with the runtime for one interest.
 #[expect(
     unsafe_code,
     reason = "tokio offers registration for one interest only as an unsafe function"
@@ -23,10 +24,10 @@ fn register_socket(socket: OwnedFd, interest: Interest) -> io::Result<AsyncFd<Ow
     Ok(unsafe { AsyncFd::register_with_interest(socket, interest) }?)
 }
 
-/// Reads once into what is free of a buffer, and says how much.
+/// Reads once into the free part of a buffer, and returns the number of bytes.
 ///
-/// Clearing the buffer first, as safe code must, would touch all of it: 8 KiB of memory for each open
-/// stream, most of which never see a byte.
+/// Safe code would have to clear the buffer first, and so touch all of it: 8 KiB of memory for each open stream, most
+/// of which never see a byte.
 #[expect(
     unsafe_code,
     reason = "tokio's buffer takes what is read into uninitialised memory only so"
@@ -35,7 +36,7 @@ fn read_socket(socket: &OwnedFd, buffer: &mut ReadBuf<'_>) -> io::Result<usize> 
     // SAFETY: the system call only ever writes to the memory that it is given.
     let free = unsafe { buffer.unfilled_mut() };
     let length = rustix::io::read(socket, free)?.0.len();
-    // SAFETY: the system call has initialised the first `length` bytes of what is free.
+    // SAFETY: the system call has initialised the first `length` bytes of the free part.
     unsafe { buffer.assume_init(length) };
     buffer.advance(length);
     Ok(length)

@@ -1,6 +1,6 @@
-//! Tasks that end in order: told to finish, waited for, and cut when the time is up.
+//! Groups of tasks that end in order: each task is told to finish, waited for, and aborted after the grace period.
 //!
-//! This is the only place that spawns, so nothing can outlive a shutdown unseen.
+//! This module alone spawns tasks, so no task can outlive a shutdown unseen.
 
 use std::future::Future;
 use std::time::Duration;
@@ -11,26 +11,26 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-/// A handle to a group of tasks. Clones share the group.
+/// A handle to a group of tasks. All clones belong to the same group.
 #[derive(Clone, Debug, Default)]
 pub struct TaskGroup {
     tasks: TaskTracker,
-    /// The tasks of the group that this one is a part of.
+    /// The tasks of the parent group; `None` for a group without a parent.
     all: Option<TaskTracker>,
     closing: CancellationToken,
     cut: CancellationToken,
 }
 
-/// The end of a drain.
+/// The result of a shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShutdownOutcome {
     /// Every task ended by itself.
     Graceful,
-    /// The grace period was over; what was left has been cut.
+    /// The grace period ended, and the remaining tasks were aborted.
     Aborted,
 }
 
-/// So that hyper's own tasks are waited for, too.
+/// Runs hyper's own tasks in the group, so that a shutdown waits for them, too.
 impl<F> Executor<F> for TaskGroup
 where
     F: Future<Output = ()> + Send + 'static,
@@ -41,7 +41,7 @@ where
 }
 
 impl TaskGroup {
-    /// A group within this one: it finishes when this one does, or before and by itself.
+    /// Creates a group within this one. It is told to finish with this group, or before by itself.
     #[must_use]
     pub fn child_group(&self) -> Self {
         Self {
@@ -79,20 +79,20 @@ impl TaskGroup {
         outcome.await.expect("the task sends what it comes to")
     }
 
-    /// Counts work within a task of another group like a task of this one, until the token is dropped;
-    /// `None` where no new work should begin.
+    /// Counts work within a task of another group like a task of this group, until the token is dropped. Returns `None`
+    /// if no new work should begin.
     pub fn track_work(&self) -> Option<TaskTrackerToken> {
-        // Counted first: who finishes the group after this has looked will wait for it.
+        // The work is counted before the check: a shutdown that begins after the check waits for it.
         let token = self.tasks.token();
         (!self.closing.is_cancelled()).then_some(token)
     }
 
-    /// Cancelled when no new work should begin.
+    /// Returns the token that is cancelled when no new work should begin.
     pub fn shutdown_token(&self) -> &CancellationToken {
         &self.closing
     }
 
-    /// Cancelled when work still open must stop at once.
+    /// Returns the token that is cancelled when open work must stop at once.
     pub fn abort_token(&self) -> &CancellationToken {
         &self.cut
     }
@@ -102,7 +102,7 @@ impl TaskGroup {
         self.tasks.wait().await;
     }
 
-    /// Tells every task to finish, waits for `grace`, then cuts what is left and waits for that.
+    /// Tells every task to finish, waits for `grace`, then aborts the remaining tasks and waits for their end.
     pub async fn shut_down(&self, grace: Duration) -> ShutdownOutcome {
         self.closing.cancel();
         self.tasks.close();

@@ -1,4 +1,4 @@
-//! Time that can be counted to, and that is up.
+//! Timeouts, and the longest time that clocks can express.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -20,5 +20,6 @@ pub async fn timeout_unless_ready<F: Future>(
     }
 }
 
-/// A hundred years. A configured time is cut to it before it is added to a clock, which cannot count to any sum.
+/// A hundred years. Our choice: a configured time is cut to this value before it is added to a clock, because a clock
+/// overflows with larger values.
 pub const MAX_TIME: Duration = Duration::from_hours(36_500 * 24);

@@ -1,9 +1,9 @@
-//! Wall-clock time as text, formatted once a second.
+//! Formats wall-clock time as text, and keeps the text of the current second.
 
 use std::io::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Remembers the current second as text; within it only the milliseconds change.
+/// A formatter that keeps the text of the last second. Within that second it changes only the milliseconds.
 #[derive(Clone, Debug, Default)]
 pub struct TimestampFormatter {
     second: Option<u64>,
@@ -11,14 +11,15 @@ pub struct TimestampFormatter {
 }
 
 impl TimestampFormatter {
-    /// The present as RFC 3339 in UTC: `2026-11-21T23:10:33.125Z`.
+    /// Returns the present time as RFC 3339 in UTC: `2026-11-21T23:10:33.125Z`.
     pub fn format_now(&mut self) -> &[u8] {
         self.format_time(SystemTime::now())
     }
 
-    /// The given time, likewise. What four digits cannot count the years of is the first or the last time that they can.
+    /// Returns a time as RFC 3339 in UTC. A time before 1970 or after the year 9999 becomes the first or the last time
+    /// between.
     pub fn format_time(&mut self, time: SystemTime) -> &[u8] {
-        // A clock before 1970 is a machine not set yet.
+        // A clock before 1970 has not been set yet.
         let since_epoch = time.duration_since(UNIX_EPOCH).unwrap_or_default();
         let second = since_epoch.as_secs().min(MAX_UNIX_SECONDS);
         if self.second != Some(second) {
@@ -36,7 +37,7 @@ impl TimestampFormatter {
     }
 }
 
-/// The end of the year 9999, where four digits end.
+/// The last second of the year 9999, the last year with four digits, in seconds since 1970.
 const MAX_UNIX_SECONDS: u64 = 253_402_300_799;
 
 #[cfg(test)]

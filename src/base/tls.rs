@@ -1,4 +1,4 @@
-//! TLS from PEM files: who we trust, and who we are.
+//! TLS settings from PEM files: the authorities to trust, and the certificate and key of a server.
 
 use std::fs::File;
 use std::io::{self, BufReader};
@@ -10,13 +10,13 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
 
-/// The files that a server is made from.
+/// The files of a TLS server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TlsFiles<'a> {
-    /// The server's certificate, and those between it and an authority.
+    /// The server's certificate, and the certificates between it and an authority.
     pub certificate: &'a Path,
     pub key: &'a Path,
-    /// Authorities; clients must then show a certificate of theirs.
+    /// The authorities for client certificates. If it is given, each client must show a certificate of one of them.
     pub client_authorities: Option<&'a Path>,
 }
 
@@ -69,7 +69,7 @@ pub fn server_config(files: &TlsFiles<'_>) -> Result<Arc<ServerConfig>, TlsFileE
     Ok(Arc::new(config))
 }
 
-/// The authorities in a PEM file.
+/// Reads the authorities in a PEM file.
 ///
 /// # Errors
 /// Returns an error if the file cannot be read, has no certificate, or has an invalid certificate.
@@ -108,7 +108,7 @@ fn pem_error(path: &Path, error: &pem::Error) -> TlsFileError {
     TlsFileError::Pem { path: path.into(), why: error.to_string() }
 }
 
-/// Named, because a process may link more than one.
+/// Returns the provider `ring`. It is named because a process may link more than one provider.
 fn crypto_provider() -> Arc<rustls::crypto::CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }

@@ -1,4 +1,5 @@
-//! W3C Trace Context: which trace a piece of work is part of, and within which span, as `traceparent` tells it.
+//! W3C Trace Context: the trace to which a piece of work belongs and the span around the work, as the header
+//! `traceparent` carries them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,11 +10,11 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::metrics::count_as_f64;
 
-/// A trace, the same for all that belongs together. Never zero.
+/// The id of a trace, which all its spans share. It is never zero.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct TraceId([u8; 16]);
 
-/// One piece of a trace. Never zero.
+/// The id of a span, a part of a trace. It is never zero.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct SpanId([u8; 8]);
 
@@ -21,24 +22,24 @@ pub struct SpanId([u8; 8]);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceContext {
     pub trace: TraceId,
-    /// The caller's span, where it has one.
+    /// The caller's span, if it has one.
     pub parent: Option<SpanId>,
     /// True if the caller records its spans, so that this program's spans have a parent.
     pub is_sampled: bool,
 }
 
-/// A text that is no `traceparent`.
+/// An error for a text that is not a `traceparent`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("give a W3C traceparent, such as 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")]
 pub struct TraceparentError;
 
 impl TraceId {
-    /// A new one, all of it random.
+    /// Creates a random id.
     pub fn random() -> Self {
         Self(random_nonzero())
     }
 
-    /// A trace as 32 small hexadecimal digits tell it.
+    /// Parses a trace id of 32 lower-case hexadecimal digits.
     pub fn parse_trace_id(digits: &str) -> Option<Self> {
         parse_nonzero_hex(digits).map(Self)
     }
@@ -57,12 +58,12 @@ impl TraceId {
 }
 
 impl SpanId {
-    /// A new one, all of it random.
+    /// Creates a random id.
     pub fn random() -> Self {
         Self(random_nonzero())
     }
 
-    /// `None` for zero, which stands for no span.
+    /// Returns the id of these bytes; `None` for zero, which means no span.
     pub fn new(bytes: [u8; 8]) -> Option<Self> {
         (bytes != [0; 8]).then_some(Self(bytes))
     }
@@ -88,7 +89,7 @@ pub fn format_traceparent(trace: &TraceId, span: &SpanId, is_sampled: bool) -> H
     HeaderValue::from_bytes(&text).expect("digits and dashes are a valid header value")
 }
 
-/// `00-TRACE-SPAN-FLAGS`. A later version may say more behind that, which is not understood here.
+/// Parses `00-TRACE-SPAN-FLAGS`. A later version may have more fields behind these; they are ignored.
 impl FromStr for TraceContext {
     type Err = TraceparentError;
 
@@ -161,7 +162,7 @@ impl fmt::Debug for SpanId {
     }
 }
 
-/// Exactly so many digits, small ones only, and not all zero.
+/// Parses exactly `2 * BYTES` lower-case digits that are not all zero.
 fn parse_nonzero_hex<const BYTES: usize>(digits: &str) -> Option<[u8; BYTES]> {
     parse_lowercase_hex(digits).filter(|bytes| *bytes != [0; BYTES])
 }
@@ -187,11 +188,11 @@ fn random_nonzero<const BYTES: usize>() -> [u8; BYTES] {
     bytes
 }
 
-/// The length of a `traceparent` of version 00. Later versions begin with the same form.
+/// The length of a `traceparent` of version 00, in bytes. Later versions begin with the same form.
 const TRACEPARENT_BYTES: usize = 55;
 
 /// The bits that W3C requires to be random.
 const RANDOM_BITS_MASK: u64 = (1 << 56) - 1;
 
-/// The one flag of version 00 that is about us.
+/// The flag of version 00 that says that the caller records its spans.
 const SAMPLED_FLAG: u8 = 1;

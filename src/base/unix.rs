@@ -1,4 +1,4 @@
-//! Unix sockets: a listener that owns its path, and who is at the other end of a connection.
+//! Unix sockets: a listener that owns its path, and the process at the other end of a connection.
 
 mod listener;
 mod peer;

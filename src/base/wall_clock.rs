@@ -8,7 +8,7 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-/// Both clocks at one moment.
+/// A reading of both clocks at the same moment.
 #[derive(Clone, Copy, Debug)]
 pub struct ClockReading {
     pub wall: SystemTime,
@@ -19,18 +19,18 @@ pub struct ClockReading {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClockCheck {
     Trusted,
-    /// The clocks have been in step, and not for long enough.
+    /// The clocks have agreed so far, but not for [`MIN_STEADY_TIME`] yet.
     Waiting,
-    /// The wall clock has jumped ahead since the look before.
+    /// The wall clock has jumped ahead since the last reading.
     Ahead(Duration),
-    /// The wall clock has jumped back since the look before.
+    /// The wall clock has jumped back since the last reading.
     Behind(Duration),
 }
 
-/// The wall clock of a process, from look to look.
+/// The state of a process's wall clock between two readings.
 #[derive(Debug)]
 pub struct WallClock {
-    /// The first reading since the last jump; of a trusted clock, the last one.
+    /// The reference reading: the last reading of a trusted clock, otherwise the first reading since the last jump.
     anchor: ClockReading,
     is_trusted: bool,
 }
@@ -42,12 +42,12 @@ impl ClockReading {
 }
 
 impl WallClock {
-    /// Begins with a first reading. The caller may know of an earlier process that the clock can be trusted.
+    /// Starts with a first reading. `is_trusted` is true if an earlier process has found the clock trustworthy.
     pub fn new(first: ClockReading, is_trusted: bool) -> Self {
         Self { anchor: first, is_trusted }
     }
 
-    /// Compares a reading with the one before.
+    /// Compares a reading with the reference reading.
     pub fn check_clock(&mut self, now: ClockReading) -> ClockCheck {
         let elapsed = now.monotonic.saturating_duration_since(self.anchor.monotonic);
         let jump = match now.wall.duration_since(self.anchor.wall + elapsed) {
@@ -70,23 +70,25 @@ impl WallClock {
     }
 }
 
-/// Returns whether the wall clock can be trusted that reads `now`, where an earlier process has trusted it at `known`:
-/// what it may be ahead is less than an hour.
+/// Returns true if a clock that reads `now` can be trusted because an earlier process has trusted it at `known`: `now`
+/// is at most [`CLOCK_TOLERANCE`] before `known` and at most [`MIN_STEADY_TIME`] after it.
 pub fn is_plausible_successor(known: SystemTime, now: SystemTime) -> bool {
     known <= now + CLOCK_TOLERANCE && now <= known + MIN_STEADY_TIME
 }
 
-/// The time for which both clocks must advance together. Our choice: long enough for a time server to correct a clock.
+/// The time for which both clocks must advance together. Our choice: it is long enough for a time server to correct a
+/// clock.
 pub const MIN_STEADY_TIME: Duration = Duration::from_hours(1);
 
-/// Between two looks: more than a clock that is only slow, or a leap second, comes to.
+/// The largest difference between the clocks that is no jump. Our choice: it is more than a slow clock or a leap second
+/// causes between two readings.
 const CLOCK_TOLERANCE: Duration = Duration::from_mins(1);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A machine whose wall clock is off by some days, from look to look half a minute apart.
+    /// A machine whose wall clock is wrong by some days. It is read twice a minute.
     struct Machine {
         begun: ClockReading,
         elapsed: Duration,
@@ -107,7 +109,7 @@ mod tests {
                 .check_clock(ClockReading { wall, monotonic: self.begun.monotonic + self.elapsed })
         }
 
-        /// Returns after how many looks the clock is trusted.
+        /// Returns the number of readings after which the clock is trusted.
         fn wait(&mut self, days_ahead: u64) -> usize {
             (0..1000).take_while(|_| self.look(days_ahead) == ClockCheck::Waiting).count()
         }

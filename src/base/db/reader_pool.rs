@@ -1,4 +1,4 @@
-//! The reading connections. There are a few, so that one long read does not block other reads.
+//! The connections for reads. There are a few, so that one long read does not block other reads.
 //!
 //! **Invariant:** a task that waits for a connection holds no thread.
 
@@ -10,14 +10,14 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{DatabaseError, open_connection};
 
-/// So many connections, each lent to one reader at a time.
+/// A fixed number of connections, each of which is lent to one reader at a time.
 #[derive(Debug)]
 pub(super) struct ReaderPool {
     idle: Mutex<Vec<Connection>>,
     free: Arc<Semaphore>,
 }
 
-/// A connection that comes back, also where its reader has panicked.
+/// A lent connection. It returns to the pool when it is dropped, even if its reader has panicked.
 struct PooledReader {
     connection: Option<Connection>,
     readers: Arc<ReaderPool>,
@@ -61,7 +61,8 @@ impl ReaderPool {
 }
 
 impl Drop for PooledReader {
-    /// The connection is back before the permit is.
+    /// Returns the connection. The permit is returned after this function, so there is always a connection for a
+    /// permit.
     fn drop(&mut self) {
         let connection = self.connection.take();
         self.readers.lock_idle().extend(connection);

@@ -1,11 +1,11 @@
-//! Room on the disk: a file that has been large becomes small again.
+//! Returns unused pages of the file to the file system.
 //!
-//! SQLite keeps the pages of what was deleted for what comes next. A file that was made for it can have its last pages
-//! moved there, and be cut.
+//! SQLite keeps the pages of deleted data for later data. In a file with incremental vacuum, SQLite can move the last
+//! pages of the file into unused pages, and then truncate the file.
 
 use rusqlite::{Connection, Transaction};
 
-/// A file of an earlier version was not made for it, and is written anew, once.
+/// Turns on incremental vacuum. A file without it, which an earlier version has made, is rewritten once.
 pub(super) fn enable_incremental_vacuum(connection: &Connection) {
     let make = || {
         let mode: u32 = connection.pragma_query_value(None, "auto_vacuum", |row| row.get(0))?;
@@ -20,7 +20,7 @@ pub(super) fn enable_incremental_vacuum(connection: &Connection) {
     }
 }
 
-/// Returns whether there may be more to give.
+/// Releases some unused pages. Returns true if there may be more to release.
 pub(super) fn vacuum_step(change: &Transaction<'_>) -> rusqlite::Result<bool> {
     let free = || change.pragma_query_value(None, "freelist_count", |row| row.get::<_, u32>(0));
     let before = free()?;
@@ -33,16 +33,16 @@ pub(super) fn vacuum_step(change: &Transaction<'_>) -> rusqlite::Result<bool> {
     Ok(free()? < before)
 }
 
-/// Brings the file itself, not only its log, to where the last commit is, as far as no reader needs what was before.
+/// Copies committed pages from the write-ahead log to the file, as far as no reader needs the older pages.
 pub(super) fn checkpoint_wal(view: &Connection) -> rusqlite::Result<()> {
     view.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))
 }
 
-/// SQLite's number for it.
+/// SQLite's number for the mode `INCREMENTAL` of the pragma `auto_vacuum`.
 const AUTO_VACUUM_INCREMENTAL: u32 = 2;
 
-/// Pages of 4 KiB that are kept for what comes next.
+/// The number of unused pages of 4 KiB that stay in the file for later data. Our choice.
 const KEEP_FREE_PAGES: u32 = 1024;
 
-/// Pages that are moved in one transaction.
+/// The largest number of pages that one transaction moves. Our choice: other writers wait for one step only.
 const PAGES_PER_STEP: u32 = 256;

@@ -1,14 +1,15 @@
-//! A walk through JSON that stands in memory as a whole.
+//! A cursor that walks through a JSON text that is complete in memory.
 //!
-//! It is for the usual form of what is read often. Each step answers `None` for what is wrong and for what is
-//! merely unusual, an escape in a key above all: then another reader decides, and nothing has happened yet.
-//! What a walk has passed to its end is JSON.
+//! Callers use it for texts that they read often and that nearly always have one form. Each step returns `None` for
+//! invalid JSON, and also for valid JSON that is unusual, above all for a key with an escape. The caller then reads the
+//! text with another reader, so a step has no side effect before it succeeds. A text that the cursor has walked through
+//! to its end is valid JSON.
 
 use super::number::JsonNumberState;
 use super::vector::{MASKED, SHORT, find_quote, find_stop, quote_mask};
 use super::{is_space, string};
 
-/// A place in the text.
+/// A position in a JSON text.
 #[derive(Clone, Debug)]
 pub struct JsonCursor<'a> {
     data: &'a [u8],
@@ -20,12 +21,12 @@ impl<'a> JsonCursor<'a> {
         Self { data, at: 0 }
     }
 
-    /// Bytes that have been passed.
+    /// Returns the number of bytes that the cursor has passed.
     pub fn offset(&self) -> usize {
         self.at
     }
 
-    /// Goes through an object: `each` is told a key, and passes its value.
+    /// Passes an object. Calls `each` with every key; `each` must pass the value of the key.
     pub fn read_members(
         &mut self,
         mut each: impl FnMut(&'a [u8], &mut Self) -> Option<()>,
@@ -50,7 +51,7 @@ impl<'a> JsonCursor<'a> {
         }
     }
 
-    /// Passes a whole number, not negative.
+    /// Passes a whole number of at most 18 digits without a sign, and returns it.
     pub fn read_count(&mut self) -> Option<u64> {
         let start = self.at;
         let mut number = 0_u64;
@@ -64,7 +65,7 @@ impl<'a> JsonCursor<'a> {
         (is_number && !matches!(self.peek_byte(), Some(b'.' | b'e' | b'E'))).then_some(number)
     }
 
-    /// Passes a string, and returns its inside as it is written.
+    /// Passes a string, and returns the bytes between its quotes as they are written, with their escapes.
     pub fn read_string(&mut self) -> Option<&'a [u8]> {
         self.skip_byte_here(b'"')?;
         let rest = &self.data[self.at..];
@@ -73,14 +74,14 @@ impl<'a> JsonCursor<'a> {
         Some(inside)
     }
 
-    /// Passes `null`; says whether it stood here.
+    /// Passes `null` if it is the next value. Returns true if it was.
     pub fn read_null(&mut self) -> bool {
         let is_null = self.data[self.at..].starts_with(b"null");
         self.at += if is_null { 4 } else { 0 };
         is_null
     }
 
-    /// Passes a value that is no array or object.
+    /// Passes a value that is neither an array nor an object.
     pub fn skip_scalar(&mut self) -> Option<()> {
         let byte = self.peek_byte()?;
         if byte == b'"' {
@@ -101,7 +102,7 @@ impl<'a> JsonCursor<'a> {
         Some(())
     }
 
-    /// Passes a value of any kind, no deeper than [`MAX_DEPTH`].
+    /// Passes a value of any type that is nested no deeper than [`MAX_DEPTH`].
     pub fn skip_value(&mut self) -> Option<()> {
         self.skip_value_within(MAX_DEPTH)
     }
@@ -112,7 +113,7 @@ impl<'a> JsonCursor<'a> {
         (self.at == self.data.len()).then_some(())
     }
 
-    /// The next byte.
+    /// Returns the next byte, and does not pass it.
     pub fn peek_byte(&self) -> Option<u8> {
         self.data.get(self.at).copied()
     }
@@ -138,7 +139,7 @@ impl<'a> JsonCursor<'a> {
         }
     }
 
-    /// Passes white space and this byte; stays before the byte where it is another.
+    /// Passes white space and then `byte`. If another byte follows the white space, the cursor stays before that byte.
     fn skip_byte(&mut self, byte: u8) -> Option<()> {
         self.skip_space();
         self.skip_byte_here(byte)
@@ -159,15 +160,18 @@ impl<'a> JsonCursor<'a> {
     }
 }
 
-/// The inside of the string that `data` begins with, its quote left out, and what follows its closing quote; all of
-/// `data` where it does not end. Nothing is checked.
+/// Splits `data` behind the first string. `data` begins after the opening quote. Returns the bytes before the closing
+/// quote and the bytes after it. If `data` has no closing quote, the first part is all of `data`. The function does not
+/// check that the string is valid.
 #[inline]
 pub fn split_string(data: &[u8]) -> (&[u8], &[u8]) {
+    // 1. Most strings are short: search the first bytes alone.
     let near = data.get(..SHORT).and_then(find_quote);
     if let Some(end) = near.filter(|end| data[*end] == b'"') {
         return (&data[..end], &data[end + 1..]);
     }
     let mut end = 0;
+    // 2. Search block by block. Each set bit of `found` is a quote or a backslash.
     while let Some(block) = data.get(end..).and_then(<[u8]>::first_chunk) {
         let (mut found, mut passed) = (quote_mask(block), MASKED);
         while found != 0 {
@@ -175,12 +179,13 @@ pub fn split_string(data: &[u8]) -> (&[u8], &[u8]) {
             if block[at] == b'"' {
                 return (&data[..end + at], &data[end + at + 1..]);
             }
-            // A backslash, and the byte after it, which may be the first of the next block.
+            // The byte after a backslash is escaped, so its bit is cleared. It may be the first byte of the next block.
             passed = passed.max(at + 2);
             found &= u64::MAX << at << 1 << 1;
         }
         end += passed;
     }
+    // 3. Search the rest, which is shorter than a block.
     end = end.min(data.len());
     while let Some(at) = find_quote(&data[end..]) {
         end += at;
@@ -192,10 +197,11 @@ pub fn split_string(data: &[u8]) -> (&[u8], &[u8]) {
     (data, &[])
 }
 
-/// One more than the digits of a number that cannot outgrow 64 bits.
+/// A number with fewer digits than this limit fits in 64 bits.
 const MAX_DIGITS: usize = 19;
 
-/// Arrays and objects within one another. The usual form has three.
+/// The largest number of arrays and objects inside one another that [`JsonCursor::skip_value`] passes. Our choice:
+/// usual texts have three.
 const MAX_DEPTH: usize = 16;
 
 #[cfg(test)]
@@ -204,7 +210,7 @@ mod tests {
 
     use super::JsonCursor;
 
-    /// A walk to the end is a proof: what it passes, a whole parser passes as well.
+    /// A complete parser accepts every text that the cursor walks through to its end.
     #[test]
     fn what_a_walk_passes_is_json() {
         let passes = |json: &str| {

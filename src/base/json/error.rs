@@ -1,7 +1,7 @@
-//! Errors of the scanner, with the offset of the byte.
+//! The errors of the scanner, with the offset of the invalid byte.
 
-/// The first thing wrong with a document. Offsets count bytes from 0; messages read on after
-/// "the body is not acceptable JSON:".
+/// The first error in a document. Offsets count bytes from 0. Each message continues a sentence that begins with "the
+/// body is not acceptable JSON:".
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JsonError {
     #[error("it is empty; send an object")]
@@ -18,7 +18,7 @@ pub enum JsonError {
     NotUtf8 { at: u64 },
     #[error("half of a surrogate pair at byte {at}; escape both halves or send UTF-8")]
     LoneSurrogate { at: u64 },
-    /// A key longer than [`Key::MAX`](super::JsonKey::MAX_BYTES) is shown as `…`.
+    /// The message shows `…` in place of a key longer than [`JsonKey::MAX_BYTES`](super::JsonKey::MAX_BYTES).
     #[error("duplicate key `{}` at byte {at}", key.escape_debug())]
     DuplicateKey { at: u64, key: Box<str> },
     #[error("arrays and objects nested deeper than {limit} at byte {at}")]
@@ -30,7 +30,7 @@ pub enum JsonError {
 }
 
 impl JsonError {
-    /// The stable code that clients, metrics and the audit see.
+    /// Returns the stable code of the error, which clients, metrics and the audit log show.
     pub fn code(&self) -> &'static str {
         match self {
             Self::DuplicateKey { .. } => "duplicate_key",

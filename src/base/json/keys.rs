@@ -1,9 +1,9 @@
-//! The open arrays and objects, and the keys seen in each, so that none is taken twice.
+//! The open arrays and objects, and the keys of each. The scanner uses them to find a key that an object has twice.
 //!
-//! A key of up to 15 bytes is remembered as itself, packed into 128 bits; that is nearly every key
-//! of an LLM request. A longer one is remembered by its length and a 64-bit hash, seeded at random
-//! for each document. Two long keys of one length collide with a probability of 2⁻⁶⁴, which would
-//! refuse a good request; a duplicate is never missed.
+//! A key of up to 15 bytes is stored itself, packed into 128 bits; nearly every key of an LLM request is so short. A
+//! longer key is stored as its length and a 64-bit hash, with a random seed for each document. Two long keys of the
+//! same length collide with a probability of 2⁻⁶⁴. A collision would refuse a valid request. A duplicate is always
+//! found.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -11,30 +11,32 @@ use std::hash::{BuildHasher, DefaultHasher, Hasher, RandomState};
 
 use super::{JsonError, JsonType};
 
-/// Keys that may be live at one time, in all open objects together. A key leaves when its object
-/// ends, so this bounds memory (1 MiB at most), not the length of a conversation. Our choice.
+/// The largest number of keys that are live at one time, in all open objects together. Our choice. A key is removed
+/// when its object ends, so this number limits memory (1 MiB at most) and not the length of a conversation.
 pub const MAX_LIVE_KEYS: usize = 16_384;
 
-/// A member's key, unescaped, where it is no longer than [`JsonKey::MAX_BYTES`].
+/// The unescaped key of a member. A key longer than [`JsonKey::MAX_BYTES`] is not stored.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct JsonKey {
-    /// `None` for a long key.
+    /// The length of the key; `None` for a key longer than [`JsonKey::MAX_BYTES`].
     len: Option<usize>,
-    /// Zeros from `len` on.
+    /// The bytes of the key. All bytes from `len` on are zero.
     bytes: [u8; Self::MAX_BYTES],
 }
 
-/// The arrays and objects that are open, outermost first, and their keys.
+/// The open arrays and objects, with the outermost first, and their keys.
 #[derive(Default)]
 pub(super) struct JsonKeyStack {
-    /// The key that is being read, or was read last; or the beginning of the text after it.
+    /// The last key, or the part of it that has been read. After the key, the beginning of its text value takes this
+    /// place.
     pub(super) name: JsonKeyBuffer,
-    /// Offset of that key's opening quote.
+    /// The offset of the opening quote of the last key.
     pub(super) at: u64,
     open: Vec<OpenJsonContainer>,
-    /// The keys of objects with few of them. Each object owns a stretch, the innermost the last.
+    /// The keys of objects with at most [`LINEAR_SEARCH_MAX`] keys. Each object owns a range, and the innermost object
+    /// owns the last range.
     few: Vec<KeyFingerprint>,
-    /// The keys of objects with more than [`LINEAR_SEARCH_MAX`], and the depth of each.
+    /// The keys of objects with more than [`LINEAR_SEARCH_MAX`] keys, with the depth of each object.
     many: Vec<(usize, HashSet<KeyFingerprint>)>,
     live: usize,
 }
@@ -45,39 +47,39 @@ struct OpenJsonContainer {
     first: usize,
 }
 
-/// A key as its bytes arrive.
+/// A buffer for a key, which receives the bytes as they arrive.
 pub(super) struct JsonKeyBuffer {
     /// A whole short key, or the current block of a long key.
     block: [u8; JsonKey::MAX_BYTES],
     filled: usize,
     len: u64,
-    /// The earlier blocks of a long key. Whole blocks, because a hasher need not give one answer
-    /// for the same bytes in other pieces.
+    /// The hash of the earlier blocks of a long key. It receives whole blocks only, because a hasher may return another
+    /// hash for the same bytes if they come in other pieces.
     hasher: Option<DefaultHasher>,
     seed: RandomState,
 }
 
-/// A short key itself, or the length and hash of a long one: equal keys have equal fingerprints.
+/// A short key itself, or the length and hash of a long key. Equal keys have equal fingerprints.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct KeyFingerprint {
     head: u64,
-    /// The length in the top byte, 255 for a long key.
+    /// The top byte is the length of the key; it is 255 for a long key.
     tail: u64,
 }
 
 impl JsonKey {
-    /// Bytes of the longest key that is kept. No field of an LLM protocol, LiteLLM's included, has
-    /// a longer name.
+    /// The largest length of a stored key, in bytes. Our choice: no field of an LLM protocol, LiteLLM's included, has a
+    /// longer name.
     pub const MAX_BYTES: usize = 64;
 
-    /// A key of no more than [`JsonKey::MAX_BYTES`] bytes.
+    /// Stores a key of at most [`JsonKey::MAX_BYTES`] bytes.
     pub(super) fn from_short(key: &[u8]) -> Self {
         let mut bytes = [0; Self::MAX_BYTES];
         bytes[..key.len()].copy_from_slice(key);
         Self { len: Some(key.len()), bytes }
     }
 
-    /// The key, unless it is longer than [`JsonKey::MAX_BYTES`] bytes.
+    /// Returns the key; `None` if it is longer than [`JsonKey::MAX_BYTES`].
     pub fn as_str(&self) -> Option<&str> {
         str::from_utf8(&self.bytes[..self.len?]).ok()
     }
@@ -97,7 +99,7 @@ impl JsonKeyStack {
         self.open.push(OpenJsonContainer { kind, first: self.few.len() });
     }
 
-    /// Forgets the innermost array or object and its keys.
+    /// Removes the innermost array or object and its keys.
     pub(super) fn close_container(&mut self) {
         let depth = self.depth();
         let Some(OpenJsonContainer { first, .. }) = self.open.pop() else { return };
@@ -113,7 +115,7 @@ impl JsonKeyStack {
         self.name.clear_buffer();
     }
 
-    /// Takes the key that was read into the innermost object.
+    /// Adds the key that was just read to the innermost object.
     pub(super) fn end_key(&mut self) -> Result<(), JsonError> {
         let key = self.name.fingerprint();
         if !self.insert_key(key) {
@@ -130,6 +132,7 @@ impl JsonKeyStack {
     /// Adds a key to the innermost object. Returns false if the object has the key already.
     fn insert_key(&mut self, key: KeyFingerprint) -> bool {
         let depth = self.depth();
+        // An object with many keys owns a hash table. Its keys are no longer in `few`.
         if let Some((_, keys)) = self.many.last_mut().filter(|(owner, _)| *owner == depth) {
             return keys.insert(key);
         }
@@ -138,6 +141,7 @@ impl JsonKeyStack {
             return false;
         }
         self.few.push(key);
+        // The object has too many keys for a linear search now, so they move to a hash table.
         if self.few.len() - first > LINEAR_SEARCH_MAX {
             self.many.push((depth, self.few.drain(first..).collect()));
         }
@@ -152,7 +156,7 @@ impl JsonKeyBuffer {
         self.hasher = None;
     }
 
-    /// Takes the first bytes away, of a name that has not outgrown its block.
+    /// Removes the first bytes of a text that fits in one block. A longer text stays as it is.
     pub(super) fn drop_prefix(&mut self, bytes: usize) {
         if self.hasher.is_none() {
             self.block.copy_within(bytes..self.filled, 0);
@@ -184,7 +188,7 @@ impl JsonKeyBuffer {
         key
     }
 
-    /// Its length, unescaped.
+    /// Returns the length of the unescaped key.
     pub(super) fn len(&self) -> u64 {
         self.len
     }
@@ -209,10 +213,11 @@ impl JsonKeyBuffer {
 }
 
 impl KeyFingerprint {
-    /// Bytes of a key that fit in, with one left for the length.
+    /// The largest length of a key that is stored itself, in bytes. One of the 16 bytes is the length.
     const MAX_INLINE_BYTES: usize = 15;
 
-    /// The first bytes and the last, which overlap in the middle: no loop, no copy.
+    /// Packs a key of at most 15 bytes. The key's first and last bytes are read as two integers, which may overlap in
+    /// the middle, so no loop and no copy is needed.
     fn of_short(key: &[u8]) -> Self {
         let (head, tail) = if let Some((first, last)) = first_and_last::<8>(key) {
             (u64::from_le_bytes(*first), u64::from_le_bytes(*last) >> 8)
@@ -260,5 +265,6 @@ impl fmt::Debug for JsonKey {
     }
 }
 
-/// Keys of one object that are compared one by one: below this it beats a hash table.
+/// The largest number of keys of one object that are compared one by one. Our choice: a linear search is faster than a
+/// hash table for so few keys.
 const LINEAR_SEARCH_MAX: usize = 32;

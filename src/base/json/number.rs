@@ -1,6 +1,6 @@
-//! The syntax of a number, one byte at a time. The value is not computed.
+//! The syntax of a JSON number, read byte by byte. The value of the number is not computed.
 
-/// The part of a number that was read last.
+/// The part of the number to which the last byte belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum JsonNumberState {
     Minus,
@@ -26,7 +26,7 @@ impl JsonNumberState {
         }
     }
 
-    /// The number with one more byte, or `None` where that byte cannot belong to it.
+    /// Returns the state after one more byte; `None` if that byte cannot belong to the number.
     pub(super) fn next_state(self, byte: u8) -> Option<Self> {
         match (self, byte) {
             (Self::Minus, b'0') => Some(Self::Zero),

@@ -1,21 +1,21 @@
-//! String content: escapes, UTF-8, and past everything else at the speed of memory.
+//! The content of strings: checks escapes and UTF-8, and passes over all other text at the speed of memory.
 //!
-//! A prompt is one long string, so what this file does per byte is what admission costs. There are
-//! two readers. [`scan_valid_prefix`] passes over whatever is complete and in order within one frame; it is fast
-//! and decides nothing. [`JsonStringState::read_byte`] takes one byte at a time and remembers where it stands; it
-//! finds every error, carries what a frame cut in two, and unescapes keys.
+//! A prompt is one long string, so the work of this file per byte is most of the cost of an admission. There are two
+//! readers. [`scan_valid_prefix`] passes over text that is valid and complete within one frame; it is fast and reports
+//! no error. [`JsonStringState::read_byte`] reads one byte at a time and keeps its state between frames; it finds every
+//! error, reads sequences that a frame has cut in two, and unescapes keys.
 
 use super::JsonError;
 use super::keys::JsonKeyBuffer;
 use super::vector::{MASKED, SHORT, find_stop, stop_mask};
 
-/// A string that is being read.
+/// The state of a string that is being read.
 #[derive(Default)]
 pub(super) struct JsonStringState {
     position: JsonStringPosition,
-    /// Offset of the escape or UTF-8 sequence that is being read; an error in it is reported there.
+    /// The offset of the escape or UTF-8 sequence that is being read. An error in the sequence is reported there.
     error_offset: u64,
-    /// The first half of a surrogate pair, while the second is awaited.
+    /// The first half of a surrogate pair, as long as the second half has not been read.
     high_surrogate: Option<u16>,
 }
 
@@ -24,21 +24,22 @@ pub(super) struct JsonStringState {
 enum JsonStringPosition {
     #[default]
     Plain,
-    /// An escape, after its `\`.
+    /// After the `\` of an escape.
     Escape,
-    /// The digits of a `\u` escape.
+    /// Inside the digits of a `\u` escape.
     Hex { read: u8, unit: u16 },
-    /// The `\` of a surrogate pair's second half.
+    /// Before the `\` of the second half of a surrogate pair.
     LowSurrogate,
-    /// The `u` of a surrogate pair's second half.
+    /// Before the `u` of the second half of a surrogate pair.
     LowSurrogateEscape,
-    /// The rest of a UTF-8 sequence.
+    /// Inside a UTF-8 sequence.
     Utf8 { read: usize, bytes: [u8; 4] },
 }
 
 impl JsonStringState {
-    /// Reads `data`, which stands at offset `base`, up to the closing quote or to its end. Returns
-    /// the bytes read and whether the quote was among them. A key's bytes go to `name`, unescaped.
+    /// Reads `data`, whose offset in the document is `base`, up to the closing quote or up to its end. Returns the
+    /// number of bytes read, and true if the closing quote is among them. Appends the unescaped bytes of a key to
+    /// `name`.
     pub(super) fn read_string(
         &mut self,
         data: &[u8],
@@ -69,6 +70,7 @@ impl JsonStringState {
         }
     }
 
+    /// Reads one byte that the fast reader did not pass, and returns the next position.
     #[cold]
     fn read_byte(
         &mut self,
@@ -89,8 +91,8 @@ impl JsonStringState {
                 Ok(JsonStringPosition::Hex { read: 0, unit: 0 })
             }
             JsonStringPosition::Escape => {
-                let meant = unescape_byte(byte).ok_or(JsonError::Syntax { at })?;
-                Ok(append_char(name, &[meant]))
+                let character = unescape_byte(byte).ok_or(JsonError::Syntax { at })?;
+                Ok(append_char(name, &[character]))
             }
             JsonStringPosition::Hex { read, unit } => {
                 let digit =
@@ -121,7 +123,8 @@ impl JsonStringState {
         }
     }
 
-    /// A complete `\u` escape: a character, half of one, or half of nothing.
+    /// Takes the UTF-16 unit of a complete `\u` escape: a character, the first half of a surrogate pair, or the second
+    /// half.
     fn push_utf16_unit(
         &mut self,
         unit: u16,
@@ -132,13 +135,15 @@ impl JsonStringState {
             return Ok(JsonStringPosition::LowSurrogate);
         }
         match char::decode_utf16(self.high_surrogate.take().into_iter().chain([unit])).next() {
-            Some(Ok(meant)) => Ok(append_char(name, meant.encode_utf8(&mut [0; 4]).as_bytes())),
+            Some(Ok(character)) => {
+                Ok(append_char(name, character.encode_utf8(&mut [0; 4]).as_bytes()))
+            }
             _ => Err(JsonError::LoneSurrogate { at: self.error_offset }),
         }
     }
 }
 
-/// A character is complete: keeps it if it belongs to a key.
+/// Ends a character, and appends it to the key if the string is a key.
 fn append_char(name: &mut Option<&mut JsonKeyBuffer>, character: &[u8]) -> JsonStringPosition {
     if let Some(name) = name {
         name.push(character);
@@ -146,8 +151,8 @@ fn append_char(name: &mut Option<&mut JsonKeyBuffer>, character: &[u8]) -> JsonS
     JsonStringPosition::Plain
 }
 
-/// Length of the text at the start of `data` that is in order and complete: it ends at a quote, at
-/// anything wrong, at what the frame cuts in two, and, now and then, at what is merely rare.
+/// Returns the length of the valid and complete text at the start of `data`. The text ends at a quote, at an error, at
+/// a sequence that the frame cuts in two, and sometimes at a valid sequence that is rare.
 fn scan_valid_prefix(data: &[u8]) -> usize {
     let mut at = match skim_blocks(data) {
         Ok(passed) => passed,
@@ -168,7 +173,8 @@ fn scan_valid_prefix(data: &[u8]) -> usize {
     }
 }
 
-/// Scans whole blocks like [`scan_valid_prefix`]. The error is the offset at which the scan ends.
+/// Scans whole blocks like [`scan_valid_prefix`]. Returns the number of bytes that were passed. The error is the offset
+/// at which the text ends.
 fn skim_blocks(data: &[u8]) -> Result<usize, usize> {
     if let Some(end) = data.get(..SHORT).and_then(find_stop).filter(|end| data[*end] == b'"') {
         return Err(end);
@@ -176,6 +182,8 @@ fn skim_blocks(data: &[u8]) -> Result<usize, usize> {
     let mut at = 0;
     while let Some(block) = data[at..].first_chunk() {
         let (mut stops, mut passed) = (stop_mask(block), MASKED);
+        // Each set bit of `stops` is a byte that is not plain ASCII text. An escape or a UTF-8 sequence is passed as a
+        // whole.
         while stops != 0 {
             let stop = stops.trailing_zeros() as usize;
             let rest = &data[at + stop..];
@@ -187,7 +195,7 @@ fn skim_blocks(data: &[u8]) -> Result<usize, usize> {
             if length == 0 {
                 return Err(at + stop);
             }
-            // It may reach over the end of the block.
+            // The sequence may end in the next block. The bits of all its bytes are cleared.
             passed = passed.max(stop + length);
             stops &= u64::MAX
                 .checked_shl(u32::try_from(stop + length).unwrap_or(u64::BITS))
@@ -198,7 +206,7 @@ fn skim_blocks(data: &[u8]) -> Result<usize, usize> {
     Ok(at)
 }
 
-/// Length of the escape at the start of `data`; 0 if it needs a closer look.
+/// Returns the length of the escape at the start of `data`; 0 if the byte-by-byte reader must decide.
 fn escape_length(data: &[u8]) -> usize {
     match *data {
         [_, b'u', b'd' | b'D', b'8'..=0xff, ..] => 0,
@@ -208,7 +216,8 @@ fn escape_length(data: &[u8]) -> usize {
     }
 }
 
-/// Length of the UTF-8 sequence at the start of `data` (RFC 3629 §4); 0 if it needs a closer look.
+/// Returns the length of the UTF-8 sequence at the start of `data` (RFC 3629, section 4); 0 if the byte-by-byte reader
+/// must decide.
 fn utf8_sequence_length(data: &[u8]) -> usize {
     match *data {
         [0xc2..=0xdf, 0x80..=0xbf, ..] => 2,
@@ -222,7 +231,7 @@ fn utf8_sequence_length(data: &[u8]) -> usize {
     }
 }
 
-/// The character that `\` and this byte stand for, `u` aside.
+/// Returns the character that an escape of `\` and this byte means. The escape `\u` is not among them.
 fn unescape_byte(byte: u8) -> Option<u8> {
     match byte {
         b'"' | b'\\' | b'/' => Some(byte),
@@ -235,13 +244,14 @@ fn unescape_byte(byte: u8) -> Option<u8> {
     }
 }
 
-/// The run at the start of `data` that needs no look: ASCII without `"`, `\` and controls.
+/// Returns the plain text at the start of `data`: ASCII without `"`, `\` and control characters.
 #[inline]
 fn plain_run(data: &[u8]) -> &[u8] {
     &data[..find_stop(data).unwrap_or(data.len())]
 }
 
-/// The length of the string that `data` begins with, its quote left out, if it ends in `data` and needs no closer look.
+/// Returns the length of the string at the start of `data`, which begins after the opening quote. Returns `None` if the
+/// string does not end in `data`, or if the byte-by-byte reader must decide.
 pub fn string_length(data: &[u8]) -> Option<usize> {
     let length = scan_valid_prefix(data);
     (data.get(length) == Some(&b'"')).then_some(length)

@@ -1,10 +1,10 @@
-//! Finds the bytes of a string that need a look, sixteen at a time where the processor can.
+//! Finds the bytes of a string that are not plain text. On x86-64 it compares sixteen bytes at a time.
 //!
-//! Each search has two forms with one answer: with SSE2, which every x86-64 processor has, and byte by
-//! byte, for what is shorter than a vector and for other processors. A test holds one against the other.
+//! Each search has two implementations with the same result. One uses SSE2, which every x86-64 processor has. The other
+//! works byte by byte, for texts shorter than a vector and for other processors. A test compares both.
 
-/// Returns the offset of the first byte that is not plain text: a quote, a backslash, a control character, or not
-/// ASCII.
+/// Returns the offset of the first byte that is not plain text: a quote, a backslash, a control character, or a byte
+/// outside ASCII.
 #[inline]
 pub(super) fn find_stop(data: &[u8]) -> Option<usize> {
     #[cfg(target_arch = "x86_64")]
@@ -14,7 +14,7 @@ pub(super) fn find_stop(data: &[u8]) -> Option<usize> {
     data.iter().position(|byte| is_stop_byte(*byte))
 }
 
-/// One bit for each byte that is no plain text, the first byte's the lowest.
+/// Returns a mask with a bit for each byte that is not plain text. The lowest bit is the first byte's.
 #[inline]
 pub(super) fn stop_mask(bytes: &[u8; MASKED]) -> u64 {
     #[cfg(target_arch = "x86_64")]
@@ -23,7 +23,7 @@ pub(super) fn stop_mask(bytes: &[u8; MASKED]) -> u64 {
     bytes.iter().rev().fold(0, |mask, byte| mask << 1 | u64::from(is_stop_byte(*byte)))
 }
 
-/// One bit for each byte that is a quote or a backslash, the first byte's the lowest.
+/// Returns a mask with a bit for each quote and backslash. The lowest bit is the first byte's.
 #[inline]
 pub(super) fn quote_mask(bytes: &[u8; MASKED]) -> u64 {
     #[cfg(target_arch = "x86_64")]
@@ -59,7 +59,8 @@ fn is_quote_or_backslash(byte: u8) -> bool {
     matches!(byte, b'"' | b'\\')
 }
 
-/// Searches block by block, where there is one at least; the last overlaps the one before it.
+/// Searches block by block. The last block overlaps the block before it. Returns `None` if `data` is shorter than a
+/// block.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn search_blocks(data: &[u8], search: impl Fn(&[u8; BLOCK_BYTES]) -> u32) -> Option<usize> {
@@ -75,7 +76,7 @@ fn search_blocks(data: &[u8], search: impl Fn(&[u8; BLOCK_BYTES]) -> u32) -> Opt
     (found != 0).then(|| data.len() - BLOCK_BYTES + found.trailing_zeros() as usize)
 }
 
-/// One bit for each byte that is a stop.
+/// Returns a mask with a bit for each byte that is not plain text.
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "the compiler asks for it wherever a processor's extension is used")]
 #[inline]
@@ -84,7 +85,7 @@ fn stops(block: &[u8; BLOCK_BYTES]) -> u32 {
     unsafe { sse2::stops(block) }
 }
 
-/// One bit for each byte that is a quote or a backslash.
+/// Returns a mask with a bit for each quote and backslash.
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "the compiler asks for it wherever a processor's extension is used")]
 #[inline]
@@ -106,7 +107,8 @@ mod sse2 {
     #[inline]
     pub(super) fn stops(block: &[u8; BLOCK_BYTES]) -> u32 {
         let bytes = load_block(block);
-        // Compared with a sign: what is not ASCII is below the blank, as controls are.
+        // The comparison is signed: bytes outside ASCII are negative, so they are below the blank like control
+        // characters.
         let low = _mm_cmpgt_epi8(broadcast_byte(b' '), bytes);
         lane_mask(_mm_or_si128(low, quote_lanes(bytes)))
     }
@@ -138,7 +140,7 @@ mod sse2 {
         _mm_movemask_epi8(bytes).cast_unsigned()
     }
 
-    /// Two words that the compiler loads as one vector.
+    /// Loads the block as two words, which the compiler turns into one vector load.
     #[target_feature(enable = "sse2")]
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "the other half is the other word")]
@@ -149,13 +151,13 @@ mod sse2 {
     }
 }
 
-/// Bytes that are looked at together where many of them need a look.
+/// The number of bytes that are searched together in long strings: one bit of a `u64` for each.
 pub(super) const MASKED: usize = 64;
 
-/// Bytes that are looked at before so many are: most strings are short.
+/// The number of bytes that are searched first, before the longer blocks. Our choice: most strings are shorter.
 pub(super) const SHORT: usize = 16;
 
-/// Bytes of a vector.
+/// The number of bytes in an SSE2 vector.
 #[cfg(target_arch = "x86_64")]
 const BLOCK_BYTES: usize = 16;
 
@@ -181,7 +183,7 @@ mod tests {
                     data[at] = byte;
                 }
             }
-            // Unaligned as well.
+            // The test covers unaligned data, too.
             let data = &data[from.min(data.len())..];
             prop_assert_eq!(find_stop(data), data.iter().position(|byte| is_stop_byte(*byte)));
             prop_assert_eq!(find_quote(data), data.iter().position(|byte| is_quote_or_backslash(*byte)));

@@ -1,23 +1,24 @@
-//! Being told what a document holds below its top level, while it is read.
+//! The events of a document below its top level, which a visitor receives while the document is read.
 
 use super::JsonType;
 use super::keys::JsonKeyBuffer;
 
-/// Is told of keys and values in the order they stand. It is called for each of them, so what it does
-/// per call is part of what a body costs.
+/// Receives the keys and values in the order of the document. The scanner calls the visitor for each of them, so each
+/// call adds to the cost of a body.
 pub trait JsonVisitor {
-    /// A key of an object at this depth; the top-level object's is 1. Empty if it is over 64 bytes.
+    /// Receives a key of an object at this depth. The depth of the top-level object is 1. `key` is empty if the key is
+    /// longer than 64 bytes.
     fn on_key(&mut self, depth: usize, key: &[u8]);
 
-    /// A value begins, in an array or object at this depth and at this offset of the document. Whether the beginning of its
-    /// text is wanted.
+    /// Receives the beginning of a value in an array or object at this depth, with the value's offset in the document.
+    /// Returns true if the visitor wants the beginning of the value's text.
     fn on_value(&mut self, depth: usize, kind: JsonType, at: u64) -> bool;
 
-    /// The text that was wanted, unescaped and without the blanks before it, if it `had_blanks`: all
-    /// of it, or its first 60 bytes.
+    /// Receives a text that the visitor wanted, unescaped: all of the text, or its first 60 bytes. Blanks at the
+    /// beginning of the text are left out; `had_blanks` says that there were some.
     fn on_string(&mut self, start: &[u8], had_blanks: bool);
 
-    /// The innermost array or object ends.
+    /// Receives the end of the innermost array or object.
     fn on_close(&mut self);
 }
 
@@ -34,7 +35,7 @@ impl JsonVisitor for () {
     fn on_close(&mut self) {}
 }
 
-/// The beginning of a string, as it arrives. It takes the room of the key before it, which has been read.
+/// Collects the beginning of a string. It uses the buffer of the key before the string, because that key has been read.
 #[derive(Default)]
 pub(super) struct JsonStringPrefix {
     is_wanted: bool,
@@ -42,8 +43,8 @@ pub(super) struct JsonStringPrefix {
 }
 
 impl JsonStringPrefix {
-    /// Bytes that are kept. Ours: names of tool types are shorter, any URL's scheme, and the first bytes of an image behind
-    /// its media type.
+    /// The largest length of a collected beginning, in bytes. Our choice: it is enough for the name of a tool type, for
+    /// the scheme of any URL, and for the media type and the first bytes of an image.
     pub(super) const MAX_PREFIX_BYTES: usize = 60;
 
     pub(super) fn begin_string(&mut self, name: &mut JsonKeyBuffer) {
@@ -52,8 +53,8 @@ impl JsonStringPrefix {
         self.has_blanks = false;
     }
 
-    /// Returns the number of document bytes that may be read for the name now. Unescaped they are at most that many
-    /// bytes, and three more for a character that began before.
+    /// Returns the number of document bytes that may be read into the buffer now. Their unescaped text has at most as
+    /// many bytes, and three more if a character began before.
     pub(super) fn wanted_bytes(&self, name: &JsonKeyBuffer) -> usize {
         if self.is_wanted {
             Self::MAX_PREFIX_BYTES.saturating_sub(buffered_length(name)).max(1)
@@ -62,8 +63,8 @@ impl JsonStringPrefix {
         }
     }
 
-    /// Forgets blanks before the text, as those who fetch an address do. What has been read is looked at
-    /// once: blanks go before more is read.
+    /// Removes blanks at the beginning of the text, as programs that fetch an address do. The function runs after each
+    /// read, so blanks do not use up the buffer.
     pub(super) fn trim_blanks(&mut self, name: &mut JsonKeyBuffer) {
         let Some(bytes) = name.as_bytes().filter(|_| self.is_wanted) else { return };
         let text = str::from_utf8(bytes).unwrap_or_default();
@@ -82,7 +83,7 @@ impl JsonStringPrefix {
         self.has_blanks
     }
 
-    /// Returns the wanted prefix of the name and wants nothing more.
+    /// Returns the collected beginning, and ends the collection.
     pub(super) fn take_prefix<'a>(&mut self, name: &'a JsonKeyBuffer) -> &'a [u8] {
         self.is_wanted = false;
         let bytes = name.as_bytes().unwrap_or_default();
@@ -90,7 +91,7 @@ impl JsonStringPrefix {
     }
 }
 
-/// Returns true for characters that readers of addresses skip.
+/// Returns true for characters that programs skip at the beginning of an address.
 fn is_blank(character: char) -> bool {
     character.is_whitespace()
         || character.is_control()

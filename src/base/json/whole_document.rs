@@ -1,9 +1,10 @@
-//! Reads a document that is in memory as a whole, in one pass without a state to come back to.
+//! Reads a document that is complete in memory, in one pass and without a state between frames.
 //!
-//! It is for the usual body. Whatever is wrong with a body, or merely unusual, ends the pass without an answer,
-//! and a [`Scanner`](super::JsonScanner) reads the body from its beginning: that alone says what is wrong.
+//! This reader is the fast path for usual bodies. If a body is invalid, or valid and unusual, the pass ends without a
+//! result. A [`Scanner`](super::JsonScanner) then reads the body from its beginning and decides.
 //!
-//! **Invariant:** where it answers, a scanner gives the same answer and tells its watch the same, in the same order.
+//! **Invariant:** if this reader returns a document, a scanner returns the same document, and both send the same events
+//! to their visitor in the same order.
 
 use std::mem;
 
@@ -14,7 +15,8 @@ use super::vector::find_stop;
 use super::visitor::JsonStringPrefix;
 use super::{JsonDocument, JsonKey, JsonLimits, JsonMember, JsonType, JsonVisitor, is_space};
 
-/// The document that `data` is, and the watch that was told of it; `None` where a scanner has to read it.
+/// Returns the document in `data`, and the visitor that received its events. Returns `None` if a scanner must read the
+/// document.
 pub fn read_whole<W: JsonVisitor>(
     limits: JsonLimits,
     data: &[u8],
@@ -110,7 +112,7 @@ impl<W: JsonVisitor> WholeDocumentScanner<'_, W> {
         }
     }
 
-    /// Passes the end of the innermost array or object, if that stands here.
+    /// Passes the end of the innermost array or object. Returns false if another byte is next.
     fn skip_container_end(&mut self) -> bool {
         let end = if self.innermost_type() == JsonType::Object { b'}' } else { b']' };
         if self.skip_byte(end).is_none() {
@@ -123,7 +125,8 @@ impl<W: JsonVisitor> WholeDocumentScanner<'_, W> {
         true
     }
 
-    /// A key that is new to its object, and what stands before its value.
+    /// Reads a key, and passes the colon and white space behind it. Returns `None` if the object has the key already,
+    /// or if the key has an escape or is longer than [`JsonKey::MAX_BYTES`].
     fn read_key(&mut self) -> Option<()> {
         let start = self.at;
         self.skip_byte(b'"')?;
@@ -156,7 +159,7 @@ impl<W: JsonVisitor> WholeDocumentScanner<'_, W> {
         Some(())
     }
 
-    /// A value; of an array or object only the beginning, and the white space behind that.
+    /// Reads a value. Of an array or object it reads only the opening bracket and the white space behind that.
     fn read_value(&mut self) -> Option<JsonType> {
         let byte = *self.data.get(self.at)?;
         let kind = match byte {
@@ -205,7 +208,8 @@ impl<W: JsonVisitor> WholeDocumentScanner<'_, W> {
         if is_wanted {
             let inside = &rest[..length];
             let beginning = &inside[..length.min(JsonStringPrefix::MAX_PREFIX_BYTES)];
-            // The usual beginning is no blank, and has nothing that it would be another for.
+            // A beginning of plain text without a blank in front is passed on as it is written. Any other beginning is
+            // unescaped.
             let is_usual = beginning.first().is_none_or(u8::is_ascii_graphic)
                 && find_stop(beginning).is_none();
             if is_usual {
@@ -259,7 +263,8 @@ impl<W: JsonVisitor> WholeDocumentScanner<'_, W> {
     }
 }
 
-/// Tells the beginning of a string that is written with escapes, or begins with blanks. The string ends in `data`.
+/// Sends the beginning of a string to the visitor, unescaped and without blanks in front. The string must end in
+/// `data`.
 fn read_string_prefix(data: &[u8], watch: &mut impl JsonVisitor) -> Option<()> {
     let (mut text, mut name, mut start) =
         (JsonStringState::default(), JsonKeyBuffer::default(), JsonStringPrefix::default());
@@ -279,14 +284,15 @@ fn read_string_prefix(data: &[u8], watch: &mut impl JsonVisitor) -> Option<()> {
     }
 }
 
-/// Arrays and objects within one another: a part of a tool's result in a message is in the seventh, and schemas of
-/// tools nest as deep as that again.
+/// The largest number of arrays and objects inside one another. Our choice: a part of a tool result in a message has
+/// depth seven, and the schema of a tool may nest as deep again.
 const MAX_DEPTH: usize = 24;
 
-/// Keys that are live at one time, as schemas with many properties have them.
+/// The largest number of keys that are live at one time. Our choice: it is enough for tool schemas with many
+/// properties.
 const MAX_LIVE_KEYS: usize = 96;
 
-/// Members of the usual body.
+/// The number of members for which memory is reserved; usual bodies have no more.
 const USUAL_MEMBERS: usize = 8;
 
 #[cfg(test)]
@@ -296,7 +302,7 @@ mod tests {
     use super::read_whole;
     use crate::base::json::{JsonLimits, JsonScanner, JsonType, JsonVisitor};
 
-    /// Writes down what it is told, and wants to see every other text.
+    /// Records every event, and wants some of the texts.
     #[derive(Default, Debug, PartialEq, Eq)]
     struct Notes(Vec<String>);
 
@@ -329,7 +335,7 @@ mod tests {
         whole.is_some()
     }
 
-    /// G5: the requests of real clients are read in one pass, and as a scanner reads them.
+    /// G5: the requests of real clients are read in one pass, with the same result as a scanner's.
     #[test]
     fn what_clients_send_is_read_in_one_pass() {
         for client in
@@ -338,7 +344,7 @@ mod tests {
             let file = std::fs::read(format!("tests/fixtures/clients/{client}.json")).unwrap();
             let body = file.trim_ascii();
             assert!(check(body), "{client}");
-            // Each byte that is missing or changed changes both or neither.
+            // The results are also the same if the body is cut at any byte, or if one byte is changed.
             for at in 0..body.len() {
                 check(&body[..at]);
                 let mut changed = body.to_vec();

@@ -26,10 +26,10 @@ struct ScrapeTargetLabels<'a> {
 }
 
 impl ScrapeTarget {
-    /// The answer to who has asked at `asked`.
-    pub(super) fn render_targets(&self, asked: SocketAddr) -> Vec<u8> {
-        let asked = SocketAddr::new(asked.ip().to_canonical(), asked.port()).to_string();
-        let address = self.address.as_ref().unwrap_or(&asked);
+    /// Renders the answer for a client that has connected to the address `local`.
+    pub(super) fn render_targets(&self, local: SocketAddr) -> Vec<u8> {
+        let local = SocketAddr::new(local.ip().to_canonical(), local.port()).to_string();
+        let address = self.address.as_ref().unwrap_or(&local);
         let labels = ScrapeTargetLabels { instance: address, service: &self.service };
         serde_json::to_vec(&[ScrapeTargetGroup { targets: [address], labels }])
             .expect("texts can be written as JSON")

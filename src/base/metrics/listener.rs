@@ -1,4 +1,4 @@
-//! The scrape endpoint: `GET /health`, the pages it is given, and nothing else.
+//! The scrape endpoint: it serves `GET /health` and the pages that its creator has added.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -22,17 +22,17 @@ use tokio::time::{sleep, timeout};
 
 use super::discovery::ScrapeTarget;
 
-/// The answers of the listener, by path.
+/// A page of the listener: its path and its body.
 #[derive(Clone)]
 pub struct HttpPage {
     path: &'static str,
     content_type: &'static str,
-    /// Given the address at which it was asked.
+    /// Renders the body. The argument is the local address of the client's connection.
     body: Arc<dyn Fn(SocketAddr) -> Vec<u8> + Send + Sync>,
 }
 
 impl HttpPage {
-    /// `/metrics`: Prometheus text.
+    /// Creates the page `/metrics` with Prometheus text.
     pub fn metrics_page(render: impl Fn() -> Vec<u8> + Send + Sync + 'static) -> Self {
         Self {
             path: "/metrics",
@@ -41,7 +41,7 @@ impl HttpPage {
         }
     }
 
-    /// `/sd`: where Prometheus finds what there is to scrape, by `http_sd_configs`.
+    /// Creates the page `/sd`, which tells Prometheus the addresses to scrape (`http_sd_configs`).
     pub fn discovery_page(target: ScrapeTarget) -> Self {
         Self {
             path: "/sd",
@@ -57,10 +57,10 @@ impl fmt::Debug for HttpPage {
     }
 }
 
-/// Answers scrapes until `shutdown` resolves, then gives those under way [`SHUTDOWN_GRACE`] to end.
+/// Answers scrapes until `shutdown` resolves. Open scrapes then have [`SHUTDOWN_GRACE`] to end.
 ///
-/// A page is made on a blocking thread: a scrape of ten thousand runs takes a tenth of a second,
-/// which no stream should wait for.
+/// A page is rendered on a blocking thread: a scrape of ten thousand runs takes a tenth of a second, and streams must
+/// not wait for it.
 pub async fn serve_pages(
     listener: TcpListener,
     pages: Vec<HttpPage>,
@@ -87,7 +87,7 @@ pub async fn serve_pages(
     drop(timeout(SHUTDOWN_GRACE, async { while scrapes.join_next().await.is_some() {} }).await);
 }
 
-/// One connection, one answer: without keep-alive an idle scraper holds no slot.
+/// Answers one request of a connection and closes it: without keep-alive an idle scraper holds no slot.
 async fn serve_connection(stream: TcpStream, pages: Arc<[HttpPage]>) {
     let Ok(asked) = stream.local_addr() else { return };
     let service = service_fn(move |request| {
@@ -152,8 +152,8 @@ fn text_response(
     response
 }
 
-/// Connections served at once; the rest wait in the kernel's backlog. Ours: two scrapers and a
-/// health check need four.
+/// The largest number of connections that are served at the same time. Other connections wait in the kernel's backlog.
+/// Our choice: two scrapers and a health check need four.
 const MAX_CONNECTIONS: usize = 16;
 
 /// The longest time for the head of a request. Our choice: an operator's network is near.
@@ -165,7 +165,7 @@ const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time that a shutdown waits for open scrapes, so that a run's last figures are not lost. Our choice.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(1);
 
-/// The pause after a failed accept: out of file descriptors is not cured by asking again at once.
+/// The pause after a failed accept. Our choice: a process without free file descriptors would fail again at once.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 const JSON_CONTENT_TYPE: &str = "application/json";

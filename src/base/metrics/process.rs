@@ -1,4 +1,4 @@
-//! The resources that the process uses, under the names of every Prometheus client.
+//! The resources that the process uses, under the metric names of all Prometheus clients.
 //!
 //! Each scrape reads `/proc/self`: four small reads, about 20 µs.
 
@@ -11,7 +11,7 @@ use prometheus::proto::{Counter, Gauge, Metric, MetricFamily, MetricType};
 
 use super::count_as_f64;
 
-/// Collects `process_*`; a figure that cannot be read is left out.
+/// Collects the metrics `process_*`. A value that cannot be read is left out.
 #[derive(Debug)]
 pub struct ProcessCollector {
     descs: Vec<Desc>,
@@ -19,7 +19,8 @@ pub struct ProcessCollector {
 }
 
 impl ProcessCollector {
-    /// Counts as the start of the process: made once, before the first listener.
+    /// Creates the collector. The time of this call counts as the start of the process, so the process creates the
+    /// collector before its first listener.
     pub fn new() -> prometheus::Result<Self> {
         let desc = |(name, help): (&str, &str)| {
             Desc::new(name.into(), help.into(), vec![], HashMap::new())
@@ -74,8 +75,8 @@ fn gauge_family(name: &str, help: &str, value: f64) -> MetricFamily {
     family
 }
 
-/// Fields 14 and 15 of `/proc/self/stat`. The command, field 2, may hold spaces and brackets, so
-/// the count starts behind its last bracket.
+/// Returns the sum of the fields 14 and 15 of `/proc/self/stat` in seconds (proc_pid_stat(5)). The command, field 2,
+/// may contain spaces and brackets, so the fields are counted after its last bracket.
 fn parse_cpu_seconds(stat: &str) -> Option<f64> {
     let (_, fields) = stat.rsplit_once(')')?;
     let mut ticks = fields.split_ascii_whitespace().skip(11).map(str::parse::<f64>);
@@ -83,7 +84,7 @@ fn parse_cpu_seconds(stat: &str) -> Option<f64> {
     Some((user + system) / TICKS_PER_SECOND)
 }
 
-/// A line of `/proc/self/status`, which counts in KiB whatever the page size.
+/// Returns the value of a line of `/proc/self/status` in bytes. The file counts in KiB.
 fn parse_bytes(status: &str, key: &str) -> Option<f64> {
     let line = status.lines().find_map(|line| line.strip_prefix(key))?;
     let kibibytes: f64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
@@ -96,15 +97,15 @@ fn parse_max_fds(limits: &str) -> Option<f64> {
     if soft == "unlimited" { Some(f64::INFINITY) } else { soft.parse().ok() }
 }
 
-/// Linux 6.2 and later tell the number as the directory's size; before, the entries are counted,
-/// less the one that reading them opened.
+/// Counts the open file descriptors. Linux 6.2 and later report the number as the size of the directory. On earlier
+/// kernels the entries are counted, without the descriptor that reads them.
 fn count_open_fds() -> Option<f64> {
-    let told = fs::metadata("/proc/self/fd").ok()?.len();
-    let open = if told > 0 { told } else { fs::read_dir("/proc/self/fd").ok()?.count() as u64 - 1 };
+    let size = fs::metadata("/proc/self/fd").ok()?.len();
+    let open = if size > 0 { size } else { fs::read_dir("/proc/self/fd").ok()?.count() as u64 - 1 };
     Some(count_as_f64(open))
 }
 
-/// Name and help of each figure, in the order `Process::read` gives them.
+/// The name and the help text of each metric, in the order of `ProcessCollector::read_values`.
 const PROCESS_FAMILIES: [(&str, &str); 6] = [
     ("process_cpu_seconds_total", "User and system CPU time spent, in seconds."),
     ("process_max_fds", "Limit on open file descriptors."),
@@ -114,7 +115,7 @@ const PROCESS_FAMILIES: [(&str, &str); 6] = [
     ("process_virtual_memory_bytes", "Virtual memory, in bytes."),
 ];
 
-/// `USER_HZ`, fixed at 100 in the kernel's interface on every architecture we build for.
+/// The unit of CPU times in `/proc` (`USER_HZ`). It is 100 on every architecture that we build for.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Takes connections from a listening socket.
+//! Accepts connections from a listening socket.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,12 +10,12 @@ use tokio::io::unix::AsyncFd;
 
 use super::register_socket;
 
-/// Accepts connections on a bound socket, within a runtime.
+/// A bound socket that accepts connections within a runtime.
 #[derive(Debug)]
 pub struct SocketAcceptor(AsyncFd<OwnedFd>);
 
 impl SocketAcceptor {
-    /// Takes a listening, non-blocking socket.
+    /// Registers a listening, non-blocking socket.
     ///
     /// # Errors
     /// Returns an error if the socket cannot be registered with the runtime.
@@ -23,7 +23,8 @@ impl SocketAcceptor {
         register_socket(socket.into(), Interest::READABLE).map(Self)
     }
 
-    /// The next connection, non-blocking. Pauses while the process is out of descriptors or memory.
+    /// Accepts the next connection as a non-blocking socket. After an error, such as no free descriptors, it pauses and
+    /// tries again.
     pub async fn accept_socket(&self) -> OwnedFd {
         let accept = |socket: &OwnedFd| {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -41,5 +42,6 @@ impl SocketAcceptor {
     }
 }
 
-/// The pause after a failed accept: long enough for connections to end, too short for a client to notice. Our choice.
+/// The pause after a failed accept. Our choice: other connections may end in this time, and a client does not notice
+/// it.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);

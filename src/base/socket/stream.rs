@@ -1,8 +1,8 @@
 //! A connected socket for servers that mostly write small pieces.
 //!
-//! The socket is registered for reading only. Registered for both, every piece that the peer reads
-//! raises a "writable" edge and wakes the task for nothing: 3.9 system calls per piece became 3.1.
-//! Interest in writing is registered while a write is blocked, and no longer.
+//! The socket is registered for reading only. If it were registered for both, every piece that the peer reads would
+//! raise a "writable" edge and wake the task for nothing: 3.9 system calls per piece became 3.1. Interest in writing is
+//! registered only while a write is blocked.
 
 use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
@@ -18,12 +18,12 @@ use tokio::time::Sleep;
 
 use super::{read_socket, register_socket};
 
-/// A stream that gives up on a peer which reads nothing for too long.
+/// A stream whose writes fail when the peer reads nothing for too long.
 pub struct ServerStream {
     socket: AsyncFd<OwnedFd>,
     blocked: Option<Box<BlockedWrite>>,
     stall_timeout: Duration,
-    /// Was read, and is to be read again.
+    /// Bytes that were read from the socket, and that the next reads return first.
     unread: Bytes,
 }
 
@@ -34,21 +34,21 @@ struct BlockedWrite {
 }
 
 impl ServerStream {
-    /// Takes an accepted, non-blocking socket. A write blocked for `stall_timeout` is an error.
+    /// Registers an accepted, non-blocking socket. A write that is blocked for `stall_timeout` fails.
     ///
-    /// Must be called inside a runtime, which will drive the socket.
+    /// The caller must be inside a runtime, which will drive the socket.
     pub fn new(socket: OwnedFd, stall_timeout: Duration) -> io::Result<Self> {
         let socket = register_socket(socket, Interest::READABLE)?;
         Ok(Self { socket, blocked: None, stall_timeout, unread: Bytes::new() })
     }
 
-    /// Gives bytes back that were read: who reads the stream itself finds them first.
+    /// Returns bytes to the stream that were read from it. The next reads of the owned stream return them first.
     #[must_use]
     pub fn with_unread(self, bytes: Bytes) -> Self {
         Self { unread: bytes, ..self }
     }
 
-    /// Ready when a read is worth a try: there are bytes, or the peer has closed.
+    /// Returns ready when a read is worth an attempt: there are bytes, or the peer has closed.
     ///
     /// # Errors
     /// Returns an error if the runtime is shutting down.
@@ -66,7 +66,7 @@ impl ServerStream {
             let wanted = buffer.remaining();
             match read_socket(self.socket.get_ref(), buffer) {
                 Ok(length) => {
-                    // A short read has emptied the socket, so the next one would only say so.
+                    // A short read has emptied the socket. Another read would only return `WouldBlock`.
                     if length > 0 && length < wanted {
                         guard.clear_ready();
                     }
@@ -79,7 +79,8 @@ impl ServerStream {
         }
     }
 
-    /// Ready when the peer has sent something, which stays unread, or has closed: `false` for that.
+    /// Returns ready with true when the peer has sent bytes, which stay unread, and with false when the peer has
+    /// closed.
     pub fn poll_peer_spoke(&self, cx: &mut Context<'_>) -> Poll<bool> {
         loop {
             let Ok(mut guard) = ready!(self.socket.poll_read_ready(cx)) else {
@@ -140,7 +141,7 @@ impl ServerStream {
         }
     }
 
-    /// Ready when a write is worth another try, or with an error when the peer has stalled.
+    /// Returns ready when a write is worth another attempt, or with an error when the peer has stalled.
     fn poll_unblocked(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let blocked = match &mut self.blocked {
             Some(blocked) => blocked,
@@ -158,7 +159,7 @@ impl ServerStream {
     }
 }
 
-/// Reads what the socket has, and nothing that was given back.
+/// Reads from the socket only, and leaves out the bytes of [`ServerStream::with_unread`].
 impl AsyncRead for &ServerStream {
     fn poll_read(
         self: Pin<&mut Self>,

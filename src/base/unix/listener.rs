@@ -1,4 +1,5 @@
-//! A listening socket bound to a path, replaced when stale, refused when live, removed when dropped.
+//! A listening socket with a path. A stale socket at the path is replaced, a live one is an error, and the path is
+//! removed when the listener is dropped.
 
 use std::fs::{self, File};
 use std::io;
@@ -13,7 +14,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::PeerCredentials;
 
-/// A bound socket. Dropping the last clone removes the path, if it is still ours.
+/// A bound socket. Dropping it removes the path, if the path is still this socket's.
 #[derive(Debug)]
 pub struct UnixListenerGuard {
     socket: UnixListener,
@@ -56,7 +57,7 @@ impl UnixListenerGuard {
         let bind_error = |source| UnixListenerError::Bind { path: path.into(), source };
         let _one_at_a_time = lock_directory(path).map_err(bind_error)?;
         remove_stale(path)?;
-        // From here on the path is ours: where the rest fails, dropping the listener removes it.
+        // From here on this listener owns the path: if the next steps fail, dropping the listener removes the path.
         let listener = Self::bind_path(path).map_err(bind_error)?;
         listener.apply_permissions(permissions).map_err(bind_error)?;
         Ok(listener)
@@ -79,7 +80,7 @@ impl UnixListenerGuard {
         Ok(rustix::net::listen(&self.socket, LISTEN_BACKLOG)?)
     }
 
-    /// A second handle to accept from, for another thread. It does not own the path.
+    /// Returns a second handle for another thread that accepts connections. The handle does not own the path.
     pub fn accept_handle(&self) -> io::Result<UnixListener> {
         self.socket.try_clone()
     }
@@ -97,7 +98,8 @@ impl Drop for UnixListenerGuard {
     }
 }
 
-/// Two processes that start at once must not each take the other's fresh socket for a stale one.
+/// Locks the directory of the socket. Without the lock, two processes that start at the same time could each take the
+/// other's new socket for a stale one.
 fn lock_directory(path: &Path) -> io::Result<File> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let directory = File::open(parent.unwrap_or(Path::new(".")))?;
@@ -146,8 +148,9 @@ fn socket_inode(path: &Path) -> io::Result<(u64, u64)> {
     fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()))
 }
 
-/// `sun_path` is 108 bytes with its closing zero (`unix(7)`).
+/// The largest length of a socket path, in bytes. `sun_path` has 108 bytes with its closing zero (`unix(7)`).
 pub const MAX_PATH_BYTES: usize = 107;
 
-/// Connections that wait to be accepted; the kernel caps it at `net.core.somaxconn`.
+/// The largest number of connections that wait to be accepted. Our choice; the kernel limits it to
+/// `net.core.somaxconn`.
 const LISTEN_BACKLOG: i32 = 1024;

@@ -4,17 +4,18 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// The process that connected, as it was then.
+/// The process that connected, as it was at that time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerCredentials {
-    /// `None` where the process lives in a namespace that ours cannot see into, as in another container.
+    /// The process id; `None` if the process is in a pid namespace that this process cannot see, such as another
+    /// container's.
     pub pid: Option<u32>,
     pub uid: u32,
     pub gid: u32,
 }
 
 impl PeerCredentials {
-    /// Asks the kernel (`SO_PEERCRED`, `unix(7)`).
+    /// Reads the credentials of the peer from the kernel (`SO_PEERCRED`, `unix(7)`).
     ///
     /// # Errors
     /// Returns an error if the socket is not a connected unix socket.
@@ -25,8 +26,8 @@ impl PeerCredentials {
     pub fn from_socket(socket: BorrowedFd<'_>) -> io::Result<Self> {
         let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
         let mut length = libc::socklen_t::try_from(size_of::<libc::ucred>()).expect("12 bytes");
-        // SAFETY: the pointers are to a `ucred` and to its size, both ours and alive during the call, and
-        // any bits are a valid `ucred`.
+        // SAFETY: the pointers are to a `ucred` and to its size. This function owns both, they live during the call,
+        // and any bits are a valid `ucred`.
         let done = unsafe {
             libc::getsockopt(
                 socket.as_raw_fd(),
@@ -43,19 +44,20 @@ impl PeerCredentials {
         Ok(Self { pid, uid: peer.uid, gid: peer.gid })
     }
 
-    /// The control group of the process, which names its container or unit; `None` where it cannot be read.
+    /// Returns the control group of the process, which names its container or unit; `None` if it cannot be read.
     ///
-    /// The process may have ended since, and its pid have gone to another: this is a hint, not a proof.
+    /// The result is a hint and not a proof: the process may have ended since, and another process may have its pid.
     pub fn cgroup_path(&self) -> Option<String> {
         let file = File::open(format!("/proc/{}/cgroup", self.pid?)).ok()?;
         let mut text = String::new();
         file.take(MAX_CGROUP_BYTES).read_to_string(&mut text).ok()?;
-        // `0::/path` is the unified hierarchy (`cgroups(7)`); older ones have a line for each controller.
+        // `0::/path` is the unified hierarchy (`cgroups(7)`). Older hierarchies have a line for each controller.
         let path = |line: &str| line.splitn(3, ':').nth(2).map(str::to_owned);
         let unified = text.lines().find(|line| line.starts_with("0::")).and_then(path);
         unified.filter(|path| path != "/").or_else(|| text.lines().next().and_then(path))
     }
 }
 
-/// A line for each controller, of a few hundred bytes each.
+/// The largest part of a cgroup file that is read, in bytes. Our choice: the file has a line of a few hundred bytes for
+/// each controller.
 const MAX_CGROUP_BYTES: u64 = 8192;
