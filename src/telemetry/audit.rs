@@ -1,22 +1,22 @@
-//! Append-only record of what each run did, chained so that any change is found.
+//! The audit log: an append-only record of the actions of each run, chained so that every change is found.
 //!
-//! One file per run, one record a line. A record holds the hash of the record before it and its own,
-//! so a flipped byte, a lost line or a moved one breaks the chain at a place that
-//! [`verify`](verify::verify_file) names. Checkpoints are signed: a forger who computes the chain anew
-//! lacks the key.
+//! Each run has one file, and each record is one line. A record holds its own hash and the hash of the record before
+//! it. A flipped byte, a lost line or a moved line therefore breaks the chain at a place that
+//! [`verify`](verify::verify_file) reports. Checkpoints are signed: a forger who computes the chain anew does not have
+//! the key.
 //!
-//! What stands where: [`records`] is what is written, [`chain`] is how a record becomes a line,
-//! [`log`] writes, [`recover`] takes up the file of an earlier process, [`verify`] proves it, and [`seal`] that it is
-//! the file it was.
+//! The modules: [`records`] defines the content of the records, [`chain`] turns a record into a line, [`log`] writes,
+//! [`recover`] continues the file of an earlier process, [`verify`] checks a file, and [`seal`] checks that a file is
+//! the one that was closed.
 //!
-//! **Invariant:** an admission is in the file before its call goes upstream, and a settlement
-//! follows for each, if only by the next process.
+//! **Invariant:** an admission is in the file before its call goes upstream. A settlement follows each admission; if
+//! the process crashes, the next process writes it.
 //!
-//! **Invariant:** what is in the file never changes; records are only added at its end.
+//! **Invariant:** records in the file never change. New records are only appended.
 //!
-//! What a chain cannot tell: that records are missing at the *end*, or that a forger has appended some.
-//! The orderly end is therefore a record of its own, which is signed at once; a report says whether it
-//! is there and [how far signatures cover the log](verify::AuditVerifyReport::coverage); where it was is in the seal.
+//! A chain alone does not show that records are missing at the *end*, or that a forger has appended some. The orderly
+//! end of a run is therefore a record of its own, which is signed at once. A report says whether that record is present
+//! and [how far signatures cover the log](verify::AuditVerifyReport::coverage). The seal holds the position of the end.
 
 pub mod chain;
 pub mod delivery_records;
@@ -46,46 +46,47 @@ use crate::base::secret::SecretString;
 pub use key::{AuditPublicKey, AuditSigningKey, KEY_FILE_NAME, load_or_create_seed};
 pub use log::{AuditLag, AuditLog, RecoveredRun};
 
-/// Where the log is, and how much it must survive.
+/// The settings of the audit log: its file, its durability and its signatures.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AuditConfig {
-    /// The file; without one, nothing is recorded. It belongs to one run.
+    /// The file, which belongs to one run. Without a file, no audit log is written.
     #[serde(skip_serializing)]
     pub path: Option<PathBuf>,
     pub durability: AuditDurability,
     /// The shortest time between two syncs under [`AuditDurability::Group`].
     #[serde(with = "humantime_serde")]
     pub sync_every: Duration,
-    /// The ed25519 seed that checkpoints are signed with: 32 bytes as hexadecimal or base64.
-    /// Without one, a key is made that lives as long as the process.
+    /// The ed25519 seed of the key that signs checkpoints: 32 bytes as hexadecimal or base64. Without a seed, the
+    /// process uses a new key, which is lost when the process ends.
     #[serde(skip)]
     pub signing_key: Option<SecretString>,
-    /// The longest time that a record goes without a signed checkpoint after it; 0 sets no such limit.
+    /// The longest time between a record and the next signed checkpoint; 0 means no limit.
     #[serde(with = "humantime_serde")]
     pub checkpoint_interval: Duration,
-    /// The most records without one; 0 sets no such limit. Without both limits, only the end is signed.
+    /// The largest number of records without a signed checkpoint; 0 means no limit. Without both limits, only the end
+    /// of the log is signed.
     pub checkpoint_every: u64,
-    /// Bytes of one run's log. At the limit nothing more of that run is admitted.
+    /// The largest size of one run's log, in bytes. At the limit no further call of that run is admitted.
     pub max_bytes: u64,
-    /// Whether a run's budget may go without a log, by which it outlasts a restart.
+    /// True if a run may have a budget without an audit log. The budget then starts anew after a restart.
     pub allow_budget_reset: bool,
 }
 
-/// What an admission survives once its call goes upstream.
+/// The failures that a recorded admission survives once its call goes upstream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AuditDurability {
-    /// The end of this process, however sudden: the record is in the kernel.
+    /// The end of this process, even a sudden one: the record is in the kernel.
     #[default]
     Os,
-    /// That, and a power cut that comes later than [`AuditConfig::sync_every`] and one sync.
+    /// The end of this process, and a power cut that comes later than [`AuditConfig::sync_every`] and one sync.
     Group,
-    /// A power cut: the call waits until the record is on disk.
+    /// A power cut at any time: the call waits until the record is on disk.
     Fsync,
 }
 
-/// Why a log cannot be opened, written or proved.
+/// An error for a log that cannot be opened, written or verified.
 #[derive(Debug, thiserror::Error)]
 pub enum AuditError {
     #[error("cannot use audit log `{}`", path.display())]
@@ -140,10 +141,11 @@ impl Default for AuditConfig {
             durability: AuditDurability::default(),
             sync_every: Duration::from_millis(50),
             signing_key: None,
-            // Ours: a signature costs as much as two calls, and a thousand busy runs make a hundred a second.
+            // Our choice: a signature costs as much as two calls, and a thousand busy runs make a hundred signatures a
+            // second.
             checkpoint_interval: Duration::from_secs(10),
             checkpoint_every: 4096,
-            // A million calls. Ours: an agent makes a thousand.
+            // Our choice: enough for a million calls; an agent makes a thousand.
             max_bytes: 1024 * 1024 * 1024,
             allow_budget_reset: false,
         }
@@ -151,7 +153,7 @@ impl Default for AuditConfig {
 }
 
 impl AuditError {
-    /// Says which file could not be read.
+    /// Adds the path to an error of reading.
     fn from_read_error(path: &Path, error: read::AuditReadError) -> Self {
         match error {
             read::AuditReadError::Io(source) => Self::File { path: path.into(), source },

@@ -1,14 +1,14 @@
-//! The chain: how a record becomes a line, and how a line is proved to be the next record.
+//! The hash chain: writes a record as a line, and checks that a line is the next record.
 //!
-//! Both halves stand here side by side because each is the other's definition:
+//! Both functions are in one file because each defines the format for the other:
 //!
 //! ```text
 //! {"v":1,"seq":7,"time":"…","run":"…","event":"…", fields ,"prev":"<hash of 6>","hash":"<hash of 7>"}
 //! └──────────────────────── content: what the hash is of ────────────────────┘└─── 75 bytes ────┘
 //! ```
 //!
-//! The proof works on raw bytes and only then looks inside, so there is no second spelling of a
-//! record (a space, an upper-case digit, another order) that would also pass.
+//! The check works on raw bytes first and parses the fields only afterwards. A second spelling of a record (a space, an
+//! upper-case digit, another order) therefore fails.
 
 use std::fmt;
 
@@ -23,7 +23,7 @@ pub struct HashChain {
     prev: RecordHash,
 }
 
-/// A SHA-256 in lower-case hexadecimal, as it stands in the file.
+/// A SHA-256 hash in lower-case hexadecimal, as it is written in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordHash([u8; 64]);
 
@@ -55,20 +55,20 @@ pub enum ChainBreakReason {
 }
 
 impl HashChain {
-    /// Before the first record.
+    /// The chain before the first record.
     pub const START: Self = Self { next: 1, prev: RecordHash([b'0'; 64]) };
 
-    /// The number of the next record. Records count from 1, so it is also its line.
+    /// Returns the number of the next record. Records count from 1, so this is also the number of its line.
     pub fn next_seq(&self) -> u64 {
         self.next
     }
 
-    /// The hash of the last record.
+    /// Returns the hash of the last record.
     pub fn last_hash(&self) -> &RecordHash {
         &self.prev
     }
 
-    /// Appends `record` to `lines` as the next one.
+    /// Appends `record` to `lines` as the next line of the chain.
     pub fn append_record<R: AuditRecord>(
         &mut self,
         lines: &mut Vec<u8>,
@@ -76,6 +76,7 @@ impl HashChain {
         record: &R,
     ) {
         let start = lines.len();
+        // 1. The fields that every record has.
         lines.extend_from_slice(SEQ_PREFIX);
         lines.extend_from_slice(itoa::Buffer::new().format(self.next).as_bytes());
         lines.extend_from_slice(TIME_PREFIX);
@@ -87,29 +88,35 @@ impl HashChain {
         lines.push(b'"');
         let fields = lines.len();
         record.append_json(lines);
-        // The fields came as an object of their own; its braces give way to the line's.
+        // 2. The record's own fields. They are written as an object, whose first brace becomes a comma and whose last
+        // brace is removed.
         lines[fields] = b',';
         lines.pop();
+        // 3. The hash of the record before. It belongs to the content, so each hash covers all earlier records.
         lines.extend_from_slice(PREV_PREFIX);
         lines.extend_from_slice(&self.prev.0);
         lines.push(b'"');
         self.prev = RecordHash::hash_content(&lines[start..]);
         self.next += 1;
+        // 4. The hash of everything in the line up to here.
         lines.extend_from_slice(HASH_PREFIX);
         lines.extend_from_slice(&self.prev.0);
         lines.extend_from_slice(b"\"}\n");
     }
 
-    /// Steps over `line` (without its line feed), which must be the next record.
+    /// Checks that `line` (without its line feed) is the next record, and moves the chain behind it.
     pub fn verify_next(&mut self, line: &[u8]) -> Result<(), ChainBreakReason> {
+        // 1. Cut both hashes off the end of the line. Only the exact bytes that `append_record` writes are accepted.
         let (content, hash) =
             split_at_hash(line, HASH_PREFIX, b"\"}").ok_or(ChainBreakReason::Malformed)?;
         let (fields, prev) =
             split_at_hash(content, PREV_PREFIX, b"\"").ok_or(ChainBreakReason::Malformed)?;
+        // 2. Check the content first: if it has changed, its number and predecessor mean nothing.
         let actual = RecordHash::hash_content(content);
         if hash != actual.0 {
             return Err(ChainBreakReason::HashMismatch);
         }
+        // 3. Check that the record follows the last one.
         let seq = parse_seq(fields).ok_or(ChainBreakReason::Malformed)?;
         if seq != self.next {
             return Err(ChainBreakReason::WrongSequence(seq));
@@ -131,7 +138,7 @@ impl HashChain {
 /// The fields that begin every line, apart from the record's number.
 #[derive(Clone, Copy)]
 pub struct RecordHeader<'a> {
-    /// RFC 3339, UTC.
+    /// The time of the record as RFC 3339 in UTC.
     pub time: &'a [u8],
     /// The run's id as a JSON string, quotes included.
     pub run: &'a str,
@@ -156,22 +163,22 @@ impl fmt::Display for RecordHash {
     }
 }
 
-/// Splits `…<key><64 digits><end>` into what comes first and the digits.
+/// Splits `…<key><64 digits><end>` into the part before the key and the digits.
 fn split_at_hash<'a>(line: &'a [u8], key: &[u8], end: &[u8]) -> Option<(&'a [u8], &'a [u8])> {
     let (rest, digits) = line.strip_suffix(end)?.split_last_chunk::<64>()?;
     Some((rest.strip_suffix(key)?, digits))
 }
 
-/// The number of the record, if its line begins as every line does.
+/// Returns the number of the record, if its line begins like every line of a log.
 fn parse_seq(fields: &[u8]) -> Option<u64> {
     let rest = fields.strip_prefix(SEQ_PREFIX)?;
     let (digits, rest) = rest.split_at(rest.iter().position(|byte| !byte.is_ascii_digit())?);
     str::from_utf8(digits).ok().filter(|_| rest.starts_with(TIME_PREFIX))?.parse().ok()
 }
 
-/// Admissions that may wait for their settlement at once. It bounds what the log must buffer while
-/// the disk is full, and what a reader must remember. Our choice: sixteen times the thousand
-/// streams that one run is built for.
+/// The largest number of admissions that wait for their settlement at the same time. It limits the buffer of the log
+/// while the disk is full, and the memory of a reader. Our choice: sixteen times the thousand streams that one run is
+/// built for.
 pub const MAX_UNSETTLED_CALLS: usize = 16_384;
 
 const SEQ_PREFIX: &[u8] = b"{\"v\":1,\"seq\":";

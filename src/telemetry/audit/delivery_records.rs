@@ -11,7 +11,7 @@ use super::records::{
     AuditRecord, serialize_truncated, serialize_truncated_list, serialize_truncated_option,
 };
 
-/// Written when the work is out of the sandbox, on this machine's disk.
+/// Written when the work has left the sandbox and is on this machine's disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct WorkExtractedRecord<'a> {
     /// The outbox's id of the work.
@@ -30,7 +30,7 @@ pub struct WorkExtractedRecord<'a> {
     pub commits: u32,
 }
 
-/// Written when the host has looked at it, and decided.
+/// Written when the host has checked the work and decided on its delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct WorkReviewedRecord<'a> {
     #[serde(serialize_with = "serialize_truncated")]
@@ -42,9 +42,9 @@ pub struct WorkReviewedRecord<'a> {
     pub head: &'a str,
     #[serde(serialize_with = "serialize_truncated")]
     pub tree: &'a str,
-    /// `replayed`, where the patches tell what the commits are; else `bundled`, and why.
+    /// `replayed` if the patches define the commits; otherwise `bundled` and the reason.
     pub mode: &'static str,
-    /// The hash of the rules that it was judged by.
+    /// The hash of the rules that the work was checked against.
     #[serde(serialize_with = "serialize_truncated")]
     pub rules: &'a str,
     pub files: u64,
@@ -58,7 +58,7 @@ pub struct WorkReviewedRecord<'a> {
     pub said: &'a [String],
 }
 
-/// Written when the branch has it.
+/// Written when the branch contains the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct BranchPushedRecord<'a> {
     #[serde(serialize_with = "serialize_truncated")]
@@ -71,11 +71,11 @@ pub struct BranchPushedRecord<'a> {
     pub from: Option<&'a str>,
     #[serde(serialize_with = "serialize_truncated")]
     pub to: &'a str,
-    /// It was there already: an earlier attempt had not heard the answer.
+    /// True if the branch contained the work already: an earlier attempt did not receive the response to its push.
     pub was_there: bool,
 }
 
-/// Written when a pull request says what it should.
+/// Written when the pull request exists with the intended text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct PullRequestOpenedRecord<'a> {
     #[serde(serialize_with = "serialize_truncated")]
@@ -85,17 +85,17 @@ pub struct PullRequestOpenedRecord<'a> {
     pub is_new: bool,
 }
 
-/// Written when it is not delivered, and kept.
+/// Written when the work is not delivered and is kept instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct WorkHeldRecord<'a> {
     #[serde(serialize_with = "serialize_truncated")]
     pub relay: &'a str,
-    /// The kind of the reason: never the agent's text.
+    /// The code of the reason; never text of the agent.
     #[serde(serialize_with = "serialize_truncated")]
     pub code: &'a str,
 }
 
-/// Written when a row is taken up without its run.
+/// Written when a delivery of the outbox continues without its run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct DeliveryResumedRecord<'a> {
     #[serde(serialize_with = "serialize_truncated")]
@@ -104,7 +104,7 @@ pub struct DeliveryResumedRecord<'a> {
     pub step: &'static str,
 }
 
-/// The record of an operator who has applied the work to a clone by hand.
+/// Written when an operator has applied the work to a clone by hand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct WorkAppliedRecord<'a> {
     #[serde(serialize_with = "serialize_truncated")]

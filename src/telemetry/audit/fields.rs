@@ -1,17 +1,18 @@
-//! Writing a record's fields by hand: the bytes that serde writes, for a quarter of the instructions.
+//! Writes the fields of frequent records without serde: the same bytes for a quarter of the instructions.
 //!
-//! Each call has two records, and serde spends most of its time on their forty keys, none of which needs an escape. Here each
-//! key stands with the bytes around it. Anything unusual (text with a character to escape, a negative or huge time) is left to
-//! serde, so the two forms cannot differ there. The rest of the records are rare, and serde writes them.
+//! Each call has two records, and serde spends most of its time on their forty keys, none of which needs an escape.
+//! Here each key is a constant with the bytes around it. Unusual values (text with a character to escape, a negative or
+//! huge time) are left to serde, so the two forms cannot differ there. All other records are rare, and serde writes
+//! them.
 //!
-//! **Invariant:** what is written here is byte for byte what serde writes (`audit::fields` in the tests compares both).
+//! **Invariant:** the functions write byte for byte what serde writes (`audit::fields` in the tests compares both).
 
 use serde::Serialize;
 
 use super::records::{CallAdmittedRecord, CallSettledRecord, MAX_TEXT_BYTES, round_milliseconds};
 use crate::llm::budget::{BudgetAmount, Nanodollars, TokenUsage};
 
-/// Appends fields of a JSON object. Each key comes with its quotes, its colon, and whatever stands before it.
+/// Appends fields of a JSON object. Each key is given with its quotes, its colon, and the comma or brace before it.
 struct RecordFieldWriter<'a>(&'a mut Vec<u8>);
 
 /// Appends an admission as a JSON object.
@@ -41,7 +42,7 @@ pub(super) fn append_admitted(record: &CallAdmittedRecord<'_>, line: &mut Vec<u8
 
 /// Appends a settlement as a JSON object.
 pub(super) fn append_settled(record: &CallSettledRecord<'_>, line: &mut Vec<u8>) {
-    // All of them, so that a new field does not compile until it is written, too.
+    // The pattern names all fields, so a new field does not compile until it is written, too.
     let CallSettledRecord {
         request,
         outcome,
@@ -104,7 +105,7 @@ impl RecordFieldWriter<'_> {
         }
     }
 
-    /// Text from outside, cut to [`MAX_TEXT_BYTES`].
+    /// Appends text from a client or an upstream, cut to [`MAX_TEXT_BYTES`].
     #[inline]
     fn push_truncated_text(&mut self, key: &str, text: &str) {
         let end = if text.len() > MAX_TEXT_BYTES {
@@ -118,7 +119,7 @@ impl RecordFieldWriter<'_> {
     #[inline]
     fn push_text(&mut self, key: &str, text: &str) {
         self.push_raw(key);
-        // Without a branch for each byte, so that many are compared at once.
+        // The fold has no branch for each byte, so the compiler can compare many bytes at a time.
         let needs_escape = |byte: u8| byte < b' ' || byte == b'"' || byte == b'\\';
         if text.bytes().fold(false, |found, byte| found | needs_escape(byte)) {
             return self.push_serialized(text);
@@ -128,7 +129,7 @@ impl RecordFieldWriter<'_> {
         self.push_raw("\"");
     }
 
-    /// Whatever is not worth a form of its own.
+    /// Appends a value as serde writes it, for rare values.
     #[cold]
     fn push_serialized<T: Serialize + ?Sized>(&mut self, value: &T) {
         serde_json::to_writer(&mut *self.0, value).expect("a Vec has room");
@@ -184,11 +185,11 @@ impl RecordFieldWriter<'_> {
         self.push_raw("}");
     }
 
-    /// Milliseconds with up to three decimals, and one at least, as serde writes a float.
+    /// Appends milliseconds with one to three decimals, as serde writes a float.
     fn push_milliseconds(&mut self, key: &str, milliseconds: f64) {
         self.push_raw(key);
         let micros = (milliseconds * 1000.0).round();
-        // Up to fifteen digits a decimal is the shortest that a float is read from, so both forms agree.
+        // A decimal of at most fifteen digits is the shortest text that parses to its float, so both forms agree.
         if micros.is_sign_negative() || micros.is_nan() || micros >= MAX_EXACT_MICROS {
             return self.push_serialized(&round_milliseconds(milliseconds));
         }
@@ -210,5 +211,5 @@ impl RecordFieldWriter<'_> {
     }
 }
 
-/// The first number with sixteen digits.
+/// The smallest whole number of sixteen digits.
 const MAX_EXACT_MICROS: f64 = 1e15;

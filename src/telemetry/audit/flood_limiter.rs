@@ -1,22 +1,22 @@
-//! Keeps what can be repeated without end from filling the disk.
+//! Keeps events that a client can repeat without end from filling the disk.
 //!
-//! The first [`MAX_RECORDED_SINGLY`] are recorded one by one. After that they are counted, and a record with the count
-//! is written at most once a second.
+//! The first [`MAX_RECORDED_SINGLY`] events are recorded one by one. Later events are counted, and a record with the
+//! count is written at most once a second.
 
 use std::time::{Duration, Instant};
 
-/// One thing that may come in floods.
+/// The limiter for one kind of event.
 #[derive(Debug)]
 pub(super) struct RecordFloodLimiter {
     /// The number of further events that are recorded one by one.
     singly: u32,
-    /// Counted since the last record.
+    /// The number of events that were counted since the last record.
     repeats: u64,
     recorded: Option<Instant>,
 }
 
 impl RecordFloodLimiter {
-    /// Counts one; `true` if it is to be recorded by itself.
+    /// Counts an event. Returns true if the event is to be recorded by itself.
     pub(super) fn count_one(&mut self) -> bool {
         if self.singly > 0 {
             self.singly -= 1;
@@ -26,7 +26,8 @@ impl RecordFloodLimiter {
         false
     }
 
-    /// Takes out what was counted and is due: not recorded within the last second, or `all`.
+    /// Returns the number of counted events and resets it, if a record is due: the last one is older than
+    /// [`SUMMARY_INTERVAL`], or `all` is true.
     pub(super) fn take_due(&mut self, now: Instant, all: bool) -> Option<u64> {
         let waits = self.recorded.is_some_and(|last| now.duration_since(last) < SUMMARY_INTERVAL);
         if self.repeats == 0 || (waits && !all) {
@@ -48,10 +49,10 @@ impl Default for RecordFloodLimiter {
     }
 }
 
-/// Recorded one by one: enough to see what an agent tried. Ours.
+/// The largest number of events that are recorded one by one. Our choice: it is enough to see what an agent tried.
 const MAX_RECORDED_SINGLY: u32 = 64;
 
-/// Between two records after that. Ours: a day of flooding is 86,400 lines, 30 MB.
+/// The shortest time between two records with a count. Our choice: a day of flooding is 86,400 lines, 30 MB.
 const SUMMARY_INTERVAL: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

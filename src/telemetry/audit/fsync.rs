@@ -1,11 +1,10 @@
 //! The thread that makes records survive a power cut.
 //!
-//! One `fdatasync` serves everything written before it began: the callers that wait share it, and
-//! while it runs the next group gathers. That is the whole of group commit.
+//! One `fdatasync` covers all records that were written before it began, and all their callers wait for it together.
+//! While it runs, the next group of records gathers. This is group commit.
 //!
-//! **Invariant:** after a failed `fdatasync` nothing counts as durable any more. The kernel may have
-//! dropped the pages and would report success the next time, so the only honest answer is a new
-//! process that reads the file again.
+//! **Invariant:** after a failed `fdatasync` no record counts as durable any more. The kernel may have dropped the
+//! pages and would report success the next time. Only a new process that reads the file again can continue.
 
 use std::fs::File;
 use std::io;
@@ -15,7 +14,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-/// A thread that syncs one file whenever there is something new in it.
+/// A thread that syncs one file whenever the file has new bytes.
 #[derive(Debug)]
 pub(super) struct FsyncThread {
     shared: Arc<FsyncShared>,
@@ -23,7 +22,7 @@ pub(super) struct FsyncThread {
     thread: Option<JoinHandle<()>>,
 }
 
-/// `fdatasync` failed, now or before.
+/// An error for a failed `fdatasync`, this one or an earlier one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FsyncError;
 
@@ -37,24 +36,24 @@ struct FsyncShared {
 
 #[derive(Debug, Default)]
 struct FsyncRequest {
-    /// The end of what has been written, in bytes from the start of the file.
+    /// The end of the written records, in bytes from the start of the file.
     written: u64,
     stopping: bool,
 }
 
 impl FsyncThread {
-    /// Starts the thread; it rests at least `pause` between two syncs.
+    /// Starts the thread, which waits at least `pause` between two syncs.
     pub(super) fn start_thread(file: Arc<File>, pause: Duration) -> io::Result<Self> {
         let shared = Arc::new(FsyncShared::default());
         let (sender, progress) = watch::channel(Ok(0));
-        let theirs = Arc::clone(&shared);
+        let worker_shared = Arc::clone(&shared);
         let thread = thread::Builder::new()
             .name("audit-sync".into())
-            .spawn(move || run_fsync_loop(&theirs, &file, pause, &sender))?;
+            .spawn(move || run_fsync_loop(&worker_shared, &file, pause, &sender))?;
         Ok(Self { shared, progress, thread: Some(thread) })
     }
 
-    /// Says how long the file is now. Does not wait.
+    /// Requests a sync of the first `end` bytes. Does not wait.
     pub(super) fn request_sync(&self, end: u64) {
         let mut wanted = self.shared.lock();
         if end > wanted.written {
@@ -69,7 +68,7 @@ impl FsyncThread {
         let mut progress = self.progress.clone();
         let arrived =
             |progress: &FsyncProgress| progress.is_err() || progress.is_ok_and(|at| at >= end);
-        // The sender is gone only after it has said how it ended.
+        // The thread sends its last result before it drops the sender.
         progress.wait_for(arrived).await.map_or(Err(FsyncError), |progress| progress.map(drop))
     }
 
@@ -92,11 +91,11 @@ impl Drop for FsyncThread {
 
 impl FsyncShared {
     fn lock(&self) -> MutexGuard<'_, FsyncRequest> {
-        // Two plain values: there is no half-done state that a panic could leave.
+        // The state is two plain values, so a panic cannot leave it inconsistent.
         self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for something to sync; `None` when there is nothing left and no more to come.
+    /// Waits for bytes to sync. Returns `None` if all bytes are synced and the thread should end.
     fn wait_for_request(&self, done: u64) -> Option<u64> {
         let idle = |wanted: &mut FsyncRequest| wanted.written <= done && !wanted.stopping;
         let wanted =
@@ -105,7 +104,7 @@ impl FsyncShared {
     }
 
     fn sleep_between_syncs(&self, pause: Duration) {
-        // The result only says whether the time is over, and both ends mean: go on.
+        // The thread continues after a timeout and after a wake-up, so the result does not matter.
         drop(self.wake.wait_timeout_while(self.lock(), pause, |wanted| !wanted.stopping));
     }
 }
@@ -145,7 +144,7 @@ mod tests {
         assert!(!syncer.has_failed());
     }
 
-    /// `/dev/null` is the one thing everywhere that can be opened and never be synced.
+    /// `/dev/null` exists everywhere, can be opened, and cannot be synced.
     #[tokio::test]
     async fn a_failed_sync_fails_everyone_from_then_on() {
         let file = File::options().write(true).open("/dev/null").unwrap();
@@ -169,6 +168,6 @@ mod tests {
         assert_eq!(*progress.borrow(), Ok(2));
     }
 
-    /// Longer than any test: only the end of the log can end it.
+    /// The pause is longer than any test: only the end of the log can end it.
     const PAUSE: Duration = Duration::from_hours(1);
 }

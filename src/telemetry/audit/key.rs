@@ -1,7 +1,7 @@
-//! Ed25519 keys: who vouches for a log, and how that is checked.
+//! Ed25519 keys, which sign checkpoints, and the check of their signatures.
 //!
-//! A checkpoint signs the hash of the record before it. That hash commits to the whole chain, so
-//! one signature vouches for all that stands before it.
+//! A checkpoint signs the hash of the record before it. That hash covers the whole chain, so one signature covers all
+//! earlier records.
 
 use std::fmt;
 use std::fs::{self, DirBuilder, File};
@@ -16,18 +16,18 @@ use ring::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
 use super::{AuditError, chain::RecordHash};
 use crate::base::{key_bytes::parse_key_bytes, secret::SecretString};
 
-/// A key pair that signs checkpoints, and what else this machine vouches for.
+/// A key pair that signs checkpoints and other statements of this machine.
 pub struct AuditSigningKey {
     pair: Ed25519KeyPair,
     public: AuditPublicKey,
 }
 
-/// A public key; prints as 64 hexadecimal digits.
+/// A public key, which is displayed as 64 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct AuditPublicKey([u8; 32]);
 
 impl AuditSigningKey {
-    /// The configured key, else one that lives as long as this process.
+    /// Returns the configured key. Without a seed, it makes a key that exists only in this process.
     pub fn new(seed: Option<&SecretString>) -> Result<Self, AuditError> {
         let seed = match seed {
             Some(seed) => decode_key("signing key", seed.expose_secret())?,
@@ -43,12 +43,13 @@ impl AuditSigningKey {
         &self.public
     }
 
-    /// The signature of a text that begins as no other kind of text does that this key signs.
+    /// Signs a message. Each kind of message must begin with a prefix of its own, so that a signature is valid for one
+    /// kind only.
     pub fn sign_message(&self, text: &[u8]) -> [u8; 64] {
         self.pair.sign(text).as_ref().try_into().expect("an ed25519 signature has 64 bytes")
     }
 
-    /// The signature of everything up to the record with this hash, in hexadecimal.
+    /// Signs all records up to the one with this hash. Returns the signature in hexadecimal.
     pub(super) fn sign_checkpoint(&self, head: &RecordHash) -> [u8; 128] {
         let mut text = [0; 128];
         hex::encode_to_slice(self.pair.sign(&checkpoint_message(head)), &mut text)
@@ -58,7 +59,7 @@ impl AuditSigningKey {
 }
 
 impl AuditPublicKey {
-    /// Reads 32 bytes written as 64 hexadecimal digits or as base64.
+    /// Parses 32 bytes from 64 hexadecimal digits or from base64.
     pub fn parse_public_key(text: &str) -> Result<Self, AuditError> {
         decode_key("public key", text).map(Self)
     }
@@ -94,8 +95,8 @@ pub fn load_or_create_seed(path: &Path) -> Result<SecretString, AuditError> {
     AuditSigningKey::new(Some(&seed)).map(|_| seed)
 }
 
-/// It gets its name when it is whole, and on the disk: what is signed with a key that a power cut takes is worth
-/// little.
+/// Writes a seed to a new file. The file gets its name after its content is on disk: a power cut must not leave an
+/// incomplete key, or lose a key that has signed something.
 fn write_new_seed(path: &Path, seed: &[u8; 32]) -> io::Result<()> {
     let mut text = [b'\n'; 65];
     hex::encode_to_slice(seed, &mut text[..64]).expect("two digits for each byte");
@@ -112,7 +113,7 @@ fn write_new_seed(path: &Path, seed: &[u8; 32]) -> io::Result<()> {
     }
 }
 
-/// Shows its public half.
+/// Shows the public key only.
 impl fmt::Debug for AuditSigningKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("SigningKey").field(&self.public).finish()

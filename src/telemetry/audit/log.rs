@@ -9,10 +9,9 @@
 //!    signature. Only a log with very many records since the last checkpoint makes the next call sign.
 //!
 //! **Invariant:** the buffer holds whole records that continue the file. An admission that was not written to the file
-//! leaves
-//! buffer and chain unchanged; other records stay until they are written.
+//! leaves buffer and chain unchanged. Other records stay in the buffer until they are written.
 //!
-//! **Invariant:** the buffer is bounded while the disk is full: no call is admitted then, so at most
+//! **Invariant:** the buffer is bounded while the disk is full. No call is admitted then, so at most
 //! [`MAX_UNSETTLED_CALLS`] settlements arrive, and refusals are counted instead of recorded.
 
 use std::io::{self, BufReader};
@@ -41,7 +40,7 @@ use crate::base::timestamp::TimestampFormatter;
 use crate::base::unix::PeerCredentials;
 use crate::llm::budget::BudgetAmount;
 
-/// The audit log of one run. Shared by every thread that serves it.
+/// The audit log of one run, which all threads that serve the run share.
 pub struct AuditLog(Option<OpenAuditLog>);
 
 /// The state that the file of an earlier process held.
@@ -49,17 +48,17 @@ pub struct AuditLog(Option<OpenAuditLog>);
 pub struct RecoveredRun {
     /// The amount charged so far, with lost settlements. The ledger continues from this amount.
     pub spent: BudgetAmount,
-    /// Time since the first record: how long the run has been going on.
+    /// The time since the first record, which is the age of the run.
     pub age: Duration,
-    /// Admissions whose settlement was lost, now settled at what they had reserved.
+    /// The number of admissions whose settlement was lost. They are now settled at their reserved amounts.
     pub crashed: u64,
-    /// Bytes of an incomplete last line, now in a file beside the log.
+    /// The number of bytes of an incomplete last line, which are now in a file beside the log.
     pub torn_bytes: u64,
     /// True if the file held records.
     pub resumed: bool,
 }
 
-/// Records that are not written yet.
+/// The records that are not written yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AuditLag {
     pub records: u64,
@@ -70,7 +69,7 @@ pub struct AuditLag {
 
 struct OpenAuditLog {
     state: Mutex<AuditLogState>,
-    /// Told of every record that is only buffered, and of what a flush had to leave.
+    /// Notified of every record that is only buffered, and of records that a flush could not write.
     unflushed: Notify,
     syncer: Option<FsyncThread>,
     durability: AuditDurability,
@@ -81,7 +80,7 @@ struct AuditLogState {
     clock: TimestampFormatter,
     /// The run's id as JSON.
     run: String,
-    /// Whole records that are in the chain and not yet in the file.
+    /// Whole records that the chain includes and the file does not include yet.
     lines: Vec<u8>,
     tail: AuditLogFile,
     failing: bool,
@@ -90,20 +89,20 @@ struct AuditLogState {
     checkpoint_interval: Duration,
     checkpoint_every: u64,
     max_bytes: u64,
-    /// The record up to which the log is signed.
+    /// The number of the last record that a checkpoint covers.
     signed: u64,
-    /// When the first record after that one was made; it means nothing where there is none.
+    /// The time of the first record after the last checkpoint; it has no meaning if there is no such record.
     unsigned_since: Option<Instant>,
     peers: PeerTracker,
     refusals: RefusalCounter,
-    /// Admissions that have no settlement yet.
+    /// The number of admissions without a settlement.
     unsettled: usize,
 }
 
 impl AuditLog {
-    /// Opens a new file, or takes up the one an earlier process of this run left: proves it, moves
-    /// an incomplete last line to `<file>.torn-<seq>`, and settles every admission that has no
-    /// settlement at what it had reserved. Blocks on the disk.
+    /// Creates a new file, or continues the file of an earlier process of this run. An existing file is verified first,
+    /// an incomplete last line is moved to `<file>.torn-<seq>`, and every admission without a settlement is settled at
+    /// its reserved amount. Blocks on the disk.
     pub fn open_log(
         config: &AuditConfig,
         started: &RunStartedRecord,
@@ -131,18 +130,23 @@ impl AuditLog {
     ) -> Result<(Self, RecoveredRun), AuditError> {
         let failed = |source| AuditError::File { path: path.to_owned(), source };
         let file = Arc::clone(&opened.file);
+        // 1. Verify the file that an earlier process may have left, before anything in it changes.
         let scan = recover::scan_log(BufReader::new(&*file))
             .map_err(|e| AuditError::from_read_error(path, e))?;
         check_run(path, &scan, started)?;
+        // 2. Move an incomplete last line away, so that the file ends with a whole record.
         let torn = recover::move_torn_tail(path, &file, &scan).map_err(failed)?;
 
         let tail = AuditLogFile::new(Arc::clone(&file), scan.whole_bytes);
         let mut state = AuditLogState::new(tail, scan.chain, key, &started.run);
+        // 3. Continue the chain: settle lost calls, and record the start of this process.
         let recovered = state.resume_chain(&scan, torn.as_ref(), started);
+        // 4. The limits apply only now, so no checkpoint comes between the records of step 3.
         state.checkpoint_interval = config.checkpoint_interval.min(MAX_TIME);
         state.checkpoint_every = config.checkpoint_every;
         state.max_bytes = config.max_bytes;
         state.write_lines().map_err(failed)?;
+        // 5. Sync these records before the thread starts that syncs later ones.
         let syncer = start_syncer(config, path, file).map_err(failed)?;
         let unflushed = Notify::new();
         let durability = config.durability;
@@ -150,14 +154,14 @@ impl AuditLog {
         Ok((Self(Some(open)), recovered))
     }
 
-    /// Accepts everything and keeps nothing.
+    /// Returns a log that accepts every record and stores none.
     pub fn disabled() -> Self {
         Self(None)
     }
 
-    /// Records that a call may go upstream, and returns once that survives what
-    /// [`AuditConfig::durability`] says. After an error nothing may be sent: the call is not in the log,
-    /// or the log has settled it as [`CallOutcome::NotSent`], as it does when this future is dropped.
+    /// Records that a call may go upstream, and returns when the record has the durability of
+    /// [`AuditConfig::durability`]. After an error the call must not be sent: the call is not in the log, or the log
+    /// has settled it as [`CallOutcome::NotSent`]. The log also does that if this future is dropped before it is ready.
     pub async fn record_admission(
         &self,
         record: &CallAdmittedRecord<'_>,
@@ -172,7 +176,7 @@ impl AuditLog {
         Ok(())
     }
 
-    /// Records how an admitted call ended. Never fails and does no I/O.
+    /// Records the end of an admitted call. Never fails and does no I/O.
     pub fn record_settlement(&self, record: &CallSettledRecord<'_>) {
         if let Some(open) = &self.0 {
             open.lock_state().append_settlement(record);
@@ -180,8 +184,8 @@ impl AuditLog {
         }
     }
 
-    /// Records a request that was refused. Never fails and does no I/O. Of a flood, the first 64
-    /// of each code are recorded singly, the rest by their number, at most once a second.
+    /// Records a request that was refused. Never fails and does no I/O. The first 64 refusals of each code are recorded
+    /// one by one. Later ones are counted, with a record at most once a second.
     pub fn record_refusal(&self, record: &CallRefusedRecord<'_>) {
         if let Some(open) = &self.0 {
             let mut state = open.lock_state();
@@ -193,7 +197,7 @@ impl AuditLog {
         }
     }
 
-    /// Records what an operator did. Never fails and does no I/O.
+    /// Records an action of an operator. Never fails and does no I/O.
     pub fn record_operator_action<R: AuditRecord>(&self, record: &R) {
         if let Some(open) = &self.0 {
             open.lock_state().append_record(record);
@@ -201,13 +205,13 @@ impl AuditLog {
         }
     }
 
-    /// Records how far the run's work has come on its way out. Never fails and does no I/O.
+    /// Records a step of the delivery of the run's work. Never fails and does no I/O.
     pub fn record_delivery<R: AuditRecord>(&self, record: &R) {
         self.record_operator_action(record);
     }
 
-    /// Records who connects, once for each process: the first 64 singly, the connections of the rest by
-    /// their number, at most once a second. Never fails; reads from `/proc` where there is a new process.
+    /// Records each process that connects, once. The first 64 processes are recorded one by one. The connections of
+    /// later ones are counted, with a record at most once a second. Never fails; reads `/proc` for a new process.
     pub fn record_connection(&self, peer: PeerCredentials) {
         let Some(open) = &self.0 else { return };
         let (is_recorded, is_counting) = {
@@ -240,8 +244,8 @@ impl AuditLog {
         }
     }
 
-    /// Signs what has waited for that long enough, and writes what is buffered. What cannot be written stays for the
-    /// next time.
+    /// Signs records that have waited too long for a checkpoint, and writes the buffer. Records that cannot be written
+    /// stay for the next flush.
     pub fn flush_buffered(&self) {
         if let Some(open) = &self.0 {
             open.flush_lines(false);
@@ -250,8 +254,8 @@ impl AuditLog {
 
     /// Records the end of the run, signs the log and syncs it. Blocks on the disk.
     ///
-    /// After an error the end is still buffered: [`write_out`](Self::write_and_sync) and the log's destructor try
-    /// again.
+    /// After an error the end is still in the buffer: [`write_and_sync`](Self::write_and_sync) and the log's destructor
+    /// try again.
     pub fn finish_log(&self, record: &RunFinishedRecord) -> Result<(), AuditError> {
         let Some(open) = &self.0 else { return Ok(()) };
         let mut state = open.lock_state();
@@ -261,8 +265,8 @@ impl AuditLog {
         state.write_all_lines()
     }
 
-    /// Writes and syncs all that is buffered, the end that [`finish`](Self::finish_log) could not write included.
-    /// Blocks on the disk.
+    /// Writes and syncs the buffer, with an end that [`finish_log`](Self::finish_log) could not write. Blocks on the
+    /// disk.
     pub fn write_and_sync(&self) -> Result<(), AuditError> {
         let Some(open) = &self.0 else { return Ok(()) };
         open.lock_state().write_all_lines()
@@ -299,7 +303,7 @@ impl OpenAuditLog {
         if state.lines.is_empty() {
             return;
         }
-        // `State::write` has said so where it changed, and the next flush tries again.
+        // `AuditLogState::write_lines` has logged the first failure, and the next flush tries again.
         if state.write_lines().is_err() {
             self.unflushed.notify_one();
         }
@@ -315,7 +319,7 @@ impl OpenAuditLog {
     }
 
     fn lock_state(&self) -> MutexGuard<'_, AuditLogState> {
-        // Nothing below panics; if it did, refusing to settle would lose more than going on.
+        // No code under this lock panics. If it did, refusing settlements would lose more than continuing.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -323,7 +327,7 @@ impl OpenAuditLog {
 impl Drop for OpenAuditLog {
     fn drop(&mut self) {
         self.flush_lines(true);
-        // Closing is not enough: a child that another thread is about to start may hold the file, too.
+        // The lock is released explicitly: a child process that is about to start may hold the file open, too.
         let _ = self.lock_state().tail.file().unlock();
     }
 }
@@ -339,7 +343,7 @@ impl AuditLogState {
             failing: false,
             public_key: key.public_key().to_string(),
             key,
-            // The records of taking up stay together; the first checkpoint comes after them.
+            // Without limits, the records of `resume_chain` stay together. The first checkpoint comes after them.
             checkpoint_interval: Duration::ZERO,
             checkpoint_every: 0,
             max_bytes: u64::MAX,
@@ -351,7 +355,7 @@ impl AuditLogState {
         }
     }
 
-    /// Records what became of the earlier process, and that this one goes on.
+    /// Records the end of the earlier process, and the start of this process.
     fn resume_chain(
         &mut self,
         scan: &AuditLogScan,
@@ -363,6 +367,7 @@ impl AuditLogState {
             let kept_in = torn.kept_in.file_name().unwrap_or_default().to_string_lossy();
             self.append_record(&LogRepairedRecord { torn_bytes: torn.bytes, kept_in: &kept_in });
         }
+        // A crash has lost the real settlement of these calls. Their cost is unknown, so they are charged in full.
         let mut spent = scan.spent;
         for (request, reserved) in &scan.open {
             self.append_record(&CallSettledRecord::for_lost_call(
@@ -379,7 +384,7 @@ impl AuditLogState {
         RecoveredRun { spent, age, crashed: scan.open.len() as u64, torn_bytes, resumed }
     }
 
-    /// Either the record is in the file after this, or it is nowhere.
+    /// Appends an admission and writes the buffer. After an error the record is neither in the file nor in the buffer.
     fn append_admission(&mut self, record: &CallAdmittedRecord<'_>) -> Result<u64, AuditError> {
         if self.unsettled >= MAX_UNSETTLED_CALLS {
             return Err(AuditError::TooManyUnsettled);
@@ -387,14 +392,14 @@ impl AuditLogState {
         if self.tail.len() + self.lines.len() as u64 >= self.max_bytes {
             return Err(AuditError::Full { limit: self.max_bytes });
         }
-        // Signed first, so that the admission is the last record and can be taken back.
+        // A checkpoint comes before the admission, so that the admission is the last record and can be taken back.
         self.sign_if_many();
         let before = self.chain;
         let start = self.lines.len();
         self.append_record(record);
         let length = self.lines.len() - start;
         if let Err(error) = self.write_lines() {
-            // Records before it may have left the buffer; it is the last, so it is still the end.
+            // Earlier records may have been written and left the buffer; the admission is still its end.
             self.lines.truncate(self.lines.len() - length);
             self.chain = before;
             return Err(AuditError::Write(error));
@@ -413,8 +418,8 @@ impl AuditLogState {
             return;
         }
         let now = Instant::now();
-        if let Some(crowd) = self.peers.take_due(now, all) {
-            self.append_record(&crowd);
+        if let Some(peers) = self.peers.take_due(now, all) {
+            self.append_record(&peers);
         }
         let mut refusals = std::mem::take(&mut self.refusals);
         for repeated in refusals.take_due(now, all) {
@@ -444,13 +449,13 @@ impl AuditLogState {
     }
 
     fn sign_if_overdue(&mut self) {
-        // A disk that takes nothing would be given ever more to write.
+        // While the disk fails, each checkpoint would only make the buffer longer.
         if !self.failing && self.next_checkpoint_due().is_some_and(|due| due <= Instant::now()) {
             self.append_checkpoint();
         }
     }
 
-    /// When the oldest record without a signature needs one.
+    /// Returns the time when the oldest unsigned record needs a signature.
     fn next_checkpoint_due(&self) -> Option<Instant> {
         if self.unsigned_records() == 0 || self.checkpoint_interval.is_zero() {
             return None;
@@ -487,7 +492,7 @@ impl AuditLogState {
     }
 }
 
-/// An admission that is in the file and must not be: its call is not sent unless this is disarmed.
+/// A guard for an admission that is not durable yet. Unless it is disarmed, the call is settled as not sent.
 struct UnsentAdmissionGuard<'a> {
     log: &'a OpenAuditLog,
     request: Option<&'a str>,
@@ -518,7 +523,7 @@ fn check_run(
     Err(AuditError::OtherRun { path: path.into(), theirs, ours })
 }
 
-/// Syncs what opening wrote, then starts the thread that goes on with it.
+/// Syncs the records of `resume_log`, then starts the thread that syncs later records.
 fn start_syncer(
     config: &AuditConfig,
     path: &Path,
@@ -534,7 +539,7 @@ fn start_syncer(
     FsyncThread::start_thread(file, pause).map(Some)
 }
 
-/// Buffer that is kept between writes; what a full disk made it grow beyond this is given back.
+/// The capacity in bytes that the buffer keeps between writes; a full disk may have enlarged it. Our choice.
 const RETAINED_BUFFER_BYTES: usize = 64 * 1024;
 
 #[cfg(test)]
@@ -545,8 +550,8 @@ mod tests {
     use super::*;
     use crate::telemetry::audit::verify;
 
-    /// G11: once a sync has failed nothing is admitted, and who waited for it is charged nothing.
-    /// `/dev/null` is the one thing everywhere that can be opened and never be synced.
+    /// G11: once a sync has failed, no call is admitted, and a client that waited for the sync is charged nothing.
+    /// `/dev/null` exists everywhere, can be opened, and cannot be synced.
     #[tokio::test]
     async fn a_failed_sync_ends_admissions() {
         let mut file = tempfile::tempfile().unwrap();

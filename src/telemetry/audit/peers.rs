@@ -1,4 +1,4 @@
-//! The processes that have connected, of which a sandbox can make as many as it likes.
+//! The processes that have connected. A sandbox can start any number of them.
 
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ pub(super) struct PeerTracker {
 }
 
 impl PeerTracker {
-    /// Counts a connection; `true` if its process has none before and is to be recorded by itself.
+    /// Counts a connection. Returns true if it is the first one of its process and is to be recorded by itself.
     pub(super) fn count_connection(&mut self, peer: PeerCredentials) -> bool {
         if self.recorded.contains(&peer) {
             return false;
@@ -26,7 +26,7 @@ impl PeerTracker {
         is_recorded
     }
 
-    /// Takes out what was counted and is due, or `all` of it.
+    /// Returns the record of counted connections, if it is due or `all` is true.
     pub(super) fn take_due(&mut self, now: Instant, all: bool) -> Option<ManyPeersRecord> {
         self.flood.take_due(now, all).map(|repeats| ManyPeersRecord { repeats })
     }

@@ -1,4 +1,4 @@
-//! Reading a log: one checked record after another, in bounded memory.
+//! Reads a log record by record, checks each record, and uses bounded memory.
 
 use std::io::{self, BufRead, Read};
 
@@ -8,7 +8,7 @@ use super::chain::{ChainBreakReason, HashChain, RecordHash};
 use super::records::{self, AuditRecord as _, CallOutcome, RunFinishedRecord};
 use crate::llm::budget::{BudgetAmount, Nanodollars, TokenUsage};
 
-/// Hands out the records of a log in order, each one proved to continue the chain.
+/// A reader that returns the records of a log in order, after it has checked that each continues the chain.
 #[derive(Debug)]
 pub struct AuditReader<R> {
     source: R,
@@ -28,7 +28,7 @@ pub struct AuditEntry {
     pub(super) prev: RecordHash,
     pub time: String,
     pub run: String,
-    /// The event by its name, known here or not.
+    /// The name of the event, which may be unknown to this version.
     pub name: String,
     pub event: AuditEvent,
 }
@@ -44,7 +44,7 @@ pub enum AuditEvent {
     Finished(RunFinishedRecord),
     Checkpoint(AuditCheckpointEvent),
     Repaired(AuditRepairEvent),
-    /// An event of a later version: chained like any other, counted, not understood.
+    /// An event of a later version. It is checked and counted like any other, but its fields are not parsed.
     Other,
 }
 
@@ -56,7 +56,7 @@ pub struct AuditSessionEvent {
     pub policy: String,
     pub public_key: String,
     pub resumed: bool,
-    /// Not in the logs of the first versions, which were made for LiteLLM.
+    /// The kind of upstream. It is absent in the logs of the first versions, which supported LiteLLM only.
     #[serde(default = "default_upstream")]
     pub upstream: String,
 }
@@ -96,7 +96,7 @@ pub struct AuditSettlementEvent {
 
 #[derive(Debug, Deserialize)]
 pub struct AuditRefusalEvent {
-    /// Absent where the record stands for a flood.
+    /// The request id; absent if the record stands for many refusals.
     pub request: Option<String>,
     pub code: String,
     pub status: u16,
@@ -118,11 +118,11 @@ pub struct AuditRepairEvent {
     pub kept_in: String,
 }
 
-/// The first place at which a log is not what was written.
+/// An error for the first record that breaks the chain.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("record {seq} (line {seq}, byte {offset}): {why}")]
 pub struct ChainBreakError {
-    /// The record that should stand here. Records count from 1, so this is also the line.
+    /// The number of the expected record. Records count from 1, so this is also the number of the line.
     pub seq: u64,
     /// The offset of the faulty line.
     pub offset: u64,
@@ -150,12 +150,12 @@ impl<R: BufRead> AuditReader<R> {
         Self::resume_at(from, AuditReadPosition::START)
     }
 
-    /// Goes on where an earlier reader of the same log stood; `from` begins there.
+    /// Continues at the position of an earlier reader of the same log. `source` must begin at that position.
     pub fn resume_at(source: R, AuditReadPosition { chain, offset }: AuditReadPosition) -> Self {
         Self { source, chain, line: vec![], offset }
     }
 
-    /// The next record; `None` at the end. After an error there is nothing more to ask for.
+    /// Returns the next record; `None` at the end of the log. After an error the reader must not be used again.
     pub fn next_entry(&mut self) -> Result<Option<AuditEntry>, AuditReadError> {
         self.line.clear();
         let limit = MAX_LINE_BYTES + 1;
@@ -174,14 +174,14 @@ impl<R: BufRead> AuditReader<R> {
         Ok(Some(entry))
     }
 
-    /// The end of the last record that was handed out.
+    /// Returns the position after the last returned record.
     pub fn position(&self) -> AuditReadPosition {
         AuditReadPosition { chain: self.chain, offset: self.offset }
     }
 }
 
 impl AuditReadPosition {
-    /// Before the first record.
+    /// The position before the first record.
     pub const START: Self = Self { chain: HashChain::START, offset: 0 };
 
     /// Returns the position's offset in the file.
@@ -207,7 +207,7 @@ impl AuditEvent {
 }
 
 impl AuditEntry {
-    /// Says that this record is where the log goes wrong.
+    /// Returns the error for a log that is broken at this record.
     pub(super) fn to_chain_break(&self, why: ChainBreakReason) -> ChainBreakError {
         ChainBreakError { seq: self.seq, offset: self.offset, why }
     }
@@ -237,7 +237,7 @@ fn classify_partial_line(chain: &HashChain, line: &[u8]) -> ChainBreakReason {
     if line.len() as u64 > MAX_LINE_BYTES {
         ChainBreakReason::TooLong
     } else if chain.next_seq() == 1 && !chain.could_begin_with(line) {
-        // Nothing proves that this file is a log at all; it may be anything without a line feed.
+        // No earlier record proves that this file is a log. It may be any file without a line feed.
         ChainBreakReason::Malformed
     } else {
         ChainBreakReason::Torn
@@ -259,6 +259,6 @@ fn default_upstream() -> String {
     "litellm".to_owned()
 }
 
-/// The longest line a reader takes, in bytes. Ours are under 8 KiB; the rest is room for later
-/// events.
+/// The longest line that a reader accepts, in bytes. Our choice: this version's lines are under 8 KiB, and later
+/// versions may have longer events.
 pub const MAX_LINE_BYTES: u64 = 1 << 20;

@@ -1,8 +1,8 @@
 //! The records of a run, one type for each event.
 //!
-//! **Invariant:** no field can hold a prompt, a completion or a secret: only ids, counts, codes,
-//! names, sizes and times. Text that a client or an upstream chose is truncated to [`MAX_TEXT_BYTES`] bytes, so
-//! that a record stays far below [`MAX_LINE`](super::read::MAX_LINE_BYTES) for every input.
+//! **Invariant:** no field can hold a prompt, a completion or a secret. Fields hold only ids, counts, codes, names,
+//! sizes and times. Text that a client or an upstream chose is truncated to [`MAX_TEXT_BYTES`] bytes, so that a record
+//! stays far below [`MAX_LINE_BYTES`](super::read::MAX_LINE_BYTES) for every input.
 #![expect(clippy::ref_option_ref, reason = "serde hands a field to its function by reference")]
 
 use std::ops::Not;
@@ -13,12 +13,12 @@ use serde::{Deserialize, Serialize, Serializer};
 use super::fields;
 use crate::llm::budget::{BudgetAmount, Nanodollars, TokenUsage};
 
-/// Something that happened and has a name; what the log can hold.
+/// An event that the log can hold.
 pub trait AuditRecord: Serialize {
-    /// The `event` of the line.
+    /// The value of the field `event` of the line.
     const EVENT: &'static str;
 
-    /// Appends the record as a JSON object: what serde makes of it, by whatever way.
+    /// Appends the record as a JSON object, in the bytes that serde writes.
     fn append_json(&self, line: &mut Vec<u8>) {
         serde_json::to_writer(line, self).expect("a record has string keys, a Vec room");
     }
@@ -27,17 +27,17 @@ pub trait AuditRecord: Serialize {
 /// Written when a process starts serving a run, and again when a restart resumes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RunStartedRecord {
-    /// Every line carries it, so this one does not repeat it.
+    /// The run's id. Every line contains it, so this record does not repeat it.
     #[serde(skip)]
     pub run: String,
     pub attempt: String,
-    /// The billing account the run's calls are charged to.
+    /// The billing account that the run's calls are charged to.
     pub account: String,
     /// The gateway's version.
     pub version: String,
-    /// Hash of the effective configuration (secrets left out), so that two runs can be compared.
+    /// The hash of the effective configuration without secrets, for a comparison of two runs.
     pub policy: String,
-    /// Hash of the price table.
+    /// The hash of the price table.
     pub prices: String,
     /// The W3C id of the trace that the run is part of; a call's span in it is the end of its request's id.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -46,10 +46,10 @@ pub struct RunStartedRecord {
     pub upstream: &'static str,
 }
 
-/// Written when an operator has changed what a run is judged by.
+/// Written when an operator has changed the policy or the prices of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct PolicyChangedRecord<'a> {
-    /// Counts the changes since the process began; what it began with is 0.
+    /// The number of changes since the process started.
     pub version: u64,
     pub policy: &'a str,
     pub prices: &'a str,
@@ -57,12 +57,12 @@ pub struct PolicyChangedRecord<'a> {
     pub by: &'static str,
 }
 
-/// [`RunStartedRecord`], with what only the log knows.
+/// A [`RunStartedRecord`] with the fields that only the log knows.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct SessionStartedRecord<'a> {
     #[serde(flatten)]
     pub(super) started: &'a RunStartedRecord,
-    /// The key this process signs with, in hexadecimal.
+    /// The public key of this process's checkpoints, in hexadecimal.
     pub(super) public_key: &'a str,
     /// True if the file already held records.
     pub(super) resumed: bool,
@@ -76,7 +76,7 @@ pub struct PeerConnectedRecord<'a> {
     pub pid: Option<u32>,
     pub uid: u32,
     pub gid: u32,
-    /// Read from `/proc` where it can be; the process may have ended before.
+    /// The control group, read from `/proc`; absent if the process had ended before.
     #[serde(
         serialize_with = "serialize_truncated_option",
         skip_serializing_if = "Option::is_none"
@@ -93,7 +93,7 @@ pub(super) struct ManyPeersRecord {
 /// Written, durably, before the first byte of a call goes upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct CallAdmittedRecord<'a> {
-    /// Our request id; LiteLLM knows it as `litellm_call_id`. Unique within the run.
+    /// The gateway's request id, which is unique within the run. LiteLLM uses it as its `litellm_call_id`.
     #[serde(serialize_with = "serialize_truncated")]
     pub request: &'a str,
     pub route: &'static str,
@@ -104,22 +104,22 @@ pub struct CallAdmittedRecord<'a> {
     pub rules: &'a [Arc<str>],
     pub stream: bool,
     pub request_bytes: u64,
-    /// The process that called, where the kernel can name it.
+    /// The process that made the call, if the kernel reports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// The most that the call may spend. The amount is charged in full if a crash loses the settlement.
+    /// The largest amount that the call may spend. It is charged in full if a crash loses the settlement.
     pub reserved: BudgetAmount,
 }
 
-/// Written exactly once for each admitted call, whatever became of it.
+/// Written exactly once for each admitted call, whatever its outcome.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CallSettledRecord<'a> {
     #[serde(serialize_with = "serialize_truncated")]
     pub request: &'a str,
     pub outcome: CallOutcome,
-    /// The status sent to the client; 0 where the client left before one was sent.
+    /// The status that was sent to the client; 0 if the client left before a status was sent.
     pub status: u16,
-    /// The code of the error, where there was one.
+    /// The code of the error, if there was one.
     #[serde(
         serialize_with = "serialize_truncated_option",
         skip_serializing_if = "Option::is_none"
@@ -129,15 +129,15 @@ pub struct CallSettledRecord<'a> {
     /// The amount that the ledger charged.
     pub charged: BudgetAmount,
     pub response_bytes: u64,
-    /// Body frames passed on.
+    /// The number of body frames that were sent to the client.
     pub frames: u64,
-    /// The call id LiteLLM answered with, where it differs from ours it is worth an alarm.
+    /// The call id in LiteLLM's response. It should be equal to `request`; another id is worth an alarm.
     #[serde(
         serialize_with = "serialize_truncated_option",
         skip_serializing_if = "Option::is_none"
     )]
     pub litellm_call_id: Option<&'a str>,
-    /// LiteLLM's own figure, in dollars, as it was sent.
+    /// The cost that LiteLLM's header states, in dollars, as it was sent.
     #[serde(
         serialize_with = "serialize_truncated_option",
         skip_serializing_if = "Option::is_none"
@@ -165,15 +165,15 @@ pub struct CallRefusedRecord<'a> {
     pub status: u16,
     #[serde(serialize_with = "serialize_truncated")]
     pub method: &'a str,
-    /// The route's name, or `-` where the path is not served. Never the client's own text.
+    /// The route's name, or `-` if the path is not served; never the client's own text.
     pub route: &'static str,
     #[serde(serialize_with = "serialize_truncated_option")]
     pub model: Option<&'a str>,
-    /// The operator's rule that refused it, where one did.
+    /// The operator's rule that refused the request, if a rule did.
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     pub rules: &'a [Arc<str>],
     pub request_bytes: u64,
-    /// No further call of the run will be let through, so the run is at its end.
+    /// True if no further call of the run will be admitted, so the run is at its end.
     #[serde(skip_serializing_if = "Not::not")]
     pub exhausted: bool,
     /// The process id, like [`CallAdmittedRecord::pid`].
@@ -181,17 +181,17 @@ pub struct CallRefusedRecord<'a> {
     pub pid: Option<u32>,
 }
 
-/// Written in place of a flood of [`CallRefusedRecord`] of one code.
+/// Written in place of many [`CallRefusedRecord`] with the same code.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct RefusalsRepeatedRecord {
     pub(super) code: &'static str,
-    /// The status of the last of them.
+    /// The status of the last refusal.
     pub(super) status: u16,
     /// The number of refusals that this record stands for.
     pub(super) repeats: u64,
 }
 
-/// Written when the run ends in order.
+/// Written at the orderly end of the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunFinishedRecord {
     pub spent: BudgetAmount,
@@ -199,15 +199,15 @@ pub struct RunFinishedRecord {
     pub refused: u64,
 }
 
-/// Written when a crash had cut the last line short.
+/// Written when a crash of an earlier process had cut the last line short.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct LogRepairedRecord<'a> {
     pub(super) torn_bytes: u64,
-    /// The file, beside the log, that now holds those bytes.
+    /// The name of the file beside the log that now holds those bytes.
     pub(super) kept_in: &'a str,
 }
 
-/// Vouches for every record before it: a signature of its own `prev`.
+/// A checkpoint: the signature of its own `prev`, which covers every record before it.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct CheckpointRecord<'a> {
     pub(super) signature: &'a str,
@@ -220,22 +220,22 @@ pub(super) struct CheckpointRecord<'a> {
 pub enum CallOutcome {
     /// The response was delivered to its end.
     Completed,
-    /// The client left first.
+    /// The client left before the end of the response.
     ClientGone,
-    /// The upstream could not be reached, broke off, or sent what is not HTTP.
+    /// The upstream could not be reached, closed the connection early, or sent data that is not HTTP.
     UpstreamFailed,
     /// The upstream was silent for longer than a timeout allows.
     UpstreamTimeout,
-    /// The run's deadline cut the call.
+    /// The run's deadline ended the call.
     DeadlineExceeded,
-    /// Its stream went on after it had written what the call was granted, and was cut.
+    /// The gateway ended the stream, because it continued after the output tokens of its grant.
     CutOff,
-    /// Shutdown or an operator cut the call.
+    /// A shutdown or an operator ended the call.
     ShutDown,
-    /// A crash lost the settlement; charged what was reserved.
+    /// A crash lost the settlement; the reserved amount is charged.
     Crashed,
-    /// The admission was written but never became durable, or its client left before it did:
-    /// nothing went upstream, nothing is charged. Written by the log itself.
+    /// The admission was written but never became durable, or its client left before it did. The call was not sent
+    /// upstream, and nothing is charged. The log itself writes this outcome.
     NotSent,
 }
 
@@ -268,7 +268,7 @@ impl CallOutcome {
 }
 
 impl<'a> CallSettledRecord<'a> {
-    /// A settlement by the log itself, of a call it knows nothing more about.
+    /// Creates a settlement by the log itself, for a call without further information.
     pub(super) fn for_lost_call(
         request: &'a str,
         outcome: CallOutcome,
@@ -336,7 +336,7 @@ impl AuditRecord for RefusalsRepeatedRecord {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct OperatorActedRecord {
     pub action: &'static str,
-    /// The user whose process asked for it; `None` where the kernel did not say.
+    /// The user id of the process that requested the action; `None` if the kernel did not report it.
     pub uid: Option<u32>,
 }
 
@@ -367,7 +367,7 @@ pub(super) fn serialize_truncated<S: Serializer>(
     serializer.serialize_str(&text[..text.floor_char_boundary(MAX_TEXT_BYTES)])
 }
 
-/// The first few.
+/// Serializes the first [`MAX_LIST_ITEMS`] texts, each truncated.
 pub(super) fn serialize_truncated_list<S: Serializer>(
     texts: &&[String],
     serializer: S,
@@ -397,7 +397,7 @@ fn serialize_rounded_milliseconds<S: Serializer>(
 
 pub(super) fn round_milliseconds(milliseconds: f64) -> f64 {
     let rounded = (milliseconds * 1000.0).round() / 1000.0;
-    // JSON has no infinity; what serde would write instead could not be read back.
+    // JSON has no infinity: serde would write `null`, which a reader cannot parse as a number.
     if rounded.is_finite() { rounded } else { 0.0 }
 }
 
@@ -412,8 +412,8 @@ fn serialize_rounded_milliseconds_option<S: Serializer>(
     }
 }
 
-/// Bytes kept of any one text. Our ids have 36, real model names under 100.
+/// The largest length of a text, in bytes. Our choice: the gateway's ids have 36 bytes, and real model names under 100.
 pub const MAX_TEXT_BYTES: usize = 256;
 
-/// Texts of a list: a record stays below eight KiB.
+/// The largest number of texts in a list. Our choice: a record stays below eight KiB.
 const MAX_LIST_ITEMS: usize = 20;

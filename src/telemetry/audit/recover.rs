@@ -1,4 +1,4 @@
-//! Taking up a log that an earlier process left behind.
+//! Continues a log that an earlier process left behind.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom};
@@ -20,33 +20,34 @@ use crate::llm::budget::BudgetAmount;
 pub struct AuditLogScan {
     /// The chain, which the next record continues.
     pub chain: HashChain,
-    /// Bytes up to the end of the last whole record; what follows is torn.
+    /// The offset of the end of the last whole record. Bytes after it belong to an incomplete line.
     pub whole_bytes: u64,
-    /// The run the records belong to; empty where there are none.
+    /// The run of the records; empty if there are no records.
     pub run: String,
-    /// When the first record was written.
+    /// The time of the first record.
     pub began: Option<SystemTime>,
     /// The amount that the settled calls were charged.
     pub spent: BudgetAmount,
-    /// Admissions without a settlement, in order, with what they had reserved.
+    /// The admissions without a settlement, in their order, with their reserved amounts.
     pub open: Vec<(String, BudgetAmount)>,
 }
 
-/// The bytes of an incomplete last line, and where they are now.
+/// The size of an incomplete last line, and the file that holds it now.
 #[derive(Debug)]
 pub(super) struct TornTail {
     pub(super) bytes: u64,
     pub(super) kept_in: PathBuf,
 }
 
-/// Reads a whole log. An incomplete last line is no error: a crash in the middle of a write leaves
-/// one. Anything else that is not as it was written is.
+/// Reads a whole log and verifies it. An incomplete last line is no error, because a crash in the middle of a write
+/// leaves one. Any other change is an error.
 pub fn scan_log(log: impl BufRead) -> Result<AuditLogScan, read::AuditReadError> {
     let mut reader = AuditReader::new(log);
-    let mut tally = AuditVerifyReportBuilder::new(None);
+    let mut builder = AuditVerifyReportBuilder::new(None);
     loop {
         match reader.next_entry() {
-            Ok(Some(entry)) => tally.add_entry(&entry)?,
+            Ok(Some(entry)) => builder.add_entry(&entry)?,
+            // A torn line ends the log. The reader's position is behind the last whole record.
             Ok(None)
             | Err(read::AuditReadError::Broken(ChainBreakError {
                 why: ChainBreakReason::Torn,
@@ -56,13 +57,13 @@ pub fn scan_log(log: impl BufRead) -> Result<AuditLogScan, read::AuditReadError>
         }
     }
     let end = reader.position();
-    let run = tally.run_id().to_owned();
-    let began = humantime::parse_rfc3339(tally.first_record_time()).ok();
-    let (spent, open) = tally.into_spent_and_reserved();
+    let run = builder.run_id().to_owned();
+    let began = humantime::parse_rfc3339(builder.first_record_time()).ok();
+    let (spent, open) = builder.into_spent_and_reserved();
     Ok(AuditLogScan { chain: end.chain, whole_bytes: end.offset, run, began, spent, open })
 }
 
-/// A log that no other process writes.
+/// An open log that no other process writes.
 #[derive(Debug)]
 pub(super) struct LockedAuditFile {
     pub(super) file: Arc<File>,
@@ -82,11 +83,12 @@ impl LockedAuditFile {
 /// Opens or creates a log for appending and makes sure that no other process writes it.
 pub(super) fn open_locked(path: &Path) -> Result<LockedAuditFile, AuditError> {
     let failed = |source| AuditError::File { path: path.into(), source };
-    // Check before opening: opening a FIFO would wait for its other end.
-    // Through a link, a user who can write beside the logs could choose the file that is written.
+    // The type is checked before the file is opened: opening a FIFO would wait for its other end. A symbolic link is
+    // refused: a user who can write to the directory of the logs could choose the file that is written.
     if path.symlink_metadata().is_ok_and(|metadata| !metadata.is_file()) {
         return Err(AuditError::NotAFile { path: path.into() });
     }
+    // The file is created exclusively first, so that this process knows that the file is its own.
     let created = private_append_options(OpenOptions::new().read(true)).create_new(true).open(path);
     let is_new = created.is_ok();
     let file = match created {
@@ -97,7 +99,7 @@ pub(super) fn open_locked(path: &Path) -> Result<LockedAuditFile, AuditError> {
     };
     let file = file.map_err(failed)?;
     match file.try_lock() {
-        // Between the two its maker may have removed it.
+        // Another process may have created the file, and removed it between the open and the lock.
         Ok(()) if file.metadata().map_err(failed)?.nlink() > 0 => {
             Ok(LockedAuditFile { file: Arc::new(file), is_new })
         }
@@ -108,10 +110,10 @@ pub(super) fn open_locked(path: &Path) -> Result<LockedAuditFile, AuditError> {
     }
 }
 
-/// Moves whatever follows the last whole record to a file of its own.
+/// Moves the bytes after the last whole record to a file of their own.
 ///
-/// The bytes are on disk there before they leave the log. They are appended, so that a crash in the
-/// middle of a repair, and the repair of the repair, still lose nothing.
+/// The bytes are on disk in that file before they leave the log. They are appended there, so that no byte is lost if a
+/// crash interrupts this repair and a later process repeats it.
 pub(super) fn move_torn_tail(
     path: &Path,
     log: &File,
@@ -124,17 +126,20 @@ pub(super) fn move_torn_tail(
     let mut kept_in = path.as_os_str().to_owned();
     kept_in.push(format!(".torn-{}", scan.chain.next_seq()));
     let kept_in = PathBuf::from(kept_in);
+    // 1. Copy the bytes.
     let mut keep = private_append_options(&mut OpenOptions::new()).open(&kept_in)?;
     let mut from = log;
     from.seek(SeekFrom::Start(scan.whole_bytes))?;
     io::copy(&mut BufReader::new(from), &mut keep)?;
+    // 2. Make the copy and its name durable.
     keep.sync_all()?;
     sync_directory(&kept_in)?;
+    // 3. Only now remove the bytes from the log.
     log.set_len(scan.whole_bytes)?;
     Ok(Some(TornTail { bytes, kept_in }))
 }
 
-/// Makes a new file's name as durable as its content.
+/// Syncs the directory of a file, so that the file's name is durable.
 pub(super) fn sync_directory(path: &Path) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
@@ -146,5 +151,5 @@ fn private_append_options(options: &mut OpenOptions) -> &mut OpenOptions {
     options.append(true).create(true).mode(0o600).custom_flags(OPEN_NO_FOLLOW)
 }
 
-/// `open` fails where the last part of the path is a link.
+/// The flag with which `open` fails if the last part of the path is a symbolic link (open(2)).
 const OPEN_NO_FOLLOW: i32 = OFlags::NOFOLLOW.bits().cast_signed();

@@ -1,31 +1,31 @@
-//! Refusals by code, of which each may come in floods.
+//! Counts refusals by code, with a flood limiter for each code.
 
 use std::time::Instant;
 
 use super::flood_limiter::RecordFloodLimiter;
 use super::records::{CallRefusedRecord, RefusalsRepeatedRecord};
 
-/// One entry per code that has occurred. Codes are part of the program, so there are few.
+/// The counts of all codes that have occurred. Codes are part of the program, so there are few.
 #[derive(Debug, Default)]
 pub(super) struct RefusalCounter(Vec<RefusalCodeCount>);
 
 #[derive(Debug)]
 struct RefusalCodeCount {
     code: &'static str,
-    /// The status of the last of them.
+    /// The status of the last refusal.
     status: u16,
     flood: RecordFloodLimiter,
 }
 
 impl RefusalCounter {
-    /// Counts a refusal; `true` if it is to be recorded by itself.
+    /// Counts a refusal. Returns true if it is to be recorded by itself.
     pub(super) fn count_refusal(&mut self, refused: &CallRefusedRecord<'_>) -> bool {
         let count = self.count_for_code(refused.code);
         count.status = refused.status;
         count.flood.count_one()
     }
 
-    /// Takes out what was counted and is due, or `all` of it.
+    /// Returns the records of counted refusals that are due, or all of them if `all` is true.
     pub(super) fn take_due(
         &mut self,
         now: Instant,

@@ -12,11 +12,11 @@ use super::AuditPublicKey;
 use super::read::{self, ChainBreakError};
 use super::verify::{self, AuditVerifyReport};
 
-/// A log as it was when its run had ended.
+/// The end of a log when its run had ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuditLogSeal {
     pub records: u64,
-    /// The hash of the last record, which stands for all of them.
+    /// The hash of the last record, which covers all earlier records.
     pub head: String,
     /// The public key of the last record's signature.
     pub public_key: String,
@@ -69,7 +69,7 @@ impl AuditLogSeal {
         Ok(Self { records: report.records, head: head.to_string(), public_key })
     }
 
-    /// Proves that a log is the one that was sealed.
+    /// Verifies that a log is the one that was sealed.
     ///
     /// # Errors
     /// Returns an error that says how the log differs from the sealed log.
@@ -93,7 +93,7 @@ impl AuditLogSeal {
     }
 }
 
-/// Proves the log of a run that has not ended, as far as it goes. Its process signs with `key`.
+/// Verifies the log of a run that has not ended, up to its present end. The run's process signs with `key`.
 ///
 /// # Errors
 /// Returns an error that says what is wrong with the log.
@@ -109,7 +109,7 @@ pub fn verify_open_log(
     }
 }
 
-/// The chain from its first record to its last, and whose it is.
+/// Verifies the whole chain of a log, and that the log belongs to the run.
 fn verify_complete(
     log: impl BufRead,
     run: &str,

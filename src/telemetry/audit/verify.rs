@@ -1,4 +1,4 @@
-//! Proving a log, and telling what it says.
+//! Verifies a log, and reports its content.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -40,7 +40,7 @@ pub struct AuditVerifyReport {
     pub spent: BudgetAmount,
     /// True if the last record is the run's orderly end.
     pub finished: bool,
-    /// The hash of the last record, where there is one.
+    /// The hash of the last record, if there is one.
     pub head: Option<RecordHash>,
     pub signatures: CheckpointSignatures,
 }
@@ -48,13 +48,13 @@ pub struct AuditVerifyReport {
 /// The keys that signed a log, and the part of the log that each signature covers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CheckpointSignatures {
-    /// Checkpoints that count: with a pinned key, those it made.
+    /// The number of checkpoints that count. With a pinned key, only checkpoints of that key count.
     pub checkpoints: u64,
-    /// Checkpoints by other keys than the pinned one. They are intact and prove nothing.
+    /// The number of checkpoints with other keys than the pinned one. Their signatures are valid and prove nothing.
     pub foreign: u64,
-    /// The record of the last one that counts; it vouches for every record before it.
+    /// The number of the last record that is a counting checkpoint. It covers every record before it.
     pub last: Option<u64>,
-    /// The key that made it.
+    /// The key of the last counting checkpoint.
     pub key: Option<AuditPublicKey>,
 }
 
@@ -88,18 +88,18 @@ pub fn verify_file(
     }
 }
 
-/// Proves a log that comes from anywhere.
+/// Verifies a log from any source.
 pub fn verify_log(
     log: impl BufRead,
     pinned: Option<&AuditPublicKey>,
 ) -> Result<AuditVerifyReport, read::AuditReadError> {
     let mut reader = AuditReader::new(log);
-    let mut tally = AuditVerifyReportBuilder::new(pinned);
+    let mut builder = AuditVerifyReportBuilder::new(pinned);
     while let Some(entry) = reader.next_entry()? {
-        tally.add_entry(&entry)?;
+        builder.add_entry(&entry)?;
     }
-    let head = Some(*reader.position().chain.last_hash()).filter(|_| tally.report.records > 0);
-    Ok(AuditVerifyReport { head, ..tally.into_report() })
+    let head = Some(*reader.position().chain.last_hash()).filter(|_| builder.report.records > 0);
+    Ok(AuditVerifyReport { head, ..builder.into_report() })
 }
 
 impl AuditVerifyReport {
@@ -123,7 +123,7 @@ impl AuditVerifyReport {
     }
 }
 
-/// Adds up what the records of one log say, and checks what only their meaning can tell.
+/// A builder that adds up the records of one log, and checks the conditions that the chain alone does not show.
 #[derive(Debug, Default)]
 pub(super) struct AuditVerifyReportBuilder {
     report: AuditVerifyReport,
@@ -155,7 +155,7 @@ impl AuditVerifyReportBuilder {
         &self.report.run
     }
 
-    /// The time of the first record.
+    /// Returns the time of the first record.
     pub(super) fn first_record_time(&self) -> &str {
         &self.report.first
     }
@@ -178,7 +178,7 @@ impl AuditVerifyReportBuilder {
         }
         report.records = entry.seq;
         report.last.clone_from(&entry.time);
-        // A checkpoint after the end only signs it.
+        // A checkpoint may follow the run's end, because it only signs the end.
         report.finished &= matches!(entry.event, AuditEvent::Checkpoint(_));
         match &entry.event {
             AuditEvent::Started(session) => {
@@ -190,7 +190,8 @@ impl AuditVerifyReportBuilder {
                 report.admitted += 1;
                 let open = self.open.entry(admission.request.clone()).or_default();
                 open.seq = entry.seq;
-                // An id admitted twice is a fault of the gateway; it must not come out cheaper.
+                // An id that is admitted twice is a fault of the gateway. Both amounts are added, so that the fault
+                // does not lower the spending.
                 open.reserved = open.reserved + admission.reserved;
                 if self.open.len() > MAX_UNSETTLED_CALLS {
                     return Err(ChainBreakReason::TooManyUnsettled);

@@ -1,7 +1,8 @@
 //! The process that writes an audit log at this moment, as the kernel's list of file locks names it.
 //!
 //! A gateway holds an exclusive lock on its log for as long as it writes the log. Taking the lock would also show that,
-//! but a gateway that starts at that moment would then refuse to open its log. Reading `/proc/locks` disturbs no process.
+//! but a gateway that starts at that moment would then refuse to open its log. Reading `/proc/locks` disturbs no
+//! process.
 
 use std::fs;
 use std::io;
@@ -48,7 +49,7 @@ mod tests {
         let device = rustix::fs::makedev(0xfe, 1);
         assert_eq!(find_lock_holder(locks, device, 1835), Some(14));
         assert_eq!(find_lock_holder(locks, device, 1837), None);
-        // A waiter for the lock is marked by an arrow and does not write.
+        // The kernel marks a process that waits for the lock with an arrow. That process does not write.
         let waiter = "4: -> FLOCK  ADVISORY  WRITE 14 fe:01:1835 0 EOF\n";
         assert_eq!(find_lock_holder(waiter, device, 1835), None);
     }

@@ -134,8 +134,8 @@ impl TotalMetrics {
 
     pub(super) fn set_lost_access_log_lines(&self, lines: u64) {
         // The log reports its total, and a counter takes increments only.
-        let told = self.access_log_lost_reported.swap(lines, Ordering::Relaxed);
-        self.access_log_lost.inc_by(lines.saturating_sub(told));
+        let reported = self.access_log_lost_reported.swap(lines, Ordering::Relaxed);
+        self.access_log_lost.inc_by(lines.saturating_sub(reported));
     }
 }
 
