@@ -37,10 +37,13 @@ use stdout_writer::StdoutWriter;
 /// Runs the command that the process was called with.
 pub fn main() -> ExitCode {
     let matches = command().get_matches();
-    // The demo and a watched run print their own progress, so that only warnings and errors may interrupt them.
-    let tells = matches.subcommand_matches("demo").is_some()
+    // The demo and a watched run print their own progress. Only warnings and errors may interrupt the progress.
+    let prints_progress = matches.subcommand_matches("demo").is_some()
         || matches.subcommand_matches("run").is_some_and(run::shows_progress);
-    let log = match StderrLog::start(asked_level(&matches), if tells { "warn" } else { "info" }) {
+    let log = match StderrLog::start(
+        asked_level(&matches),
+        if prints_progress { "warn" } else { "info" },
+    ) {
         Ok(log) => log,
         Err(error) => {
             let _ = writeln!(io::stderr(), "error: cannot start the log's thread: {error}");
@@ -79,13 +82,13 @@ fn asked_level(matches: &ArgMatches) -> Option<&'static str> {
 
 /// Formats an error and its causes. A cause that an error's own message contains is not repeated.
 fn format_error_chain(error: &anyhow::Error) -> String {
-    error.chain().map(ToString::to_string).fold(String::new(), |told, cause| {
-        if told.is_empty() {
+    error.chain().map(ToString::to_string).fold(String::new(), |text, cause| {
+        if text.is_empty() {
             cause
-        } else if told.contains(&cause) {
-            told
+        } else if text.contains(&cause) {
+            text
         } else {
-            format!("{told}: {cause}")
+            format!("{text}: {cause}")
         }
     })
 }

@@ -1,4 +1,4 @@
-//! The `cogni-gateway` command. Called by another name, the same file is the helper that starts a sandbox.
+//! The `cogni-gateway` command. If the file is called by the helper's name, it is the helper that starts a sandbox.
 
 use std::env;
 use std::ffi::OsStr;

@@ -1,7 +1,8 @@
-//! The manual: longer texts than a module's head should hold, checked with the rest of the documentation.
+//! The manual, whose pages are longer than the head of a module should be. Its links and examples are checked with the
+//! rest of the documentation.
 //!
-//! A page names its links at its end, as files, for readers on a forge. In this documentation the definitions of `rustdoc_links.md`
-//! precede the page's own and so win: the same links lead to modules and items.
+//! A page defines its links at its end, as files, for readers on a forge. In this documentation the definitions of
+//! `rustdoc_links.md` precede the page's own definitions and so win: the same links lead to modules and items.
 
 #[doc = include_str!("manual/rustdoc_links.md")]
 #[doc = include_str!("manual/agent.md")]
@@ -71,7 +72,7 @@ pub mod security {}
 #[doc = include_str!("manual/service.md")]
 pub mod service {}
 
-/// Why things are as they are; one decision a page.
+/// Records of design decisions and their reasons, one decision per page.
 pub mod decisions {
     #[doc = include_str!("manual/rustdoc_links.md")]
     #[doc = include_str!("manual/decisions/0001-one-package-with-rooms.md")]

@@ -87,8 +87,8 @@ mod tests {
             assert!(is_transient(error.as_ref()) && !is_disk_full(error.as_ref()), "{error:?}");
         }
         // An error that has only the text of a full disk does not count.
-        let said = anyhow::anyhow!("No space left on device (os error 28)");
-        for error in [errno(2), errno(13), errno(30), said] {
+        let text_only = anyhow::anyhow!("No space left on device (os error 28)");
+        for error in [errno(2), errno(13), errno(30), text_only] {
             assert!(!is_transient(error.as_ref()) && !is_disk_full(error.as_ref()), "{error:?}");
         }
     }

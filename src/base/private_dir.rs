@@ -81,7 +81,7 @@ mod tests {
             fs::set_permissions(&state, Permissions::from_mode(mode)).expect("it is ours");
             assert_eq!(make(&state, 0o700).is_ok(), is_good, "{mode:o}");
         }
-        let said = check(&state).expect_err("all may write there").to_string();
-        assert!(said.contains("mode 1777") && said.contains("`chmod go-w /"), "{said}");
+        let message = check(&state).expect_err("all may write there").to_string();
+        assert!(message.contains("mode 1777") && message.contains("`chmod go-w /"), "{message}");
     }
 }

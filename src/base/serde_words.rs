@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_told_by_its_place_and_value() {
-        let told = [
+        let cases = [
             ("[]", "this is an array; give an object"),
             ("7", "this is 7; give an object"),
             ("{}", "field `agent` is missing; give it"),
@@ -193,7 +193,7 @@ mod tests {
             (r#"{"agent":"a","size":0}"#, "`size` is 0; give a whole number from 1"),
             (r#"{"agent":"a","is_new":"yes"}"#, "`is_new` is \"yes\"; give true or false"),
         ];
-        for (json, wanted) in told {
+        for (json, wanted) in cases {
             let error = from_slice::<Order>(json.as_bytes()).expect_err(json);
             assert_eq!(error, JsonInputError::Data(wanted.to_owned()), "{json}");
         }

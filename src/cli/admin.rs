@@ -95,7 +95,7 @@ pub fn run(args: &AdminArgs, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     if !(200..300).contains(&status) {
         // A refusal has its reason in `error.message`. Another program on the socket may answer in another form.
         let reason =
-            answer.ok().and_then(|said| said["error"]["message"].as_str().map(str::to_owned));
+            answer.ok().and_then(|json| json["error"]["message"].as_str().map(str::to_owned));
         let unknown = || {
             format!(
                 "`{shown}` answered with status {status} and without a reason; see the log of the process, or correct `--socket`"

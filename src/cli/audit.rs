@@ -147,12 +147,12 @@ fn write_report(
     writeln!(out, "calls       {admitted} admitted, {settled} settled ({crashed} after a crash)")?;
     // An admitted call without a settlement may still be running.
     if *open > 0 {
-        let fate = if writer.is_some() {
+        let state = if writer.is_some() {
             "in flight"
         } else {
             "in flight, or lost if the process is gone"
         };
-        writeln!(out, "            {open} {fate}")?;
+        writeln!(out, "            {open} {state}")?;
     }
     if *unmatched > 0 {
         writeln!(out, "            {unmatched} settled without admission: a fault of the gateway")?;

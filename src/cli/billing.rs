@@ -180,20 +180,20 @@ pub fn run(command: BillingCommand, out: &mut impl Write) -> anyhow::Result<Exit
             BillingCommand::Reconcile { books, litellm, since, until, account, run, json } => {
                 let now = SystemTime::now();
                 let filter = CallFilter { since, until: until.unwrap_or(now), account, run };
-                let (books, client) = (books.open_existing()?, litellm.into_client()?);
-                let report = books.reconcile(&client, &filter, now).await?;
-                BillingOutputFormat { json }.write_report(&report, books.receipt_bound(), out)?;
+                let (store, client) = (books.open_existing()?, litellm.into_client()?);
+                let report = store.reconcile(&client, &filter, now).await?;
+                BillingOutputFormat { json }.write_report(&report, store.receipt_bound(), out)?;
                 Ok(exit_code(report.is_clean()))
             }
             BillingCommand::Record { books, logs } => {
                 record_logs(&books.open_or_create()?, &logs, out).await
             }
             BillingCommand::Ingest { books, file } => {
-                // Notices may arrive before any audit log, so that the books are created if needed.
+                // Notices may arrive before any audit log, so the database is created if it does not exist.
                 let ingested = books.open_or_create()?.ingest(read_body(file.as_deref())?).await?;
                 serde_json::to_writer(&mut *out, &ingested)?;
                 writeln!(out)?;
-                // A notice that the books have already is not an error.
+                // A notice that the database has already is not an error.
                 Ok(exit_code(ingested.invalid == 0 && ingested.conflicting == 0))
             }
         }
@@ -201,35 +201,35 @@ pub fn run(command: BillingCommand, out: &mut impl Write) -> anyhow::Result<Exit
 }
 
 async fn print_status(
-    books: &BillingStore,
+    store: &BillingStore,
     json: bool,
     out: &mut impl Write,
 ) -> anyhow::Result<ExitCode> {
     let now = SystemTime::now();
-    let (totals, flagged) = (books.totals(now).await?, books.flagged_runs(now).await?);
+    let (totals, flagged) = (store.totals(now).await?, store.flagged_runs(now).await?);
     BillingOutputFormat { json }.write_status(&totals, &flagged, out)?;
     Ok(exit_code(flagged.is_empty()))
 }
 
 async fn print_receipts(
-    books: &BillingStore,
+    store: &BillingStore,
     run: &str,
     json: bool,
     out: &mut impl Write,
 ) -> anyhow::Result<ExitCode> {
-    let bill = books.run_bill(run).await?;
+    let bill = store.run_bill(run).await?;
     if bill.calls == 0 {
         bail!(
             "the billing records have no call of run `{}`; if its calls were deleted, `billing days` has their sums",
             run.escape_debug()
         );
     }
-    BillingOutputFormat { json }.write_receipts(&books.receipts_of_run(run).await?, &bill, out)?;
+    BillingOutputFormat { json }.write_receipts(&store.receipts_of_run(run).await?, &bill, out)?;
     Ok(exit_code(bill.flags.is_empty()))
 }
 
 async fn record_logs(
-    books: &BillingStore,
+    store: &BillingStore,
     logs: &[PathBuf],
     out: &mut impl Write,
 ) -> anyhow::Result<ExitCode> {
@@ -240,7 +240,7 @@ async fn record_logs(
         fs::metadata(log).with_context(|| format!("`{}`", log.display()))?;
         // The calls before a broken record are still added; the exit status reports the break.
         let (facts, end) = CallUsageReader::open(log).finish();
-        let new = books.record_calls(&facts).await?;
+        let new = store.record_calls(&facts).await?;
         writeln!(out, "{}: {} calls, {new} of them new", log.display(), facts.len())?;
         if let Err(error) = end {
             let error = anyhow::Error::from(error);

@@ -56,16 +56,19 @@ async fn run_demo(directory: &Path, out: &mut impl Write) -> anyhow::Result<()> 
     let socket = app.socket_path().context("the demo has one run")?.to_path_buf();
     let agent = DemoAgent { socket, seen };
     // The narration ends both servers: the token stops them when the calls are done, also after an error.
-    let story = async {
-        let told = narrate_calls(&agent, out).await;
+    let narration = async {
+        let result = narrate_calls(&agent, out).await;
         stop.cancel();
-        told
+        result
     };
     // All three run on this thread: the gateway, the provider and the narration.
-    let (served, (), told) =
-        tokio::join!(app.serve_until_cancelled(stop.clone()), provider.serve(stop.clone()), story);
+    let (served, (), result) = tokio::join!(
+        app.serve_until_cancelled(stop.clone()),
+        provider.serve(stop.clone()),
+        narration
+    );
     // An error of the narration is more specific than an error of the servers.
-    told.and(served)
+    result.and(served)
 }
 
 async fn narrate_calls(agent: &DemoAgent, out: &mut impl Write) -> anyhow::Result<()> {
@@ -225,11 +228,11 @@ fn demo_config(directory: &Path, upstream: SocketAddr) -> anyhow::Result<Gateway
     "acct-demo".clone_into(&mut config.identity.account);
     config.listen.socket_path = directory.join("llm.sock");
     config.upstream.url = upstream.to_string().parse()?;
-    // The story shows that this key never reaches the agent.
+    // The narration shows that this key never reaches the agent.
     config.upstream.api_key = SecretString::new("sk-real-key");
     config.budget.max_turns = Some(MAX_TURNS);
     config.audit.path = Some(directory.join(AUDIT_LOG));
-    // The access log would be mixed into the story.
+    // The lines of the access log would appear between the lines of the narration.
     config.access_log = AccessLogDestination::Off;
     config.validate()?;
     Ok(config)

@@ -68,14 +68,15 @@ pub fn run(
 ) -> anyhow::Result<ExitCode> {
     let config = load_config(matches, |name| std::env::var(name).ok())?;
     let text = read_input(matches.get_one::<String>("FILE").map_or("-", String::as_str), input)?;
-    let asked = ExplainInput::parse(text, matches.get_one::<String>("ROUTE").map(String::as_str))?;
+    let request =
+        ExplainInput::parse(text, matches.get_one::<String>("ROUTE").map(String::as_str))?;
     let spent = parse_spent(matches.get_many::<String>("SET").into_iter().flatten())?;
     let policy = compile_policy(&config)?;
     // The ledger starts with the usage that `--set` gives, so that limits can be tried.
     let past = PriorUsage { spent, age: Duration::ZERO };
     let ledger = Arc::new(BudgetLedger::new(config.budget.clone(), past));
     let case = ExplainContext { config: &config, policy: &policy, ledger: &ledger };
-    let mut explanation = RequestExplanation::explain_request(&case, asked);
+    let mut explanation = RequestExplanation::explain_request(&case, request);
     if !matches.get_flag("UPSTREAM") {
         explanation.upstream = None;
     }

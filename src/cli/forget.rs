@@ -46,9 +46,9 @@ pub fn run(args: &ForgetArgs, out: &mut impl Write) -> anyhow::Result<ExitCode> 
         );
     }
     let state = args.state.path();
-    let shelf = WorkspaceStore::in_state_dir(&state);
+    let store = WorkspaceStore::in_state_dir(&state);
     let chosen =
-        args.select_workspaces(shelf.list().with_context(|| read_error_message(&state))?)?;
+        args.select_workspaces(store.list().with_context(|| read_error_message(&state))?)?;
     let outbox = state.join(OUTBOX_FILE);
     // A command that only reads must not create a database.
     let outbox = outbox.exists().then(|| DeliveryOutbox::open(&outbox)).transpose()?;
@@ -57,31 +57,37 @@ pub fn run(args: &ForgetArgs, out: &mut impl Write) -> anyhow::Result<ExitCode> 
     };
     // The age is checked again under the workspace's lock, because a run may have used the workspace since the listing.
     let age = args.older_than.unwrap_or_default();
-    let (mut left, mut gone) = (0, 0);
+    let (mut left, mut removed) = (0, 0);
     for kept in &chosen {
         // A workspace whose size cannot be read is listed with `?`, because it may still be deleted.
-        let size = shelf
+        let size = store
             .disk_usage(kept)
             .map_or_else(|_| "?".to_owned(), |size| HumanBytes(size).to_string());
-        let fate = if args.apply {
-            shelf.prune(kept, age, is_awaited)
+        let outcome = if args.apply {
+            store.prune(kept, age, is_awaited)
         } else {
-            shelf.prune_decision(kept, age, is_awaited)
+            store.prune_decision(kept, age, is_awaited)
         };
-        match fate {
-            PruneOutcome::Removed => gone += 1,
+        match outcome {
+            PruneOutcome::Removed => removed += 1,
             // Both exist and should be deleted; the other outcomes are reasons to keep a workspace.
             PruneOutcome::Unused | PruneOutcome::RemoveFailed(_) => left += 1,
             PruneOutcome::InUse | PruneOutcome::DeliveryPending | PruneOutcome::RecentlyUsed => (),
         }
-        writeln!(out, "{} {}: {}", kept.id, describe_workspace(kept, &size), outcome_label(&fate))?;
+        writeln!(
+            out,
+            "{} {}: {}",
+            kept.id,
+            describe_workspace(kept, &size),
+            outcome_label(&outcome)
+        )?;
     }
     match (args.apply, left) {
         _ if chosen.is_empty() => {
             let what = if args.has_selection() { "nothing of that" } else { "nothing" };
             writeln!(out, "{what} is kept in `{}`", state.display())?;
         }
-        (true, _) => writeln!(out, "{gone} forgotten")?,
+        (true, _) => writeln!(out, "{removed} forgotten")?,
         (false, 0) => writeln!(out, "none can be forgotten")?,
         (false, left) if args.has_selection() => {
             writeln!(out, "{left} can be forgotten; `--apply` does it")?;
@@ -113,24 +119,24 @@ impl ForgetArgs {
 }
 
 fn describe_workspace(kept: &StoredWorkspace, size: &str) -> String {
-    let whose = kept.owner.as_ref().map(ToString::to_string);
-    let whose = whose.unwrap_or_else(|| "of an earlier version".to_owned());
+    let owner = kept.owner.as_ref().map(ToString::to_string);
+    let owner = owner.unwrap_or_else(|| "of an earlier version".to_owned());
     let more = kept.owner.as_ref().map(|tenant| {
         let WorkspaceOwner { grant, account, kind, .. } = tenant;
-        let said = [("grant", grant), ("account", account), ("by", kind)].into_iter();
-        said.filter_map(|(what, text)| Some(format!(", {what} {}", text.as_ref()?))).collect()
+        let labels = [("grant", grant), ("account", account), ("by", kind)].into_iter();
+        labels.filter_map(|(what, text)| Some(format!(", {what} {}", text.as_ref()?))).collect()
     });
     let more: String = more.unwrap_or_default();
     let unused = Duration::from_secs(time_since_use(kept).as_secs());
-    format!("{whose}{more}, {size}, used {} ago", humantime::format_duration(unused))
+    format!("{owner}{more}, {size}, used {} ago", humantime::format_duration(unused))
 }
 
 fn time_since_use(kept: &StoredWorkspace) -> Duration {
     SystemTime::now().duration_since(kept.used).unwrap_or_default()
 }
 
-fn outcome_label(fate: &PruneOutcome) -> String {
-    match fate {
+fn outcome_label(outcome: &PruneOutcome) -> String {
+    match outcome {
         PruneOutcome::InUse => "in use".to_owned(),
         PruneOutcome::DeliveryPending => "kept: a delivery for this branch is pending".to_owned(),
         PruneOutcome::RecentlyUsed => "kept: it was used since".to_owned(),

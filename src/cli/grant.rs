@@ -332,22 +332,21 @@ fn check_agents(
 fn check_repositories(patterns: &[GrantPattern]) -> anyhow::Result<()> {
     let is_sound = |pattern: &&GrantPattern| {
         let text = pattern.as_str();
-        let Some(beginning) = text.strip_suffix('*') else {
+        let Some(prefix) = text.strip_suffix('*') else {
             // The service compares the pattern with the normalized URL, so that another spelling would never match.
             return RepositoryUrl::parse(text).is_ok_and(|found| {
                 found.clone_url().trim_end_matches(".git") == text.trim_end_matches(".git")
             });
         };
-        let has_scheme =
-            ["https://", "http://", "file:///"].iter().any(|s| beginning.starts_with(s));
+        let has_scheme = ["https://", "http://", "file:///"].iter().any(|s| prefix.starts_with(s));
         // `*` alone matches every repository.
-        beginning.is_empty() || has_scheme
+        prefix.is_empty() || has_scheme
     };
     let Some(malformed) = patterns.iter().find(|pattern| !is_sound(pattern)) else {
         return Ok(());
     };
     let hint = match RepositoryUrl::parse(malformed.as_str()) {
-        Ok(meant) => format!("give `{}`", meant.clone_url().trim_end_matches(".git")),
+        Ok(found) => format!("give `{}`", found.clone_url().trim_end_matches(".git")),
         Err(_) => {
             "give `https://HOST/OWNER/NAME`, `https://HOST/OWNER/*` or `file:///PATH`".to_owned()
         }

@@ -28,12 +28,12 @@ enum LogCommand {
 impl StderrLog {
     /// Starts the log: readable text, or JSON if `LOG_FORMAT=json`. A level of a flag overrides `LOG`, and `LOG`
     /// overrides the command's default level.
-    pub(super) fn start(asked: Option<&str>, level: &str) -> io::Result<Self> {
+    pub(super) fn start(requested: Option<&str>, level: &str) -> io::Result<Self> {
         // A bounded queue to a thread: only that thread waits for standard error.
-        let (lines, orders) = sync_channel(MAX_QUEUED_LINES);
-        thread::Builder::new().name("log".to_owned()).spawn(move || write_lines(&orders))?;
-        let filter = match asked {
-            Some(asked) => filter_at(asked),
+        let (lines, commands) = sync_channel(MAX_QUEUED_LINES);
+        thread::Builder::new().name("log".to_owned()).spawn(move || write_lines(&commands))?;
+        let filter = match requested {
+            Some(requested) => filter_at(requested),
             // An invalid `LOG` falls back to the default level: a log setting must not stop a process.
             None => EnvFilter::try_from_env("LOG").unwrap_or_else(|_| filter_at(level)),
         };
@@ -80,9 +80,9 @@ fn filter_at(level: &str) -> EnvFilter {
     EnvFilter::new(format!("error,cogni_gateway={level}"))
 }
 
-fn write_lines(orders: &Receiver<LogCommand>) {
-    while let Ok(order) = orders.recv() {
-        match order {
+fn write_lines(commands: &Receiver<LogCommand>) {
+    while let Ok(command) = commands.recv() {
+        match command {
             // A failed write is ignored: there is no other place to report it.
             LogCommand::Line(line) => drop(io::stderr().write_all(&line)),
             LogCommand::Finish(done) => drop(done.try_send(())),

@@ -165,17 +165,18 @@ fn print_all(
     out: &mut impl Write,
 ) -> anyhow::Result<ExitCode> {
     let (outbox, flag, state) = (open_outbox(state)?, state.flag(), state.path());
-    let desks = outbox.workspaces()?.into_iter().map(|desk| WorkspaceView::from_row(desk, &state));
-    let desks: Vec<_> = desks.collect::<Result<_, _>>()?;
+    let workspaces =
+        outbox.workspaces()?.into_iter().map(|row| WorkspaceView::from_row(row, &state));
+    let workspaces: Vec<_> = workspaces.collect::<Result<_, _>>()?;
     let jobs = outbox.list_jobs(false)?;
     let shown: Vec<_> = jobs.iter().filter(|job| all || job.step != DeliveryStep::Done).collect();
     if json {
-        desks.iter().try_for_each(|seen| write_json(&seen.to_status(), out))?;
+        workspaces.iter().try_for_each(|seen| write_json(&seen.to_status(), out))?;
         shown.iter().try_for_each(|job| write_json(&DeliveryStatus::from_job(job, &state), out))?;
     } else {
-        desks.iter().try_for_each(|seen| print_workspace(seen, &flag, out))?;
+        workspaces.iter().try_for_each(|seen| print_workspace(seen, &flag, out))?;
         shown.iter().try_for_each(|job| print_job(job, &state, &flag, out))?;
-        if shown.is_empty() && desks.is_empty() {
+        if shown.is_empty() && workspaces.is_empty() {
             writeln!(out, "everything is delivered")?;
         }
         let kept = outbox.retained_totals(None)?;
@@ -186,11 +187,11 @@ fn print_all(
         }
     }
     let is_well = shown.iter().all(|job| job.step == DeliveryStep::Done);
-    // A workspace whose run is still going needs no attention.
-    Ok(exit_code(is_well && desks.iter().all(|seen| seen.goes_on)))
+    // A workspace whose run has not ended needs no attention.
+    Ok(exit_code(is_well && workspaces.iter().all(|seen| seen.goes_on)))
 }
 
-/// A workspace whose work is not collected yet, and whether its run is still going.
+/// A workspace whose work is not collected yet. `goes_on` is true if its run has not ended.
 struct WorkspaceView {
     row: WorkspaceRow,
     goes_on: bool,
@@ -208,10 +209,10 @@ impl WorkspaceView {
     }
 
     fn to_status(&self) -> DeliveryStatus {
-        let told = DeliveryStatus::from_workspace(&self.row);
+        let status = DeliveryStatus::from_workspace(&self.row);
         // A recorded reason is more precise than the general message.
         let gone = (!self.goes_on).then(|| RUN_DIED_MESSAGE.to_owned());
-        DeliveryStatus { why: told.why.or(gone), ..told }
+        DeliveryStatus { why: status.why.or(gone), ..status }
     }
 }
 

@@ -268,22 +268,22 @@ impl ProgressMode {
 /// Runs the program and prints the result. The exit status is 0 if the run is ok, 1 if it is not, and 3 if it is ok but
 /// its work is not delivered.
 pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCode> {
-    let (order, repository) = parse_run(matches, |name| env::var(name).ok())?;
+    let (plan, repository) = parse_run(matches, |name| env::var(name).ok())?;
     // The check comes before a branch is leased or a sandbox is started.
-    runner::check_run_dir(&order.run_dir)?;
+    runner::check_run_dir(&plan.run_dir)?;
     let progress = matches.get_one("progress").copied().unwrap_or_default();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let done = runtime.block_on(async {
-        let sweep = order.leftover_sweeper();
+        let sweep = plan.leftover_sweeper();
         // Dropping the guard ends the sweeper, also if the run fails early.
         let ended = CancellationToken::new();
         let run = async {
             let _ended = ended.clone().drop_guard();
-            let is_skipped = repository.has_repository() && order.branch.is_none();
+            let is_skipped = repository.has_repository() && plan.branch.is_none();
             let skipped = is_skipped.then(DeliveryReport::skipped_without_branch);
-            let target = Box::pin(repository.acquire_target(&order)).await?;
+            let target = Box::pin(repository.acquire_target(&plan)).await?;
             let inputs = RunInputs { target, ..RunInputs::default() };
-            let mut result = Box::pin(run_with_signals(order, inputs, progress)).await?;
+            let mut result = Box::pin(run_with_signals(plan, inputs, progress)).await?;
             result.relay = result.relay.or(skipped);
             // The run has ended and its request was valid, so that this error is not a usage error.
             if let Err(error) = print_result(&result, out) {
@@ -316,35 +316,35 @@ fn print_result(result: &RunResult, out: &mut impl Write) -> io::Result<()> {
 }
 
 async fn run_with_signals(
-    order: RunPlan,
+    plan: RunPlan,
     inputs: RunInputs,
     progress: ProgressMode,
 ) -> anyhow::Result<RunResult> {
     let is_shown = progress.is_enabled();
-    let is_told =
-        order.agent.as_ref().is_some_and(|agent| agent.entry.stream == AgentStreamFormat::Events);
+    let has_events =
+        plan.agent.as_ref().is_some_and(|agent| agent.entry.stream == AgentStreamFormat::Events);
     let signals = TerminationSignals::register()?;
     // The line is made here, because `PreparedRun::new` consumes the plan.
-    let beginning = progress::start_line(&order);
-    let prepared = PreparedRun::new(order, inputs)?;
+    let start_line = progress::start_line(&plan);
+    let prepared = PreparedRun::new(plan, inputs)?;
     // Output and progress share the flag, so that a progress line begins at the start of a line.
-    let place = OpenLineFlag::default();
+    let open_line = OpenLineFlag::default();
     if !is_shown {
         let live = open_stderr()?;
         // A file receives every byte; a terminal must not receive bytes that it would interpret.
         return Ok(if io::stderr().is_terminal() {
-            run_until_cancelled(prepared, OutputRenderer::for_text(live, place), signals).await
+            run_until_cancelled(prepared, OutputRenderer::for_text(live, open_line), signals).await
         } else {
             run_until_cancelled(prepared, live, signals).await
         });
     }
-    let mut follower = ProgressPrinter::new(prepared.ledger(), open_stderr()?, place.clone());
-    follower.write_lines(&beginning).await;
+    let mut follower = ProgressPrinter::new(prepared.ledger(), open_stderr()?, open_line.clone());
+    follower.write_lines(&start_line).await;
     let live = open_stderr()?;
-    let shown = if is_told {
-        OutputRenderer::for_events(live, place)
+    let shown = if has_events {
+        OutputRenderer::for_events(live, open_line)
     } else {
-        OutputRenderer::for_text(live, place)
+        OutputRenderer::for_text(live, open_line)
     };
     let result = tokio::select! {
         result = Box::pin(run_until_cancelled(prepared, shown, signals)) => result,
@@ -363,24 +363,24 @@ async fn run_until_cancelled(
     live: impl AsyncWrite + Unpin,
     mut signals: TerminationSignals,
 ) -> RunResult {
-    let (cancel, leave) = (CancellationToken::new(), CancellationToken::new());
-    let hurry = prepared.force_kill_token();
+    let (cancel, detach) = (CancellationToken::new(), CancellationToken::new());
+    let force_kill = prepared.force_kill_token();
     let output = OutputCapture::new(prepared.max_output_bytes(), live);
-    let reins =
-        RunHandles { cancel: cancel.clone(), detach_delivery: leave.clone(), on_answer: None };
-    let run = Box::pin(prepared.run_with_output(output, reins));
+    let handles =
+        RunHandles { cancel: cancel.clone(), detach_delivery: detach.clone(), on_answer: None };
+    let run = Box::pin(prepared.run_with_output(output, handles));
     // 1. The first signal cancels. 2. The second one stops waiting. 3. Further signals change nothing.
-    let asked = async {
+    let signalled = async {
         signals.next().await;
         cancel.cancel();
         signals.next().await;
-        hurry.cancel();
-        leave.cancel();
+        force_kill.cancel();
+        detach.cancel();
         pending::<Infallible>().await
     };
     tokio::select! {
         result = run => result,
-        never = asked => match never {},
+        never = signalled => match never {},
     }
 }
 
@@ -421,18 +421,18 @@ fn parse_run(
         bail!("a run with a repository needs its gateway in this process; leave `--proxy` out");
     }
     let request = RunRequest { branch, ..request };
-    let order = request.resolve((config, gateway), host, &catalog)?;
+    let plan = request.resolve((config, gateway), host, &catalog)?;
     // The agent would be paid for work in a workspace without the repository's files.
     if repository.has_repository()
-        && order.branch.is_none()
-        && matches!(order.spec.workspace, WorkspaceMount::None | WorkspaceMount::Fresh)
+        && plan.branch.is_none()
+        && matches!(plan.spec.workspace, WorkspaceMount::None | WorkspaceMount::Fresh)
     {
         bail!(
             "`--repo` is given without a key for its branch, and without it the workspace would stay empty; name the \
              branch with `--branch-key KEY` or `--work-item KEY`, or give the files with `--workspace DIR`"
         );
     }
-    Ok((order, repository))
+    Ok((plan, repository))
 }
 
 impl RunArgs {
@@ -470,9 +470,9 @@ fn load_config(
     variable: impl Fn(&str) -> Option<String>,
     request: &RunRequest,
 ) -> anyhow::Result<GatewayConfig> {
-    let told =
+    let apply_request =
         |config: &mut GatewayConfig| request.llm.apply_to_config(request.run.as_deref(), config);
-    let mut config = flags::read_config_with(run_settings(), matches, variable, told)?;
+    let mut config = flags::read_config_with(run_settings(), matches, variable, apply_request)?;
     if config.shared.is_some() {
         bail!("`[shared]` is for `cogni-gateway shared`; take it out, or use that command");
     }

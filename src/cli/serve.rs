@@ -82,33 +82,33 @@ async fn run_service(
     let lock = StateDirLock::acquire(&serve.state_directory()).await?;
     create_run_dir(&serve.run_dir)?;
     let schemas = [auth::GRANT_SCHEMA, store::SCHEMA, billing::SCHEMA];
-    let seats = GatewayHost::new(&given.config)?;
-    let writes = seats.metrics().state_write_recorder();
+    let host = GatewayHost::new(&given.config)?;
+    let writes = host.metrics().state_write_recorder();
     let file = serve.database_path();
     let database = SqliteDatabase::open_with_commit_observer(&file, &schemas, writes)
         .with_context(|| format!("cannot serve from `{}`", file.display()))?;
-    let books = BillingStore::new(database.clone()).with_bound(serve.receipt_bound);
+    let billing_store = BillingStore::new(database.clone()).with_bound(serve.receipt_bound);
     let grants = GrantStore::new(database.clone());
     let parts = RunServiceDeps {
         lock,
         config: given.config.clone(),
         catalog: given.catalog.clone(),
-        gateway_host: seats.clone(),
+        gateway_host: host.clone(),
         journal: RunStore::new(database),
         grants: grants.clone(),
-        billing: books.clone(),
+        billing: billing_store.clone(),
         relay: open_delivery_service(&given)?,
     };
     let settings = given.run_service_config()?;
     let machine = host_capabilities(&settings);
     let supervisor = Box::pin(RunService::open(settings, parts)).await?;
     let api = Arc::new(ApiState {
-        billing: books.clone(),
+        billing: billing_store.clone(),
         grants,
         anonymous_grant: serve.insecure_no_auth.then(|| Arc::new(ApiState::anonymous_grant())),
         supervisor: supervisor.clone(),
         availability: AvailabilityCache::new(machine, CACHE_TTL),
-        metrics: Arc::clone(seats.metrics()),
+        metrics: Arc::clone(host.metrics()),
         watchers: GrantShareLimiter::new(serve.max_watchers, serve.max_connections),
         downloads: GrantShareLimiter::new(MAX_DOWNLOADS_PER_GRANT, MAX_DOWNLOADS),
         long_reads: GrantWorkLimiter::new(MAX_LONG_READS_PER_GRANT),
@@ -118,23 +118,23 @@ async fn run_service(
         tasks: TaskGroup::default(),
     });
     let stop = process::StopRequest::default();
-    let common = (books, Arc::clone(seats.metrics()));
+    let common = (billing_store, Arc::clone(host.metrics()));
     let (reconcile_runner, litellm) =
         ReconcileRunner::new(common, &given.config, serve.reconcile_every)?;
-    let over =
-        ServiceReloader { options: &given, supervisor: &supervisor, gateway_host: &seats, litellm };
+    let reloader =
+        ServiceReloader { options: &given, supervisor: &supervisor, gateway_host: &host, litellm };
     // A failed reload changes nothing; the metrics report it.
     let reload = || {
-        let done = read().and_then(|fresh| over.apply(fresh));
-        seats.metrics().set_reload_status(done.is_ok());
+        let done = read().and_then(|fresh| reloader.apply(fresh));
+        host.metrics().set_reload_status(done.is_ok());
         done
     };
     // From here on signals are handled: TERM drains, HUP reloads.
-    let signals = signals.handle_signals(stop.clone(), seats.access_log(), reload);
+    let signals = signals.handle_signals(stop.clone(), host.access_log(), reload);
     let service = RunningService {
         listener,
         metrics,
-        gateway_host: seats.clone(),
+        gateway_host: host.clone(),
         supervisor: supervisor.clone(),
         api,
         reconcile_runner,
@@ -158,7 +158,7 @@ struct RunningService {
 }
 
 impl RunningService {
-    async fn run(self, told: process::StopRequest, patience: Duration) -> anyhow::Result<()> {
+    async fn run(self, stop_request: process::StopRequest, grace: Duration) -> anyhow::Result<()> {
         let Self { listener, metrics, gateway_host, supervisor, api, reconcile_runner } = self;
         // `stop` ends the background work only after the drain: until then runs need their bookkeeping.
         let (stop, tasks) = (CancellationToken::new(), api.tasks.clone());
@@ -178,18 +178,18 @@ impl RunningService {
         // The order of the shutdown: 1. wait for the signal, 2. drain the runs, 3. stop the maintenance and the metrics
         // page, 4. give the API's answers some time.
         let ended = async {
-            told.shutdown.cancelled().await;
+            stop_request.shutdown.cancelled().await;
             tracing::info!(runs = supervisor.live_count(), "draining");
             // During the drain the API still answers: `/readyz` reports the drain, and watchers receive the end of
             // their runs.
-            supervisor.drain(Instant::now() + patience, &told.force).await;
+            supervisor.drain(Instant::now() + grace, &stop_request.force).await;
             stop.cancel();
             tasks.shut_down(CLOSE_TIMEOUT).await;
         };
         let served = listener.serve_api(&api);
-        let kept = supervisor.run_maintenance(stop.clone());
+        let maintenance = supervisor.run_maintenance(stop.clone());
         let (served, (), (), (), ()) =
-            tokio::join!(served, scraped, kept, reconcile_runner.run(stop.clone()), ended);
+            tokio::join!(served, scraped, maintenance, reconcile_runner.run(stop.clone()), ended);
         served.context("cannot serve the listener")?;
         // The runs' records are closed last, when no request can add to them.
         gateway_host.finish_all().await?;

@@ -79,8 +79,8 @@ pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCod
     Ok(ExitCode::SUCCESS)
 }
 
-fn describe_outcome(fate: &SweepOutcome) -> String {
-    match fate {
+fn describe_outcome(outcome: &SweepOutcome) -> String {
+    match outcome {
         SweepOutcome::InUse => "in use".to_owned(),
         SweepOutcome::UnknownOwner => "kept: its owner is unknown".to_owned(),
         SweepOutcome::OtherInstallation(run_dir) => format!("kept: of the runs in `{run_dir}`"),

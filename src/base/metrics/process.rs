@@ -75,7 +75,7 @@ fn gauge_family(name: &str, help: &str, value: f64) -> MetricFamily {
     family
 }
 
-/// Returns the sum of the fields 14 and 15 of `/proc/self/stat` in seconds (proc_pid_stat(5)). The command, field 2,
+/// Returns the sum of the fields 14 and 15 of `/proc/self/stat` in seconds (`proc_pid_stat(5)`). The command, field 2,
 /// may contain spaces and brackets, so the fields are counted after its last bracket.
 fn parse_cpu_seconds(stat: &str) -> Option<f64> {
     let (_, fields) = stat.rsplit_once(')')?;

@@ -152,7 +152,7 @@ impl BillingOutputFormat {
             .different
             .iter()
             .try_for_each(|one| writeln!(out, "    {}", CallDifferenceText(one)))?;
-        // Without a price the books have no cost to compare with LiteLLM's.
+        // Without a price, the billing records have no cost to compare with LiteLLM's.
         if report.uncompared > 0 {
             writeln!(out, "uncompared   {}, for whose models we have no price", report.uncompared)?;
         }

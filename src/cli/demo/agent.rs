@@ -41,14 +41,14 @@ pub(super) async fn run_sandbox_demo(directory: &Path, out: &mut impl Write) -> 
     };
     stage.hub.add_repository(REPOSITORY_NAME, &directory.join("site.git"));
     stage.hub.accept_token(GITHUB_TOKEN);
-    let story = async {
-        let told = stage.narrate_run(out).await;
+    let narration = async {
+        let result = stage.narrate_run(out).await;
         stop.cancel();
-        told
+        result
     };
-    let (told, (), ()) =
-        tokio::join!(story, provider.serve(stop.clone()), forge.serve(stop.clone()));
-    told
+    let (result, (), ()) =
+        tokio::join!(narration, provider.serve(stop.clone()), forge.serve(stop.clone()));
+    result
 }
 
 /// The servers and directories around the sandbox.
@@ -135,7 +135,7 @@ impl DemoEnvironment {
             // An empty environment: the caller's own settings must not change the demo.
             .env_clear()
             .env("PATH", "/usr/local/bin:/usr/bin:/bin")
-            // The run's log would be mixed into the story.
+            // The lines of the run's log would appear between the lines of the narration.
             .env("LOG", "error")
             .env("BILLING_ACCOUNT_ID", "acct-demo")
             .env("LITELLM_HOST", self.upstream.to_string())
@@ -151,10 +151,10 @@ impl DemoEnvironment {
             .stderr(Stdio::piped());
         // The wait blocks, and the fake servers run on this thread's runtime.
         let output = tokio::task::spawn_blocking(move || command.output()).await??;
-        let said = String::from_utf8_lossy(&output.stderr);
+        let stderr = String::from_utf8_lossy(&output.stderr);
         // Without a result the run could not begin, and standard error has the reason.
         serde_json::from_slice(&output.stdout)
-            .map_err(|_| anyhow!("{}", said.trim().trim_start_matches("error: ").to_owned()))
+            .map_err(|_| anyhow!("{}", stderr.trim().trim_start_matches("error: ").to_owned()))
     }
 }
 
@@ -170,10 +170,10 @@ fn provider_script() -> anyhow::Result<ProviderScript> {
 
 /// Creates a bare repository with one commit, as a forge would have it.
 fn create_repository(directory: &Path) -> anyhow::Result<()> {
-    let git = |place: &str, words: &[&str]| {
+    let git = |subdirectory: &str, words: &[&str]| {
         let mut command = Command::new("git");
         command
-            .current_dir(directory.join(place))
+            .current_dir(directory.join(subdirectory))
             // The caller's git configuration must not change the demo.
             .env_clear()
             .env("PATH", "/usr/local/bin:/usr/bin:/bin")

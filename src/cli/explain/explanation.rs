@@ -129,9 +129,9 @@ impl HeaderDisposition {
 
 impl RequestExplanation {
     /// Takes a request through the gateway's steps until its end or the first refusal.
-    pub fn explain_request(case: &ExplainContext<'_>, asked: ExplainInput) -> Self {
-        let ExplainInput { request, body, is_guessed } = asked;
-        let mut told = Self {
+    pub fn explain_request(case: &ExplainContext<'_>, input: ExplainInput) -> Self {
+        let ExplainInput { request, body, is_guessed } = input;
+        let mut explanation = Self {
             method: request.method().to_string(),
             path: request.uri().to_string(),
             route: None,
@@ -153,18 +153,18 @@ impl RequestExplanation {
         let route = match request_head::match_route(&request) {
             Ok(route) => route,
             Err(rejection) => {
-                told.set_refusal(&rejection, LlmProtocol::Chat);
-                return told;
+                explanation.set_refusal(&rejection, LlmProtocol::Chat);
+                return explanation;
             }
         };
-        told.route = Some(route.name());
+        explanation.route = Some(route.name());
         // 2. Some routes are answered locally. All others go through the same checks as a served call.
         if local_response::is_local_route(case.policy, route) {
-            told.outcome = ExplainOutcome::Answered;
-        } else if let Err(rejection) = told.trace_steps(case, route, &request, body) {
-            told.set_refusal(&rejection, route.protocol());
+            explanation.outcome = ExplainOutcome::Answered;
+        } else if let Err(rejection) = explanation.trace_steps(case, route, &request, body) {
+            explanation.set_refusal(&rejection, route.protocol());
         }
-        told
+        explanation
     }
 
     /// Executes the same steps as `gateway::serve`, and records their results.

@@ -33,9 +33,9 @@ where
         // From the outermost span to the event, so that an inner value replaces an outer one.
         for span in context.event_scope().into_iter().flat_map(Scope::from_root) {
             let extensions = span.extensions();
-            let told = extensions.get::<FormattedFields<JsonFields>>();
-            let told = told.and_then(|fields| serde_json::from_str(&fields.fields).ok());
-            line.0.extend(told.unwrap_or_else(Map::new));
+            let formatted = extensions.get::<FormattedFields<JsonFields>>();
+            let formatted = formatted.and_then(|fields| serde_json::from_str(&fields.fields).ok());
+            line.0.extend(formatted.unwrap_or_else(Map::new));
         }
         event.record(&mut line);
         // These names are written last: no field may replace them.

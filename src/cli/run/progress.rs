@@ -16,15 +16,15 @@ use crate::runner::branch_delivery::DeliveryReport;
 use crate::runner::{RunPlan, RunResult};
 
 /// Returns the line for the start of a run.
-pub(super) fn start_line(order: &RunPlan) -> String {
-    let agent = order.agent.as_ref().map(|agent| agent.entry.name.as_str());
-    let what = agent.or(order.spec.argv.first().map(String::as_str)).unwrap_or_default();
+pub(super) fn start_line(plan: &RunPlan) -> String {
+    let agent = plan.agent.as_ref().map(|agent| agent.entry.name.as_str());
+    let what = agent.or(plan.spec.argv.first().map(String::as_str)).unwrap_or_default();
     format!(
         "run {}: `{what}` in {}, by the driver `{}`, for {} at most\n",
-        order.config.identity.run,
-        order.spec.root,
-        order.driver.name(),
-        humantime::format_duration(order.spec.limits.max_runtime),
+        plan.config.identity.run,
+        plan.spec.root,
+        plan.driver.name(),
+        humantime::format_duration(plan.spec.limits.max_runtime),
     )
 }
 

@@ -123,8 +123,8 @@ impl ServiceClient {
         // The body has the reason in the format of every error of the service.
         let body = Limited::new(answer.into_body(), MAX_BYTES).collect().await;
         let body = body.map(http_body_util::Collected::to_bytes).unwrap_or_default();
-        let said: Value = serde_json::from_slice(&body).unwrap_or_default();
-        let message = said["error"]["message"].as_str().unwrap_or("no reason given");
+        let error_body: Value = serde_json::from_slice(&body).unwrap_or_default();
+        let message = error_body["error"]["message"].as_str().unwrap_or("no reason given");
         let hint = match status {
             StatusCode::UNAUTHORIZED => {
                 "; give a grant's token in `COGNI_TOKEN`, or its file with `--token-file`"

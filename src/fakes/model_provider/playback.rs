@@ -42,11 +42,11 @@ pub(super) struct FrameWriter {
 pub(super) async fn play_stream(
     protocol: ProviderProtocol,
     answer: ScriptedAnswer,
-    course: FaultPlan,
+    fault_plan: FaultPlan,
     mut out: FrameWriter,
-    ticket: RequestLogGuard,
+    log_guard: RequestLogGuard,
 ) -> Result<(), BodyAbortedError> {
-    let result = match play_events(protocol, &answer, &course, &mut out, &ticket).await {
+    let result = match play_events(protocol, &answer, &fault_plan, &mut out, &log_guard).await {
         // A truncated stream lacks its last events, but its HTTP body ends in order.
         Ok(()) | Err(FaultKind::Truncate) => Ok(()),
         Err(FaultKind::Error) => {
@@ -59,7 +59,7 @@ pub(super) async fn play_stream(
     };
     // The frames before a break are still sent.
     out.flush().await;
-    ticket.set_end(if result.is_ok() { AnswerEnd::Completed } else { AnswerEnd::Broken });
+    log_guard.set_end(if result.is_ok() { AnswerEnd::Completed } else { AnswerEnd::Broken });
     result
 }
 
@@ -67,9 +67,9 @@ pub(super) async fn play_stream(
 async fn play_events(
     protocol: ProviderProtocol,
     answer: &ScriptedAnswer,
-    course: &FaultPlan,
+    fault_plan: &FaultPlan,
     out: &mut FrameWriter,
-    ticket: &RequestLogGuard,
+    log_guard: &RequestLogGuard,
 ) -> Result<(), FaultKind> {
     for event in protocol.opening_events(answer) {
         out.write_event(&RenderedEvent::new(&event, 0)).await;
@@ -85,36 +85,36 @@ async fn play_events(
     let schedule = WriteSchedule::new(&answer.script);
     for (sent, chunk) in (0..answer.chunks).zip(chunks.iter().cycle()) {
         // The failure at position N comes after N chunks were sent.
-        course.apply_at(AnswerPosition::Chunk(sent), out).await?;
+        fault_plan.apply_at(AnswerPosition::Chunk(sent), out).await?;
         schedule.wait_until_due(sent, out).await;
         out.write_event(chunk).await;
-        ticket.count_chunk();
+        log_guard.count_chunk();
     }
-    course.apply_at(AnswerPosition::Chunk(answer.chunks), out).await?;
+    fault_plan.apply_at(AnswerPosition::Chunk(answer.chunks), out).await?;
     for event in protocol.closing_events(answer) {
         out.write_event(&RenderedEvent::new(&event, 0)).await;
     }
-    course.apply_at(AnswerPosition::End, out).await
+    fault_plan.apply_at(AnswerPosition::End, out).await
 }
 
 /// Writes a unary body, in two halves if a wait or a failure is planned between them.
 pub(super) async fn play_unary(
     mut body: Bytes,
-    course: FaultPlan,
+    fault_plan: FaultPlan,
     mut out: FrameWriter,
-    ticket: RequestLogGuard,
+    log_guard: RequestLogGuard,
 ) -> Result<(), BodyAbortedError> {
-    if course.applies_at(UNARY_MIDDLE) {
+    if fault_plan.applies_at(UNARY_MIDDLE) {
         // The first half is on the wire before the failure, so that the client has seen the head.
         out.send_frame(body.split_to(body.len() / 2)).await;
-        if course.apply_at(UNARY_MIDDLE, &mut out).await.is_err() {
-            ticket.set_end(AnswerEnd::Broken);
+        if fault_plan.apply_at(UNARY_MIDDLE, &mut out).await.is_err() {
+            log_guard.set_end(AnswerEnd::Broken);
             return Err(BodyAbortedError);
         }
     }
     // The connection never asks for another frame after the last byte of a known length.
     out.send_last_frame(body).await;
-    ticket.set_end(AnswerEnd::Completed);
+    log_guard.set_end(AnswerEnd::Completed);
     Ok(())
 }
 

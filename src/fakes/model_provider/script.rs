@@ -1,15 +1,15 @@
 //! The provider's behaviour as a small language, for the command line and for model names.
 //!
 //! ```text
-//! script = [ knob *( ( "," / ";" ) knob ) ]
-//! knob   = name "=" value
+//! script = [ option *( ( "," / ";" ) option ) ]
+//! option = name "=" value
 //! where  = "head" / "end" / number        ; this many content chunks have been sent
 //! ```
 //!
-//! [`SCRIPT_OPTIONS`] lists the knobs. `%` begins a percent-escape (`%2c` is a comma), so that any text is possible.
-//! `;` separates like `,` does, for lists of models that use the comma themselves. A number greater than the number of
-//! chunks means the end of the content, before the closing events. A unary answer has two positions: `head` is before
-//! its head, and every other position is in the middle of its body.
+//! [`SCRIPT_OPTIONS`] lists the options. `%` begins a percent-escape (`%2c` is a comma), so that any text is possible.
+//! `;` separates options like `,` does, for lists of models that use the comma themselves. A number greater than the
+//! number of chunks means the end of the content, before the closing events. A unary answer has two positions: `head`
+//! is before its head, and every other position is in the middle of its body.
 //!
 //! A script prints the options that differ from the default, and parses back to the same script:
 //!
@@ -88,22 +88,22 @@ impl ProviderScript {
     /// Returns a copy of this script with the options of `text`.
     pub fn with_overrides(&self, text: &str) -> Result<Self, ScriptError> {
         let mut script = self.clone();
-        let mut turned = Vec::new();
+        let mut given = Vec::new();
         for part in text.split([',', ';']).map(str::trim).filter(|part| !part.is_empty()) {
             let (name, value) =
                 part.split_once('=').ok_or_else(|| ScriptError::NotAnOption(part.to_owned()))?;
-            let knob = SCRIPT_OPTIONS.iter().find(|knob| knob.name == name);
-            let knob = knob.ok_or_else(|| ScriptError::UnknownOption(name.to_owned()))?;
+            let option = SCRIPT_OPTIONS.iter().find(|option| option.name == name);
+            let option = option.ok_or_else(|| ScriptError::UnknownOption(name.to_owned()))?;
             // A repeated option is an error, because its first value would be lost silently.
-            if turned.contains(&name) {
+            if given.contains(&name) {
                 return Err(ScriptError::DuplicateOption(name.to_owned()));
             }
-            turned.push(name);
+            given.push(name);
             script.set_option(name, value).map_err(|InvalidValueError| {
                 ScriptError::InvalidValue {
-                    name: knob.name,
+                    name: option.name,
                     value: value.to_owned(),
-                    takes: knob.takes,
+                    takes: option.takes,
                 }
             })?;
         }
@@ -241,11 +241,11 @@ impl FromStr for ProviderScript {
 impl fmt::Display for ProviderScript {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let default = Self::default();
-        let turned = SCRIPT_OPTIONS
+        let changed = SCRIPT_OPTIONS
             .iter()
-            .map(|knob| (knob.name, self.format_option(knob.name)))
+            .map(|option| (option.name, self.format_option(option.name)))
             .filter(|(name, value)| *value != default.format_option(name));
-        for (i, (name, value)) in turned.enumerate() {
+        for (i, (name, value)) in changed.enumerate() {
             write!(f, "{}{name}={value}", if i == 0 { "" } else { "," })?;
         }
         Ok(())
@@ -254,10 +254,10 @@ impl fmt::Display for ProviderScript {
 
 /// Returns tables of the options and of the words for their values, for `--help`.
 pub fn options_help() -> String {
-    let knobs = SCRIPT_OPTIONS
-        .map(|knob| format!("  {:<13}{:<26}{}\n", knob.name, knob.takes, knob.meaning));
+    let options = SCRIPT_OPTIONS
+        .map(|option| format!("  {:<13}{:<26}{}\n", option.name, option.takes, option.meaning));
     let words = VALUE_KINDS.map(|(word, meaning)| format!("  {word:<13}{meaning}\n"));
-    format!("{}\n{}", knobs.concat(), words.concat())
+    format!("{}\n{}", options.concat(), words.concat())
 }
 
 /// Returns the meaning of the capital words in `takes`, for an error.
@@ -272,7 +272,7 @@ fn value_legend(takes: &str) -> String {
 }
 
 fn option_names() -> String {
-    SCRIPT_OPTIONS.map(|knob| knob.name).join(", ")
+    SCRIPT_OPTIONS.map(|option| option.name).join(", ")
 }
 
 const fn script_option(

@@ -64,7 +64,7 @@ pub(super) async fn handle(
         ticket: shared.seen.track_request(head),
         shared,
     };
-    // A body that breaks off means that the client has disconnected, which the ticket records when it is dropped.
+    // A body that breaks off means that the client has disconnected. The guard records that when it is dropped.
     let body = Limited::new(body, MAX_BODY_BYTES).collect().await.map_err(|_| BodyAbortedError)?;
     call.respond(body.to_bytes()).await
 }
@@ -149,12 +149,12 @@ impl ProviderCall<'_> {
         let chunks = streamed.map(|_| answer.chunks);
         let (gate, breaker) = (self.shared.gate.clone(), self.breaker.clone());
         // 1. The plan is made before the first wait, because a failure may come before the head.
-        let course = FaultPlan::new(&answer.script, chunks, gate, breaker);
+        let fault_plan = FaultPlan::new(&answer.script, chunks, gate, breaker);
         if !answer.script.first_byte.is_zero() {
             tokio::time::sleep(answer.script.first_byte).await;
         }
         // 2. Waits and failures before the head.
-        let status = match course.apply_before_head().await {
+        let status = match fault_plan.apply_before_head().await {
             Ok(()) => answer.script.status,
             Err(FaultKind::Error) => 500,
             Err(_) => {
@@ -168,8 +168,8 @@ impl ProviderCall<'_> {
             _ if status != StatusCode::OK => {
                 self.error_response(status, route.protocol(), &answer.script)
             }
-            Some(protocol) => self.stream_response(protocol, answer, course),
-            None => self.unary_response(route, ask, &answer, course),
+            Some(protocol) => self.stream_response(protocol, answer, fault_plan),
+            None => self.unary_response(route, ask, &answer, fault_plan),
         })
     }
 
@@ -177,14 +177,14 @@ impl ProviderCall<'_> {
         mut self,
         protocol: ProviderProtocol,
         answer: ScriptedAnswer,
-        course: FaultPlan,
+        fault_plan: FaultPlan,
     ) -> Response<GeneratedBody> {
         headers::set_stream(&mut self.headers);
         self.ticket.set_status(StatusCode::OK);
         let ticket = self.ticket;
-        let body = GeneratedBody::from_writer(None, |pen| {
-            let out = FrameWriter::new(pen, &answer.script);
-            playback::play_stream(protocol, answer, course, out, ticket)
+        let body = GeneratedBody::from_writer(None, |writer| {
+            let out = FrameWriter::new(writer, &answer.script);
+            playback::play_stream(protocol, answer, fault_plan, out, ticket)
         });
         build_response(StatusCode::OK, self.headers, body)
     }
@@ -194,7 +194,7 @@ impl ProviderCall<'_> {
         route: ProviderRoute,
         ask: &ProviderRequest<'_>,
         answer: &ScriptedAnswer,
-        course: FaultPlan,
+        fault_plan: FaultPlan,
     ) -> Response<GeneratedBody> {
         let body = match route {
             ProviderRoute::Turn(protocol) => protocol.unary_body(answer),
@@ -206,8 +206,13 @@ impl ProviderCall<'_> {
         self.ticket.set_status(StatusCode::OK);
         let bytes = Bytes::from(body.to_string());
         let ticket = self.ticket;
-        let body = GeneratedBody::from_writer(Some(bytes.len() as u64), |pen| {
-            playback::play_unary(bytes, course, FrameWriter::new(pen, &answer.script), ticket)
+        let body = GeneratedBody::from_writer(Some(bytes.len() as u64), |writer| {
+            playback::play_unary(
+                bytes,
+                fault_plan,
+                FrameWriter::new(writer, &answer.script),
+                ticket,
+            )
         });
         build_response(StatusCode::OK, self.headers, body)
     }
