@@ -30,10 +30,12 @@ impl Alarm {
             Some(timer) => timer,
             none => none.insert(self.pool.take().unwrap_or_else(|| Box::pin(sleep_until(due)))),
         };
+        // A timer from the pool may fire too late for this wait.
         if timer.deadline() > due {
             timer.as_mut().reset(due);
         }
         loop {
+            // A timer that fires too early is reset and waited for again.
             ready!(timer.as_mut().poll(cx));
             if due <= Instant::now() {
                 return Poll::Ready(());

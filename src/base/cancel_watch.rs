@@ -25,6 +25,7 @@ impl CancelWatch {
         if self.is_cancelled() {
             return Poll::Ready(());
         }
+        // The future registers the task when it is polled. It is polled again only for another waker.
         let (waiting, waker) = match &mut self.waiting {
             Some((_, waker)) if waker.will_wake(cx.waker()) => return Poll::Pending,
             Some(waiting) => waiting,

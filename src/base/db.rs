@@ -195,6 +195,8 @@ fn read_snapshot<T>(
     work(&snapshot)
 }
 
+/// Creates a job for the writer, and the receiver of its result. The result is sent after the commit, and is an error
+/// if the job or the commit failed.
 fn new_write_job<T: Send + 'static>(
     work: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T> + Send + 'static,
 ) -> (WriteJob, oneshot::Receiver<Result<T, DatabaseError>>) {
@@ -293,15 +295,20 @@ fn create_private_file(path: &Path) -> io::Result<File> {
 fn open_connection(path: &Path) -> Result<Connection, DatabaseError> {
     let connection = Connection::open(path)?;
     connection.busy_timeout(BUSY_TIMEOUT)?;
+    // With a write-ahead log, readers and the writer do not wait for each other.
     connection.pragma_update(None, "journal_mode", "WAL")?;
     connection.pragma_update(None, "journal_size_limit", MAX_WAL_BYTES)?;
+    // Each commit syncs the log, so that it survives a power cut.
     connection.pragma_update(None, "synchronous", "FULL")?;
     connection.pragma_update(None, "foreign_keys", "ON")?;
+    // A manipulated schema must not call functions with side effects.
     connection.pragma_update(None, "trusted_schema", "OFF")?;
     connection.set_prepared_statement_cache_capacity(STATEMENT_CACHE_SIZE);
     Ok(connection)
 }
 
+/// Applies the migrations that the file does not have yet, all in one transaction. Fails if the file's tables are of a
+/// later version.
 fn apply_migrations(
     connection: &mut Connection,
     schema: &DatabaseSchema,

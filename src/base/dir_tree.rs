@@ -135,10 +135,12 @@ fn walk_tree(
 ) -> Result<(), Errno> {
     let (mut here, mut levels) = (PathBuf::from("."), vec![DirectoryFrame::unread_frame()]);
     while let Some(level) = levels.last_mut() {
+        // 1. Enter the next subdirectory. It is opened by its path from the first directory.
         if let Some(name) = level.unvisited.pop() {
             here.push(OsStr::from_bytes(name.as_bytes()));
             levels.push(DirectoryFrame::unread_frame());
         } else if let Some(from) = level.next_offset.take() {
+            // 2. Read the directory, or the part of it that did not fit in memory before.
             let folder = match openat2(top, &here, DIRECTORY_FLAGS, Mode::empty(), RESOLVE_BENEATH)
             {
                 Ok(folder) => folder,
@@ -150,6 +152,7 @@ fn walk_tree(
                 return Ok(());
             }
         } else {
+            // 3. The directory is read to its end, and all its subdirectories are visited: go up.
             levels.pop();
             here.pop();
         }

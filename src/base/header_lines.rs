@@ -94,6 +94,7 @@ struct HeaderLine<'a> {
     value: &'a [u8],
 }
 
+/// Splits a text of [`HeaderLines`] into its fields. A name has no colon, and a value has no carriage return.
 fn lines(text: &[u8]) -> impl Iterator<Item = HeaderLine<'_>> {
     let mut rest = text;
     std::iter::from_fn(move || {

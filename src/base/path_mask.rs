@@ -40,6 +40,7 @@ fn mask_path(path: &str, text: &str) -> Option<String> {
     let (mut masked, mut from) = (String::new(), 0);
     for at in memmem::find_iter(text.as_bytes(), path) {
         let (before, rest) = (&text[..at], &text[at + path.len()..]);
+        // The match must not be a part of a longer name: `/srv/data` is not masked in `/srv/database`.
         let begins = !before.ends_with(|c| is_path_character(c) && c != '/');
         let ends = !rest.starts_with(|c| is_path_character(c) && c != '/');
         if at < from || !begins || !ends {

@@ -99,6 +99,7 @@ impl FromStr for TraceContext {
         let mut next = || parts.next().ok_or(TraceparentError);
         let [version, trace, span, flags] = [next()?, next()?, next()?, next()?];
         let is_known = match version {
+            // Version `ff` is invalid. A later version begins like version 00 and may have more fields.
             "00" => more.is_empty(),
             "ff" => false,
             _ => {

@@ -168,6 +168,7 @@ impl JsonKeyBuffer {
     pub(super) fn push(&mut self, mut bytes: &[u8]) {
         self.len += bytes.len() as u64;
         while !bytes.is_empty() {
+            // The block is full and more bytes follow, so the key is long: hash the block and reuse it.
             if self.filled == self.block.len() {
                 self.hasher.get_or_insert_with(|| self.seed.build_hasher()).write(&self.block);
                 self.filled = 0;
@@ -199,6 +200,7 @@ impl JsonKeyBuffer {
     }
 
     fn fingerprint(&self) -> KeyFingerprint {
+        // A short key is its own fingerprint, which cannot collide.
         if self.hasher.is_none() && self.filled <= KeyFingerprint::MAX_INLINE_BYTES {
             return KeyFingerprint::of_short(self.filled_block());
         }

@@ -80,6 +80,7 @@ impl JsonStringState {
     ) -> Result<JsonStringPosition, JsonError> {
         match self.position {
             JsonStringPosition::Plain => {
+                // The fast reader passes plain text, so this byte begins an escape or a UTF-8 sequence, or is an error.
                 self.error_offset = at;
                 match byte {
                     b'\\' => Ok(JsonStringPosition::Escape),
@@ -107,10 +108,12 @@ impl JsonStringState {
             JsonStringPosition::LowSurrogate if byte == b'\\' => {
                 Ok(JsonStringPosition::LowSurrogateEscape)
             }
+            // The first half of a pair is not followed by a `\u` escape.
             JsonStringPosition::LowSurrogate | JsonStringPosition::LowSurrogateEscape => {
                 Err(JsonError::LoneSurrogate { at: self.error_offset })
             }
             JsonStringPosition::Utf8 { read, mut bytes } => {
+                // `from_utf8` knows whether the sequence is complete, valid so far, or invalid.
                 bytes[read] = byte;
                 match str::from_utf8(&bytes[..=read]) {
                     Ok(_) => Ok(append_char(name, &bytes[..=read])),

@@ -1,7 +1,7 @@
 //! Reads a document that is complete in memory, in one pass and without a state between frames.
 //!
 //! This reader is the fast path for usual bodies. If a body is invalid, or valid and unusual, the pass ends without a
-//! result. A [`Scanner`](super::JsonScanner) then reads the body from its beginning and decides.
+//! result. A [`JsonScanner`](super::JsonScanner) then reads the body from its beginning and decides.
 //!
 //! **Invariant:** if this reader returns a document, a scanner returns the same document, and both send the same events
 //! to their visitor in the same order.
@@ -72,8 +72,10 @@ impl<W: JsonVisitor> WholeDocumentScanner<'_, W> {
         // An empty object is rare in practice, so the slow path reads it.
         self.read_key()?;
         loop {
+            // 1. Read a value. Of an array or object, only the beginning is read here.
             let kind = self.read_value()?;
             let is_open = matches!(kind, JsonType::Array | JsonType::Object);
+            // 2. A container that is not empty continues with its first key or element.
             if is_open && !self.skip_container_end() {
                 if kind == JsonType::Object {
                     self.read_key()?;
@@ -83,6 +85,7 @@ impl<W: JsonVisitor> WholeDocumentScanner<'_, W> {
             if !is_open {
                 self.end_value();
             }
+            // 3. Close containers up to a comma, or up to the end of the document.
             if self.continue_after_value()? {
                 continue;
             }
@@ -142,6 +145,7 @@ impl<W: JsonVisitor> WholeDocumentScanner<'_, W> {
         if key.len() > JsonKey::MAX_BYTES || self.keys[first..self.live].iter().any(is_known) {
             return None;
         }
+        // The key goes behind the keys of the outer objects. `skip_container_end` removes all keys of its object.
         *self.keys.get_mut(self.live)? = place;
         self.live += 1;
         self.watch.on_key(self.depth, key);

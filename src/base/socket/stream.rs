@@ -56,6 +56,7 @@ impl ServerStream {
         self.socket.poll_read_ready(cx).map_ok(drop)
     }
 
+    /// Reads once from the socket, as soon as it has bytes or the peer has closed.
     fn poll_receive_into(
         &self,
         cx: &mut Context<'_>,
@@ -122,6 +123,7 @@ impl ServerStream {
         }
     }
 
+    /// Writes once with `write`, as soon as the socket has room. Fails if the peer has stalled.
     fn poll_write_with(
         &mut self,
         cx: &mut Context<'_>,
@@ -150,6 +152,7 @@ impl ServerStream {
                 deadline: Box::pin(tokio::time::sleep(self.stall_timeout)),
             })),
         };
+        // The readiness is cleared: the caller writes again, and a full socket must wait for a new event.
         if let Poll::Ready(guard) = blocked.writable.poll_write_ready(cx) {
             guard?.clear_ready();
             return Poll::Ready(Ok(()));

@@ -109,6 +109,7 @@ impl FsyncShared {
     }
 }
 
+/// Syncs the file whenever there are new records, until the log is closed or a sync fails.
 fn run_fsync_loop(
     shared: &FsyncShared,
     file: &File,
@@ -122,6 +123,7 @@ fn run_fsync_loop(
             progress.send_modify(|progress| *progress = Err(FsyncError));
             return;
         }
+        // Records that arrived during the sync are in the next one.
         done = end;
         progress.send_modify(|progress| *progress = Ok(done));
         if !pause.is_zero() {

@@ -102,10 +102,13 @@ fn write_new_seed(path: &Path, seed: &[u8; 32]) -> io::Result<()> {
     hex::encode_to_slice(seed, &mut text[..64]).expect("two digits for each byte");
     let folder = path.parent().unwrap_or(Path::new("."));
     DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    // 1. Write the seed under a temporary name, and sync it.
     let fresh = path.with_extension(uuid::Uuid::now_v7().simple().to_string());
     let mut file = File::options().write(true).create_new(true).mode(0o600).open(&fresh)?;
     let linked = file.write_all(&text).and_then(|()| file.sync_all());
+    // 2. Give the file its name. A link fails if another process was faster, and the seed of that process stays.
     let linked = linked.and_then(|()| fs::hard_link(&fresh, path));
+    // 3. Remove the temporary name, and sync the directory.
     fs::remove_file(&fresh)?;
     match linked {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
