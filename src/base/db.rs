@@ -73,7 +73,7 @@ impl SqliteDatabase {
         Self::open_with_commit_observer(path, schemas, |_, _| ())
     }
 
-    /// Opens the file like [`open_database`](Self::open_database). `watch` receives the duration of each commit, and
+    /// Opens the file like [`open_database`](Self::open_database). `observer` receives the duration of each commit, and
     /// true if the commit is on disk.
     ///
     /// # Errors
@@ -81,7 +81,7 @@ impl SqliteDatabase {
     pub fn open_with_commit_observer(
         path: &Path,
         schemas: &[DatabaseSchema],
-        watch: impl FnMut(Duration, bool) + Send + 'static,
+        observer: impl FnMut(Duration, bool) + Send + 'static,
     ) -> Result<Self, DatabaseError> {
         create_private_file(path).map_err(|source| DatabaseError::File {
             path: path.to_owned(),
@@ -96,7 +96,7 @@ impl SqliteDatabase {
             (ReaderPool::open_pool(path, READER_CONNECTIONS)?, ReaderPool::open_pool(path, 1)?);
         let (writer, jobs) = mpsc::channel(MAX_QUEUED_JOBS);
         let thread = thread::Builder::new().name("database".to_owned());
-        thread.spawn(move || run_writer_loop(connection, jobs, watch)).map_err(|source| {
+        thread.spawn(move || run_writer_loop(connection, jobs, observer)).map_err(|source| {
             DatabaseError::File { path: path.to_owned(), source: source.into() }
         })?;
         Ok(Self { writer, readers, priority_readers })
@@ -239,15 +239,15 @@ fn run_in_savepoint<T>(
 fn run_writer_loop(
     mut connection: Connection,
     mut jobs: mpsc::Receiver<WriteJob>,
-    mut watch: impl FnMut(Duration, bool),
+    mut observer: impl FnMut(Duration, bool),
 ) {
     let mut batch = Vec::with_capacity(MAX_QUEUED_JOBS);
     while jobs.blocking_recv_many(&mut batch, MAX_QUEUED_JOBS) > 0 {
         let begun = Instant::now();
-        let (over, committed) = commit_batch(&mut connection, &mut batch);
-        watch(begun.elapsed(), committed.is_ok());
-        for done in over {
-            (done.report)(committed.clone());
+        let (finished, committed) = commit_batch(&mut connection, &mut batch);
+        observer(begun.elapsed(), committed.is_ok());
+        for outcome in finished {
+            (outcome.report)(committed.clone());
         }
     }
 }
@@ -260,14 +260,14 @@ fn commit_batch(
     batch: &mut Vec<WriteJob>,
 ) -> (Vec<WriteJobOutcome>, Result<(), DatabaseError>) {
     let mut jobs = batch.drain(..);
-    let mut over = Vec::with_capacity(jobs.len());
+    let mut finished = Vec::with_capacity(jobs.len());
     let mut commit = || {
         // A batch takes the write lock at its beginning, so that no other process can write between two jobs.
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         for job in jobs.by_ref() {
-            let done = job(Ok(&transaction));
-            let failed = done.error.clone();
-            over.push(done);
+            let outcome = job(Ok(&transaction));
+            let failed = outcome.error.clone();
+            finished.push(outcome);
             // SQLite has rolled the transaction back. The error of the job is the error of the whole batch.
             if transaction.is_autocommit() {
                 failed.map_or(Ok(()), Err)?;
@@ -279,9 +279,9 @@ fn commit_batch(
     let committed: Result<(), DatabaseError> = commit();
     // The jobs that have not begun receive the error, too.
     if let Err(error) = &committed {
-        over.extend(jobs.map(|job| job(Err(error.clone()))));
+        finished.extend(jobs.map(|job| job(Err(error.clone()))));
     }
-    (over, committed)
+    (finished, committed)
 }
 
 /// Creates the file with access for its owner only. SQLite gives its other files the same mode.

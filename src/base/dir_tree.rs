@@ -67,19 +67,19 @@ pub fn remove_below(top: &Path, name: &Path) -> io::Result<()> {
     remove_tree(&Path::new("/proc/self/fd").join(folder.as_raw_fd().to_string()).join(last))
 }
 
-/// Returns the bytes that a directory takes on disk, or a value above `most`, at which counting stops. Each name counts
-/// as at least one block, so that the number of names is bounded, too. An unreadable directory, or one deeper than a
-/// path can express, counts as too much. Blocks.
+/// Returns the bytes that a directory takes on disk, or a value above `limit`, at which counting stops. Each name
+/// counts as at least one block, so that the number of names is bounded, too. An unreadable directory, or one deeper
+/// than a path can express, counts as too much. Blocks.
 ///
 /// # Errors
 /// Returns an error if the directory cannot be opened or read.
-pub fn disk_usage(path: &Path, most: u64) -> io::Result<u64> {
+pub fn disk_usage(path: &Path, limit: u64) -> io::Result<u64> {
     let top = openat(CWD, path, DIRECTORY_FLAGS, Mode::empty())?;
     let mut bytes = 0_u64;
     let walked = walk_tree(&top, |_, _, found| {
         let taken = u64::try_from(found.st_blocks).unwrap_or_default().saturating_mul(SECTOR_BYTES);
         bytes = bytes.saturating_add(taken.max(FILE_SYSTEM_BLOCK_BYTES));
-        Ok(if bytes > most { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+        Ok(if bytes > limit { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     });
     match walked {
         Err(Errno::NAMETOOLONG | Errno::ACCESS) => Ok(u64::MAX),
@@ -127,11 +127,11 @@ pub fn chown_tree(path: &Path, uid: u32, gid: u32) -> io::Result<()> {
     Ok(fchown(&top, uid, gid)?)
 }
 
-/// Calls `see` once for each name below a directory, with the directory that contains the name, until `see` breaks.
+/// Calls `visit` once for each name below a directory, with the directory that contains the name, until `visit` breaks.
 /// Names that disappear during the walk are left out.
 fn walk_tree(
     top: &OwnedFd,
-    mut see: impl FnMut(BorrowedFd<'_>, &CStr, &Stat) -> Result<ControlFlow<()>, Errno>,
+    mut visit: impl FnMut(BorrowedFd<'_>, &CStr, &Stat) -> Result<ControlFlow<()>, Errno>,
 ) -> Result<(), Errno> {
     let (mut here, mut levels) = (PathBuf::from("."), vec![DirectoryFrame::unread_frame()]);
     while let Some(level) = levels.last_mut() {
@@ -148,7 +148,7 @@ fn walk_tree(
                 Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => continue,
                 Err(error) => return Err(error),
             };
-            if level.read_entries(folder, from, &mut see)?.is_break() {
+            if level.read_entries(folder, from, &mut visit)?.is_break() {
                 return Ok(());
             }
         } else {
@@ -173,12 +173,12 @@ impl DirectoryFrame {
         Self { unvisited: vec![], next_offset: Some(0) }
     }
 
-    /// Reads entries and calls `see` for each, until the names of subdirectories reach [`MAX_NAME_BYTES_PER_LEVEL`].
+    /// Reads entries and calls `visit` for each, until the names of subdirectories reach [`MAX_NAME_BYTES_PER_LEVEL`].
     fn read_entries(
         &mut self,
         folder: OwnedFd,
         from: i64,
-        see: &mut impl FnMut(BorrowedFd<'_>, &CStr, &Stat) -> Result<ControlFlow<()>, Errno>,
+        visit: &mut impl FnMut(BorrowedFd<'_>, &CStr, &Stat) -> Result<ControlFlow<()>, Errno>,
     ) -> Result<ControlFlow<()>, Errno> {
         let mut entries = Dir::new(folder)?;
         entries.seek(from)?;
@@ -192,7 +192,7 @@ impl DirectoryFrame {
                 continue;
             }
             let Ok(found) = statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
-            if see(folder, name, &found)?.is_break() {
+            if visit(folder, name, &found)?.is_break() {
                 return Ok(ControlFlow::Break(()));
             }
             if FileType::from_raw_mode(found.st_mode) == FileType::Directory {
@@ -278,8 +278,8 @@ fn open_directory(top: &OwnedFd, name: &CString) -> Result<Option<OwnedFd>, Errn
     }
 }
 
-/// Returns at most `most` names. A directory that another process has removed has no names.
-fn list_names(folder: &OwnedFd, most: usize) -> Result<Vec<CString>, Errno> {
+/// Returns at most `limit` names. A directory that another process has removed has no names.
+fn list_names(folder: &OwnedFd, limit: usize) -> Result<Vec<CString>, Errno> {
     let is_kept = |name: &Result<rustix::fs::DirEntry, Errno>| {
         name.as_ref().map_or(true, |name| !is_dot_entry(name.file_name().to_bytes()))
     };
@@ -287,7 +287,7 @@ fn list_names(folder: &OwnedFd, most: usize) -> Result<Vec<CString>, Errno> {
         Err(Errno::NOENT) => return Ok(vec![]),
         entries => entries?,
     };
-    let names = entries.filter(is_kept).take(most);
+    let names = entries.filter(is_kept).take(limit);
     match names.map(|name| Ok(name?.file_name().to_owned())).collect() {
         Err(Errno::NOENT) => Ok(vec![]),
         names => names,
