@@ -199,6 +199,7 @@ pub mod decisions {
     #[doc = include_str!("manual/rustdoc_links.md")]
     #[doc = include_str!("manual/decisions/0037-ask-git-several-questions-in-one-sandbox.md")]
     pub mod d0037 {}
+    #[doc = include_str!("manual/rustdoc_links.md")]
     #[doc = include_str!("manual/decisions/0038-use-crates-for-what-is-not-ours.md")]
     pub mod d0038 {}
 }

@@ -350,25 +350,33 @@ impl PreparedRun {
     pub async fn run_with_output<W: AsyncWrite + Unpin>(
         self,
         output: OutputCapture<W>,
-        reins: RunHandles,
+        handles: RunHandles,
     ) -> RunResult {
         let span = self.gateway.run().map_or_else(Span::none, |run| run.log_span());
-        Box::pin(self.run_inner(output, reins)).instrument(span).await
+        Box::pin(self.run_inner(output, handles)).instrument(span).await
     }
 
     async fn run_inner<W: AsyncWrite + Unpin>(
         self,
         mut output: OutputCapture<W>,
-        reins: RunHandles,
+        handles: RunHandles,
     ) -> RunResult {
-        let RunHandles { cancel, detach_delivery, on_answer } = reins;
+        let RunHandles { cancel, detach_delivery, on_answer } = handles;
         let Self { gateway, run, driver, request, directories, .. } = self;
         let Self { mut sandbox, is_agent, target, quota, .. } = self;
         let (begun, limits) = (Instant::now(), request.spec.limits);
         let deadline = begun + limits.max_runtime;
         let deadline = gateway.deadline().map_or(deadline, |end| deadline.min(end.into()));
         // Two futures run side by side until both have ended. `serve` is the gateway. `live` is the sandbox, then the
-        // delivery; it ends `serve` in two steps, first the calls and then the records.
+        // delivery. Each arrow is a token, from the side that cancels it to the side that waits for it:
+        //
+        //     caller ── cancel ─────────────────────────────────┐
+        //     gateway ─ signals.gone, signals.exhausted ────────┼─▶ wait_for_stop ─▶ the sandbox ends
+        //     clock, quota ─────────────────────────────────────┘
+        //     gateway ─ signals.ready ─▶ the sandbox starts
+        //     sandbox has ended ─ closing.calls ─▶ gateway ─ closing.calls_ended ─▶ the delivery starts
+        //     delivery has ended ─ closing.records ─▶ gateway closes the audit log
+        //     caller ── detach_delivery ─▶ the delivery stays in the outbox, for a later attempt
         let (signals, closing) = (gateway.signals(), RunShutdown::default());
         let mut until = pin!(wait_for_stop(&signals, &cancel, deadline, quota.as_ref()));
         tracing::info!(run, root = %request.spec.root, "starting the sandbox");

@@ -136,11 +136,11 @@ impl ApiState {
             allow_sandbox: true,
             agents: vec![pattern("*")],
             // The first account pays if the request names no account.
-            accounts: vec![pattern("anybody"), pattern("*")],
+            accounts: vec![pattern("anonymous"), pattern("*")],
             repositories: vec![pattern("*")],
             ..GrantTerms::default()
         };
-        let (id, name) = ("anybody".to_owned(), "anybody".to_owned());
+        let (id, name) = ("anonymous".to_owned(), "anonymous".to_owned());
         let created = UNIX_EPOCH;
         AccessGrant { id, name, terms, created, expires: None, revoked: None, used: None }
     }

@@ -143,7 +143,7 @@ fn claims_are_exactly_those_of_this_version() {
     let keys = keys();
     let fault = |claims: &str| {
         let mut signed = "cgr1.new.".to_owned();
-        BASE64_URL_SAFE_NO_PAD.encode_string(&claims, &mut signed);
+        BASE64_URL_SAFE_NO_PAD.encode_string(claims, &mut signed);
         let key = hmac::Key::new(hmac::HMAC_SHA256, &[0x11; 32]);
         let mac = hmac::sign(&key, signed.as_bytes());
         signed.push('.');

@@ -47,8 +47,8 @@ impl FromRequestParts<Arc<ApiState>> for AuthenticatedCaller {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, api: &Arc<ApiState>) -> Result<Self, ApiError> {
-        let grant = if let Some(anybody) = &api.anonymous_grant {
-            Arc::clone(anybody)
+        let grant = if let Some(grant) = &api.anonymous_grant {
+            Arc::clone(grant)
         } else {
             let token = bearer_token(&parts.headers).ok_or(AccessDeniedError::NoToken)?;
             api.grants.check_token(token).await?
