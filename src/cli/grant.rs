@@ -106,9 +106,13 @@ pub struct MintGrantArgs {
     #[arg(long, value_name = "TIME", value_parser = crate::cli::flags::parse_duration)]
     ttl: Option<Duration>,
 
-    /// Maximum number of concurrent runs
+    /// Maximum number of concurrent runs; further runs wait
     #[arg(long, value_name = "COUNT", value_parser = crate::cli::flags::count::<u32>)]
     max_runs: Option<u32>,
+
+    /// Maximum number of waiting runs [default: the service's `max_queued_runs_per_grant`]
+    #[arg(long, value_name = "COUNT", value_parser = crate::cli::flags::count::<u32>)]
+    max_queued_runs: Option<u32>,
 
     /// Print the grant and its token as JSON, in place of the token alone
     #[arg(long)]
@@ -204,6 +208,7 @@ async fn mint_grant(wanted: MintGrantArgs, out: &mut impl Write) -> anyhow::Resu
             ..BudgetLimits::default()
         },
         max_runs: wanted.max_runs,
+        max_queued_runs: wanted.max_queued_runs,
         max_cost_usd_total,
         max_cost_usd_per_day,
     };

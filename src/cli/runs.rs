@@ -173,6 +173,12 @@ fn print_event(
     out: &mut impl Write,
 ) -> anyhow::Result<()> {
     match name.as_str() {
+        "queued" => writeln!(
+            out,
+            "run {}: waits for a place, position {} in the queue",
+            text(&data["run"]),
+            text(&data["position"])
+        )?,
         "run_started" => {
             writeln!(out, "run {}: {} begins", text(&data["run"]), text(&data["agent"]))?;
         }
@@ -206,15 +212,15 @@ fn print_list(listed: &Value, out: &mut impl Write) -> anyhow::Result<()> {
     }
     writeln!(
         out,
-        "{:40}  {:8}  {:20}  {:24}  {:24}  CODE",
+        "{:40}  {:12}  {:20}  {:24}  {:24}  CODE",
         "RUN", "STATE", "AGENT", "MODEL", "CREATED"
     )?;
     for run in runs {
         writeln!(
             out,
-            "{:40}  {:8}  {:20}  {:24}  {:24}  {}",
+            "{:40}  {:12}  {:20}  {:24}  {:24}  {}",
             text(&run["id"]),
-            text(&run["state"]),
+            state_text(run),
             text(&run["agent"]),
             text(&run["model"]),
             text(&run["created_at"]),
@@ -231,7 +237,8 @@ fn print_run(run: &Value, out: &mut impl Write) -> anyhow::Result<()> {
     let facts =
         ["id", "state", "agent", "model", "account", "created_at", "started_at", "ended_at"];
     for name in facts {
-        writeln!(out, "{name:11} {}", text(&run[name]))?;
+        let shown = if name == "state" { state_text(run) } else { text(&run[name]) };
+        writeln!(out, "{name:11} {shown}")?;
     }
     if run["result"].is_object() {
         print_result(&run["result"], out)?;
@@ -264,6 +271,14 @@ fn print_result(result: &Value, out: &mut impl Write) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Formats the state of a run, with its position if it is queued.
+fn state_text(run: &Value) -> String {
+    match run["queue_position"].as_u64() {
+        Some(position) => format!("{} #{position}", text(&run["state"])),
+        None => text(&run["state"]),
+    }
 }
 
 fn print_json(answer: &Value, out: &mut impl Write) -> anyhow::Result<()> {

@@ -38,8 +38,15 @@ pub struct ServiceConfig {
     pub allow_unlimited: bool,
     /// The range of user ids that sandboxes run as.
     pub uids: UserRange,
-    /// The maximum number of concurrent runs. The service refuses further runs.
+    /// The maximum number of concurrent runs. Further runs wait in the queue.
     pub max_runs: usize,
+    /// The maximum number of runs in the queue. The service refuses further runs. With 0 no run waits.
+    pub max_queued_runs: usize,
+    /// The maximum number of runs of one grant in the queue, so that one grant cannot fill the queue.
+    pub max_queued_runs_per_grant: usize,
+    /// The maximum time that a run waits in the queue before it ends without having begun.
+    #[serde(with = "humantime_serde")]
+    pub max_queue_wait: Duration,
     /// The maximum number of open connections. On further connections the service answers only health checks and
     /// reports of costs.
     pub max_connections: usize,
@@ -126,6 +133,14 @@ impl ServiceConfig {
         {
             bail!("`serve.{name}` is `{given}`; give 1 to {MAX_COUNT}");
         }
+        let queues = [
+            ("max_queued_runs", self.max_queued_runs),
+            ("max_queued_runs_per_grant", self.max_queued_runs_per_grant),
+        ];
+        if let Some((name, given)) = queues.into_iter().find(|(_, given)| *given > MAX_QUEUED_RUNS)
+        {
+            bail!("`serve.{name}` is `{given}`; give 0 to {MAX_QUEUED_RUNS}");
+        }
         if self.max_kept_bytes < MIN_KEPT_BYTES {
             bail!(
                 "`serve.max_kept_bytes` is `{}`; give at least {MIN_KEPT_BYTES}, so that a run keeps its records at its end",
@@ -158,6 +173,7 @@ impl ServiceConfig {
         let (any, some, a_while) =
             (Duration::ZERO, Duration::from_millis(1), Duration::from_secs(1));
         let times = [
+            ("max_queue_wait", self.max_queue_wait, a_while),
             ("request_timeout", self.request_timeout, some),
             ("grace", self.grace, any),
             ("drain_timeout", self.drain_timeout, any),
@@ -220,6 +236,11 @@ impl Default for ServiceConfig {
             uids: UserRange::DEFAULT_RANGE,
             // Our choice: a sandbox may use 512 MiB by default, and few sandboxes use all of it.
             max_runs: 64,
+            // Our choice: sixteen times the places, which is some hours of runs of ten minutes, and a few MiB of memory.
+            max_queued_runs: 1024,
+            max_queued_runs_per_grant: 256,
+            // Our choice: twice the time that a full queue of runs of ten minutes takes.
+            max_queue_wait: Duration::from_hours(6),
             // Our choice: a watcher for each of a thousand runs, and room for as many further clients.
             max_connections: 4096,
             max_watchers: 1024,
@@ -305,6 +326,9 @@ const MIN_KEPT_BYTES: u64 = 16 << 20;
 
 /// The number of seconds in a day.
 const SECONDS_PER_DAY: u64 = 24 * 60 * 60;
+
+/// The maximum number of queued runs. Our choice: each change of the queue walks through all of it.
+const MAX_QUEUED_RUNS: usize = 10_000;
 
 /// The maximum of each count in this table. Our choice: more than any machine serves, and less than a semaphore's
 /// maximum.

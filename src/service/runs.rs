@@ -1,8 +1,9 @@
 //! The runs of a service: the service accepts, starts and watches each run and brings the run to a definite end, even
 //! if the process dies.
 //!
-//! Reading order: [`submission`] is the client's request. [`admission`] accepts or refuses the request. [`execute`]
-//! takes one run from its row to its end. [`agent_events`] turns the agent's output into events, and [`usage_recorder`]
+//! Reading order: [`submission`] is the client's request. [`admission`] accepts or refuses the request. [`run_queue`]
+//! shares the places out among the grants, and [`queued_run`] waits for the run's turn. [`execute`] takes one run from
+//! its row to its end. [`agent_events`] turns the agent's output into events, and [`usage_recorder`]
 //! reports and books the usage of the run's calls. [`recovery`] ends the runs of a process that has died, and
 //! [`resume_deliveries`] finishes the deliveries of such runs.
 //!
@@ -17,10 +18,12 @@ mod execute;
 mod log_seal;
 mod masking;
 mod outcome;
+mod queued_run;
 mod recovery;
 mod resume_deliveries;
 mod retention;
 mod retention_clock;
+mod run_queue;
 mod standing;
 mod state_dir_lock;
 pub mod submission;
@@ -60,11 +63,13 @@ use crate::service::store::RunStore;
 use crate::telemetry::audit::{AuditPublicKey, AuditSigningKey};
 
 pub use admission::{AcceptedRun, RunStartError, RunStartOptions};
+pub use run_queue::GrantRunLimits;
 pub use standing::ServiceStatus;
 pub use state_dir_lock::StateDirLock;
 pub use submission::RunSubmission;
 
 use retention_clock::RetentionClock;
+use run_queue::{RunQueue, RunQueueLimits};
 use standing::CachedServiceStatus;
 use upstream_models::UpstreamModelCache;
 use warm_pools::WarmPools;
@@ -85,8 +90,14 @@ pub struct RunServiceConfig {
     pub driver: DriverChoice,
     /// True if the embedded driver may run without limits on memory, processes and processors.
     pub allow_unlimited: bool,
-    /// The maximum number of concurrent runs. The service refuses further runs.
+    /// The maximum number of concurrent runs. Further runs wait in the queue.
     pub max_runs: usize,
+    /// The maximum number of runs in the queue. The service refuses further runs.
+    pub max_queued_runs: usize,
+    /// The maximum number of runs of one grant in the queue.
+    pub max_queued_runs_per_grant: usize,
+    /// The maximum time that a run waits in the queue.
+    pub max_queue_wait: Duration,
     /// The time between SIGTERM and SIGKILL.
     pub grace: Duration,
     /// The time for which the journal stores runs that have ended.
@@ -135,9 +146,9 @@ struct RunServiceInner {
     warm_pools: WarmPools,
     models: UpstreamModelCache,
     upstream_status: CachedServiceStatus,
-    run_permits: Arc<Semaphore>,
-    /// Permits for runs that wait for an earlier run in their long-running sandbox. Such a run holds no permit of
-    /// `run_permits` while it waits.
+    /// The places of runs, and the runs that wait for one.
+    queue: RunQueue,
+    /// Permits for runs that wait for an earlier run in their long-running sandbox. Such a run has lent its place.
     waiting_permits: Semaphore,
     live: Mutex<HashMap<String, CancellationToken>>,
     /// Cancelled when the service drains: no new run begins.
@@ -188,7 +199,7 @@ impl RunService {
             warm_pools,
             models: UpstreamModelCache::default(),
             upstream_status: CachedServiceStatus::default(),
-            run_permits: Arc::new(Semaphore::new(settings.max_runs)),
+            queue: RunQueue::new(settings.queue_limits()),
             waiting_permits: Semaphore::new(settings.max_runs),
             live: Mutex::default(),
             draining: CancellationToken::new(),
@@ -203,6 +214,10 @@ impl RunService {
         Box::pin(supervisor.recover_runs())
             .await
             .context("cannot recover the runs of an earlier process")?;
+        // All runs of the earlier process are in the queue now, so that they begin in their order.
+        supervisor.0.queue.open();
+        let queue = supervisor.0.queue.clone();
+        supervisor.0.gateway_host.metrics().set_run_queue_source(move || queue.gauges());
         Ok(supervisor)
     }
 
@@ -339,9 +354,11 @@ impl RunService {
             .is_ok()
     }
 
-    /// Cancels runs of grants that were revoked together with their runs, until `stop`.
+    /// Ends the queued runs of revoked grants, and cancels all runs of grants that were revoked together with their runs,
+    /// until `stop`.
     async fn cancel_revoked(&self, stop: &CancellationToken) {
         while stop.run_until_cancelled(sleep(REVOCATION_INTERVAL)).await.is_some() {
+            self.deny_revoked_grants().await;
             if self.live_count() > 0
                 && let Err(error) = self.try_cancel_revoked().await
             {
@@ -444,6 +461,14 @@ fn log_prune_outcome((kept, fate): &(StoredWorkspace, PruneOutcome)) {
 impl RunServiceConfig {
     pub(crate) fn audit_log_path(&self, run: &str) -> PathBuf {
         self.state_dir.join("audit").join(format!("{run}.jsonl"))
+    }
+
+    fn queue_limits(&self) -> RunQueueLimits {
+        RunQueueLimits {
+            places: self.max_runs,
+            queued: self.max_queued_runs,
+            queued_per_grant: self.max_queued_runs_per_grant,
+        }
     }
 
     fn leftover_sweeper(&self) -> LeftoverSweeper {

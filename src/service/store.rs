@@ -16,7 +16,6 @@ mod answer_dedup;
 pub mod event;
 pub mod event_feed;
 mod kept_records;
-mod open_runs;
 mod row;
 mod schema;
 mod spending;
@@ -56,8 +55,6 @@ pub enum AddRunOutcome {
     Known(Box<RunRow>),
     /// An earlier request used the key with other content.
     Conflict(Box<RunRow>),
-    /// The grant has its maximum number of concurrent runs.
-    Full,
     /// The grant has no money left.
     Exhausted(ExhaustedCap),
 }
@@ -67,7 +64,6 @@ enum InsertOutcome {
     /// The run is new. The amount is the reserved money.
     New(Option<Nanodollars>),
     Same(Box<RunRow>),
-    Full,
     Exhausted(ExhaustedCap),
 }
 
@@ -95,7 +91,6 @@ impl RunStore {
             InsertOutcome::New(reserved) => AddRunOutcome::New(feed, reserved),
             InsertOutcome::Same(row) if row.digest == digest => AddRunOutcome::Known(row),
             InsertOutcome::Same(row) => AddRunOutcome::Conflict(row),
-            InsertOutcome::Full => AddRunOutcome::Full,
             InsertOutcome::Exhausted(exhausted) => AddRunOutcome::Exhausted(exhausted),
         })
     }
@@ -112,11 +107,8 @@ impl RunStore {
             .database
             .read_committed(move |view| view.query_row(last, [id], |row| row.get(0)))
             .await?;
-        // A queued run has published no event, so its numbers begin at 1.
-        let first = match (last, run.state) {
-            (None, RunPhase::Queued) => 0,
-            (last, _) => event_feed::next_sequence_base(last.unwrap_or_default().cast_unsigned()),
-        };
+        // The events of a queued run are not stored, so even a run without stored events may have published some.
+        let first = event_feed::next_sequence_base(last.unwrap_or_default().cast_unsigned());
         Ok(self.activate_feed(&run.id, first))
     }
 
@@ -541,11 +533,6 @@ fn insert_run(
         if let Some(row) = found.optional()? {
             return Ok(InsertOutcome::Same(Box::new(row)));
         }
-    }
-    if let Some(most) = new.max_runs
-        && open_runs::count_open_runs(change, &new.grant)? >= most
-    {
-        return Ok(InsertOutcome::Full);
     }
     let NewRunRow { id: run, grant, caps, max_cost_usd: limit, .. } = new;
     let ask = spending::SpendingRequest { run, grant, caps: *caps, limit: *limit };

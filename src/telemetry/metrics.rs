@@ -18,6 +18,7 @@ mod collect;
 mod counters;
 mod model;
 mod run;
+mod run_queue;
 mod service;
 mod spans;
 pub mod table;
@@ -35,12 +36,14 @@ use crate::telemetry::audit::records::CallOutcome;
 
 pub use model::{MAX_MODELS, ModelMetrics, operation_name};
 pub use run::{InFlightGuard, MAX_RUNS, RunMetrics};
+pub use run_queue::RunQueueGauges;
 pub use service::{BillingGauges, LiveRunGuard, MAX_AGENTS};
 pub use spans::SpanCounters;
 
 use collect::SourceCollector;
 use model::ModelMetricsTable;
 use run::RunMetricsTable;
+use run_queue::RunQueueSource;
 use service::ServiceMetrics;
 use totals::TotalMetrics;
 
@@ -51,6 +54,7 @@ pub struct MetricsRegistry {
     runs: Arc<RunMetricsTable>,
     totals: Arc<TotalMetrics>,
     service: ServiceMetrics,
+    run_queue: Arc<RunQueueSource>,
 }
 
 /// A call that was admitted and has ended, with any outcome.
@@ -113,7 +117,10 @@ impl MetricsRegistry {
         let service = ServiceMetrics::new(&registry)?;
         let agents = Arc::clone(&service.agents);
         registry.register(Box::new(SourceCollector::new(table::AGENT_FAMILIES, agents)?))?;
-        Ok(Self { registry, runs, totals, service })
+        let run_queue = Arc::new(RunQueueSource::default());
+        let source = Arc::clone(&run_queue);
+        registry.register(Box::new(SourceCollector::new(table::QUEUE_FAMILIES, source)?))?;
+        Ok(Self { registry, runs, totals, service, run_queue })
     }
 
     /// Returns the handle of a run, made on first use. `budget` is read at each scrape.
@@ -158,6 +165,11 @@ impl MetricsRegistry {
     /// Returns the counters of exported and lost spans.
     pub fn span_counters(&self) -> SpanCounters {
         self.totals.spans.clone()
+    }
+
+    /// Sets the function that reads the queue of runs at each scrape.
+    pub fn set_run_queue_source(&self, read: impl Fn() -> RunQueueGauges + Send + Sync + 'static) {
+        self.run_queue.set(read);
     }
 
     /// Gives the agents of the catalog series of their own, which start at zero.

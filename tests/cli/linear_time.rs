@@ -310,7 +310,6 @@ fn journal(bytes: &[u8]) {
             id: "run-1".to_owned(),
             grant: "grant".to_owned(),
             idempotency_key: None,
-            max_runs: None,
             caps: SpendingCaps::default(),
             max_cost_usd: None,
             digest: String::new(),

@@ -20,7 +20,7 @@ use cogni_gateway::telemetry::audit::records::CallOutcome;
 use cogni_gateway::telemetry::metrics::table::{MetricFamilySpec, MetricKind};
 use cogni_gateway::telemetry::metrics::{
     BillingGauges, LiveRunGuard, MAX_AGENTS, MAX_MODELS, MAX_RUNS, MetricsRegistry, ModelMetrics,
-    RefusedRequest, RunMetrics, SettledCall,
+    RefusedRequest, RunMetrics, RunQueueGauges, SettledCall,
 };
 use proptest::prelude::*;
 use serde_json::json;
@@ -580,7 +580,14 @@ fn a_service(metrics: &MetricsRegistry) -> LiveRunGuard {
     metrics.record_run_ended("sandbox:agent", "timeout", Duration::from_mins(10));
     metrics.record_run_ended("of-no-catalog", "ok", Duration::from_secs(3));
     metrics.record_delivery_verdict("accept");
-    metrics.record_refused_submission("too_many_runs");
+    metrics.record_refused_submission("queue_full");
+    metrics.set_run_queue_source(|| RunQueueGauges {
+        queued: 36,
+        capacity: 1024,
+        oldest_wait: Duration::from_millis(4250),
+        places_taken: 64,
+        places: 64,
+    });
     metrics.record_api_request("/api/v1/runs/{id}", 404);
     metrics.set_billing_gauges(&BillingGauges {
         unreceipted_calls: 3,

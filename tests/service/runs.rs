@@ -10,6 +10,7 @@ mod events;
 mod full_disk;
 mod killed;
 mod many_runs;
+mod queue;
 mod recovery;
 mod retention_clock;
 mod upgrade;

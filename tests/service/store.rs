@@ -47,7 +47,6 @@ fn new(id: &str, key: Option<&str>, digest: &str) -> NewRunRow {
         id: id.to_owned(),
         grant: "g1".to_owned(),
         idempotency_key: key.map(str::to_owned),
-        max_runs: None,
         caps: SpendingCaps::default(),
         max_cost_usd: None,
         digest: digest.to_owned(),

@@ -63,6 +63,9 @@ pub(super) enum ApiError {
     TooManyWatchers(usize),
     #[error("this grant may read {0} files at the same time, and does; wait for one to end")]
     TooManyDownloads(usize),
+    /// The run would have to wait for a place, and the queue has no room.
+    #[error("{0}")]
+    QueueFull(String),
     /// The money of the grant is used up. `opens_after` is the time until the cap of a day opens again.
     #[error("{message}")]
     GrantBudget { message: String, opens_after: Option<Duration> },
@@ -138,6 +141,7 @@ impl ApiError {
             Self::TooManyConnections => (StatusCode::SERVICE_UNAVAILABLE, "too_many_connections"),
             Self::TooManyWatchers(_) => (StatusCode::TOO_MANY_REQUESTS, "too_many_watchers"),
             Self::TooManyDownloads(_) => (StatusCode::TOO_MANY_REQUESTS, "too_many_downloads"),
+            Self::QueueFull(_) => (StatusCode::TOO_MANY_REQUESTS, "queue_full"),
             Self::GrantBudget { .. } => (StatusCode::PAYMENT_REQUIRED, "grant_budget_exhausted"),
             Self::StorageFull => (StatusCode::SERVICE_UNAVAILABLE, "storage_full"),
             Self::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "internal"),
@@ -155,8 +159,8 @@ impl IntoResponse for ApiError {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         if matches!(status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS) {
-            // A full disk stays full for longer than a second, so the client should wait longer.
-            let after = if code == "storage_full" { "10" } else { "1" };
+            // A full disk and a full queue stay full for longer than a second, so the client should wait longer.
+            let after = if matches!(code, "storage_full" | "queue_full") { "10" } else { "1" };
             headers.insert(RETRY_AFTER, HeaderValue::from_static(after));
         }
         if let Self::GrantBudget { opens_after: Some(after), .. } = self {
@@ -187,13 +191,12 @@ impl From<RunStartError> for ApiError {
         let message = refused.to_string();
         match refused {
             RunStartError::Draining => Self::Busy { code: "draining", message },
-            RunStartError::Full(_) => Self::Busy { code: "overloaded", message },
+            RunStartError::QueueFull(_) => Self::QueueFull(message),
             RunStartError::NoAgent(_) => Self::NoSuchAgent(message),
             RunStartError::Invalid(_) => Self::Invalid(message),
             RunStartError::Conflict(_) => Self::Conflict { code: "idempotency_conflict", message },
             RunStartError::WorkspacesFull(_) => Self::Conflict { code: "workspaces_full", message },
             RunStartError::Outbox(error) => Self::internal_error(std::io::Error::other(error)),
-            RunStartError::GrantFull(most) => AccessDeniedError::TooManyRuns(most).into(),
             RunStartError::GrantBudget(exhausted) => {
                 let after = |opens: SystemTime| opens.duration_since(SystemTime::now()).ok();
                 Self::GrantBudget { message, opens_after: exhausted.opens.and_then(after) }
@@ -209,7 +212,6 @@ fn denied_status(denied: &AccessDeniedError) -> StatusCode {
         | AccessDeniedError::UnknownToken
         | AccessDeniedError::Revoked
         | AccessDeniedError::Expired => StatusCode::UNAUTHORIZED,
-        AccessDeniedError::TooManyRuns(_) => StatusCode::TOO_MANY_REQUESTS,
         _ => StatusCode::FORBIDDEN,
     }
 }

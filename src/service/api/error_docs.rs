@@ -80,13 +80,13 @@ pub(super) enum CreateRunErrorResponses {
     /// `invalid_request`, `no_such_agent`
     #[response(status = 422)]
     Invalid(ErrorBody),
-    /// `too_many_runs`; for a chat also `too_many_watchers`. Both limits are per grant
+    /// `queue_full`: the run would have to wait, and the queue has no room; for a chat also `too_many_watchers`
     #[response(status = 429)]
-    GrantFull(ErrorBody),
+    QueueFull(ErrorBody),
     /// `internal`: the log of the service has the reason
     #[response(status = 500)]
     Internal(ErrorBody),
-    /// `draining`, `overloaded`, `storage_full`, `too_many_connections`
+    /// `draining`, `storage_full`, `too_many_connections`
     #[response(status = 503)]
     Busy(ErrorBody),
 }

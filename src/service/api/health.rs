@@ -82,7 +82,7 @@ pub(super) async fn show_readiness(
     let all = checks.into_iter().chain([("relay", check_relay(&api))]);
     let mut checks: BTreeMap<_, _> = all.map(|(what, found)| (what, said(found))).collect();
     let ServiceStatus { upstream, forge } = standing(&api).await;
-    checks.extend([("upstream", upstream.clone()), ("forge", forge)]);
+    checks.extend([("upstream", upstream.clone()), ("forge", forge), ("queue", check_queue(&api))]);
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (status, Json(ReadinessView { can_accept: ready, checks, upstream }))
 }
@@ -100,6 +100,15 @@ async fn standing(api: &ApiState) -> ServiceStatus {
 
 fn check_accepting(api: &ApiState) -> Result<(), String> {
     if api.supervisor.is_draining() { Err("draining".to_owned()) } else { Ok(()) }
+}
+
+/// A full queue refuses new runs for some time, and the runs that the service has must stay readable meanwhile.
+fn check_queue(api: &ApiState) -> String {
+    let queue = api.supervisor.queue_gauges();
+    if queue.queued >= queue.capacity && queue.places_taken >= queue.places {
+        return format!("full: {} runs wait, and new runs are refused", queue.queued);
+    }
+    "ok".to_owned()
 }
 
 fn check_relay(api: &ApiState) -> Result<(), String> {

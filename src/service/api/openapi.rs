@@ -62,6 +62,7 @@ A run is watched as server-sent events. Each has an `id`; a client that was cut 
 
 | event | data |
 |---|---|
+| `queued` | `position`: the run waits for a place; told again when the position has halved |
 | `run_started` | the sandbox is being made |
 | `text_delta` | `text`: a part of the answer |
 | `tool_call`, `tool_result` | the agent uses a tool of its own |

@@ -47,6 +47,9 @@ pub(super) struct RunSummary {
     account: String,
     model: String,
     state: RunStateView,
+    /// The place in the queue: 1 for the run that begins next; null for a run that does not wait. A run of another grant
+    /// may come before it later, because the grants take turns.
+    queue_position: Option<usize>,
     created_at: String,
     started_at: Option<String>,
     ended_at: Option<String>,
@@ -55,11 +58,11 @@ pub(super) struct RunSummary {
 }
 
 /// The state of a run.
-#[derive(Clone, Copy, Deserialize, Serialize, ToSchema)]
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = State)]
 pub(super) enum RunStateView {
-    /// It was accepted, and has not begun.
+    /// It was accepted, and waits for a place.
     Queued,
     Running,
     Ended,
@@ -102,7 +105,7 @@ pub(super) struct RunsQuery {
     ),
     request_body = CreateRunBody,
     responses(
-        (status = 201, description = "It was accepted, and begins", body = RunView,
+        (status = 201, description = "It was accepted, and begins, or waits for a place", body = RunView,
          headers(("location" = String, description = "The run's path"))),
         (status = 200, description = "It was accepted before", body = RunView),
         CreateRunErrorResponses
@@ -139,7 +142,8 @@ pub(super) async fn start_run(
     let terms = &caller.0.terms;
     let caps =
         SpendingCaps { total: terms.max_cost_usd_total, per_day: terms.max_cost_usd_per_day };
-    let terms = runs::RunStartOptions { key, max_runs: terms.max_runs, caps };
+    let limits = runs::GrantRunLimits::from_terms(terms);
+    let terms = runs::RunStartOptions { key, limits, caps };
     let started = api.supervisor.start_run(wanted, terms).await;
     started.map_err(|refused| match refused {
         // Of agents that it may not run it is told nothing.
@@ -250,10 +254,22 @@ pub(super) async fn list_runs(
         let _held = turn;
         journal.list_runs(filter).await
     });
-    let mut runs: Vec<_> = listed.await?.into_iter().map(RunSummary::from).collect();
+    let rows = listed.await?;
+    let positions = api.supervisor.queue_positions();
+    let mut runs: Vec<_> = rows
+        .into_iter()
+        .map(|row| {
+            let position = positions.get(&row.id).copied();
+            RunSummary::from_row(row, position)
+        })
+        .collect();
     let is_all = runs.len() <= limit as usize;
     runs.truncate(limit as usize);
     let next = runs.last().filter(|_| !is_all).map(|run: &RunSummary| run.id.clone());
+    // A run that has got its place since its row was read is no queued run any more.
+    if which.state.is_some_and(|state| state == RunStateView::Queued) {
+        runs.retain(|run| run.state == RunStateView::Queued);
+    }
     Ok(Json(RunsPage { runs, next }))
 }
 
@@ -287,20 +303,29 @@ impl RunView {
         };
         let result =
             result.map(RawValue::from_string).transpose().map_err(ApiError::internal_error)?;
-        Ok(Self { listed: row.into(), result })
+        let position = api.supervisor.queue_position(&row.id);
+        Ok(Self { listed: RunSummary::from_row(row, position), result })
     }
 }
 
-impl From<RunRow> for RunSummary {
-    fn from(row: RunRow) -> Self {
+impl RunSummary {
+    /// Returns the row as callers read it. `position` is the run's position in the queue.
+    fn from_row(row: RunRow, position: Option<usize>) -> Self {
         let RunRow { id, grant, agent, account, model, state, error_code, .. } = row;
+        // A run that has a place is not queued any more, although its row says so for a moment.
+        let state = match (state, position) {
+            (store::RunPhase::Queued, None) => RunStateView::Running,
+            (state, _) => state.into(),
+        };
+        let queue_position = position.filter(|_| state == RunStateView::Queued);
         Self {
             id,
             grant,
             agent,
             account,
             model,
-            state: state.into(),
+            state,
+            queue_position,
             created_at: format_date(row.created_ms),
             started_at: row.started_ms.map(format_date),
             ended_at: row.ended_ms.map(format_date),

@@ -25,8 +25,6 @@ pub enum AccessDeniedError {
     NoAccount,
     #[error("this grant does not allow the repository `{0}`")]
     RepositoryNotAllowed(String),
-    #[error("this grant already has {0} concurrent runs, its maximum; retry when a run has ended")]
-    TooManyRuns(u32),
 }
 
 impl AccessDeniedError {
@@ -41,7 +39,6 @@ impl AccessDeniedError {
             Self::AgentNotAllowed(_) => "forbidden_agent",
             Self::AccountNotAllowed(_) | Self::NoAccount => "forbidden_account",
             Self::RepositoryNotAllowed(_) => "forbidden_repo",
-            Self::TooManyRuns(_) => "too_many_runs",
         }
     }
 }

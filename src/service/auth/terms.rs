@@ -22,8 +22,11 @@ pub struct GrantTerms {
     pub repositories: Vec<GrantPattern>,
     /// The limits of one run, whatever the request says.
     pub budget: BudgetLimits,
-    /// The maximum number of concurrent runs.
+    /// The maximum number of concurrent runs. Further runs wait in the service's queue.
     pub max_runs: Option<u32>,
+    /// The maximum number of runs in the queue, if it is below the service's own maximum.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_queued_runs: Option<u32>,
     /// The money that all runs of the grant may cost together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_cost_usd_total: Option<Nanodollars>,

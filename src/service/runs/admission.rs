@@ -1,18 +1,15 @@
 //! Accepts or refuses runs. A run is accepted when the run is in the journal, and not before.
 
-use std::sync::Arc;
-
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::spawn_blocking;
-use tokio_util::sync::CancellationToken;
+use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::execute::RunFailure;
+use super::queued_run::QueuedRun;
+use super::run_queue::{GrantRunLimits, QueueFullError};
 use super::{RunService, RunServiceInner, RunSubmission};
 use crate::base::{db, disk};
 use crate::runner::{GatewayServer, RunPlan, agents};
-use crate::service::auth;
-use crate::service::store::{AddRunOutcome, EventFeed, ExhaustedCap, NewRunRow, SpendingCaps};
+use crate::service::store::{AddRunOutcome, ExhaustedCap, NewRunRow, SpendingCaps};
 
 /// A run that was accepted, now or before.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,8 +24,8 @@ pub struct AcceptedRun {
 pub struct RunStartOptions {
     /// The idempotency key. A repeated request with the same key returns the same run.
     pub key: Option<String>,
-    /// The maximum number of concurrent runs of the grant.
-    pub max_runs: Option<u32>,
+    /// The maximum numbers of running and queued runs of the grant.
+    pub limits: GrantRunLimits,
     /// The caps on the money that the grant's runs may cost together.
     pub caps: SpendingCaps,
 }
@@ -38,12 +35,8 @@ pub struct RunStartOptions {
 pub enum RunStartError {
     #[error("the service is stopping; try again elsewhere, or later")]
     Draining,
-    #[error("{0} runs are under way, and no more are allowed at once; try again later")]
-    Full(usize),
-    #[error(
-        "{0} runs of this grant are under way, and it may have no more at once; wait for one to end"
-    )]
-    GrantFull(u32),
+    #[error(transparent)]
+    QueueFull(#[from] QueueFullError),
     #[error("{0}")]
     GrantBudget(ExhaustedCap),
     #[error("{0}; an operator can discard some of it, with `cogni-gateway relay discard`")]
@@ -67,8 +60,7 @@ impl RunStartError {
     pub fn code(&self) -> &'static str {
         match self {
             Self::Draining => "draining",
-            Self::Full(_) => "overloaded",
-            Self::GrantFull(_) => "too_many_runs",
+            Self::QueueFull(_) => "queue_full",
             Self::GrantBudget(_) => "grant_budget_exhausted",
             Self::WorkspacesFull(_) => "workspaces_full",
             Self::NoAgent(_) => "no_such_agent",
@@ -80,11 +72,9 @@ impl RunStartError {
     }
 }
 
-/// A permit for one concurrent run. At most `max_runs` permits exist.
-pub(super) type RunPermit = OwnedSemaphorePermit;
-
 impl RunService {
-    /// Accepts a run, which begins at once. A repeated request with the same key returns the same run.
+    /// Accepts a run, which begins when there is a place for it. A repeated request with the same key returns the same
+    /// run.
     ///
     /// # Errors
     /// Returns the reason for which the run is refused.
@@ -108,7 +98,7 @@ impl RunService {
         wanted: RunSubmission,
         terms: RunStartOptions,
     ) -> Result<AcceptedRun, RunStartError> {
-        let RunStartOptions { key, max_runs, caps } = terms;
+        let RunStartOptions { key, limits, caps } = terms;
         // 1. A known key returns its run, even if the service is draining or full.
         if let Some(key) = &key
             && let Some(known) = self.find_by_idempotency_key(&wanted, key).await?
@@ -124,18 +114,13 @@ impl RunService {
         if plan.branch.is_some() {
             self.check_retention(&wanted.grant).await?;
         }
-        if self.0.journal.is_grant_full(&wanted.grant, max_runs).await? {
-            return Err(RunStartError::GrantFull(max_runs.unwrap_or_default()));
-        }
-        // 3. Take a permit before the row is written, so that an accepted run can begin at once.
-        let places = Arc::clone(&self.0.run_permits);
-        let full = |_| RunStartError::Full(self.0.settings.max_runs);
-        let place = places.try_acquire_owned().map_err(full)?;
+        // 3. Enter the queue before the row is written, so that the queue's bounds hold. A run that is refused below
+        // leaves the queue with its entry.
+        let entry = self.0.queue.enqueue_new((&wanted.grant, &run), limits)?;
         let new = NewRunRow {
             id: run.clone(),
             grant: wanted.grant.clone(),
             idempotency_key: key,
-            max_runs,
             caps,
             max_cost_usd: plan.config.budget.max_cost_usd,
             digest: wanted.digest(),
@@ -144,17 +129,21 @@ impl RunService {
             model: plan.model().unwrap_or_default().to_owned(),
             submission: wanted.to_json(),
         };
-        // 4. One transaction checks the key again, the grant's limits and its caps, and writes the row. Two requests at
+        // 4. One transaction checks the key again and the grant's caps, and writes the row. Two requests at
         // the same moment cannot both pass.
         match self.0.journal.add_run(new).await? {
             AddRunOutcome::New(feed, reserved) => {
-                let plan = Box::new(plan.with_max_cost(reserved));
-                self.spawn_run(wanted.with_reserved_cost(reserved), feed, Some((plan, place)));
+                // A run that waits is planned at its turn, and does not hold its submission in memory until then.
+                let resolved = entry.begins_now().then(|| {
+                    let plan = Box::new(plan.with_max_cost(reserved));
+                    (Box::new(wanted.with_reserved_cost(reserved)), plan)
+                });
+                let wait_ends = Instant::now() + self.0.settings.max_queue_wait;
+                self.spawn_run(QueuedRun { entry, feed, wait_ends }, resolved);
                 Ok(AcceptedRun { run, is_known: false })
             }
             AddRunOutcome::Known(row) => Ok(AcceptedRun { run: row.id, is_known: true }),
             AddRunOutcome::Conflict(row) => Err(RunStartError::Conflict(row.id)),
-            AddRunOutcome::Full => Err(RunStartError::GrantFull(max_runs.unwrap_or_default())),
             AddRunOutcome::Exhausted(exhausted) => Err(RunStartError::GrantBudget(exhausted)),
         }
     }
@@ -182,85 +171,9 @@ impl RunService {
             row => Ok(row.map(|row| AcceptedRun { run: row.id, is_known: true })),
         }
     }
-
-    /// Executes a run of the journal to its end in a background task. A run that was accepted now has its plan and its
-    /// permit. For a run of an earlier process the task first waits for a permit, and then resolves the submission.
-    pub(super) fn spawn_run(
-        &self,
-        wanted: RunSubmission,
-        feed: EventFeed,
-        accepted: Option<(Box<RunPlan>, RunPermit)>,
-    ) {
-        let (plan, place) = accepted.unzip();
-        // A child of `force_stop`: if the service is already leaving, this run is cancelled, too.
-        let (shared, cancel) = (Arc::clone(&self.0), self.0.force_stop.child_token());
-        shared.lock_live().insert(feed.run_id().to_owned(), cancel.clone());
-        self.0.tasks.spawn_task(async move {
-            let turn = match place {
-                Some(place) => QueueOutcome::Started(place),
-                None => shared.wait_for_permit(&cancel, &wanted.grant).await,
-            };
-            match turn {
-                QueueOutcome::Started(place) => {
-                    Box::pin(shared.execute_run((&wanted, plan), &feed, cancel, place)).await;
-                }
-                QueueOutcome::Cancelled => {
-                    let done = Err(RunFailure::Cancelled);
-                    shared
-                        .persist_end(&mut shared.usage_recorder(&feed), shared.run_end(done, &feed))
-                        .await;
-                }
-                QueueOutcome::Refused(why) => {
-                    shared
-                        .persist_end(
-                            &mut shared.usage_recorder(&feed),
-                            shared.run_end(Err(why), &feed),
-                        )
-                        .await;
-                }
-                QueueOutcome::Postponed => shared.journal.detach_watchers(&feed),
-            }
-            shared.lock_live().remove(feed.run_id());
-        });
-    }
-}
-
-/// The outcome of a run's wait for a permit.
-enum QueueOutcome {
-    Started(RunPermit),
-    Cancelled,
-    /// The run's grant was revoked, has expired or cannot be read.
-    Refused(RunFailure),
-    /// The process ends before the run begins. The next process begins the run.
-    Postponed,
 }
 
 impl RunServiceInner {
-    async fn wait_for_permit(&self, cancel: &CancellationToken, grant: &str) -> QueueOutcome {
-        let places = Arc::clone(&self.run_permits);
-        let turn = tokio::select! {
-            // `biased` polls in this order: when the service leaves, both `force_stop` and its child `cancel` are
-            // cancelled, and `force_stop` must win.
-            biased;
-            // `force_stop` cancels every run, but runs that have not begun belong to the next process.
-            () = self.force_stop.cancelled() => QueueOutcome::Postponed,
-            () = cancel.cancelled() => QueueOutcome::Cancelled,
-            () = self.draining.cancelled() => QueueOutcome::Postponed,
-            place = places.acquire_owned() => place.map_or(QueueOutcome::Postponed, QueueOutcome::Started),
-        };
-        // The grant was valid when the run was accepted; an operator may have revoked the grant while the run waited.
-        match turn {
-            QueueOutcome::Started(place) => match self.grants.check_id(grant).await {
-                Ok(()) => QueueOutcome::Started(place),
-                Err(auth::GrantStoreError::Denied(denied)) => {
-                    QueueOutcome::Refused(RunFailure::Grant(denied))
-                }
-                Err(error) => QueueOutcome::Refused(RunFailure::Internal(error.into())),
-            },
-            turn => turn,
-        }
-    }
-
     /// Returns the plan of a submission that the service can execute. Creates no file and no row.
     fn plan_submission(&self, wanted: &RunSubmission, run: &str) -> Result<RunPlan, RunStartError> {
         let catalog = self.catalog.load();

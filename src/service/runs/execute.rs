@@ -11,8 +11,8 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::admission::RunPermit;
 use super::agent_events::AgentEventParser;
+use super::run_queue::RunPlace;
 use super::usage_recorder::UsageRecorder;
 use super::{RunServiceInner, RunSubmission, outcome};
 use crate::gateway::process::RunClosingState;
@@ -34,6 +34,11 @@ pub(super) enum RunFailure {
     Cancelled,
     #[error("the run was cancelled before it began: {0}")]
     Grant(AccessDeniedError),
+    #[error(
+        "the run waited {} for a place, which is as long as this service lets a run wait; try again later",
+        humantime::format_duration(*.0)
+    )]
+    QueueTimeout(Duration),
     #[error("the branch cannot be worked on: {0:#}")]
     Branch(anyhow::Error),
     #[error("{0:#}")]
@@ -64,6 +69,7 @@ impl RunFailure {
         match self {
             Self::Cancelled => RunErrorCode::Cancelled.as_str(),
             Self::Grant(_) => "grant_revoked",
+            Self::QueueTimeout(_) => "queue_timeout",
             Self::Branch(_) => "branch_unavailable",
             Self::CheckoutTooLarge(_)
             | Self::NoSandbox(LongRunningClaimError::WorkspaceFull { .. }) => {
@@ -92,9 +98,9 @@ impl RunServiceInner {
         (wanted, plan): (&RunSubmission, Option<Box<RunPlan>>),
         feed: &EventFeed,
         cancel: CancellationToken,
-        place: RunPermit,
+        mut place: RunPlace,
     ) {
-        let (mut bill, mut place) = (self.usage_recorder(feed), Some(place));
+        let mut bill = self.usage_recorder(feed);
         let run = async {
             let (metrics, begun) = (self.gateway_host.metrics(), Instant::now());
             let live = metrics.record_run_started(&wanted.agent);
@@ -188,7 +194,7 @@ impl RunServiceInner {
         (wanted, plan): (&RunSubmission, Option<Box<RunPlan>>),
         bill: &mut UsageRecorder,
         cancel: CancellationToken,
-        place: &mut Option<RunPermit>,
+        place: &mut RunPlace,
     ) -> Result<RunResult, RunFailure> {
         let feed = bill.feed().clone();
         let run = feed.run_id();
@@ -196,15 +202,13 @@ impl RunServiceInner {
             Some(plan) => *plan,
             None => self
                 .resolve_plan(wanted, run)
-                .context("the run was accepted by an earlier process, and cannot begin now")?,
+                .context("the run was accepted under earlier settings, and cannot begin now")?,
         };
         let agent = order.agent.as_ref().context("the run's plan has no agent")?;
         let entry = Arc::clone(&agent.entry);
-        // 1. List the upstream's models, for agents that need a list.
-        let models = self.models.for_agent(agent, &order.config).await;
-        let mut inputs = RunInputs { models, target: None };
-        // 2. From here on a later process treats the run as begun: the run is interrupted, never begun again. The row
-        // loses the messages and the environment, which may hold secrets.
+        // 1. From here on a later process treats the run as begun: the run is interrupted, never begun again. The row
+        // loses the messages and the environment, which may hold secrets. This comes first, so that no run that has its
+        // place looks as if it waited.
         self.journal
             .mark_running(run, wanted.without_content().to_json())
             .await
@@ -213,6 +217,9 @@ impl RunServiceInner {
             RunEventKind::RunStarted,
             &json!({"run": run, "agent": entry.name, "model": order.model()}),
         );
+        // 2. List the upstream's models, for agents that need a list.
+        let models = self.models.for_agent(agent, &order.config).await;
+        let mut inputs = RunInputs { models, target: None };
         // 3. Take the branch. A cancelled run stops waiting for the branch here.
         let is_skipped = wanted.branch.repository.is_some() && order.branch.is_none();
         if let Some(branch) = order.branch.clone() {
@@ -257,7 +264,7 @@ impl RunServiceInner {
         (order, inputs): (RunPlan, RunInputs),
         wanted: &RunSubmission,
         (entry, cancel): (&AgentDefinition, &CancellationToken),
-        place: &mut Option<RunPermit>,
+        place: &mut RunPlace,
     ) -> Result<PreparedRun, RunFailure> {
         if let Some(mut key) = wanted.long_running_key(entry) {
             // An earlier version stored workspaces by grant alone. If the grant has one account, such a workspace is
@@ -285,13 +292,13 @@ impl RunServiceInner {
         prepared.map_err(anyhow::Error::from)?.map_err(RunFailure::from_error)
     }
 
-    /// Locks the sandbox of a key, and waits for the previous run in that sandbox. The waiting run gives its permit
-    /// back, so that other runs can begin. At most `max_runs` runs wait; further runs are refused.
+    /// Locks the sandbox of a key, and waits for the previous run in that sandbox. The waiting run lends its place, so
+    /// that other runs can begin. At most `max_runs` runs wait; further runs are refused.
     async fn lock_sandbox(
         &self,
         key: &SandboxKey,
         cancel: &CancellationToken,
-        place: &mut Option<RunPermit>,
+        place: &mut RunPlace,
     ) -> Result<SandboxKeyGuard, RunFailure> {
         if let Some(entered) = self.long_running_pool.try_lock_key(key) {
             return Ok(entered);
@@ -301,15 +308,13 @@ impl RunServiceInner {
             .waiting_permits
             .try_acquire()
             .map_err(|_| RunFailure::NoSandbox(LongRunningClaimError::TooManyWaiting(most)))?;
-        // Give the permit back before the wait. A run that held a permit while it waited for a key could block the run
-        // that holds the key.
-        *place = None;
+        // Lend the place before the wait. A run that held a place while it waited for a key could block the run that
+        // holds the key.
+        place.lend();
         let entered = self.long_running_pool.lock_key(cancel, key).await?;
-        // Lock order: the key first, then a permit. A run with a permit never waits for a key, so permits always become
+        // Lock order: the key first, then a place. A run with a place never waits for a key, so places always become
         // free.
-        let again = Arc::clone(&self.run_permits).acquire_owned();
-        let again = cancel.run_until_cancelled(again).await.ok_or(RunFailure::Cancelled)?;
-        *place = Some(again.context("the semaphore of run permits is closed")?);
+        cancel.run_until_cancelled(place.reclaim()).await.ok_or(RunFailure::Cancelled)?;
         Ok(entered)
     }
 

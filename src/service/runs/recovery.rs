@@ -1,20 +1,23 @@
 //! Brings the runs of an earlier process to a definite end.
 //!
-//! A run that had not begun begins now. A run that had begun lost its gateway with the process, so the run cannot
+//! A run that had not begun is queued again. A run that had begun lost its gateway with the process, so the run cannot
 //! continue. The service removes the run's leftovers, repairs and closes its audit log, books its calls, and ends the
 //! run as interrupted. If the run's work is being delivered, the run ends after the delivery.
 
 use std::fs;
 use std::io;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
+use tokio::time::Instant;
 
+use super::queued_run::QueuedRun;
+use super::run_queue::GrantRunLimits;
 use super::usage_recorder::UsageRecorder;
-use super::{RunService, RunSubmission, outcome};
+use super::{RunService, outcome};
 use crate::relay::delivery;
-use crate::service::store::{RunEnd, RunEventKind, RunFilter, RunPhase, RunRow};
+use crate::service::store::{EventFeed, RunEnd, RunEventKind, RunFilter, RunPhase, RunRow};
 
 impl RunService {
     /// Recovers the unfinished runs of an earlier process. The caller does so before any new run begins.
@@ -43,8 +46,6 @@ impl RunService {
     /// closed yet. If the books or the journal cannot be written, the start of the service fails with the error.
     async fn recover_run(&self, row: RunRow) -> anyhow::Result<Option<UsageRecorder>> {
         let feed = self.0.journal.resume_run(&row).await?;
-        let wanted = self.0.journal.submission(&row.id).await?;
-        let wanted: RunSubmission = serde_json::from_str(&wanted)?;
         let has_log = has_records(&self.audit_log_path(&row.id))?;
         // A queued run has no records by definition. If there are some, the database was restored from a backup, and a
         // second start would do the work twice.
@@ -55,9 +56,7 @@ impl RunService {
                 "the run has begun before, by its audit log: the database is older than that, and the run is not begun again"
             );
         } else if row.state == RunPhase::Queued {
-            let reserved = self.0.journal.reserved_money(&row.id).await?;
-            // The earlier process may have had a higher `max_runs`. Without a permit, the runs wait for each other.
-            self.spawn_run(wanted.with_reserved_cost(reserved), feed, None);
+            self.queue_again(&row, feed).await;
             return Ok(None);
         }
         // From here on, the run had begun. Its log is closed first, because closing settles the calls that are booked
@@ -78,6 +77,20 @@ impl RunService {
         let ended = RunEnd { log, ..ended };
         self.0.try_persist_end(&mut bill, &ended).await?;
         Ok(None)
+    }
+
+    /// Puts a run that had not begun back into the queue. The time for which the run has waited already counts.
+    async fn queue_again(&self, row: &RunRow, feed: EventFeed) {
+        // A grant that is not in the database has no limits: the service requires no grants, or did so.
+        let terms = self.0.grants.find_grant(&row.grant).await.map(|grant| grant.terms);
+        let limits = terms
+            .map_or_else(|_| GrantRunLimits::default(), |terms| GrantRunLimits::from_terms(&terms));
+        let created = Duration::from_millis(row.created_ms.max(0).cast_unsigned());
+        let since = UNIX_EPOCH + created;
+        let waited = SystemTime::now().duration_since(since).unwrap_or_default();
+        let entry = self.0.queue.enqueue_recovered((&row.grant, &row.id), limits, since);
+        let wait_ends = Instant::now() + self.0.settings.max_queue_wait.saturating_sub(waited);
+        self.spawn_run(QueuedRun { entry, feed, wait_ends }, None);
     }
 
     /// Warns about audit logs whose runs are newer than the database's last run and not in the database. Such a

@@ -24,6 +24,8 @@ pub struct RunEvent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RunEventKind {
+    /// The run waits for a place. Told again when the position has halved.
+    Queued,
     /// The service is creating the sandbox.
     RunStarted,
     /// The agent has written a part of its answer.
@@ -54,6 +56,7 @@ impl RunEventKind {
     /// Returns the kind's name, which is also the SSE event's name.
     pub fn as_str(self) -> &'static str {
         match self {
+            Self::Queued => "queued",
             Self::RunStarted => "run_started",
             Self::TextDelta => "text_delta",
             Self::ToolCall => "tool_call",
@@ -90,6 +93,7 @@ pub(super) fn read_event(row: &Row<'_>) -> rusqlite::Result<RunEvent> {
 }
 
 const ALL_KINDS: &[RunEventKind] = &[
+    RunEventKind::Queued,
     RunEventKind::RunStarted,
     RunEventKind::TextDelta,
     RunEventKind::ToolCall,

@@ -19,8 +19,6 @@ pub struct NewRunRow {
     pub grant: String,
     /// The idempotency key. A repeated request with the same key returns the same run.
     pub idempotency_key: Option<String>,
-    /// The maximum number of unfinished runs of the grant, this run included.
-    pub max_runs: Option<u32>,
     /// The caps on the money that the grant's runs may cost together.
     pub caps: SpendingCaps,
     /// The run's own limit of money.
@@ -117,7 +115,6 @@ impl RunFilter {
 
     /// Builds a statement that has conditions only for the filters that are set. SQLite uses no index for a condition
     /// that a parameter may switch off.
-    /// that may not hold for a parameter.
     pub(super) fn build_statement(&self) -> (String, Vec<&dyn ToSql>) {
         let mut conditions = String::from("1");
         let mut given: Vec<&dyn ToSql> = vec![];

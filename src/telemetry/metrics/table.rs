@@ -98,6 +98,10 @@ pub static SERVICE_FAMILIES: &[&MetricFamilySpec] = &[
 pub static AGENT_FAMILIES: &[&MetricFamilySpec] =
     &[&SANDBOX_RUN_DURATION, &SANDBOX_RUNS_LIVE, &SANDBOX_RUNS];
 
+/// The series of a service's queue of runs.
+pub static QUEUE_FAMILIES: &[&MetricFamilySpec] =
+    &[&PLACES, &PLACES_TAKEN, &QUEUE_CAPACITY, &QUEUE_OLDEST_WAIT, &QUEUED_RUNS];
+
 pub static ACCESS_LOG_LOST: MetricFamilySpec = counter_family(
     "cogni_gateway_access_log_lost_lines_total",
     &[],
@@ -359,6 +363,23 @@ pub static BILLING_CALLS: MetricFamilySpec = gauge_family(
 pub static RECONCILE_FAILED: MetricFamilySpec =
     gauge_family("billing_reconcile_failed", &[], "1 while LiteLLM does not show its spend logs.");
 
+pub static PLACES: MetricFamilySpec =
+    gauge_family("cogni_gateway_places", &[], "Runs that the service lets run at the same time.");
+pub static PLACES_TAKEN: MetricFamilySpec =
+    gauge_family("cogni_gateway_places_taken", &[], "Runs that have a place now.");
+pub static QUEUE_CAPACITY: MetricFamilySpec = gauge_family(
+    "cogni_gateway_queue_capacity_runs",
+    &[],
+    "Runs that may wait for a place; further runs are refused.",
+);
+pub static QUEUE_OLDEST_WAIT: MetricFamilySpec = gauge_family(
+    "cogni_gateway_queue_oldest_wait_seconds",
+    &[],
+    "Time that the oldest waiting run has waited; 0 if no run waits.",
+);
+pub static QUEUED_RUNS: MetricFamilySpec =
+    gauge_family("cogni_gateway_queued_runs", &[], "Runs that wait for a place.");
+
 pub static GEN_AI_DURATION: MetricFamilySpec = with_otel_name(
     "gen_ai.client.operation.duration",
     histogram_family(
@@ -462,10 +483,15 @@ const STATE_WRITE_BUCKETS: &[f64] =
 impl MetricFamilySpec {
     /// Returns every family of the table.
     pub fn all_families() -> impl Iterator<Item = &'static Self> {
-        [TOTAL_FAMILIES, RUN_FAMILIES, MODEL_FAMILIES, SERVICE_FAMILIES, AGENT_FAMILIES]
-            .into_iter()
-            .flatten()
-            .copied()
+        let parts = [
+            TOTAL_FAMILIES,
+            RUN_FAMILIES,
+            MODEL_FAMILIES,
+            SERVICE_FAMILIES,
+            AGENT_FAMILIES,
+            QUEUE_FAMILIES,
+        ];
+        parts.into_iter().flatten().copied()
     }
 
     pub(super) fn metric_opts(&self) -> Opts {

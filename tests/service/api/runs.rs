@@ -166,52 +166,6 @@ async fn the_output_and_log_of_a_run_can_be_read_and_proved() {
     place.stop(service);
 }
 
-/// A3: A grant has a maximum of concurrent runs, and room again when one has ended.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_grant_has_no_more_runs_at_once_than_it_may() {
-    let place = ServiceSetup::new("").await;
-    let service = place.start();
-    let grant = place.grant(&["--max-runs", "1"]);
-    let key = [("idempotency-key", "job-7")];
-    let ask = async |body: &str| grant.ask(Method::POST, "/api/v1/runs", body, &key).await;
-    let gated = asked("fake/gate=1").to_string();
-    let run = ask(&gated).await.json()["id"].as_str().unwrap().to_owned();
-    let again = ask(&gated).await;
-    assert_eq!((again.status.as_u16(), &again.json()["id"]), (200, &json!(run)), "it has its run");
-    let refused = grant.post("/api/v1/runs", &asked("fake")).await;
-    assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (429, Some("1")));
-    insta::assert_snapshot!(refused.text(), @r#"{"error":{"code":"too_many_runs","message":"this grant already has 1 concurrent runs, its maximum; retry when a run has ended"}}"#);
-    grant.ask(Method::POST, &format!("/api/v1/runs/{run}/cancel"), "", &[]).await;
-    grant.ended(&run).await;
-    let next = grant.run(&asked("fake")).await;
-    grant.ended(&next).await;
-    place.stop(service);
-}
-
-/// A3: A grant at its own limit is told so, also where the service has no room. The refused requests take no place from
-/// other grants.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_full_grant_takes_no_place_of_the_service() {
-    let place = ServiceSetup::new("").await;
-    place.set_max_runs(1);
-    let service = place.start();
-    let (full, other) = (place.grant(&["--max-runs", "1"]), place.grant(&[]));
-    let run = full.run(&asked("fake/gate=1")).await;
-    let refused = full.post("/api/v1/runs", &asked("fake")).await;
-    assert_eq!(
-        (refused.status.as_u16(), refused.json()["error"]["code"].as_str()),
-        (429, Some("too_many_runs"))
-    );
-    let refused = other.post("/api/v1/runs", &asked("fake")).await;
-    assert_eq!(
-        (refused.status.as_u16(), refused.json()["error"]["code"].as_str()),
-        (503, Some("overloaded"))
-    );
-    full.ask(Method::POST, &format!("/api/v1/runs/{run}/cancel"), "", &[]).await;
-    full.ended(&run).await;
-    place.stop(service);
-}
-
 /// A1: Agents are listed for grants that may run them; an agent that cannot run here is listed with the reason.
 #[tokio::test(flavor = "multi_thread")]
 async fn agents_are_listed_for_grants_that_may_run_them() {

@@ -179,7 +179,7 @@ async fn a_second_signal_ends_the_wait() {
 }
 
 /// Watches a run from the event after `last`.
-async fn watch(service: &Service, run: &str, last: Option<&str>) -> Stream {
+pub(super) async fn watch(service: &Service, run: &str, last: Option<&str>) -> Stream {
     let request = Request::get(format!("/api/v1/runs/{run}/events"));
     let request =
         last.into_iter().fold(request, |request, last| request.header("last-event-id", last));
@@ -187,7 +187,7 @@ async fn watch(service: &Service, run: &str, last: Option<&str>) -> Stream {
 }
 
 /// Returns all events up to the first of a kind.
-async fn until(watched: &mut Stream, kind: &str) -> String {
+pub(super) async fn until(watched: &mut Stream, kind: &str) -> String {
     let mut text = String::new();
     let last = format!("event: {kind}\n");
     while !text.contains(&last) || !text.ends_with("\n\n") {
@@ -198,7 +198,7 @@ async fn until(watched: &mut Stream, kind: &str) -> String {
     text
 }
 
-fn kinds(told: &[SseEvent]) -> Vec<&str> {
+pub(super) fn kinds(told: &[SseEvent]) -> Vec<&str> {
     let mut kinds: Vec<_> = told.iter().map(|told| &*told.kind).collect();
     // An answer arrives in as many events as there were reads.
     kinds.dedup_by(|kind, before| *kind == "text_delta" && kind == before);
@@ -206,7 +206,7 @@ fn kinds(told: &[SseEvent]) -> Vec<&str> {
 }
 
 /// Asserts that the run has one end event, which is the last, and that no number is repeated.
-fn assert_once(told: &[SseEvent]) {
+pub(super) fn assert_once(told: &[SseEvent]) {
     let count = |kind: &str| told.iter().filter(|told| told.kind == kind).count();
     assert_eq!((count("done"), count("final")), (1, 1), "{told:?}");
     assert_eq!(told.last().map(|told| &*told.kind), Some("final"), "{told:?}");

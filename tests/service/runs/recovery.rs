@@ -156,7 +156,6 @@ async fn queue(place: &ServiceSetup, grant: &Grant, run: &str) {
         id: run.to_owned(),
         grant: grant.id.clone(),
         idempotency_key: None,
-        max_runs: None,
         caps: SpendingCaps::default(),
         max_cost_usd: None,
         digest: String::new(),

@@ -64,6 +64,7 @@ async fn old_run_is_as_it_was(service: &Service) {
       "grant": "g-1",
       "id": "run-old",
       "model": "fake",
+      "queue_position": null,
       "result": {
         "error_code": "timeout",
         "ok": false

@@ -28,16 +28,17 @@ async fn a_run_that_waits_is_cancelled_or_left_but_never_lost() {
     service.post(&format!("/api/v1/runs/{}/cancel", waiting[0]), &json!({})).await;
     until(&mut watched, "final").await;
     let told = service.events(&waiting[0]).await;
-    assert_eq!(kinds(&told), ["error", "done", "final"]);
+    assert_eq!(kinds(&told), ["queued", "error", "done", "final"]);
     assert_eq!(
-        told[0].data,
+        told[1].data,
         json!({"code": "cancelled", "message": "the run was cancelled before it began"})
     );
 
     let begun = of_state(&service, "running").await;
     service.process.signal("TERM");
     // Its watchers are disconnected and may reconnect.
-    assert_eq!(left.rest().await, (String::new(), true));
+    let (told, is_over) = left.rest().await;
+    assert!(is_over && told.contains("event: queued") && !told.contains("final"), "{told}");
     place.provider.gate.allow_answers(2);
     assert!(tokio::task::block_in_place(|| service.process.wait()).success());
     let mut service = place.start();
@@ -69,7 +70,6 @@ async fn accept(place: &ServiceSetup, runs: &[&str]) {
             id: (*run).to_owned(),
             grant: "g1".to_owned(),
             idempotency_key: None,
-            max_runs: None,
             caps: SpendingCaps::default(),
             max_cost_usd: None,
             digest: (*run).to_owned(),
@@ -114,24 +114,9 @@ async fn a_run_that_waits_for_another_holds_no_permit() {
     };
     let first = service.run(&on("line-1")).await;
     place.provider.gate.wait_for_waiting(1).await;
-    let mut waiting = vec![];
-    while waiting.len() < 2 {
-        // Each run releases its permit shortly after it was accepted.
-        let answer = service.post("/api/v1/runs", &on("line-1")).await;
-        if answer.status == 429 || answer.status == 503 {
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-            continue;
-        }
-        assert!(answer.status.is_success(), "{}", answer.text());
-        waiting.push(answer.json()["id"].as_str().unwrap().to_owned());
-    }
-    let other = loop {
-        let answer = service.post("/api/v1/runs", &on("line-2")).await;
-        if answer.status.is_success() {
-            break answer.json()["id"].as_str().unwrap().to_owned();
-        }
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-    };
+    // Each of them lends its place, so that the next one begins.
+    let waiting = [service.run(&on("line-1")).await, service.run(&on("line-1")).await];
+    let other = service.run(&on("line-2")).await;
     place.provider.gate.wait_for_waiting(2).await;
     place.provider.gate.allow_answers(1000);
     for run in [&first, &other, &waiting[0], &waiting[1]] {
