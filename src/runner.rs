@@ -66,6 +66,7 @@ use quota::{QuotaExceededError, WorkspaceQuota};
 use result::RunResultParts;
 use run_gateway::{GatewaySignals, RunGatewayBackend};
 use sweep::LeftoverSweeper;
+use workspace::ObstaclePolicy;
 
 /// The plan of one run: its gateway, its sandbox, its agent and its branch. [`RunRequest::resolve`] makes the plan, and
 /// a [`PreparedRun`] starts it. Until then the plan does not change.
@@ -288,7 +289,11 @@ impl PreparedRun {
             target.prepare_sandbox(&mut spec)?;
         }
         if let Some(agent) = &agent {
-            agent.prepare_sandbox(&mut spec, &directory, target.is_some())?;
+            // A branch may have what an earlier agent has committed. Any other workspace is new or the operator's.
+            let is_repository = target.is_some();
+            let obstacles =
+                if is_repository { ObstaclePolicy::Remove } else { ObstaclePolicy::Refuse };
+            agent.prepare_sandbox(&mut spec, &directory, is_repository, obstacles)?;
         }
         // An operator's own directory has no bound: it may hold much before the run begins.
         let own = spec.workspace_path().map(Path::to_owned);

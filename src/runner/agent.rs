@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::directory::RunDirectory;
 use super::openclaw;
-use super::workspace::WorkspaceWriter;
+use super::workspace::{ObstaclePolicy, WorkspaceWriter};
 use crate::runner::agents::definition::FileContent;
 use crate::runner::agents::placeholders::{ArgumentTooLongError, PlaceholderValues};
 use crate::runner::agents::{AgentDefinition, WorkspaceSetup};
@@ -101,6 +101,7 @@ impl AgentInvocation {
         spec: &mut SandboxSpec,
         directory: &RunDirectory,
         is_repository: bool,
+        obstacles: ObstaclePolicy,
     ) -> anyhow::Result<()> {
         if spec.workspace == WorkspaceMount::None {
             let path = directory.create_workspace()?;
@@ -109,7 +110,8 @@ impl AgentInvocation {
         // A read-only workspace stays as the operator made it; it has to hold the agent's input already.
         if let WorkspaceMount::Directory { path, access: MountAccess::ReadWrite } = &spec.workspace
         {
-            self.write_workspace(path, spec.uid, is_repository)?;
+            let writer = WorkspaceWriter::open(path, spec.uid, obstacles)?;
+            self.write_workspace(&writer, is_repository)?;
         }
         spec.mounts.extend(self.program_mount(spec));
         Ok(())
@@ -124,14 +126,8 @@ impl AgentInvocation {
 
     /// Writes the agent's files into its workspace. In a repository, adds the files to git's `info/exclude`, so that
     /// git does not take the files for the agent's work.
-    fn write_workspace(
-        &self,
-        workspace: &Path,
-        uid: u32,
-        is_repository: bool,
-    ) -> anyhow::Result<()> {
+    fn write_workspace(&self, writer: &WorkspaceWriter, is_repository: bool) -> anyhow::Result<()> {
         let AgentFiles { own, made } = self.workspace_files()?;
-        let writer = WorkspaceWriter::open(workspace, uid)?;
         let mut ignored: Vec<_> = made.iter().map(|name| format!("/{name}")).collect();
         for (path, text) in &own {
             writer.write_file(Path::new(path), text)?;

@@ -33,6 +33,7 @@ use super::branch_delivery::DeliveryTarget;
 use super::directory::{RunDirectory, remove_run_dir};
 use super::quota::{QuotaExceededError, WorkspaceQuota};
 use super::run_gateway::RunGatewayBackend;
+use super::workspace::ObstaclePolicy;
 use super::{PreparedRun, RunInputs, RunPlan, SandboxSource, configure_socket};
 use crate::sandbox::spec::{MountAccess, OwnerLabels, SandboxLimits, WorkspaceMount};
 use crate::sandbox::{
@@ -224,7 +225,8 @@ impl LongRunningPool {
         let own = RunDirectory::create(&run_dir, &config.identity.run, &owner)?;
         let agent = agent.map(|agent| agent.with_default_models(models));
         if let Some(agent) = &agent {
-            agent.prepare_sandbox(&mut spec, &own, target.is_some())?;
+            // Earlier runs of the key had the workspace.
+            agent.prepare_sandbox(&mut spec, &own, target.is_some(), ObstaclePolicy::Remove)?;
         }
         let (profile, max_runtime) = (SandboxProfile::new(&driver, &spec), spec.limits.max_runtime);
         let need = RunRequirements { profile, workspace: home, max_runtime };

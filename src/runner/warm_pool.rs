@@ -21,6 +21,7 @@ use uuid::Uuid;
 use super::directory::RunDirectory;
 use super::quota::WorkspaceQuota;
 use super::run_gateway::RunGatewayBackend;
+use super::workspace::ObstaclePolicy;
 use super::{PreparedRun, RunInputs, RunPlan, SandboxSource, configure_socket};
 use crate::sandbox::spec::{
     BindMount, MountAccess, OwnerLabels, RootSource, SandboxLimits, SandboxTask, WorkspaceMount,
@@ -167,7 +168,7 @@ impl WarmPool {
         configure_socket(&mut config, &mut spec, &ready.directory);
         spec.workspace = ready.workspace.clone();
         if let Some(agent) = agent.map(|agent| agent.with_default_models(models)) {
-            agent.prepare_sandbox(&mut spec, &ready.directory, false)?;
+            agent.prepare_sandbox(&mut spec, &ready.directory, false, ObstaclePolicy::Refuse)?;
         }
         let deadline = SystemTime::now() + spec.limits.max_runtime;
         let labels = OwnerLabels { owner, run_dir: name.parent(), deadline };
