@@ -137,7 +137,8 @@ impl Host {
             prices: Arc::clone(&self.prices),
             overwrites: Arc::new(InjectedHeaders::new(upstream, &identity, &self.policy.headers)?),
         };
-        let past = PriorUsage { spent: recovered.spent, age: recovered.age };
+        let (spent, age) = (recovered.spent, recovered.age);
+        let past = PriorUsage { spent, age, ..PriorUsage::default() };
         let ledger = BudgetLedger::new(budget.clone(), past);
         let run = Arc::new(AgentRun::new(identity, ledger, log));
         let gateway = Arc::new(RunGateway {

@@ -12,7 +12,6 @@ use std::fs;
 use std::io::{Read, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Arg, ArgAction, ArgMatches, Command};
@@ -73,7 +72,7 @@ pub fn run(
     let spent = parse_spent(matches.get_many::<String>("SET").into_iter().flatten())?;
     let policy = compile_policy(&config)?;
     // The ledger starts with the usage that `--set` gives, so that limits can be tried.
-    let past = PriorUsage { spent, age: Duration::ZERO };
+    let past = PriorUsage { spent, ..PriorUsage::default() };
     let ledger = Arc::new(BudgetLedger::new(config.budget.clone(), past));
     let case = ExplainContext { config: &config, policy: &policy, ledger: &ledger };
     let mut explanation = RequestExplanation::explain_request(&case, request);

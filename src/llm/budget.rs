@@ -19,7 +19,7 @@ mod usage;
 pub use cost::Nanodollars;
 pub use ledger::{
     BudgetError, BudgetLedger, BudgetReservation, BudgetStatus, CallKind, FREE_CALLS_PER_MINUTE,
-    OpenCallPermit, PriorUsage, ReserveRequest,
+    OpenCallPermit, PriorUsage, RecentUsage, ReserveRequest,
 };
 pub use limits::BudgetLimits;
 pub use price::{ModelPrice, PriceTable};

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use cogni_gateway::llm::budget::{
     BudgetAmount, BudgetError, BudgetLedger, BudgetLimits, BudgetReservation, CallKind, ModelPrice,
-    Nanodollars, PriceTable, PriorUsage, ReserveRequest, TokenUsage, Tokens, UsageSource,
-    price::UnknownPricePolicy,
+    Nanodollars, PriceTable, PriorUsage, RecentUsage, ReserveRequest, TokenUsage, Tokens,
+    UsageSource, price::UnknownPricePolicy,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -348,6 +348,28 @@ fn the_time_before_a_restart_counts() {
     after(Duration::from_mins(59)).reserve_call(&turn(1)).unwrap().release_unspent();
     let refusal = after(Duration::from_hours(1)).reserve_call(&turn(1)).unwrap_err();
     assert_eq!(refusal, BudgetError::Deadline { limit: Duration::from_hours(1) });
+}
+
+/// G9: The rates of a run go on counting after a restart.
+#[test]
+fn the_rates_count_the_calls_before_a_restart() {
+    let limits = BudgetLimits {
+        requests_per_minute: Some(3),
+        tokens_per_minute: Some(100),
+        ..BudgetLimits::default()
+    };
+    let after = |requests, tokens| {
+        let recent = RecentUsage { requests, tokens: Tokens(tokens) };
+        let past = PriorUsage { recent, ..PriorUsage::default() };
+        let ledger = Arc::new(BudgetLedger::new(limits.clone(), past));
+        ledger.reserve_call(&turn(50)).map(BudgetReservation::release_unspent)
+    };
+    after(2, 50).unwrap();
+    assert!(matches!(after(3, 0), Err(BudgetError::Rate { kind: "requests", .. })));
+    let Err(BudgetError::Rate { kind: "tokens", retry_after, .. }) = after(0, 1_000_000) else {
+        panic!("the minute is used up")
+    };
+    assert!(retry_after <= Duration::from_secs(30), "a minute's worth at most: {retry_after:?}");
 }
 
 /// G9: A hostile usage count cannot overflow the counters.

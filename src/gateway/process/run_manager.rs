@@ -27,6 +27,7 @@ use crate::gateway::upstream::UpstreamClient;
 use crate::gateway::upstream::outage::FailureLog;
 use crate::llm::budget::{BudgetLedger, PriorUsage};
 use crate::telemetry::access_log;
+use crate::telemetry::audit::RecoveredRun;
 use crate::telemetry::metrics::MetricsRegistry;
 use crate::telemetry::trace::ProcessTracer;
 
@@ -337,7 +338,8 @@ impl RunManagerShared {
         let trace = self.tracer.start_run_trace(config.identity.trace_context());
         // 3. Open the records. A log of an earlier process is continued, with the amount spent so far.
         let (audit, recovered) = open_audit_log(&config, &policy, trace.as_deref())?;
-        let past = PriorUsage { spent: recovered.spent, age: recovered.age };
+        let RecoveredRun { spent, age, recent, .. } = recovered;
+        let past = PriorUsage { spent, age, recent };
         let ledger = BudgetLedger::new(config.budget.clone(), past);
         let run = Arc::new(AgentRun::new(config.identity.clone(), ledger, audit).with_trace(trace));
         let policy = Arc::new(policy::SharedPolicy::from_pointee(policy));

@@ -2,6 +2,7 @@
 
 mod state;
 
+use std::ops::Add;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -100,6 +101,28 @@ pub struct PriorUsage {
     pub spent: BudgetAmount,
     /// The time since the run began.
     pub age: Duration,
+    /// The usage that the rates of the run still count.
+    pub recent: RecentUsage,
+}
+
+/// The usage of the last minute.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RecentUsage {
+    /// The number of admitted calls.
+    pub requests: u64,
+    /// The tokens of the calls that have ended.
+    pub tokens: Tokens,
+}
+
+impl Add for RecentUsage {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            requests: self.requests.saturating_add(other.requests),
+            tokens: self.tokens + other.tokens,
+        }
+    }
 }
 
 /// A permit for one open call, taken before the call's body is read. Dropping the permit releases it.
@@ -126,9 +149,10 @@ pub struct BudgetReservation {
 
 impl BudgetLedger {
     pub fn new(limits: BudgetLimits, past: PriorUsage) -> Self {
-        let PriorUsage { spent, age } = past;
+        let PriorUsage { spent, age, recent } = past;
         let now = Instant::now();
-        let rates = RunRateLimits::new(&limits, now);
+        let mut rates = RunRateLimits::new(&limits, now);
+        rates.take_recent(recent, now);
         let reserved = BudgetAmount::default();
         let state = LedgerState { limits, rates, spent, reserved, open_calls: 0, is_denied: false };
         Self {

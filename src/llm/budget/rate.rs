@@ -10,7 +10,7 @@
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
-use super::ledger::{BudgetError, FREE_CALLS_PER_MINUTE};
+use super::ledger::{BudgetError, FREE_CALLS_PER_MINUTE, RecentUsage};
 use super::limits::BudgetLimits;
 use super::usage::Tokens;
 
@@ -72,6 +72,17 @@ impl RunRateLimits {
             self.free.take_count(1, now);
         }
         Ok(())
+    }
+
+    /// Takes what an earlier process of the run has used in the last minute, at most a minute's worth. Time has refilled
+    /// a part of it already, so this errs towards the limit.
+    pub(super) fn take_recent(&mut self, recent: RecentUsage, now: Instant) {
+        for (rate, used) in
+            [(&mut self.requests, recent.requests), (&mut self.tokens, recent.tokens.0)]
+        {
+            let capacity = rate.limit.map_or(0, NonZeroU32::get);
+            rate.take_count(used.min(capacity.into()), now);
+        }
     }
 
     /// Takes the tokens that a call is estimated to use from the minute, or returns the time to wait. The call may use

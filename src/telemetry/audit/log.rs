@@ -17,7 +17,7 @@
 use std::io::{self, BufReader};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::Notify;
 use tokio::time::timeout_at;
@@ -38,7 +38,7 @@ use super::{AuditConfig, AuditDurability, AuditError};
 use crate::base::time::MAX_TIME;
 use crate::base::timestamp::TimestampFormatter;
 use crate::base::unix::PeerCredentials;
-use crate::llm::budget::BudgetAmount;
+use crate::llm::budget::{BudgetAmount, RecentUsage};
 
 /// The audit log of one run, which all threads that serve the run share.
 pub struct AuditLog(Option<OpenAuditLog>);
@@ -50,6 +50,7 @@ pub struct RecoveredRun {
     pub spent: BudgetAmount,
     /// The time since the first record, which is the age of the run.
     pub age: Duration,
+    pub recent: RecentUsage,
     /// The number of admissions whose settlement was lost. They are now settled at their reserved amounts.
     pub crashed: u64,
     /// The number of bytes of an incomplete last line, which are now in a file beside the log.
@@ -380,8 +381,8 @@ impl AuditLogState {
         let public_key = self.public_key.clone();
         self.append_record(&SessionStartedRecord { started, public_key: &public_key, resumed });
         let torn_bytes = torn.map_or(0, |torn| torn.bytes);
-        let age = scan.began.and_then(|began| began.elapsed().ok()).unwrap_or_default();
-        RecoveredRun { spent, age, crashed: scan.open.len() as u64, torn_bytes, resumed }
+        let (age, recent) = scan.age_and_recent(SystemTime::now());
+        RecoveredRun { spent, age, recent, crashed: scan.open.len() as u64, torn_bytes, resumed }
     }
 
     /// Appends an admission and writes the buffer. After an error the record is neither in the file nor in the buffer.

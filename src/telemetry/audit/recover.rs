@@ -1,19 +1,20 @@
 //! Continues a log that an earlier process left behind.
 
+use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use rustix::fs::OFlags;
 
 use super::AuditError;
 use super::chain::{ChainBreakReason, HashChain};
-use super::read::{self, AuditReader, ChainBreakError};
+use super::read::{self, AuditEntry, AuditEvent, AuditReader, ChainBreakError};
 use super::verify::AuditVerifyReportBuilder;
-use crate::llm::budget::BudgetAmount;
+use crate::llm::budget::{BudgetAmount, RecentUsage, Tokens};
 
 /// The content of a log that a new process needs.
 #[derive(Debug)]
@@ -26,10 +27,51 @@ pub struct AuditLogScan {
     pub run: String,
     /// The time of the first record.
     pub began: Option<SystemTime>,
+    /// The time of the last record.
+    pub ended: Option<SystemTime>,
+    /// The calls of the last minutes before the log's end.
+    pub recent: RecentCalls,
     /// The amount that the settled calls were charged.
     pub spent: BudgetAmount,
     /// The admissions without a settlement, in their order, with their reserved amounts.
     pub open: Vec<(String, BudgetAmount)>,
+}
+
+/// The admitted calls and the charged tokens of the last minute of a log, second by second.
+#[derive(Clone, Debug, Default)]
+pub struct RecentCalls(VecDeque<(SystemTime, RecentUsage)>);
+
+impl RecentCalls {
+    fn add_entry(&mut self, entry: &AuditEntry) {
+        let usage = match &entry.event {
+            AuditEvent::Admitted(_) => RecentUsage { requests: 1, tokens: Tokens::ZERO },
+            AuditEvent::Settled(call) => {
+                RecentUsage { requests: 0, tokens: call.charged.total_tokens() }
+            }
+            _ => return,
+        };
+        let Ok(time) = humantime::parse_rfc3339(&entry.time) else { return };
+        match self.0.back_mut() {
+            Some((second, sum)) if is_within(*second, time, Duration::from_secs(1)) => {
+                *sum = *sum + usage;
+            }
+            _ => self.0.push_back((time, usage)),
+        }
+        while self.0.front().is_some_and(|(first, _)| !is_within(*first, time, RATE_WINDOW)) {
+            self.0.pop_front();
+        }
+    }
+
+    /// Returns the usage of the minute before `now`. A clock that was set back since then counts as one that stands.
+    pub fn until(&self, now: SystemTime) -> RecentUsage {
+        let recent = self.0.iter().filter(|(second, _)| is_within(*second, now, RATE_WINDOW));
+        recent.fold(RecentUsage::default(), |sum, (_, usage)| sum + *usage)
+    }
+}
+
+/// Returns true if `later` is less than `span` after `earlier`, or before it.
+fn is_within(earlier: SystemTime, later: SystemTime, span: Duration) -> bool {
+    later.duration_since(earlier).is_ok_and(|elapsed| elapsed < span) || later < earlier
 }
 
 /// The size of an incomplete last line, and the file that holds it now.
@@ -44,9 +86,13 @@ pub(super) struct TornTail {
 pub fn scan_log(log: impl BufRead) -> Result<AuditLogScan, read::AuditReadError> {
     let mut reader = AuditReader::new(log);
     let mut builder = AuditVerifyReportBuilder::new(None);
+    let mut recent = RecentCalls::default();
     loop {
         match reader.next_entry() {
-            Ok(Some(entry)) => builder.add_entry(&entry)?,
+            Ok(Some(entry)) => {
+                recent.add_entry(&entry);
+                builder.add_entry(&entry)?;
+            }
             // A torn line ends the log. The reader's position is behind the last whole record.
             Ok(None)
             | Err(read::AuditReadError::Broken(ChainBreakError {
@@ -58,9 +104,26 @@ pub fn scan_log(log: impl BufRead) -> Result<AuditLogScan, read::AuditReadError>
     }
     let end = reader.position();
     let run = builder.run_id().to_owned();
-    let began = humantime::parse_rfc3339(builder.first_record_time()).ok();
+    let [began, ended] = [builder.first_record_time(), builder.last_record_time()]
+        .map(|time| humantime::parse_rfc3339(time).ok());
     let (spent, open) = builder.into_spent_and_reserved();
-    Ok(AuditLogScan { chain: end.chain, whole_bytes: end.offset, run, began, spent, open })
+    let (chain, whole_bytes) = (end.chain, end.offset);
+    Ok(AuditLogScan { chain, whole_bytes, run, began, ended, recent, spent, open })
+}
+
+impl AuditLogScan {
+    /// Returns the age of the run and its usage in the last minute, at `now`.
+    pub(super) fn age_and_recent(&self, now: SystemTime) -> (Duration, RecentUsage) {
+        (self.age(now), self.recent.until(now))
+    }
+
+    /// Returns how long the run has been going on at `now`: the time since its first record, and at least the time
+    /// between its first and its last record, in case the clock was set back.
+    pub fn age(&self, now: SystemTime) -> Duration {
+        let Some(began) = self.began else { return Duration::ZERO };
+        let until = self.ended.map_or(now, |ended| ended.max(now));
+        until.duration_since(began).unwrap_or_default()
+    }
 }
 
 /// An open log that no other process writes.
@@ -150,6 +213,10 @@ fn private_append_options(options: &mut OpenOptions) -> &mut OpenOptions {
     use std::os::unix::fs::OpenOptionsExt as _;
     options.append(true).create(true).mode(0o600).custom_flags(OPEN_NO_FOLLOW)
 }
+
+/// The time over which the rates of a run count. One second more than a minute, because the calls of a second are
+/// counted at the second's start.
+const RATE_WINDOW: Duration = Duration::from_secs(61);
 
 /// The flag with which `open` fails if the last part of the path is a symbolic link (open(2)).
 const OPEN_NO_FOLLOW: i32 = OFlags::NOFOLLOW.bits().cast_signed();

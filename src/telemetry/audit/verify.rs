@@ -160,6 +160,11 @@ impl AuditVerifyReportBuilder {
         &self.report.first
     }
 
+    /// Returns the time of the last record.
+    pub(super) fn last_record_time(&self) -> &str {
+        &self.report.last
+    }
+
     /// Returns the spent amount, and the reservations that are still open, in the order of admission.
     pub(super) fn into_spent_and_reserved(self) -> (BudgetAmount, Vec<(String, BudgetAmount)>) {
         let mut open: Vec<_> = self.open.into_iter().collect();

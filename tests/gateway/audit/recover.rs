@@ -7,8 +7,9 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
+use cogni_gateway::llm::budget::RecentUsage;
 use cogni_gateway::telemetry::audit::chain::ChainBreakReason;
 use cogni_gateway::telemetry::audit::read::AuditEvent;
 use cogni_gateway::telemetry::audit::{AuditError, recover};
@@ -79,6 +80,39 @@ fn the_age_of_a_run_is_in_its_log() {
             return;
         }
     }
+}
+
+/// G9, G11: A restart does not give the calls of the last minute back to the run's rates.
+#[test]
+fn the_calls_of_the_last_minute_are_in_the_log() {
+    let place = LogDir::new();
+    let (log, fresh) = place.open();
+    assert_eq!(fresh.recent, RecentUsage::default());
+    for request in ["one", "two", "open"] {
+        at_once(log.record_admission(&admitted(request))).unwrap();
+    }
+    log.record_settlement(&settled("one"));
+    log.record_settlement(&settled("two"));
+    drop(log);
+    let scan = recover::scan_log(&*place.bytes()).unwrap();
+    let now = SystemTime::now();
+    let charged = scan.spent.total_tokens();
+    assert_eq!(scan.recent.until(now), RecentUsage { requests: 3, tokens: charged });
+    let later = now + Duration::from_mins(2);
+    assert_eq!(scan.recent.until(later), RecentUsage::default());
+    let (_log, recovered) = place.open();
+    assert_eq!(recovered.recent.requests, 3);
+}
+
+/// G9, G11: A clock that is set back gives a run no time back.
+#[test]
+fn a_clock_that_is_set_back_makes_no_run_younger() {
+    let place = whole_run();
+    let scan = recover::scan_log(&*place.bytes()).unwrap();
+    let (began, ended) = (scan.began.unwrap(), scan.ended.unwrap());
+    let hour = Duration::from_hours(1);
+    assert_eq!(scan.age(ended + hour), ended.duration_since(began).unwrap() + hour);
+    assert_eq!(scan.age(began - hour), ended.duration_since(began).unwrap());
 }
 
 /// G11: A repair that is itself interrupted loses nothing.
