@@ -138,7 +138,8 @@ pub fn admit_body(policy: &BodyPolicy, body: ScannedBody) -> Result<LlmCall, Bod
     // the body is edited for storage and usage.
     let parsed = ParsedFields::default();
     let parsed = RequestFieldReader { route, policy, call: &mut call, parsed }.apply_fields()?;
-    let found = resolve_embedded_media(found, policy, parsed.model.as_deref());
+    let mut found = resolve_embedded_media(found, policy, parsed.model.as_deref());
+    resolve_relative_references(&mut found);
     if let Some(at) = found.modest_search
         && !policy.capabilities.contains(&ProviderCapability::WebSearch)
     {
@@ -191,6 +192,17 @@ fn resolve_embedded_media(
         found.count_embedded_as_fetched();
     }
     found
+}
+
+/// Counts a relative reference of a schema as an address if a schema of the body has an address as its name, because a
+/// validator resolves the reference against that address.
+fn resolve_relative_references(found: &mut BodyFindings) {
+    let capability = ProviderCapability::RemoteMedia;
+    let is_address = found.schema_addresses.has_resolved_reference();
+    if is_address && found.needs.iter().all(|need| need.capability != capability) {
+        let detail = "a relative `$ref` beside an `$id` that is an address".into();
+        found.needs.push(RequiredCapability { capability, field: "$ref", detail });
+    }
 }
 
 /// Returns the estimated input tokens, and the most that they can be: the body's length, its media,

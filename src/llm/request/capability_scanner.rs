@@ -15,8 +15,8 @@ mod json_context;
 mod open;
 
 use self::json_context::{
-    EmbeddedTextKind, JsonContext, context_in_content, context_in_schema, context_of_field,
-    is_address_in_data, is_data_url, is_fetchable_address, is_file_id,
+    EmbeddedTextKind, JsonContext, SchemaAddresses, context_in_content, context_in_schema,
+    context_of_field, is_address_in_data, is_data_url, is_fetchable_address, is_file_id,
 };
 use self::open::{OpenContainer, WebSearchTool};
 use super::capability::ProviderCapability;
@@ -49,6 +49,7 @@ pub(super) struct BodyFindings {
     pub(super) has_long_cache: bool,
     /// The number of texts to embed that begin like addresses. The model decides whether they are fetched.
     pub(super) embedded_addresses: u64,
+    pub(super) schema_addresses: SchemaAddresses,
     /// The offset of a web search tool that states whether it may reach outside. Codex sends such a tool and states
     /// `false`.
     pub(super) modest_search: Option<u64>,
@@ -269,9 +270,10 @@ impl CapabilityScanner {
                 self.text_medium = None;
                 self.check_address(text, is_fetchable_address(text));
             }
-            JsonContext::Reference | JsonContext::Settings if is_fetchable_address(text) => {
-                self.require_capability(ProviderCapability::RemoteMedia, b"url");
-            }
+            JsonContext::Reference
+            | JsonContext::Settings
+            | JsonContext::SchemaId
+            | JsonContext::SchemaText => self.check_reference(place, text),
             JsonContext::OriginType => self.note(|open| open.is_text = text == b"text"),
             JsonContext::PartType => {
                 self.claim(MediaKind::of_name(text));
@@ -296,6 +298,13 @@ impl CapabilityScanner {
             JsonContext::CacheTime => self.found.has_long_cache |= !matches!(text, b"5m" | b"1h"),
             JsonContext::Edits => self.found.is_compacted |= text.starts_with(b"compact"),
             _ => (),
+        }
+    }
+
+    /// Checks a text of a schema or of settings.
+    fn check_reference(&mut self, place: JsonContext, text: &[u8]) {
+        if let Some(detail) = self.found.schema_addresses.note_text(place, text) {
+            self.require_capability(ProviderCapability::RemoteMedia, detail);
         }
     }
 

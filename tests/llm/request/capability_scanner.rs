@@ -703,6 +703,10 @@ const DENIED: &[(GatewayRoute, &str)] = &[
         r#""response_format":{"type":"json_schema","json_schema":{"schema":{"$ref":"//host/x"}}}"#,
     ),
     (ChatCompletions, r#""guided_json":{"$dynamicRef":"https://x#meta"}"#),
+    (ChatCompletions, r#""guided_json":{"$id":"https://x/dir/","items":{"$ref":"../other.json"}}"#),
+    (Messages, r#""tools":[{"name":"f","input_schema":{"$ref":"/other","id":"//host/x"}}]"#),
+    (ChatCompletions, r#""guided_json":" {\"$ref\":\"https://x\"}""#),
+    (ChatCompletions, r#""structured_outputs":{"json":"{\"$ref\":\"https://x\"}"}"#),
     (ChatCompletions, r#""extra_body":{"guided_json":{"items":[[{"$ref":["https://x"]}]]}}"#),
     (Responses, r#""text":{"format":{"type":"json_schema","schema":{"$ref":" https://x"}}}"#),
     (
@@ -720,6 +724,12 @@ const ALLOWED: &[(GatewayRoute, &str)] = &[
     (
         ChatCompletions,
         r##""tools":[{"type":"function","function":{"name":"f","parameters":{"$schema":"https://json-schema.org/draft/2020-12/schema","$id":"https://x/f.json","$ref":"#/$defs/a","$defs":{"a":{"type":"string","format":"uri","default":"https://x"},"b":{"$ref":"#a"},"$ref":{"description":"https://x","enum":["https://x"]}}}}}]"##,
+    ),
+    // A relative reference without an address to begin at, and properties that are called like names of schemas.
+    (ChatCompletions, r#""guided_json":{"$id":"f.json","$ref":"other.json"}"#),
+    (
+        ChatCompletions,
+        r##""guided_json":{"properties":{"id":{"$ref":"other.json"},"json":{"$ref":"#a"}},"json":{}}"##,
     ),
     // What an agent writes about schemas is the client's own.
     (

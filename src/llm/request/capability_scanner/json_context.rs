@@ -13,6 +13,10 @@ pub(super) enum JsonContext {
     Schema,
     /// A reference in a schema, which a validator may fetch.
     Reference,
+    /// The name of a schema. Relative references begin at it if it is an address.
+    SchemaId,
+    /// A schema, or a text that contains one. The references in such a text are not read.
+    SchemaText,
     /// Settings in which every text that begins like an address counts as an address.
     Settings,
     /// Parts of messages. A text that begins like an address counts as an address.
@@ -117,6 +121,8 @@ impl JsonContext {
                 | Self::NetworkType
                 | Self::ToolName
                 | Self::Reference
+                | Self::SchemaId
+                | Self::SchemaText
                 | Self::Settings
                 | Self::Address
                 | Self::Source
@@ -165,7 +171,8 @@ impl JsonContext {
                 | Self::CacheTime,
                 _,
             ) => Self::Content,
-            (Self::Function, JsonType::Array) | (Self::Reference, _) => Self::Schema,
+            (Self::Function, JsonType::Array)
+            | (Self::Reference | Self::SchemaId | Self::SchemaText, _) => Self::Schema,
             (Self::Definition, _) => Self::Tools,
             (same, _) => same,
         }
@@ -196,7 +203,7 @@ pub(super) fn context_of_field(route: GatewayRoute, key: &[u8]) -> (&'static str
         b"output_format" => ("output_format", JsonContext::Schema),
         b"format" => ("format", JsonContext::Schema),
         b"json_schema" => ("json_schema", JsonContext::Schema),
-        b"guided_json" => ("guided_json", JsonContext::Schema),
+        b"guided_json" => ("guided_json", JsonContext::SchemaText),
         b"structured_outputs" => ("structured_outputs", JsonContext::Schema),
         b"extra_body" => ("extra_body", JsonContext::Schema),
         b"audio" => ("audio", JsonContext::Settings),
@@ -204,10 +211,13 @@ pub(super) fn context_of_field(route: GatewayRoute, key: &[u8]) -> (&'static str
     }
 }
 
-/// Returns the context of a key's value in a schema. `$schema` and `$id` are names, even if they look like addresses.
+/// Returns the context of a key's value in a schema. `$schema` is a name, even if it looks like an address. The key
+/// `json` holds a schema in `structured_outputs`; `id` is the `$id` of an old dialect.
 pub(super) fn context_in_schema(key: &[u8]) -> JsonContext {
     match key {
         b"$ref" | b"$dynamicRef" | b"$recursiveRef" => JsonContext::Reference,
+        b"$id" | b"id" => JsonContext::SchemaId,
+        b"guided_json" | b"json" => JsonContext::SchemaText,
         _ => JsonContext::Schema,
     }
 }
@@ -269,6 +279,39 @@ pub(super) fn is_fetchable_address(text: &[u8]) -> bool {
 pub(super) fn is_address_in_data(text: &[u8]) -> bool {
     let is_base64 = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/' | b'=');
     is_fetchable_address(text) && !text.iter().all(is_base64)
+}
+
+/// The relative references of a body's schemas, and the names of schemas at which such references begin.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::llm::request) struct SchemaAddresses {
+    has_relative_reference: bool,
+    has_address: bool,
+}
+
+impl SchemaAddresses {
+    /// Records a text of a schema or of settings. Returns the detail for a refusal if the text is an address. References
+    /// in a schema that is a text are not read, so such a text counts as an address.
+    pub(super) fn note_text(&mut self, place: JsonContext, text: &[u8]) -> Option<&'static [u8]> {
+        match place {
+            JsonContext::SchemaText if matches!(text, [b'{' | b'[', ..]) => {
+                return Some(b"schema_as_text");
+            }
+            JsonContext::SchemaText => (),
+            JsonContext::SchemaId => self.has_address |= is_fetchable_address(text),
+            _ if is_fetchable_address(text) => return Some(b"url"),
+            // A reference within the schema begins with `#`.
+            JsonContext::Reference => {
+                self.has_relative_reference |= !matches!(text, [] | [b'#', ..]);
+            }
+            _ => (),
+        }
+        None
+    }
+
+    /// Returns true if a validator would resolve a relative reference against an address.
+    pub(in crate::llm::request) fn has_resolved_reference(self) -> bool {
+        self.has_relative_reference && self.has_address
+    }
 }
 
 /// The kind of a text to embed.
