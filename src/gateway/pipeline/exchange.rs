@@ -11,9 +11,12 @@ mod pending_response;
 mod provider_response;
 mod report;
 
+use std::future::{Future, poll_fn};
 use std::mem;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::Poll;
 use std::time::Instant;
 
 use http::{Method, Response};
@@ -181,14 +184,23 @@ impl GatewayExchange {
         Ok(EnteredCall { route, open_call, request })
     }
 
-    /// Reads the body of a request that was admitted by its head.
+    /// Reads the body of a request that was admitted by its head. An abort of the run's calls ends the reading.
     pub(super) async fn read_body(
         &mut self,
         entered: &mut EnteredCall,
         body: &mut IncomingRequestBody<impl RequestBody>,
-    ) -> Result<ScannedBody, BodyReadError> {
-        let policy = &self.context.policy.config;
-        let body = body.read_body(entered.route, policy, &mut entered.request).await?;
+    ) -> Result<ScannedBody, CallRejection> {
+        let ExchangeContext { policy, cut, .. } = &mut self.context;
+        let body = {
+            let read = body.read_body(entered.route, &policy.config, &mut entered.request);
+            let mut read = pin!(read);
+            // The body comes first: most bodies are there at once and need no wait for an abort.
+            poll_fn(|cx| match read.as_mut().poll(cx) {
+                Poll::Ready(body) => Poll::Ready(body.map_err(CallRejection::from)),
+                Poll::Pending => cut.poll(cx).map(|()| Err(CallRejection::Aborted)),
+            })
+            .await?
+        };
         self.context.request_bytes = body.len();
         Ok(body)
     }

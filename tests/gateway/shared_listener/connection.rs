@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use cogni_gateway::base::task_group::ShutdownOutcome;
 use http::Request;
 use http_body_util::Full;
 use hyper::client::conn::http1;
@@ -82,6 +83,35 @@ async fn plain_text_is_served_if_the_operator_allows_it() {
     assert!(String::from_utf8_lossy(&answer).contains("\"runId\":\"run-2\""));
     let answer = plain(&app, request("sk-x").as_bytes()).await;
     assert!(answer.starts_with(b"HTTP/1.1 401 "));
+    app.stop().await;
+}
+
+/// G1: Closing a run ends a call whose body is still arriving; the closing does not wait for the body's time.
+#[tokio::test]
+async fn closing_a_run_ends_a_call_whose_body_is_arriving() {
+    let app = SharedApp::with(|config, authority| {
+        without_tls(config, authority);
+        config.drain_timeout = Duration::ZERO;
+        config.policy.body_timeout = PAUSE * 10;
+    })
+    .await;
+    let mut stream = TcpStream::connect(app.address).await.unwrap();
+    let head = format!(
+        "POST /v1/messages HTTP/1.1\r\nhost: x\r\nx-api-key: {}\r\ncontent-type: application/json\r\n\
+         content-length: 100\r\n\r\n{{",
+        app.token("run-1")
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let runs = app.runs.list_runs();
+    let run = runs.iter().find(|run| &*run.identity.run == "run-1").unwrap();
+    while run.ledger.budget_status().open_calls == 0 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(app.runs.close_run("run-1").await.unwrap(), ShutdownOutcome::Aborted);
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.contains(r#""code":"cut_by_operator""#), "{answer}");
+    assert!(app.records("run-1").iter().any(|record| record["event"] == "run.finished"));
     app.stop().await;
 }
 
