@@ -183,7 +183,7 @@ impl DockerEngine {
                 path: seccomp.clone(),
                 why: error.to_string(),
             })?;
-            podman::translate_for_podman(&mut body, &seccomp, max_user_processes());
+            podman::translate_for_podman(&mut body, &seccomp, user_limits());
         }
         Box::pin(self.create_replacing_stale(&sandbox_name(&spec.run), body, labels)).await
     }
@@ -399,9 +399,11 @@ fn innermost(error: &EngineError) -> String {
     cause.to_string()
 }
 
-/// Returns the number of processes that a user may have here, at most the kernel's default.
-fn max_user_processes() -> u64 {
-    getrlimit(Resource::Nproc).maximum.unwrap_or(DEFAULT_NPROC).min(DEFAULT_NPROC)
+/// Returns the numbers of processes and open files that a user may have here. Of processes at most the kernel's default.
+fn user_limits() -> podman::UserLimits {
+    let processes = getrlimit(Resource::Nproc).maximum.unwrap_or(DEFAULT_NPROC).min(DEFAULT_NPROC);
+    let open_files = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
+    podman::UserLimits { processes, open_files }
 }
 
 fn parse_deadline(label: &str) -> Option<SystemTime> {

@@ -10,9 +10,10 @@ use futures_util::StreamExt;
 use tokio::time::timeout;
 
 use super::container::CreatedContainer;
-use super::{DockerEngine, REQUEST_TIMEOUT_SECONDS};
+use super::{DockerEngine, REQUEST_TIMEOUT_SECONDS, user_limits};
 use crate::sandbox::spec::OwnerLabels;
 use crate::sandbox::spec::docker::gateway_container::{GatewayContainerSpec, container_body};
+use crate::sandbox::spec::docker::podman::limit_for_podman;
 use crate::sandbox::{SandboxError, gateway_container_name};
 
 /// A gateway's container that has been started.
@@ -33,7 +34,10 @@ pub async fn start_gateway(
     stamp: &OwnerLabels,
 ) -> Result<RunningGatewayContainer, SandboxError> {
     let image = docker.image_id(&proxy.image).await?;
-    let body = container_body(proxy, &image, stamp);
+    let mut body = container_body(proxy, &image, stamp);
+    if docker.is_podman() {
+        limit_for_podman(&mut body, user_limits());
+    }
     let container =
         Box::pin(docker.create_replacing_stale(&gateway_container_name(&proxy.run), body, stamp))
             .await?;

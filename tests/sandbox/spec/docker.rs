@@ -3,10 +3,12 @@
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
+use bollard::models::{ContainerCreateBody, HostConfig};
 use cogni_gateway::sandbox::OwnerProcess;
 use cogni_gateway::sandbox::docker::DockerEngine;
+use cogni_gateway::sandbox::spec::docker::container_body;
 use cogni_gateway::sandbox::spec::docker::gateway_container::{self, GatewayContainerSpec};
-use cogni_gateway::sandbox::spec::docker::{container_body, podman};
+use cogni_gateway::sandbox::spec::docker::podman::{self, UserLimits};
 use cogni_gateway::sandbox::spec::{BindMount, MountAccess, OwnerLabels};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -77,11 +79,14 @@ async fn an_error_names_its_engine() {
 fn podman_gets_the_same_request_in_its_format() {
     let docker = container_body(&spec(), IMAGE, &stamp());
     let mut podman = docker.clone();
-    podman::translate_for_podman(&mut podman, Path::new("/run/cogni/run-1/seccomp.json"), 32_768);
+    let most = UserLimits { processes: 32_768, open_files: 524_288 };
+    podman::translate_for_podman(&mut podman, Path::new("/run/cogni/run-1/seccomp.json"), most);
     let lines = |body| {
         let mut body: Value = serde_json::to_value(body).unwrap();
         let options = body["HostConfig"]["SecurityOpt"].as_array_mut().unwrap();
-        for option in options.iter_mut().filter(|option| option.as_str().unwrap().len() > 100) {
+        for option in
+            options.iter_mut().filter(|option| option.as_str().unwrap().starts_with("seccomp={"))
+        {
             *option = "seccomp={…}".into();
         }
         serde_json::to_string_pretty(&body).unwrap()
@@ -93,6 +98,27 @@ fn podman_gets_the_same_request_in_its_format() {
     };
     let differences = [of(&docker, &podman, "-"), of(&podman, &docker, "+")].concat().join("\n");
     insta::assert_snapshot!(differences);
+}
+
+/// R2: Podman is asked for no more open files than its user may have, whether or not the request names a number.
+#[test]
+fn podman_is_asked_for_no_more_than_it_may_allow() {
+    let files = |mut body, open_files| {
+        podman::limit_for_podman(&mut body, UserLimits { processes: 64, open_files });
+        let body: Value = serde_json::to_value(body).unwrap();
+        let limits = body["HostConfig"]["Ulimits"].as_array().unwrap().clone();
+        let mut files = limits.iter().filter(|limit| limit["Name"] == "nofile");
+        let found = files.next().unwrap()["Hard"].as_u64().unwrap();
+        assert!(files.next().is_none() && limits.iter().any(|limit| limit["Name"] == "nproc"));
+        found
+    };
+    let sandbox = || container_body(&spec(), IMAGE, &stamp());
+    assert_eq!((files(sandbox(), 524_288), files(sandbox(), 256)), (1024, 256));
+    let unlimited = || ContainerCreateBody {
+        host_config: Some(HostConfig::default()),
+        ..ContainerCreateBody::default()
+    };
+    assert_eq!((files(unlimited(), u64::MAX), files(unlimited(), 4096)), (1 << 20, 4096));
 }
 
 fn stamp() -> OwnerLabels {
