@@ -18,7 +18,7 @@ use crate::relay::delivery::job_audit_log::{self, JobAuditLog};
 use crate::relay::delivery::outbox::{
     DeliveryJob, DeliveryOutbox, DeliveryPlan, DeliveryStep, RetainedTotals, WorkspaceRow,
 };
-use crate::relay::delivery::{DeliveryStatus, OUTBOX_FILE, sweep};
+use crate::relay::delivery::{DeliveryStatus, OUTBOX_FILE, sweep, sweep_clock};
 use crate::relay::repo::artifact::held_branch_name;
 use crate::relay::repo::{ArtifactDir, RepoMirror};
 use crate::runner::branch_delivery;
@@ -148,7 +148,17 @@ fn sweep_state(
     let outbox = open_outbox(state)?;
     // An age beyond the clock's range deletes nothing.
     let before = kept_older_than.and_then(|age| SystemTime::now().checked_sub(age));
-    if let Some(before) = before {
+    let is_clock_trusted = before.is_none()
+        || sweep_clock::check_wall_clock(&state.path())
+            .with_context(|| format!("cannot note the time in `{}`", state.path().display()))?;
+    if !is_clock_trusted {
+        writeln!(
+            out,
+            "deleted: nothing that is held, has failed or is kept: the clock, which tells its age, cannot be compared \
+             with that of an earlier sweep; repeat this in an hour, or `relay discard` single items"
+        )?;
+    }
+    if let Some(before) = before.filter(|_| is_clock_trusted) {
         let kept = outbox.expire_retained(before)?;
         writeln!(out, "deleted: {kept} held or failed deliveries and kept workspaces")?;
     }

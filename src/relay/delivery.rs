@@ -25,6 +25,7 @@ mod run_job;
 pub mod statement;
 mod stop;
 pub mod sweep;
+pub mod sweep_clock;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
