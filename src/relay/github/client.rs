@@ -127,7 +127,8 @@ impl GithubClient {
     /// Returns a branch's data, or `None` if there is no branch of that name.
     ///
     /// # Errors
-    /// Returns a [`GithubError`] if the call fails.
+    /// Returns a [`GithubError`] if the call fails, and [`GithubError::NotFound`] if there is no such repository or the
+    /// token has no access to it.
     pub async fn branch_info(
         &self,
         token: &SecretString,
@@ -145,8 +146,11 @@ impl GithubClient {
             .await
         {
             Ok(branch) => Ok(Some(branch)),
-            // GitHub answers 404 for a branch that does not exist. A missing repository looks the same here.
-            Err(GithubError::NotFound) => Ok(None),
+            // A missing branch and a missing repository have the same status here. Only the repository's own address
+            // tells them apart.
+            Err(GithubError::NotFound) => {
+                self.repository_info(token, repository).await.map(|_| None)
+            }
             Err(error) => Err(error),
         }
     }

@@ -7,6 +7,7 @@ use cogni_gateway::relay::github::client::{GithubError, RetryPolicy};
 use cogni_gateway::relay::github::pull_request::{
     PublishedPullRequest, PullRequestSpec, convert_to_draft, publish_pull_request,
 };
+use cogni_gateway::relay::repo::repository::RepositoryUrl;
 use cogni_gateway::relay::repo::review::{ReviewAction, ReviewReason};
 use cogni_gateway::relay::repo::{BranchKey, ObjectId, SandboxBranch};
 use http::StatusCode;
@@ -301,6 +302,9 @@ async fn a_protected_branch_is_known() {
     assert_eq!(told("sandbox/task-1").await, Some(true));
     assert_eq!(told("main").await, Some(false));
     assert_eq!(told("sandbox/none").await, None);
+    let missing: RepositoryUrl = forge.clone_url().replace(".git", "-none.git").parse().unwrap();
+    let error = api.branch_info(&token, missing.as_hosted().unwrap(), "main").await.unwrap_err();
+    assert_eq!(error, GithubError::NotFound, "a missing repository is no missing branch");
 }
 
 async fn published(

@@ -129,9 +129,9 @@ impl GithubApp {
     /// Returns the app's signed identity (RFC 7519). It is valid for nine minutes, since GitHub allows ten, and begins
     /// a minute ago, since clocks differ.
     fn sign_jwt(&self, now: SystemTime) -> Result<SecretString, GithubError> {
-        let now = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let (issued, expires) = signature_period(now);
         let header = json!({ "alg": "RS256", "typ": "JWT" }).to_string();
-        let claims = json!({ "iat": now - 60, "exp": now + 540, "iss": self.id }).to_string();
+        let claims = json!({ "iat": issued, "exp": expires, "iss": self.id }).to_string();
         let mut text = String::new();
         BASE64_URL_SAFE_NO_PAD.encode_string(header, &mut text);
         text.push('.');
@@ -160,6 +160,25 @@ impl fmt::Debug for GithubApp {
     }
 }
 
+/// Returns the seconds since 1970 at which the validity of a signature begins and ends. A machine without a set clock
+/// may be in the first minute of 1970.
+fn signature_period(now: SystemTime) -> (u64, u64) {
+    let now = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    (now.saturating_sub(60), now + 540)
+}
+
 /// The least remaining time of a token that is used again. Tokens are valid for an hour, and a large push takes
 /// minutes.
 const MIN_TOKEN_LIFETIME: Duration = Duration::from_mins(5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_at_its_start_makes_no_underflow() {
+        assert_eq!(signature_period(UNIX_EPOCH), (0, 540));
+        assert_eq!(signature_period(UNIX_EPOCH - Duration::from_secs(1)), (0, 540));
+        assert_eq!(signature_period(UNIX_EPOCH + Duration::from_secs(100)), (40, 640));
+    }
+}
