@@ -373,8 +373,8 @@ impl DeliveryOutbox {
         Ok(self.lock_connection().execute(delivered, [to_millis(before)])?)
     }
 
-    /// Discards a held row, a failed row, or a retained workspace, with its directory. The row goes first, so that a
-    /// sweep removes the directory if this call is interrupted.
+    /// Discards a held row, a failed row, or a retained workspace, with its directory. Both go in one transaction, the
+    /// directory before the row: if the directory cannot be removed, the row still names it, and a later call goes on.
     ///
     /// # Errors
     /// Returns [`OutboxError::StillNeeded`] if the item may still be delivered without an operator, and
@@ -385,17 +385,16 @@ impl DeliveryOutbox {
             Err(_) => self.get(id)?.request.artifacts,
         };
         // The conditions are part of the statements: a row that has become open again since it was read must stay.
-        let gone = {
-            let connection = self.lock_connection();
-            let job = "DELETE FROM job WHERE id = ?1 AND step IN ('held', 'failed')";
-            let desk = "DELETE FROM desk WHERE id = ?1 AND remains IS NOT NULL";
-            connection.execute(job, [id])? + connection.execute(desk, [id])?
-        };
-        if gone == 0 {
+        let mut connection = self.lock_connection();
+        let change = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let job = "DELETE FROM job WHERE id = ?1 AND step IN ('held', 'failed')";
+        let desk = "DELETE FROM desk WHERE id = ?1 AND remains IS NOT NULL";
+        if change.execute(job, [id])? + change.execute(desk, [id])? == 0 {
             return Err(OutboxError::StillNeeded { id: id.to_owned() });
         }
         dir_tree::remove_tree(&artifacts)
-            .map_err(|source| OutboxError::File { path: artifacts, source })
+            .map_err(|source| OutboxError::File { path: artifacts, source })?;
+        Ok(change.commit()?)
     }
 
     /// Updates a row in one statement, so that no reader sees half of the change. The row must still have the step and

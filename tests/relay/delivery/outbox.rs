@@ -273,6 +273,15 @@ fn a_copied_outbox_names_its_own_work() {
     copied.discard_item(&desk.id).unwrap();
     assert!(workspace.exists() && !copy.join("work/run-2").exists());
 
+    let second = place.path().join("second");
+    assert!(Command::new("cp").arg("-a").args([&original, &second]).status().unwrap().success());
+    let file = second.join("outbox.sqlite");
+    let damage = "UPDATE job SET \"order\" = '{'";
+    rusqlite::Connection::open(&file).unwrap().execute(damage, []).unwrap();
+    let damaged =
+        DeliveryOutbox::open(&file).expect("one damaged row keeps no outbox from opening");
+    assert_eq!(damaged.workspace(&desk.id).unwrap().workspace, second.join("work/run-2/workspace"));
+
     let alias = place.path().join("alias");
     std::os::unix::fs::symlink(&original, &alias).unwrap();
     let same = DeliveryOutbox::open(&alias.join("outbox.sqlite")).unwrap();
@@ -538,7 +547,10 @@ fn retained_work_is_counted_and_expires() {
     let place = tempfile::tempdir().unwrap();
     let outbox = open(&place);
     for (run, grant) in [("run-1", Some("one")), ("run-2", Some("one")), ("run-3", None)] {
-        let artifacts = place.path().join(run);
+        let artifacts = match run {
+            "run-2" => place.path().join("in").join(run),
+            _ => place.path().join(run),
+        };
         let workspace = artifacts.join("workspace");
         fs::create_dir_all(&workspace).unwrap();
         fs::write(workspace.join("file"), vec![7; 100_000]).unwrap();
@@ -560,7 +572,15 @@ fn retained_work_is_counted_and_expires() {
     assert!(of_one.bytes >= 200_000 && of_all.bytes >= of_one.bytes + 100_000, "{of_all:?}");
     let now = SystemTime::now();
     assert_eq!(outbox.expire_retained(now - Duration::from_hours(1)).unwrap(), 0);
-    assert_eq!(outbox.expire_retained(now + Duration::from_hours(1)).unwrap(), 3);
+    // A directory that cannot be removed keeps its row, and stops no other item.
+    let (inner, aside) = (place.path().join("in"), place.path().join("aside"));
+    fs::rename(&inner, &aside).unwrap();
+    fs::write(&inner, "no directory").unwrap();
+    outbox.expire_retained(now + Duration::from_hours(1)).unwrap_err();
+    assert_eq!(outbox.retained_totals(None).unwrap().works, 1);
+    assert!(!place.path().join("run-3").exists());
+    fs::remove_file(&inner).and_then(|()| fs::rename(&aside, &inner)).unwrap();
+    assert_eq!(outbox.expire_retained(now + Duration::from_hours(1)).unwrap(), 1);
     assert_eq!(
         (outbox.retained_totals(None).unwrap(), place.path().join("run-1").exists()),
         (RetainedTotals::default(), false)

@@ -40,16 +40,24 @@ pub(super) fn adopt_moved_rows(
     for (table, row, artifacts, workspace) in moved {
         let artifacts = artifacts.display().to_string();
         let workspace = workspace.display().to_string();
-        match table {
+        let changed = match table {
             "job" => change.execute(
                 "UPDATE job SET artifacts = ?2, \"order\" = json_set(\"order\", '$.artifacts', ?2) WHERE rowid = ?1",
                 (row, &artifacts),
-            )?,
+            ),
             _ => change.execute(
                 "UPDATE desk SET artifacts = ?2, plan = json_set(plan, '$.artifacts', ?2), workspace = ?3 WHERE rowid = ?1",
                 (row, &artifacts, &workspace),
-            )?,
+            ),
         };
+        // One row that is damaged must not keep all others from their work. Reading that row reports it again.
+        if let Err(error) = changed {
+            tracing::error!(
+                table, row, artifacts, %error,
+                "this row of a moved outbox is damaged; it still names its former directory"
+            );
+            continue;
+        }
         tracing::info!(
             artifacts,
             "the state directory was moved or copied; this work is looked for here"

@@ -52,10 +52,10 @@ impl DeliveryOutbox {
     }
 
     /// Removes items that have been retained since before `before`, and returns their number. A workspace that still
-    /// has to be collected or archived stays.
+    /// has to be collected or archived stays. An item that cannot be removed stops no other one.
     ///
     /// # Errors
-    /// Returns an error if the database does not work or a directory cannot be removed. A later call tries the rest.
+    /// Returns the first error if the database does not work or a directory cannot be removed. A later call tries again.
     pub fn expire_retained(&self, before: SystemTime) -> Result<usize, OutboxError> {
         // The IDs are collected first: `discard_item` takes the same lock for each of them.
         let old = {
@@ -68,8 +68,14 @@ impl DeliveryOutbox {
         let desks = self.workspaces()?.into_iter();
         let left = desks.filter(|desk| !desk.needs_collection() && desk.created < before);
         let old: Vec<_> = old.into_iter().chain(left.map(|desk| desk.id)).collect();
-        old.iter().try_for_each(|id| self.discard_item(id))?;
-        Ok(old.len())
+        let mut failure = None;
+        for id in &old {
+            if let Err(error) = self.discard_item(id) {
+                tracing::warn!(id, %error, "an old item cannot be removed");
+                failure.get_or_insert(error);
+            }
+        }
+        failure.map_or(Ok(old.len()), Err)
     }
 
     /// Stores the disk space of a workspace. Measuring visits every file, so the measuring happens without the lock.
