@@ -221,7 +221,7 @@ impl<'a> GitCommand<'a> {
         let ended = process::run_process(&mut command, input, sink, &self.limits);
         let mut ended = ended.map_err(|fault| fault.into_error(self.subcommand))?;
         // Every result passes here, so no secret leaves this module through git's error messages.
-        ended.stderr = redact_secrets(&ended.stderr, &self.secrets);
+        ended.stderr = without_hints(&redact_secrets(&ended.stderr, &self.secrets));
         Ok((ended, self.subcommand))
     }
 
@@ -240,6 +240,13 @@ impl<'a> GitCommand<'a> {
         command.arg(self.subcommand).args(&self.args);
         command
     }
+}
+
+/// Returns git's messages without its hints. Hints tell a person at a terminal what to type next, and are so long that
+/// they hide the reason, which stands before or after them.
+fn without_hints(said: &str) -> String {
+    let lines = said.lines().filter(|line| !line.starts_with("hint:"));
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 impl process::ProcessExit {
@@ -282,3 +289,15 @@ const MIN_SECRET_BYTES: usize = 8;
 
 const HTTPS_PORT: u16 = 443;
 const HTTP_PORT: u16 = 80;
+
+#[cfg(test)]
+mod tests {
+    use super::without_hints;
+
+    #[test]
+    fn a_hint_does_not_hide_the_reason() {
+        let said =
+            "hint: Using 'master' as the name\nhint:\nfatal: unable to write\nhint: try again";
+        assert_eq!(without_hints(said), "fatal: unable to write");
+    }
+}
