@@ -416,7 +416,7 @@ fn parse_run(
     let host = HostEnvironment { docker_socket, run_dir, init, uids };
     let mut config = load_config(matches, variable, &request)?;
     config.files.extend(repository.private_paths());
-    let branch = repository.branch_request(&config.identity.run)?;
+    let branch = repository.branch_request(&config.identity.run, request.user_text())?;
     if repository.has_repository() && matches!(gateway, GatewayServer::Container(_)) {
         bail!("a run with a repository needs its gateway in this process; leave `--proxy` out");
     }

@@ -21,6 +21,7 @@ use anyhow::{Context, bail};
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
+use super::MODEL_VARIABLE;
 use super::long_running::workspace_store::StoredBranchRef;
 use crate::base::dir_tree;
 use crate::gateway::run::AgentRun;
@@ -28,6 +29,7 @@ use crate::relay::delivery::outbox::{self, DeliveryPlan, WorkspaceRow};
 use crate::relay::delivery::rules::ReviewRules;
 use crate::relay::delivery::statement::RunFacts;
 use crate::relay::delivery::{DeliveryService, DeliveryStatus, LeasedBranch};
+use crate::relay::github::pull_request::change_summary::MAX_ASKED_CHARS;
 use crate::relay::repo::mirror::{CommitAuthor, FileOwner};
 use crate::relay::repo::repository::RepositoryUrl;
 use crate::relay::repo::{self, ArtifactDir, BranchKey};
@@ -49,6 +51,10 @@ pub struct BranchRequest {
     pub base: Option<String>,
     /// True if a pull request is opened after the run has ended successfully.
     pub pull_request: bool,
+    /// The title for a new pull request. `None` means that the commits give the title.
+    pub title: Option<String>,
+    /// The user's request, for the pull request.
+    pub asked: String,
     /// The grant that the stored work counts against, if the run uses a grant.
     pub grant: Option<String>,
 }
@@ -232,7 +238,13 @@ impl TrackedWorkspace {
         let mut desk = self.row.clone();
         desk.plan.facts.spent = source.run.ledger.spent_amount();
         // A failed run still delivers its commits, but asks no person to review them.
-        let words = (branch.pull_request && source.is_ok).then_some(source.text);
+        let words = (branch.pull_request && source.is_ok).then(|| outbox::PullRequestText {
+            title: branch.title.clone().unwrap_or_default(),
+            // The outbox's row keeps no more of the request than the pull request shows.
+            asked: branch.asked.chars().take(MAX_ASKED_CHARS + 1).collect(),
+            model: order.spec.env.get(MODEL_VARIABLE).cloned().unwrap_or_default(),
+            ..source.text
+        });
         let delivering = async {
             let extractor = WorkExtractor::for_delivery(driver, order, service)?;
             match Box::pin(collect::collect_work(service, &extractor, &desk, words)).await? {

@@ -13,7 +13,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
 use super::agent::input_path;
-use super::{AgentInvocation, ChatMessage, GatewayServer, RunPlan};
+use super::{AgentInvocation, ChatMessage, ChatRole, GatewayServer, RunPlan};
 use crate::base::{serde_words, trace_context};
 use crate::gateway::config::GatewayConfig;
 use crate::llm::budget;
@@ -96,6 +96,14 @@ pub struct HostEnvironment {
 }
 
 impl RunRequest {
+    /// Returns the last message of the user. Empty if the workspace holds the conversation.
+    pub fn user_text(&self) -> String {
+        let mut all = self.messages.iter().rev();
+        let last = all.find(|message| message.role == ChatRole::User);
+        let text = self.message.as_ref().or(last.map(|message| &message.content));
+        text.cloned().unwrap_or_default()
+    }
+
     /// Reads a request from a TOML file.
     ///
     /// # Errors

@@ -10,6 +10,7 @@ use std::time::Duration;
 use cogni_gateway::base::secret::SecretString;
 use cogni_gateway::relay::github::client::{GithubClient, GithubConfig, RetryPolicy};
 use cogni_gateway::relay::github::credential::{ForgeCredential, GithubApp};
+use cogni_gateway::relay::github::pull_request::change_summary::ChangeSummary;
 use cogni_gateway::relay::github::pull_request::{PullRequestSpec, publish_pull_request};
 use cogni_gateway::relay::repo::repository::{HostedRepository, RepositoryUrl};
 use cogni_gateway::relay::repo::{BranchKey, ObjectId, SandboxBranch};
@@ -131,6 +132,7 @@ fn pull_request_spec() -> PullRequestSpec {
         title: "Do the work".to_owned(),
         body: "It is done.".to_owned(),
         commit_range: (ObjectId::NONE, ObjectId::hash_object("blob", b"")),
+        summary: ChangeSummary::default(),
         needs_review: false,
         reasons: vec![],
         earlier_reasons: vec![],

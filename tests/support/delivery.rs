@@ -72,6 +72,7 @@ pub(crate) fn delivery_request(run: &str) -> DeliveryRequest {
         pull_request: Some(PullRequestText {
             title: "A title".to_owned(),
             body: "Words".to_owned(),
+            ..PullRequestText::default()
         }),
     }
 }

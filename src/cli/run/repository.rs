@@ -61,6 +61,10 @@ pub(super) struct RunRepositoryArgs {
     #[arg(long, requires = "repo")]
     pull_request: bool,
 
+    /// Title of a new pull request [default: the commits' subject]
+    #[arg(long, value_name = "TEXT", requires = "pull_request")]
+    title: Option<String>,
+
     #[command(flatten)]
     setup: RelayArgs,
 }
@@ -85,7 +89,11 @@ impl RunRepositoryArgs {
     ///
     /// # Errors
     /// Returns an error if the URL or the key is invalid.
-    pub(super) fn branch_request(&self, run: &str) -> anyhow::Result<Option<BranchRequest>> {
+    pub(super) fn branch_request(
+        &self,
+        run: &str,
+        asked: String,
+    ) -> anyhow::Result<Option<BranchRequest>> {
         let Some(url) = &self.repo else { return Ok(None) };
         // Errors do not repeat the URL, because it may contain a password.
         let repository = RepositoryUrl::parse(url).context("`--repo` cannot be used")?;
@@ -99,8 +107,9 @@ impl RunRepositoryArgs {
         if self.pull_request && repository.as_hosted().is_none() {
             bail!("`--pull-request` needs a repository on a forge, by `https://HOST/OWNER/NAME`");
         }
-        let (base, pull_request) = (self.base.clone(), self.pull_request);
-        Ok(Some(BranchRequest { repository, key, base, pull_request, grant: None }))
+        let (base, pull_request, title) =
+            (self.base.clone(), self.pull_request, self.title.clone());
+        Ok(Some(BranchRequest { repository, key, base, pull_request, title, asked, grant: None }))
     }
 
     /// Leases the branch of the run's plan, if the plan has a branch.

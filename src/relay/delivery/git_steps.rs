@@ -8,11 +8,15 @@ use super::statement::ProvenanceStatement;
 use super::stop::StepStop;
 use super::{DeliveryError, DeliveryService};
 use crate::base::secret::SecretString;
+use crate::relay::github::pull_request::change_summary::{
+    ChangeSize, ChangeSummary, CommitLine, MAX_COMMITS,
+};
 use crate::relay::repo::quarantine::{CommitProvenance, QuarantinedWork};
 use crate::relay::repo::review::ReviewReason;
 use crate::relay::repo::{
     self, ArtifactDir, BranchLease, CommitNote, ExtractedWork, ObjectId, ReviewedWork,
 };
+use crate::telemetry::audit::AuditSigningKey;
 
 impl DeliveryService {
     /// Takes the work into quarantine and reviews it. A repeated call makes the same commits.
@@ -140,6 +144,41 @@ impl DeliveryService {
             }
         }
         Ok(reasons.into_iter().filter(|reason| !job.reasons.contains(reason)).collect())
+    }
+
+    /// Returns the key that verifies the statements, if one is configured.
+    fn public_key(&self) -> Option<String> {
+        let key = AuditSigningKey::new(Some(self.settings.signing_key.as_ref()?)).ok()?;
+        Some(key.public_key().to_string())
+    }
+
+    /// Returns the facts of a row's pushed work for its pull request. Facts that git does not give are left out: they
+    /// must not hold up the pull request.
+    pub(super) fn summarize_work(&self, job: &DeliveryJob) -> ChangeSummary {
+        let DeliveryJob { request, head, verdict, .. } = job;
+        let known = ChangeSummary {
+            spent: request.facts.spent,
+            verdict: verdict.map_or_else(String::new, |verdict| verdict.as_str().to_owned()),
+            public_key: self.public_key(),
+            ..ChangeSummary::default()
+        };
+        let Some(head) = *head else { return known };
+        let read = || -> Result<_, DeliveryError> {
+            let mirror = self.open_mirror(&request.repository)?;
+            let (commits, count) = mirror.list_commits(&request.state, head, MAX_COMMITS)?;
+            Ok((commits, count, mirror.measure_change(request.state.start, head)?))
+        };
+        match read() {
+            Ok((commits, commit_count, [files, added_lines, removed_lines])) => {
+                let commits = commits.into_iter().map(|(id, subject)| CommitLine { id, subject });
+                let size = ChangeSize { files, added_lines, removed_lines };
+                ChangeSummary { commits: commits.collect(), commit_count, size, ..known }
+            }
+            Err(error) => {
+                tracing::warn!(%error, relay = job.id, "cannot list the commits for the pull request");
+                known
+            }
+        }
     }
 
     /// Writes the signed statement as a note beside the commit, and stores the result in the row. A generated key ends

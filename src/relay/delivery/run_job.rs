@@ -12,7 +12,7 @@ use super::outbox::{
 use super::stop::StepStop;
 use super::{DeliveryError, DeliveryService, DeliveryStatus, ForgeAccess};
 use crate::base::secret::SecretString;
-use crate::relay::github::pull_request;
+use crate::relay::github::pull_request::{self, change_summary::ChangeSummary};
 use crate::relay::repo::repository::{HostedRepository, RepositoryUrl};
 use crate::relay::repo::{ArtifactDir, BranchLease, ObjectId, review};
 use crate::telemetry::audit::{AuditLog, delivery_records as event};
@@ -167,8 +167,11 @@ impl DeliveryService {
         let (relay, held, row) = (self.clone(), lease.clone(), job.clone());
         // The branch may hold earlier commits that were pushed without a pull request, and so without a person's view
         // of them.
-        let looking = move || relay.unreviewed_branch_changes(&row, &held, token.as_ref());
-        let earlier_reasons = tokio::task::spawn_blocking(looking).await??;
+        let looking = move || {
+            let reasons = relay.unreviewed_branch_changes(&row, &held, token.as_ref())?;
+            Ok::<_, StepStop>((reasons, relay.summarize_work(&row)))
+        };
+        let (earlier_reasons, summary) = tokio::task::spawn_blocking(looking).await??;
         if !earlier_reasons.is_empty() {
             let reasons: Vec<_> = earlier_reasons.iter().map(ToString::to_string).collect();
             tracing::warn!(relay = job.id, ?reasons, "the branch needs a review by a person");
@@ -184,6 +187,7 @@ impl DeliveryService {
                 job.request.state.expected_remote_tip().unwrap_or(ObjectId::NONE),
                 job.head.unwrap_or(ObjectId::NONE),
             ),
+            summary: ChangeSummary { asked: words.asked, model: words.model, ..summary },
             needs_review: job.verdict == Some(VerdictKind::Review),
             reasons: job.reasons.clone(),
             earlier_reasons,

@@ -10,6 +10,7 @@
 //!
 //! **Invariant:** an agent's text notifies no person, closes no issue and loads no picture ([`safe_text`]).
 
+pub mod change_summary;
 pub mod managed_section;
 pub mod safe_text;
 
@@ -23,6 +24,7 @@ use crate::base::url_component::encode_url_component;
 use crate::relay::repo::repository::HostedRepository;
 use crate::relay::repo::review::ReviewReason;
 use crate::relay::repo::{ObjectId, SandboxBranch};
+use change_summary::ChangeSummary;
 use managed_section::NOTICE_MARK;
 
 /// The content of a pull request.
@@ -34,12 +36,15 @@ pub struct PullRequestSpec {
     pub base: Option<String>,
     pub run: String,
     pub agent: String,
-    /// The agent's title for a new pull request. An existing pull request keeps its title.
+    /// The requested title for a new pull request. Without one, the commits give the title. An existing pull request
+    /// keeps its title.
     pub title: String,
     /// The agent's description.
     pub body: String,
     /// The commits that the run has moved the branch from and to.
     pub commit_range: (ObjectId, ObjectId),
+    /// The facts of the run's work.
+    pub summary: ChangeSummary,
     /// True if a person has to review the work before it counts. A new pull request is then a draft.
     pub needs_review: bool,
     /// The reasons for the review.
@@ -241,8 +246,9 @@ impl PullRequestPublisher<'_> {
         base: &str,
         draft: bool,
     ) -> Result<PublishedPullRequest, GithubError> {
-        let title =
-            safe_text::format_title(&self.spec.title, &format!("Changes from {}", self.spec.head));
+        let PullRequestSpec { title, summary, head, .. } = self.spec;
+        let title = if title.trim().is_empty() { summary.title() } else { title.clone() };
+        let title = safe_text::format_title(&title, &format!("Changes from {head}"));
         let body = managed_section::upsert_section(None, &self.spec.run, &self.body_section(false))
             .unwrap_or_default();
         let head = self.spec.head.to_string();
@@ -290,7 +296,7 @@ impl PullRequestPublisher<'_> {
         Ok(published)
     }
 
-    /// Returns the text of the run's section: the agent's text, and the relay's text below it. If `is_told` is true,
+    /// Returns the text of the run's section: the agent's text, and the relay's facts below it. If `is_told` is true,
     /// another run's section already has the reasons about the branch's earlier commits.
     fn body_section(&self, is_told: bool) -> String {
         let PullRequestSpec { run, agent, commit_range: (from, to), .. } = self.spec;
@@ -305,7 +311,10 @@ impl PullRequestPublisher<'_> {
         let before = if is_told { &[] } else { self.spec.earlier_reasons.as_slice() };
         let notice = self.review_notice(&run, before);
         let gap = if body.is_empty() { "" } else { "\n\n" };
-        format!("{body}{gap}Run {run}{agent} moved the branch from {from} to `{to}`.{notice}")
+        let (commits, details) = (self.spec.summary.commit_list(), self.spec.summary.details(*to));
+        format!(
+            "{body}{gap}Run {run}{agent} moved the branch from {from} to `{to}`.{commits}{details}{notice}"
+        )
     }
 
     /// Returns the notice that a review is needed, with its reasons. The notice's headline is the last text that gives

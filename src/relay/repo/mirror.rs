@@ -1,5 +1,6 @@
 //! The mirror: a complete bare copy of a repository on this machine, which no agent can reach.
 
+mod commit_list;
 mod fetch_lock;
 mod remote;
 mod sweep;

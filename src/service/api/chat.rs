@@ -44,6 +44,9 @@ pub(super) struct ChatBody {
     /// Ask for a pull request, too.
     #[serde(default)]
     pull_request: bool,
+    /// The title of a new pull request; else the commits give it.
+    #[schema(min_length = 1, max_length = 256)]
+    pull_request_title: Option<String>,
     /// The account to charge; the default is the grant's first account.
     account: Option<String>,
     /// The run's limits. The limits of the agent and of the grant hold in any case.
@@ -182,6 +185,7 @@ impl From<ChatBody> for CreateRunBody {
             branch_key: chat.branch_key,
             work_item: None,
             pull_request: chat.pull_request,
+            pull_request_title: chat.pull_request_title,
             budget: chat.budget,
             max_runtime: None,
             metadata: chat.metadata,

@@ -45,6 +45,9 @@ pub(super) struct CreateRunBody {
     /// Ask for a pull request, too.
     #[serde(default)]
     pub(super) pull_request: bool,
+    /// The title of a new pull request; else the commits give it.
+    #[schema(min_length = 1, max_length = 256)]
+    pub(super) pull_request_title: Option<String>,
     /// The run's limits. The limits of the agent and of the grant hold in any case.
     #[serde(default)]
     pub(super) budget: BudgetBody,
@@ -128,6 +131,7 @@ impl CreateRunBody {
                 by_state_key: false,
                 base: self.base,
                 pull_request: self.pull_request,
+                title: self.pull_request_title,
             },
             budget: self.budget.into_limits()?.capped_by(&grant.terms.budget),
             max_runtime: self.max_runtime,
@@ -137,12 +141,14 @@ impl CreateRunBody {
 
     fn validate_body(&self) -> Result<(), ApiError> {
         let Self { agent, model, state_key, base, branch_key, work_item, .. } = self;
+        let pull_request_title = &self.pull_request_title;
         let optional = [
             ("model", model),
             ("state_key", state_key),
             ("base", base),
             ("branch_key", branch_key),
             ("work_item", work_item),
+            ("pull_request_title", pull_request_title),
         ];
         let optional = optional.into_iter().filter_map(|(what, text)| Some((what, text.as_ref()?)));
         let mut named = optional.chain([("agent", agent)]);
@@ -190,7 +196,11 @@ impl CreateRunBody {
     /// and the run's result says that the relay was skipped.
     fn validate_branch(&self) -> Result<(), ApiError> {
         let has_key = self.branch_key.is_some() || self.work_item.is_some();
-        let asked = [("pull_request", self.pull_request), ("base", self.base.is_some())];
+        let asked = [
+            ("pull_request", self.pull_request),
+            ("pull_request_title", self.pull_request_title.is_some()),
+            ("base", self.base.is_some()),
+        ];
         match asked.into_iter().find(|(_, is_asked)| *is_asked) {
             Some((what, _)) if self.repo.is_none() || !has_key => {
                 Err(ApiError::invalid_body(format_args!(

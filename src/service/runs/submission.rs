@@ -20,7 +20,7 @@ use crate::relay::repo::repository::RepositoryUrl;
 use crate::runner::agents::{AgentCatalog, AgentDefinition, SandboxLifetime};
 use crate::runner::branch_delivery::BranchRequest;
 use crate::runner::long_running::{SandboxKey, SandboxKeyScope};
-use crate::runner::{ChatMessage, GatewayOverrides, GatewayServer, RunPlan, RunRequest};
+use crate::runner::{ChatMessage, ChatRole, GatewayOverrides, GatewayServer, RunPlan, RunRequest};
 use crate::sandbox::spec::LimitOverrides as Limited;
 
 /// A client's request for a run, after its grant was checked. The journal stores the submission as JSON, and
@@ -74,6 +74,9 @@ pub struct BranchOptions {
     /// The branch that the work is based on. `None` means the default branch.
     pub base: Option<String>,
     pub pull_request: bool,
+    /// The title for a new pull request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub title: Option<String>,
 }
 
 impl RunSubmission {
@@ -104,8 +107,9 @@ impl RunSubmission {
 
     /// Returns the run's branch, or `None` if the request has no repository or no key.
     fn branch_request(&self, run: &str) -> anyhow::Result<Option<BranchRequest>> {
-        let BranchOptions { repository, reach, key, work_item, by_state_key, base, pull_request } =
+        let BranchOptions { repository, reach, key, work_item, by_state_key, base, .. } =
             &self.branch;
+        let (pull_request, title) = (&self.branch.pull_request, &self.branch.title);
         let sources = BranchKeySources {
             explicit: key.as_deref(),
             work_item: work_item.as_deref(),
@@ -124,6 +128,8 @@ impl RunSubmission {
             key,
             base: base.clone(),
             pull_request: *pull_request,
+            title: title.clone(),
+            asked: last_user_text(&self.messages),
             grant: Some(self.grant.clone()),
         }))
     }
@@ -228,6 +234,12 @@ impl RunSubmission {
             ..GatewayOverrides::default()
         }
     }
+}
+
+/// Returns the last message of the user.
+fn last_user_text(messages: &[ChatMessage]) -> String {
+    let last = messages.iter().rev().find(|message| message.role == ChatRole::User);
+    last.map_or_else(String::new, |message| message.content.clone())
 }
 
 /// The directories of a workspace in which the catalog's agents store their state between runs.

@@ -53,6 +53,7 @@ async fn a_ready_pull_request_becomes_a_draft_before_it_mentions_earlier_work() 
         title: "Mine".to_owned(),
         body: String::new(),
         commit_range: (ObjectId::NONE, ObjectId::NONE),
+        summary: pull_request::change_summary::ChangeSummary::default(),
         needs_review: false,
         reasons: vec![],
         earlier_reasons: vec![],

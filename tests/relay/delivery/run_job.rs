@@ -382,6 +382,8 @@ async fn work_at(
         pull_request: Some(PullRequestText {
             title: "Do the work".to_owned(),
             body: "It is done.".to_owned(),
+            asked: "Please do `the work` (fixes #7)".to_owned(),
+            model: "gpt-4o-mini".to_owned(),
         }),
     };
     (order, begun)

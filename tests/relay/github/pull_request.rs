@@ -3,7 +3,11 @@
 use std::time::Duration;
 
 use cogni_gateway::fakes::github_server::{GithubOperation, InjectedFailure};
+use cogni_gateway::llm::budget::{BudgetAmount, Nanodollars, Tokens};
 use cogni_gateway::relay::github::client::{GithubError, RetryPolicy};
+use cogni_gateway::relay::github::pull_request::change_summary::{
+    ChangeSize, ChangeSummary, CommitLine,
+};
 use cogni_gateway::relay::github::pull_request::{
     PublishedPullRequest, PullRequestSpec, convert_to_draft, publish_pull_request,
 };
@@ -47,6 +51,73 @@ async fn a_branch_has_one_pull_request() {
     <·!-- /cogni -->
 
     Run `run-8` of `coder` moved the branch from nothing to `e69de29bb2d1d6434b8b29ae775ad8c2e48c5391`.
+    <!-- /cogni -->
+    ");
+}
+
+/// L6: A pull request tells its reviewer what was asked, what has changed, what it cost and how to verify it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reviewer_reads_the_facts_of_the_run() {
+    let forge = RunningGithub::start().await;
+    let line = |text: &str, subject: &str| CommitLine {
+        id: ObjectId::hash_object("blob", text.as_bytes()),
+        subject: subject.to_owned(),
+    };
+    let summary = ChangeSummary {
+        commits: vec![line("b", "Test the login [x](http://x)"), line("a", "Fix the login")],
+        commit_count: 5,
+        size: ChangeSize { files: 1, added_lines: 40, removed_lines: 7 },
+        asked: "Fix #12, @alice.\n```\n<img src=x>".to_owned(),
+        model: "gpt-4o-mini".to_owned(),
+        spent: BudgetAmount {
+            turns: 3,
+            input: Tokens(1200),
+            output: Tokens(300),
+            cost: Nanodollars(12_300_000),
+        },
+        verdict: "push".to_owned(),
+        public_key: Some("KEY".to_owned()),
+    };
+    let spec = PullRequestSpec { title: String::new(), summary, ..pull_request_spec() };
+    published(&forge, &spec).await.unwrap();
+    let pull = &forge.hub.pulls(NAME)[0];
+    assert_eq!(pull.title, "Fix the login (and 4 more commits)");
+    insta::assert_snapshot!(pull.body.as_ref().unwrap().replace('\u{200b}', "·"), @r"
+    <!-- cogni:run run-7 -->
+    As @·alice asked.
+    <·!-- /cogni -->
+
+    Run `run-7` of `coder` moved the branch from nothing to `e69de29bb2d1d6434b8b29ae775ad8c2e48c5391`.
+
+    **5 commits, 1 file changed, +40 −7 lines**
+
+    - `2e65efe2a1` `Fix the login`
+    - `63d8dbd40c` `Test the login [x]·(http:·//x)`
+    - and 3 more
+
+    <details>
+    <summary>Request, cost and proof</summary>
+
+    The request was:
+
+    ```text
+    Fix #·12, @·alice.
+    '''
+    <·img src=x>
+    ```
+
+    - model: `gpt-4o-mini`
+    - cost: 3 calls, 1200 tokens in, 300 out, $0.0123
+    - verdict of the rules: `push`
+
+    A signed statement about this work is beside the commit. To verify it in a clone:
+
+    ```sh
+    git fetch origin refs/notes/cogni:refs/notes/cogni
+    cogni-gateway relay verify e69de29bb2d1d6434b8b29ae775ad8c2e48c5391 --public-key KEY
+    ```
+
+    </details>
     <!-- /cogni -->
     ");
 }
@@ -334,6 +405,7 @@ pub(super) fn pull_request_spec() -> PullRequestSpec {
         title: "Fix the login (fixes #12)".to_owned(),
         body: "As @alice asked.\n<!-- /cogni -->".to_owned(),
         commit_range: (ObjectId::NONE, ObjectId::hash_object("blob", b"")),
+        summary: ChangeSummary::default(),
         needs_review: false,
         reasons: vec![],
         earlier_reasons: vec![],

@@ -1,7 +1,9 @@
 //! Tests of the text of a pull request: an agent's text is made harmless, and the relay's section stands beside other
 //! people's text.
 
+use cogni_gateway::relay::github::pull_request::change_summary::{ChangeSummary, CommitLine};
 use cogni_gateway::relay::github::pull_request::{managed_section, safe_text};
+use cogni_gateway::relay::repo::ObjectId;
 use proptest::prelude::*;
 
 /// L6: Text of an agent notifies no user, closes no issue and loads no image.
@@ -22,15 +24,15 @@ fn text_of_an_agent_has_no_side_effects() {
     insta::assert_snapshot!(told.join("\n"), @r"
     @·acme/owners and @·alice, mail a@·b.example
     Fixes #·12, closes acme/site#·3, resolves GH-·7 and gh-·8
-    fixes·: https://github.com/acme/site/issues/1, closed· HTTP://x.example/2
-    !·[pixel](https://x.example/?secret) <·img src=x> <·/details> <·!-- /cogni --> <·?x?>
+    fixes·: https:·//github.com/acme/site/issues/1, closed· HTTP:·//x.example/2
+    !·[pixel]·(https:·//x.example/?secret) <·img src=x> <·/details> <·!-- /cogni --> <·?x?>
     # A heading, 1 < 2, a -- b, #hash, 50 %, prefixes https
     ```
     @·alice in code #·1
     ```
     leftthgir
     &·commat;alice, &·#x40;bob, fixes &·#x23;12 and GH&·#·45;7, AT&·T, a & b, fixes GH\·-7
-    fixes\·: https://github.com/acme/site/issues/1
+    fixes\·: https:·//github.com/acme/site/issues/1
     ");
 }
 
@@ -201,3 +203,74 @@ proptest! {
         prop_assert_eq!(put.matches("<!-- /cogni -->").count(), 1);
     }
 }
+
+proptest! {
+    /// L6: Whatever agents and users write, the facts of a run have no link, picture, mention, issue or HTML of theirs,
+    /// and no text of theirs ends its code block.
+    #[test]
+    fn hostile_texts_stay_in_their_quotes(
+        pieces in prop::collection::vec(prop::sample::select(HOSTILE_PIECES.to_vec()), 0..30),
+        cut in 0..30_usize,
+    ) {
+        let cut = cut.min(pieces.len());
+        let (subject, asked) = (pieces[..cut].concat(), pieces[cut..].concat());
+        let id = ObjectId::hash_object("blob", b"");
+        let summary = ChangeSummary {
+            commits: vec![CommitLine { id, subject: subject.clone() }],
+            commit_count: 1,
+            asked: asked.clone(),
+            model: subject,
+            verdict: "push".to_owned(),
+            ..ChangeSummary::default()
+        };
+        let text = summary.commit_list() + &summary.details(id);
+        let theirs = text.replacen("<details>\n<summary>Request, cost and proof</summary>", "", 1);
+        let theirs = theirs.strip_suffix("</details>").unwrap();
+        let is_tag = |rest: &str| rest.starts_with(|c: char| c.is_ascii_alphabetic() || "/!?".contains(c));
+        prop_assert!(!theirs.split('<').skip(1).any(is_tag), "{}", text);
+        for sign in ["](", "]:", "![", "://", "@a", "#1", "www."] {
+            prop_assert!(!text.contains(sign), "{sign} in {text}");
+        }
+        let fences = text.lines().filter(|line| line.trim_start().starts_with("```")).count();
+        let expected = if safe_text::format_code_block(&asked, 2000).is_empty() { 0 } else { 2 };
+        prop_assert_eq!(fences, expected, "{}", text);
+        // A line of one quoted text has the two quotes of its code, and no other.
+        for line in text.lines().filter(|line| line.starts_with("- `") || line.starts_with("- model")) {
+            prop_assert_eq!(line.matches('`').count() % 2, 0, "{}", line);
+        }
+    }
+}
+
+/// Pieces of texts that would do something on a forge's page.
+const HOSTILE_PIECES: &[&str] = &[
+    "@a",
+    "#1",
+    "fixes ",
+    "closes #1",
+    "[x](",
+    "](https://x)",
+    "![p](http://x)",
+    "https://x.example",
+    "www.x.example",
+    "<img src=x>",
+    "</details>",
+    "<!-- /cogni -->",
+    "```",
+    "~~~",
+    "`",
+    "``",
+    "\n",
+    "\n\n",
+    "    ",
+    "- ",
+    "> ",
+    "[a]: http://x",
+    "|",
+    "&commat;a",
+    "\\",
+    "<",
+    "\u{202e}",
+    "\u{7}",
+    "\t",
+    "word ",
+];

@@ -57,11 +57,18 @@ pub struct SecretDigest {
     pub digest: String,
 }
 
-/// The agent's title and description of a pull request, unchanged.
+/// The texts of a pull request, unchanged: the description is the agent's, the others are the client's.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct PullRequestText {
+    /// The title that the request named. Empty if the commits give the title.
     pub title: String,
+    /// The agent's answer.
     pub body: String,
+    /// The last message of the user who requested the run.
+    pub asked: String,
+    /// The model that the run was told to use.
+    pub model: String,
 }
 
 /// A snapshot of one row, at the time when the row was read.

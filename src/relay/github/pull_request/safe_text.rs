@@ -9,6 +9,7 @@
 //! - `@name`, which notifies.
 //! - `#12` and `GH-12`, which refer to issues, and which close them after a word like `fixes`.
 //! - Such a word before a URL.
+//! - `](`, `][`, `]:`, `://` and `www.`, which make links.
 //! - `![`, HTML tags and HTML comments, which load pictures, hide text, or end the relay's section.
 //! - `&` before a name or a number, and `\` before `-` and `:`, which would write one of these characters differently.
 //!
@@ -22,6 +23,18 @@ pub fn format_title(given: &str, otherwise: &str) -> String {
     if line.is_empty() { otherwise.to_owned() } else { line }
 }
 
+/// Returns a text in one line of limited length. The caller puts the line into code quotes or a title.
+pub fn format_line(given: &str, characters: usize) -> String {
+    let words = given.split_whitespace().collect::<Vec<_>>().join(" ");
+    truncate(&words, characters)
+}
+
+/// Returns a text as a code block that the text cannot end. Empty for a text without visible characters.
+pub fn format_code_block(given: &str, characters: usize) -> String {
+    let text = neutralize_markup(truncate(given.trim(), characters).trim()).replace('`', "'");
+    if text.trim().is_empty() { String::new() } else { format!("```text\n{text}\n```") }
+}
+
 /// Returns the harmless form of a text of several paragraphs, in Markdown.
 pub fn format_body(given: &str) -> String {
     close_code_block(&neutralize_markup(truncate(given, MAX_AGENT_TEXT_CHARS).trim()))
@@ -29,7 +42,9 @@ pub fn format_body(given: &str) -> String {
 
 /// Returns a name in code quotes, for a sentence of the relay's.
 pub fn format_code(name: &str) -> String {
-    format!("`{}`", neutralize_markup(name).replace('`', "'"))
+    // A code span ends with its paragraph, so that a name with an empty line would leave it.
+    let name = name.replace(['\n', '\t'], " ");
+    format!("`{}`", neutralize_markup(&name).replace('`', "'"))
 }
 
 /// Removes unprintable characters, and separates every character that would start an action.
@@ -112,6 +127,9 @@ fn triggers_action(c: char, before: &str, after: &str) -> bool {
         '#' => next.is_ascii_digit(),
         '-' => next.is_ascii_digit() && ends_with_any(before, &["gh-"]),
         '!' => next == '[',
+        ']' => matches!(next, '(' | '[' | ':'),
+        ':' => after.starts_with("//"),
+        'w' | 'W' if next == '.' => ends_with_any(before, &["www"]),
         '&' => next == '#' || next.is_ascii_alphabetic(),
         '\\' => matches!(next, '-' | ':'),
         '<' => next.is_ascii_alphabetic() || matches!(next, '/' | '!' | '?'),

@@ -117,6 +117,8 @@ impl SharedBranch {
             key: key.unwrap(),
             base: None,
             pull_request: false,
+            title: None,
+            asked: String::new(),
             grant: None,
         }
     }
