@@ -6,6 +6,7 @@ use std::iter;
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::uri::Scheme;
 use http::{Request, Response};
 use http_body_util::Full;
 use hyper::body::Incoming;
@@ -129,7 +130,13 @@ where
             let tls = rustls::ClientConfig::builder().with_root_certificates(roots);
             builder.with_tls_config(tls.with_no_client_auth())
         }
-        None => builder.with_native_roots()?,
+        None if config.url.scheme() == Some(&Scheme::HTTPS) => builder.with_native_roots()?,
+        // Without TLS the client needs no certificate authorities, and the machine may have none.
+        None => {
+            let none = rustls::RootCertStore::empty();
+            let tls = rustls::ClientConfig::builder().with_root_certificates(none);
+            builder.with_tls_config(tls.with_no_client_auth())
+        }
     };
     // HTTP/1.1 only, as the module promises: one request, one answer.
     let connector = builder.https_or_http().enable_http1().wrap_connector(inner);
