@@ -20,7 +20,12 @@ pub fn flags_for(
         .help("A TOML file with further settings [env: CONFIG]");
     let flags = settings.map(|setting| {
         let help = format!("{} [env: {}]", setting.help, setting.variable_names());
-        Arg::new(setting.name).long(setting.flag_name()).value_name(setting.value).help(help)
+        Arg::new(setting.name)
+            .long(setting.flag_name())
+            .value_name(setting.value)
+            // Else clap itself would refuse `-1`, and advise `-- -1`, which is a program's name.
+            .allow_negative_numbers(true)
+            .help(help)
     });
     std::iter::once(config).chain(flags)
 }

@@ -412,6 +412,11 @@ fn parse_run(
     let catalog = args.agents.load_catalog()?;
     // Flags override the file.
     let request = args.into_request()?.with_defaults(file);
+    if request.agent.is_none() && request.argv.is_empty() {
+        bail!(
+            "nothing to run is named; give a program after `--`, or an agent with `--agent`, `--model` and `--message`"
+        );
+    }
     let init = resolve_init_binary(given, repository.state_dir())?;
     let host = HostEnvironment { docker_socket, run_dir, init, uids };
     let mut config = load_config(matches, variable, &request)?;

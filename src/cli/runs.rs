@@ -256,9 +256,10 @@ fn print_result(result: &Value, out: &mut impl Write) -> anyhow::Result<()> {
     if usage.is_object() {
         writeln!(
             out,
-            "{:11} {} turns, {} tokens in, {} out, ${}",
+            "{:11} {} {}, {} tokens in, {} out, ${}",
             "spent",
             text(&usage["turns"]),
+            if usage["turns"] == 1 { "turn" } else { "turns" },
             text(&usage["input"]),
             text(&usage["output"]),
             usage["cost_usd"].as_str().map_or_else(|| "0".to_owned(), escape_for_terminal),

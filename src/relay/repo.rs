@@ -55,7 +55,7 @@ pub use work::ExtractedWork;
 pub enum RepoError {
     #[error("another run holds `{branch}`; wait for the end of that run, or choose another key")]
     BranchInUse { branch: SandboxBranch },
-    #[error("the repository has no branch `{base}` to begin with")]
+    #[error("{}", describe_missing_base(base))]
     UnknownBase { base: String },
     #[error("`{branch}` is what the work would be merged into; choose another key or base")]
     DefaultBranch { branch: SandboxBranch },
@@ -91,6 +91,15 @@ pub enum RepoError {
     Unreachable { why: String },
     #[error(transparent)]
     Git(#[from] git::GitError),
+}
+
+/// Describes a repository that lacks the branch to begin with. `HEAD` stands for its default branch.
+fn describe_missing_base(base: &str) -> String {
+    match base {
+        "HEAD" => "the repository has no commit on its default branch to begin with; push one, or name another branch as the base"
+            .to_owned(),
+        base => format!("the repository has no branch `{base}` to begin with; name another as the base"),
+    }
 }
 
 /// Describes the present tip of a branch that has moved or is gone.

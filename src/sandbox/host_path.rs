@@ -54,7 +54,12 @@ fn check_path(path: &Path, roots: &[PathBuf], user: SandboxUser) -> Result<(), S
     if !path.is_absolute() {
         return Err("it is not absolute".to_owned());
     }
-    let real = fs::canonicalize(path).map_err(|error| error.to_string())?;
+    let real = fs::canonicalize(path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => {
+            "it does not exist; make it first, or correct the path".to_owned()
+        }
+        _ => error.to_string(),
+    })?;
     // A symlink in a parent directory counts too: a user who may write there could redirect the path after this check.
     if real != path {
         return Err(format!("it leads through a symlink; give `{}`", real.display()));

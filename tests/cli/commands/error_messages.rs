@@ -43,6 +43,7 @@ const RUNS: &[Row] = &[
     "run",
     "run --billing-account-id a",
     "run --billing-account-id a --driver podman -- true",
+    "run --billing-account-id a --max-turns -1 -- true",
     "run --billing-account-id a --env X -- true",
     "run --billing-account-id a --max-memory lots -- true",
     "run --billing-account-id a --max-runtime soon -- true",

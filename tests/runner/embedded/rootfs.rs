@@ -129,7 +129,7 @@ fn a_root_that_a_driver_does_not_know_is_wrong_use() {
     error: the root is `this machine's programs`; the driver `docker` needs an image
     error: the image is `agent:1`, the root `/srv`; give one of them
     error: `/` cannot be given to a sandbox: it would show `/boot`, which no sandbox may see
-    error: `/nowhere` cannot be given to a sandbox: No such file or directory (os error 2)
+    error: `/nowhere` cannot be given to a sandbox: it does not exist; make it first, or correct the path
     ");
 }
 
