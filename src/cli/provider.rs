@@ -29,6 +29,10 @@ pub struct ProviderArgs {
     #[arg(long, value_name = "SCRIPT", default_value = "", hide_default_value = true)]
     pub script: ProviderScript,
 
+    /// Refuse each request that OpenAI or Anthropic would refuse, with their status and error.
+    #[arg(long)]
+    pub strict: bool,
+
     /// File to append each request to, as a line of JSON when it has ended.
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
@@ -68,9 +72,12 @@ pub async fn serve(
     mut out: impl Write,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
-    let provider = FakeProvider::bind(args.listen, args.script)
-        .await
-        .with_context(|| format!("cannot listen on `{}`", args.listen))?;
+    let bound = if args.strict {
+        FakeProvider::bind_strict(args.listen, args.script).await
+    } else {
+        FakeProvider::bind(args.listen, args.script).await
+    };
+    let provider = bound.with_context(|| format!("cannot listen on `{}`", args.listen))?;
     if let Some(path) = args.record {
         let file = OpenOptions::new().create(true).append(true).open(&path);
         provider.record_requests_to(

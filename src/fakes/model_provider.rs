@@ -6,6 +6,8 @@
 //! in its model's name, as in `"model": "fake/chunks=100,interval=20ms,fault=reset@3"`. The model's name is the only
 //! field that every proxy passes on unchanged.
 //!
+//! A strict provider also refuses what OpenAI and Anthropic refuse, so that a test notices what a gateway drops or leaves.
+//!
 //! [`ProviderRequestLog`] has the received requests, and `GET /_seen?last=N` returns them over HTTP (`DELETE` clears
 //! them). Answers that a script holds back wait at the [`ResponseGate`], which `POST /_gate` opens for one answer.
 //!
@@ -24,6 +26,7 @@ mod provider_request;
 mod request_log;
 pub mod script;
 mod server;
+mod strict;
 
 use std::fs::File;
 use std::io;
@@ -60,10 +63,24 @@ pub struct FakeProvider {
 impl FakeProvider {
     /// Listens on `addr`. Requests that name no script of their own use `script`.
     pub async fn bind(addr: SocketAddr, script: ProviderScript) -> io::Result<Self> {
+        Self::bind_with(addr, script, false).await
+    }
+
+    /// Listens on `addr`, and refuses each request that OpenAI or Anthropic would refuse.
+    pub async fn bind_strict(addr: SocketAddr, script: ProviderScript) -> io::Result<Self> {
+        Self::bind_with(addr, script, true).await
+    }
+
+    async fn bind_with(
+        addr: SocketAddr,
+        script: ProviderScript,
+        is_strict: bool,
+    ) -> io::Result<Self> {
         let listener = TcpListener::bind(addr).await?;
         let addr = listener.local_addr()?;
         let seen = Arc::new(ProviderRequestLog::default());
-        let shared = Arc::new(ProviderShared { script, seen, gate: ResponseGate::default() });
+        let shared =
+            Arc::new(ProviderShared { script, is_strict, seen, gate: ResponseGate::default() });
         Ok(Self { listener, addr, shared })
     }
 

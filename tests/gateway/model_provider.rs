@@ -7,3 +7,4 @@ mod protocol;
 mod raw_client;
 mod request_log;
 mod script;
+mod strict;

@@ -2,6 +2,7 @@
 
 use memchr::memmem;
 use serde::Deserialize;
+use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::script::{self, ProviderScript};
@@ -21,6 +22,8 @@ pub(super) struct ProviderRequest<'a> {
     messages: Option<&'a RawValue>,
     #[serde(borrow)]
     pub(super) input: Option<&'a RawValue>,
+    #[serde(borrow)]
+    tools: Option<&'a RawValue>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -53,6 +56,14 @@ impl<'a> ProviderRequest<'a> {
     pub(super) fn output_limit(&self) -> Option<u64> {
         // Each protocol has its own name for the limit.
         self.max_completion_tokens.or(self.max_output_tokens).or(self.max_tokens)
+    }
+
+    /// Returns true if the request has a tool of this name.
+    pub(super) fn offers_tool(&self, name: &str) -> bool {
+        let tools = self.tools.and_then(|tools| serde_json::from_str::<Value>(tools.get()).ok());
+        let tools = tools.as_ref().and_then(Value::as_array).into_iter().flatten();
+        // Chat completions put the name into the function.
+        tools.into_iter().any(|tool| tool["name"] == name || tool["function"]["name"] == name)
     }
 
     /// Returns true if the conversation contains a tool's result. The search looks for the protocols' words in the raw

@@ -17,20 +17,22 @@ use super::protocol::ProviderProtocol;
 use super::provider_request::ProviderRequest;
 use super::request_log::{AnswerEnd, MAX_KEPT_REQUESTS, ProviderRequestLog, RequestLogGuard};
 use super::script::{FaultKind, ProviderScript};
-use super::{embeddings, headers};
+use super::{embeddings, headers, strict};
 use crate::base::response_gate::ResponseGate;
 
 /// The data that all connections share.
 #[derive(Debug)]
 pub(super) struct ProviderShared {
     pub(super) script: ProviderScript,
+    /// True if the provider refuses what the real providers refuse.
+    pub(super) is_strict: bool,
     pub(super) seen: Arc<ProviderRequestLog>,
     pub(super) gate: ResponseGate,
 }
 
 /// The routes that are scripted and recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ProviderRoute {
+pub(super) enum ProviderRoute {
     Turn(ProviderProtocol),
     CountTokens,
     Embeddings,
@@ -106,6 +108,12 @@ impl ProviderCall<'_> {
                 return Ok(self.refusal_response(status, &json!({ "detail": detail })));
             }
         };
+        if self.shared.is_strict {
+            let headers = &self.ticket.head().headers;
+            if let Err(refusal) = strict::check_request(route, headers, &body) {
+                return Ok(self.refusal_response(refusal.status, &refusal.body));
+            }
+        }
         match self.parse_request(&body, route) {
             Ok((ask, script)) => self.play_answer(route, &ask, script).await,
             Err(message) => {
@@ -130,6 +138,10 @@ impl ProviderCall<'_> {
             .resolve_script(&self.shared.script)
             .map_err(|error| format!("the model's script cannot be read: {error}"))?;
         route.drop_unsupported(&mut script);
+        // A real model calls only the tools that it is offered.
+        if self.shared.is_strict {
+            script.tool = script.tool.filter(|name| ask.offers_tool(name));
+        }
         Ok((ask, script))
     }
 
