@@ -9,6 +9,7 @@ use cogni_gateway::base::secret::SecretString;
 use cogni_gateway::gateway::config::GatewayConfig;
 use cogni_gateway::gateway::process::GatewayProcess;
 use cogni_gateway::gateway::run::AgentRun;
+use cogni_gateway::gateway::upstream::UpstreamKind;
 use cogni_gateway::telemetry::access_log::AccessLogDestination;
 use cogni_gateway::telemetry::audit::verify;
 use serde_json::Value;
@@ -38,7 +39,25 @@ impl TestApp {
 
     /// Starts with a changed configuration.
     pub(crate) async fn with(configure: impl FnOnce(&mut GatewayConfig)) -> Self {
-        let upstream = model_provider::start_default().await;
+        Self::in_front_of(model_provider::start_default().await, configure)
+    }
+
+    /// Starts in front of a provider that refuses what this provider would refuse.
+    pub(crate) async fn strict(
+        kind: UpstreamKind,
+        configure: impl FnOnce(&mut GatewayConfig),
+    ) -> Self {
+        let upstream = model_provider::start_strict().await;
+        Self::in_front_of(upstream, |config| {
+            config.upstream.kind = kind;
+            configure(config);
+        })
+    }
+
+    fn in_front_of(
+        upstream: model_provider::RunningProvider,
+        configure: impl FnOnce(&mut GatewayConfig),
+    ) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let mut config = configuration(directory.path(), upstream.addr);
         configure(&mut config);

@@ -29,7 +29,16 @@ pub(crate) async fn start(script: &str) -> RunningProvider {
 
 /// Starts such a provider at this address.
 pub(crate) async fn start_at(addr: SocketAddr, script: &str) -> RunningProvider {
-    let provider = FakeProvider::bind(addr, script.parse().unwrap()).await.unwrap();
+    run(FakeProvider::bind(addr, script.parse().unwrap()).await.unwrap())
+}
+
+/// Starts a provider that refuses what OpenAI and Anthropic refuse.
+pub(crate) async fn start_strict() -> RunningProvider {
+    let addr = SocketAddr::from(([127, 0, 0, 1], 0));
+    run(FakeProvider::bind_strict(addr, "".parse().unwrap()).await.unwrap())
+}
+
+fn run(provider: FakeProvider) -> RunningProvider {
     let stop = CancellationToken::new();
     let running = RunningProvider {
         addr: provider.addr(),

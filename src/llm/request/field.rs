@@ -56,8 +56,8 @@ pub enum FieldRule {
     /// The field makes the provider store the answer unless its value is `false`. The gateway sets
     /// `false` if storage is not granted.
     Store,
-    /// The field passes if the request has a value of `anthropic-beta` with one of these prefixes,
-    /// and is dropped otherwise. Anthropic refuses the field without the beta.
+    /// The field passes if a value of `anthropic-beta` with one of these prefixes may pass, and is
+    /// dropped otherwise. Anthropic refuses the field without the beta.
     Beta(&'static [&'static str]),
     /// The field passes if the capability is granted. Otherwise the request is refused.
     Needs(ProviderCapability),

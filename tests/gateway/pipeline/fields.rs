@@ -1,5 +1,6 @@
 //! G5, G6: Tests of the request fields that reach the provider.
 
+use cogni_gateway::gateway::upstream::UpstreamKind;
 use cogni_gateway::llm::request::ProviderCapability;
 use serde_json::{Value, json};
 
@@ -11,17 +12,19 @@ use crate::support::client;
 /// Harmless statements are dropped without a refusal.
 #[tokio::test]
 async fn unlisted_fields_do_not_reach_the_provider() {
-    let app = TestApp::start().await;
+    let [openai, anthropic] = strict_apps().await;
     for (path, own) in PATHS {
+        let app = if path.starts_with("/v1/messages") { &anthropic } else { &openai };
         for lie in DROPPED {
             let body = format!(r#"{{{lie},"model":"m","max_tokens":9,{own}}}"#);
-            let response = post(&app, path, body).await;
+            let response = post(app, path, body).await;
             assert_eq!(response.status, 200, "{path} {lie}: {}", response.text());
             let sent = app.upstream.seen.last_request().unwrap().text.unwrap();
             assert!(!sent.contains("attacker"), "{path} {lie}: {sent}");
         }
     }
-    app.stop().await;
+    openai.stop().await;
+    anthropic.stop().await;
 }
 
 /// G5: A field that only an attack or a mistake would contain is refused in the protocol's error shape, and recorded.
@@ -99,14 +102,21 @@ async fn dropped_fields_are_counted() {
 }
 
 /// G5, G6: Requests of current clients pass unchanged, except for the gateway's own fields. Each fixture file has a
-/// client's request and the fields that are left out of it.
+/// client's request and the fields that are left out of it. The provider is strict, unless it serves open models.
 #[tokio::test]
 async fn requests_of_real_clients_pass_unchanged() {
-    let app = TestApp::start().await;
+    let [openai, anthropic] = strict_apps().await;
+    let open_models = TestApp::start().await;
     for (name, text) in CLIENTS {
         let client: Value = serde_json::from_str(text).unwrap();
         let (path, body) = (client["path"].as_str().unwrap(), &client["body"]);
-        let response = app.client().post(path, body).await;
+        let app = match (client["server"].as_str(), path) {
+            (Some(_), _) => &open_models,
+            (None, "/v1/messages") => &anthropic,
+            (None, _) => &openai,
+        };
+        let beta = client["beta"].as_str().map(|beta| ("anthropic-beta", beta));
+        let response = app.client().post_with(path, body, beta.as_slice()).await;
         assert_eq!(response.status, 200, "{name}: {}", response.text());
         let mut expected = body.clone();
         let changes = client["changes"].as_object().unwrap();
@@ -118,7 +128,9 @@ async fn requests_of_real_clients_pass_unchanged() {
         }
         assert_eq!(app.upstream.seen.last_request().unwrap().body, Some(expected), "{name}");
     }
-    app.stop().await;
+    open_models.stop().await;
+    openai.stop().await;
+    anthropic.stop().await;
 }
 
 /// G5: A response header names the dropped fields.
@@ -135,6 +147,14 @@ async fn the_answer_names_the_dropped_fields() {
         post(&app, "/v1/chat/completions", r#"{"model":"m","messages":[]}"#.to_owned()).await;
     assert_eq!(answer.header("x-cogni-dropped-fields"), None);
     app.stop().await;
+}
+
+/// Starts gateways in front of providers that refuse what OpenAI and Anthropic refuse.
+async fn strict_apps() -> [TestApp; 2] {
+    [
+        TestApp::strict(UpstreamKind::Openai, |_| ()).await,
+        TestApp::strict(UpstreamKind::Anthropic, |_| ()).await,
+    ]
 }
 
 async fn post(app: &TestApp, path: &str, body: String) -> client::Response {
