@@ -24,7 +24,12 @@ impl TestCa {
     pub(crate) fn new() -> Self {
         let mut params = CertificateParams::new(vec![]).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        Self::with_issuer(
+            CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap(),
+        )
+    }
+
+    fn with_issuer(issuer: CertifiedIssuer<'static, KeyPair>) -> Self {
         let place = tempfile::tempdir().unwrap();
         let file = place.path().join("ca.pem");
         fs::write(&file, issuer.pem()).unwrap();
@@ -40,6 +45,22 @@ impl TestCa {
             .unwrap();
         config.alpn_protocols = protocols.iter().map(|name| name.as_bytes().to_vec()).collect();
         config
+    }
+
+    /// Makes a server that shows a self-signed certificate, as `openssl req -x509` makes one, and returns the
+    /// certificate as an authority.
+    pub(crate) fn self_signed_server(name: &str) -> (Self, rustls::ServerConfig) {
+        let mut params = CertificateParams::new([name.to_owned()]).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        let own = Self::with_issuer(issuer);
+        let key = PrivatePkcs8KeyDer::from(own.issuer.key().serialize_der());
+        let mut config = rustls::ServerConfig::builder()
+            .with_no_client_auth()
+            .with_single_cert(vec![own.issuer.der().clone()], key.into())
+            .unwrap();
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        (own, config)
     }
 
     /// Makes a certificate for `name` and its key.

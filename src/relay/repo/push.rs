@@ -150,11 +150,12 @@ pub(super) fn map_network_error(error: git::GitError) -> RepoError {
         };
     };
     let is = |phrases: &[&str]| phrases.iter().any(|phrase| said.contains(phrase));
-    let why = said.to_owned();
     if is(UNAUTHORIZED_MESSAGES) {
-        RepoError::Unauthorized { why }
+        RepoError::Unauthorized { why: format!("{said}; {TOKEN_ADVICE}") }
+    } else if is(CERTIFICATE_MESSAGES) {
+        RepoError::Unreachable { why: format!("{said}; {CERTIFICATE_ADVICE}") }
     } else {
-        RepoError::Unreachable { why }
+        RepoError::Unreachable { why: said.to_owned() }
     }
 }
 
@@ -175,6 +176,14 @@ const UNAUTHORIZED_MESSAGES: &[&str] = &[
     "does not appear to be a git repository",
 ];
 
+/// Parts of the messages of git's TLS libraries, OpenSSL and `GnuTLS`, if they do not accept a server's certificate.
+const CERTIFICATE_MESSAGES: &[&str] =
+    &["SSL certificate problem", "certificate verification failed"];
+
+const TOKEN_ADVICE: &str = "check the repository's address, and give a token that may read and push to it in \
+                            `GITHUB_TOKEN`, or check `GITHUB_APP_ID` and `GITHUB_APP_KEY_FILE`";
+const CERTIFICATE_ADVICE: &str = "name the PEM file of the authority that signed the server's certificate in \
+                                  `GITHUB_CA_FILE`";
 /// The most lines of a server's reasons in a message. Our choice.
 const MAX_MESSAGE_LINES: usize = 10;
 /// The limits of a push. Our choice.

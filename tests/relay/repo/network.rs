@@ -104,6 +104,54 @@ async fn the_api_client_uses_the_same_proxy_and_ca() {
     assert_eq!(tunnel.asked().len(), 2, "the first of them has not gone by the proxy");
 }
 
+/// L6: The errors of git and of the API name the setting to change if a certificate or a token is wrong.
+#[tokio::test(flavor = "multi_thread")]
+async fn errors_name_the_setting_to_change() {
+    let ours = Company::new("localhost");
+    let (authority, tls) = TestCa::self_signed_server("localhost");
+    let theirs = Company::behind(authority, tls);
+    let (another, good, bad) = (TestCa::new(), TOKEN, "ghs_wrong");
+    let mut told = vec![];
+    for (case, company, ca_file, token) in [
+        ("no authority", &ours, None, good),
+        ("another authority", &ours, Some(another.file.clone()), good),
+        ("self-signed, unknown", &theirs, None, good),
+        ("self-signed, named", &theirs, Some(theirs.ca()), good),
+        ("wrong token", &ours, Some(ours.ca()), bad),
+    ] {
+        let network = OutboundConfig { ca_file, ..OutboundConfig::default() };
+        let url = format!("https://localhost:{}/o/site.git", company.server.address.port());
+        let api = Box::pin(company.ask_api(&url, network.clone(), token)).await;
+        let git = tokio::task::block_in_place(|| company.ask_with(&url, network, token));
+        let git = git.map_or_else(|error| error.to_string(), |()| "served".to_owned());
+        told.push(format!("{case}\n  API: {api}\n  git: {}", stable(&git)));
+    }
+    insta::assert_snapshot!(told.join("\n"), @r#"
+    no authority
+      API: GitHub did not answer: its certificate is not accepted (UnknownIssuer); name the PEM file of the authority that signed it in `GITHUB_CA_FILE`
+      git: cannot reach the remote now: … name the PEM file of the authority that signed the server's certificate in `GITHUB_CA_FILE`
+    another authority
+      API: GitHub did not answer: its certificate is not accepted (BadSignature); name the PEM file of the authority that signed it in `GITHUB_CA_FILE`
+      git: cannot reach the remote now: … name the PEM file of the authority that signed the server's certificate in `GITHUB_CA_FILE`
+    self-signed, unknown
+      API: GitHub did not answer: its certificate is not accepted (Other(OtherError(CaUsedAsEndEntity))); the server shows an authority's certificate as its own, such as a self-signed one: make the server one that the authority signs, and keep the authority's PEM file in `GITHUB_CA_FILE`
+      git: cannot reach the remote now: … name the PEM file of the authority that signed the server's certificate in `GITHUB_CA_FILE`
+    self-signed, named
+      API: GitHub did not answer: its certificate is not accepted (Other(OtherError(CaUsedAsEndEntity))); the server shows an authority's certificate as its own, such as a self-signed one: make the server one that the authority signs, and keep the authority's PEM file in `GITHUB_CA_FILE`
+      git: served
+    wrong token
+      API: GitHub does not accept the token: ; give a valid one in `GITHUB_TOKEN`, or check `GITHUB_APP_ID` and `GITHUB_APP_KEY_FILE`
+      git: the remote denies the relay access: … check the repository's address, and give a token that may read and push to it in `GITHUB_TOKEN`, or check `GITHUB_APP_ID` and `GITHUB_APP_KEY_FILE`
+    "#);
+}
+
+/// Removes the port, the file's name and the library's words, which differ from machine to machine.
+fn stable(error: &str) -> String {
+    let advice = error.rsplit_once("; ").map_or("", |(_, advice)| advice);
+    let kind = error.split(": ").next().unwrap_or_default();
+    if error == "served" { error.to_owned() } else { format!("{kind}: … {advice}") }
+}
+
 /// A3: A host that only a tenant has named is refused if its name resolves to this machine. A host that the operator
 /// has named is allowed.
 #[test]
@@ -188,11 +236,15 @@ struct Company {
 
 impl Company {
     fn new(host: &str) -> Self {
+        let authority = TestCa::new();
+        let tls = authority.server(host, &["http/1.1"]);
+        Self::behind(authority, tls)
+    }
+
+    fn behind(authority: TestCa, tls: rustls::ServerConfig) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let bare = directory.path().join("forge/o/site.git");
         let remote = repository::Repository::seeded(&bare);
-        let authority = TestCa::new();
-        let tls = authority.server(host, &["http/1.1"]);
         let server = GitServer::start_tls(&directory.path().join("forge"), TOKEN, tls);
         let url = bare.display().to_string();
         Self { place: RelaySetup::at(directory, remote, &url), authority, server }
@@ -211,6 +263,27 @@ impl Company {
 
     fn ask(&self, url: &str, network: OutboundConfig) -> Result<(), RepoError> {
         self.ask_within(url, network, HostReach::Named)
+    }
+
+    fn ask_with(&self, url: &str, network: OutboundConfig, token: &str) -> Result<(), RepoError> {
+        let mirror = self.mirror(url, network, HostReach::Named);
+        let lease = mirror.lease_branch(&BranchKey::parse("ask").unwrap())?;
+        mirror.ensure_branch(&lease, None, Some(&SecretString::new(token))).map(drop)
+    }
+
+    /// Returns the API's error.
+    async fn ask_api(&self, url: &str, network: OutboundConfig, token: &str) -> String {
+        let repository: RepositoryUrl = url.parse().unwrap();
+        let config = GithubConfig {
+            url: format!("https://localhost:{}", self.server.address.port()).parse().unwrap(),
+            network,
+            retry: RetryPolicy { attempts: 1, ..RetryPolicy::default() },
+            ..GithubConfig::default()
+        };
+        let api = GithubClient::new(config).unwrap();
+        let token = SecretString::new(token);
+        let error = api.repository_info(&token, repository.as_hosted().unwrap()).await;
+        error.unwrap_err().to_string()
     }
 
     fn ask_within(

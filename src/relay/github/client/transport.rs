@@ -113,6 +113,11 @@ fn certificate_advice(error: &CertificateError) -> &'static str {
             "renew it, or set this machine's clock"
         }
         E::NotValidForName | E::NotValidForNameContext { .. } => "check `GITHUB_API_URL`",
+        // The TLS library has no variant of its own for this error.
+        E::Other(_) if error.to_string().contains("CaUsedAsEndEntity") => {
+            "the server shows an authority's certificate as its own, such as a self-signed one: make the server one \
+             that the authority signs, and keep the authority's PEM file in `GITHUB_CA_FILE`"
+        }
         _ => "name the PEM file of the authority that signed it in `GITHUB_CA_FILE`",
     }
 }
