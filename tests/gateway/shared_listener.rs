@@ -2,6 +2,7 @@
 
 mod command;
 mod connection;
+mod run_memory;
 mod run_token_auth;
 mod runs;
 
