@@ -16,6 +16,7 @@ use compose::Compose;
 use deployment::{ACCESS_LOG, ACCOUNT, AUDIT_LOG, Deployment, KEY, METADATA, Proxy, RUN};
 
 use crate::support::docker_engine::{self, Engine};
+use crate::support::process::wait_until;
 
 #[test]
 fn nginx_passes_the_drop_in_story() {
@@ -254,6 +255,23 @@ fn the_image_holds_one_program() {
     llm-sock/README
     var/log/cogni/README
     ");
+}
+
+/// G2: Docker shows the gateway's health after a plain `docker run`, because the image has the check.
+#[test]
+fn docker_shows_the_gateways_health() {
+    let engine = Engine::connect();
+    let options = [
+        ["--env", "LITELLM_HOST=127.0.0.1:9"],
+        ["--env", "LITELLM_MASTER_KEY=sk-real"],
+        ["--env", "RUN_ID=run-1"],
+        ["--env", "BILLING_ACCOUNT_ID=acct-1"],
+        // The image's interval is a minute, after which the first check comes. The command is the image's.
+        ["--health-interval", "1s"],
+    ];
+    let gateway = engine.run(docker_engine::GATEWAY, options.as_flattened(), &[]);
+    let health = || gateway.inspect("{{.State.Health.Status}}");
+    wait_until(|| health() == "healthy", || format!("{}: {}", health(), gateway.logs()));
 }
 
 /// G2: A new volume takes its owner from the last container that mounted it empty, so the image's directory is not
