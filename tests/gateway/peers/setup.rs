@@ -141,7 +141,7 @@ impl Litellm {
                 .env("LITELLM_MASTER_KEY", KEY)
                 .env("PROVIDER", format!("http://{}", provider.address))
                 .env("PROVIDER_V1", format!("http://{}/v1", provider.address))
-                .env("WITNESS", folder.path().join("witness.jsonl"))
+                .env("CALL_RECORDS", folder.path().join("call_records.jsonl"))
                 .env("PYTHONDONTWRITEBYTECODE", "1")
                 // Otherwise LiteLLM would fetch its price list from the internet.
                 .env("LITELLM_LOCAL_MODEL_COST_MAP", "True"),
@@ -152,9 +152,9 @@ impl Litellm {
         Self { address, process, _provider: provider, folder }
     }
 
-    /// Returns what the callback in `tests/peers/witness.py` has recorded so far, one line of JSON per event.
+    /// Returns what the callback in `tests/peers/call_recorder.py` has recorded so far, one line of JSON per event.
     pub(super) fn callback_lines(&self) -> String {
-        fs::read_to_string(self.folder.path().join("witness.jsonl")).unwrap()
+        fs::read_to_string(self.folder.path().join("call_records.jsonl")).unwrap()
     }
 
     /// Returns the requests that reached the provider, one line of JSON each.

@@ -52,12 +52,12 @@ async fn spoofed_values_never_reach_litellm() {
     }
 
     let records = place.ends_with_a_whole_record();
-    let witness = CallbackRecords::of(&litellm, served.len() + 2 * honest.len());
+    let callback_records = CallbackRecords::of(&litellm, served.len() + 2 * honest.len());
     for (route, [call, again]) in &honest {
-        witness.knows_the_truth(call);
+        callback_records.knows_the_truth(call);
         let cells = served.iter().filter(|(_, cell)| cell.route == *route);
         for (lied, cell) in cells {
-            wrong.extend(witness.difference([call, again], lied.as_deref(), cell));
+            wrong.extend(callback_records.difference([call, again], lied.as_deref(), cell));
         }
     }
     wrong.extend(unrecorded(&records, &served));

@@ -22,16 +22,16 @@ impl CallbackRecords {
         let begun = Instant::now();
         let told = || litellm.callback_lines().matches(r#"{"event": "succeeded""#).count() >= calls;
         wait_until(|| told() || begun.elapsed() > Duration::from_mins(3), String::new);
-        let mut witness = Self { received: HashMap::new(), succeeded: HashMap::new() };
+        let mut records = Self { received: HashMap::new(), succeeded: HashMap::new() };
         for line in parse_lines(&litellm.callback_lines()) {
             let (events, seen) = match line["event"].as_str().unwrap() {
-                "received" => (&mut witness.received, &line["seen"]["data"]),
-                "succeeded" => (&mut witness.succeeded, &line["seen"]["standard_logging_object"]),
+                "received" => (&mut records.received, &line["seen"]["data"]),
+                "succeeded" => (&mut records.succeeded, &line["seen"]["standard_logging_object"]),
                 _ => continue,
             };
             events.insert(line["call"].as_str().unwrap_or_default().to_owned(), seen.clone());
         }
-        witness
+        records
     }
 
     /// G4: The credential, the account, the run and the call id are the gateway's.

@@ -1,4 +1,4 @@
-"""A LiteLLM callback that records everything LiteLLM saw of each call, as a line of JSON in the file $WITNESS."""
+"""A LiteLLM callback that records everything LiteLLM saw of each call, as a line of JSON in the file $CALL_RECORDS."""
 
 import json
 import os
@@ -7,10 +7,10 @@ import threading
 from litellm.integrations.custom_logger import CustomLogger
 
 
-class Witness(CustomLogger):
+class CallRecorder(CustomLogger):
     def __init__(self):
         super().__init__()
-        self.file = open(os.environ["WITNESS"], "a")
+        self.file = open(os.environ["CALL_RECORDS"], "a")
         self.lock = threading.Lock()
 
     async def async_pre_call_hook(self, user_api_key_dict, cache, data, call_type):
@@ -45,4 +45,4 @@ def plain(value, depth=12):
     return str(value)
 
 
-witness = Witness()
+call_recorder = CallRecorder()
