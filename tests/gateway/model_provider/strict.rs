@@ -41,17 +41,15 @@ fn error_text(reply: &Reply) -> String {
     format!("{} {}", reply.status(), parts.into_iter().flatten().collect::<Vec<_>>().join(" | "))
 }
 
-/// OpenAI's routes refuse what OpenAI refuses.
+/// Chat completions refuse what OpenAI refuses.
 #[tokio::test]
-async fn openai_refuses_what_its_api_does_not_describe() {
+async fn chat_completions_refuse_what_openai_refuses() {
     let provider = start_strict().await;
-    let call =
-        json!({ "id": "c1", "type": "function", "function": { "name": "f", "arguments": "{}" } });
+    let function = json!({ "name": "f", "arguments": "{}" });
+    let call = json!({ "id": "c1", "type": "function", "function": function });
     let asked = json!({ "role": "assistant", "tool_calls": [call] });
     let hello = json!({ "role": "user", "content": "hello" });
     let answered = json!({ "role": "tool", "tool_call_id": "c2", "content": "x" });
-    let item = json!({ "type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}" });
-    let output = json!({ "type": "function_call_output", "call_id": "c2", "output": "x" });
     let mut told = vec![];
     for more in [
         json!({ "wibble": 1 }),
@@ -76,23 +74,6 @@ async fn openai_refuses_what_its_api_does_not_describe() {
         let body = with(chat(), &more);
         told.push(error_text(&ask(provider.addr, CHAT, KEY, &body).await));
     }
-    for more in [
-        json!({ "wibble": 1 }),
-        json!({ "input": null }),
-        json!({ "max_tokens": 9 }),
-        json!({ "input": [item] }),
-        json!({ "input": [output] }),
-        json!({ "input": [{ "type": "item_reference", "id": "rs_1" }] }),
-        json!({ "previous_response_id": "resp_1" }),
-        json!({ "tools": [{ "type": "function", "function": { "name": "f" } }] }),
-        json!({ "stream_options": { "include_usage": true }, "stream": true }),
-    ] {
-        let body = with(json!({ "model": "m", "input": "hello" }), &more);
-        told.push(error_text(&ask(provider.addr, "/v1/responses", KEY, &body).await));
-    }
-    let empty = json!({ "model": "m", "input": [] });
-    told.push(error_text(&ask(provider.addr, "/v1/embeddings", KEY, &empty).await));
-    told.push(error_text(&ask(provider.addr, CHAT, "x-api-key: k\r\n", &chat()).await));
     insta::assert_snapshot!(told.join("\n"), @r#"
     400 invalid_request_error | Unrecognized request argument supplied: wibble
     400 invalid_request_error | missing_required_parameter | model | Missing required parameter: 'model'.
@@ -112,6 +93,34 @@ async fn openai_refuses_what_its_api_does_not_describe() {
     400 invalid_request_error | empty_array | tools | Invalid 'tools': empty array. Expected an array with minimum length 1, but got an empty array instead.
     400 invalid_request_error | tool_choice | Invalid value for 'tool_choice': 'tool_choice' is only allowed when 'tools' are specified.
     400 invalid_request_error | invalid_value | tools[0].type | Invalid value: 'web_search'. Supported values are: 'function', 'custom'.
+    "#);
+}
+
+/// Responses and embeddings refuse what OpenAI refuses.
+#[tokio::test]
+async fn responses_and_embeddings_refuse_what_openai_refuses() {
+    let provider = start_strict().await;
+    let item = json!({ "type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}" });
+    let output = json!({ "type": "function_call_output", "call_id": "c2", "output": "x" });
+    let mut told = vec![];
+    for more in [
+        json!({ "wibble": 1 }),
+        json!({ "input": null }),
+        json!({ "max_tokens": 9 }),
+        json!({ "input": [item] }),
+        json!({ "input": [output] }),
+        json!({ "input": [{ "type": "item_reference", "id": "rs_1" }] }),
+        json!({ "previous_response_id": "resp_1" }),
+        json!({ "tools": [{ "type": "function", "function": { "name": "f" } }] }),
+        json!({ "stream_options": { "include_usage": true }, "stream": true }),
+    ] {
+        let body = with(json!({ "model": "m", "input": "hello" }), &more);
+        told.push(error_text(&ask(provider.addr, "/v1/responses", KEY, &body).await));
+    }
+    let empty = json!({ "model": "m", "input": [] });
+    told.push(error_text(&ask(provider.addr, "/v1/embeddings", KEY, &empty).await));
+    told.push(error_text(&ask(provider.addr, CHAT, "x-api-key: k\r\n", &chat()).await));
+    insta::assert_snapshot!(told.join("\n"), @r#"
     400 invalid_request_error | unknown_parameter | wibble | Unknown parameter: 'wibble'.
     400 invalid_request_error | missing_required_parameter | input | One of "input" or "previous_response_id" or 'prompt' or 'conversation_id' must be provided.
     400 invalid_request_error | unknown_parameter | max_tokens | Unknown parameter: 'max_tokens'.
