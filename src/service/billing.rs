@@ -35,7 +35,7 @@ pub use notice::{ChargeNotice, ChargeSource};
 pub use receipt::{BillFlag, BillState, ChargeReceipt, RunBill};
 pub use store::{BillingStore, SCHEMA};
 
-/// An error of reading or writing the books.
+/// An error of reading or writing the billing store.
 #[derive(Debug, thiserror::Error)]
 pub enum BillingError {
     #[error(transparent)]

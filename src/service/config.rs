@@ -73,7 +73,7 @@ pub struct ServiceConfig {
     /// The time for which audit logs are stored, at least as long as their runs. `None` stores them forever.
     #[serde(with = "humantime_serde")]
     pub audit_retention: Option<Duration>,
-    /// The time for which the books store the calls of forgotten runs. `None` stores the calls forever.
+    /// The time for which the billing store keeps the calls of forgotten runs. `None` keeps the calls forever.
     #[serde(with = "humantime_serde")]
     pub billing_retention: Option<Duration>,
     /// The time for which a call may lack a receipt, before its run is flagged.
@@ -303,8 +303,8 @@ pub fn default_state_directory() -> PathBuf {
     state.unwrap_or_else(std::env::temp_dir).join("cogni")
 }
 
-/// Returns the default directory for the directories of runs: the machine's directory for root, the user's own for other
-/// users. Without a session there is no runtime directory, and the directory is below `/tmp`.
+/// Returns the default directory for the directories of runs: the machine's directory for root, the user's own for
+/// other users. Without a session there is no runtime directory, and the directory is below `/tmp`.
 pub fn default_run_directory() -> PathBuf {
     let user = rustix::process::geteuid();
     if user.is_root() {

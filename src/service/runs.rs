@@ -4,11 +4,11 @@
 //! Reading order: [`submission`] is the client's request. [`admission`] accepts or refuses the request. [`run_queue`]
 //! shares the places out among the grants, and [`queued_run`] waits for the run's turn. [`execute`] takes one run from
 //! its row to its end. [`agent_events`] turns the agent's output into events, and [`usage_recorder`]
-//! reports and books the usage of the run's calls. [`recovery`] ends the runs of a process that has died, and
+//! reports and records the usage of the run's calls. [`recovery`] ends the runs of a process that has died, and
 //! [`resume_deliveries`] finishes the deliveries of such runs.
 //!
 //! **Invariant:** an accepted run is in the journal, and ends there exactly once. Before the run ends, the calls in its
-//! audit log are in the books.
+//! audit log are in the billing store.
 //!
 //! **Invariant:** one process holds the state directory, so that no other process begins or ends its runs.
 
@@ -108,7 +108,7 @@ pub struct RunServiceConfig {
     pub workspace_retention: Duration,
     /// The time for which audit logs are stored. `None` stores them forever.
     pub audit_retention: Option<Duration>,
-    /// The time for which the books store the calls of forgotten runs. `None` stores the calls forever.
+    /// The time for which the billing store keeps the calls of forgotten runs. `None` keeps the calls forever.
     pub billing_retention: Option<Duration>,
     /// The key that signs audit logs, for as long as the service runs.
     pub signing_key: SecretString,
@@ -175,7 +175,7 @@ impl RunService {
             billing,
             relay,
         } = parts;
-        // LiteLLM's reports carry this id, so that ingestion accepts only the reports about these books.
+        // LiteLLM's reports carry this id, so that ingestion accepts only the reports about this billing store.
         config.identity.deployment = Some(billing.deployment_id().await?);
         gateway_host.metrics().register_agents(catalog.entries().map(|entry| entry.name.as_str()));
         warn_ineffective_rules(relay.as_deref(), &catalog);
@@ -271,8 +271,8 @@ impl RunService {
         catalog: AgentCatalog,
         relay: Option<Arc<DeliveryService>>,
     ) {
-        // The deployment id belongs to the books, not to the configuration file, so the new configuration inherits the
-        // id.
+        // The deployment id belongs to the billing store, not to the configuration file, so the new configuration
+        // inherits the id.
         config.identity.deployment.clone_from(&self.0.config.load().identity.deployment);
         self.0
             .gateway_host
@@ -354,8 +354,8 @@ impl RunService {
             .is_ok()
     }
 
-    /// Ends the queued runs of revoked grants, and cancels all runs of grants that were revoked together with their runs,
-    /// until `stop`.
+    /// Ends the queued runs of revoked grants, and cancels all runs of grants that were revoked together with their
+    /// runs, until `stop`.
     async fn cancel_revoked(&self, stop: &CancellationToken) {
         while stop.run_until_cancelled(sleep(REVOCATION_INTERVAL)).await.is_some() {
             self.deny_revoked_grants().await;
@@ -530,7 +530,7 @@ const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(30);
 /// The interval between checks for grants that were revoked together with their runs. Our choice.
 const REVOCATION_INTERVAL: Duration = Duration::from_secs(2);
 
-/// The interval between purges of expired files and booked calls. Our choice.
+/// The interval between purges of expired files and recorded calls. Our choice.
 const PURGE_INTERVAL: Duration = Duration::from_hours(1);
 
 /// The interval between sweeps for leftovers of crashed processes. Our choice.

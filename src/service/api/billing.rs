@@ -56,7 +56,8 @@ pub(super) struct IngestReportView {
     new: u64,
     /// Told before.
     known: u64,
-    /// Calls of ours that are not in the books yet; they get their receipts when they are.
+    /// Calls of this deployment that the billing store does not have yet. A call gets its receipt when the store has
+    /// the call.
     unknown: u64,
     /// Other than told before; kept and flagged, not charged.
     conflicting: u64,

@@ -89,7 +89,7 @@ impl CallUsage {
     }
 
     /// Returns true if the call used tokens or its route can use tokens. Calls of the free routes are unlimited in
-    /// number and are not booked.
+    /// number and are not recorded.
     pub fn can_cost(&self) -> bool {
         let is_free = [GatewayRoute::CountTokens, GatewayRoute::Models, GatewayRoute::Model]
             .iter()

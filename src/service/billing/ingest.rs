@@ -27,7 +27,7 @@ pub struct IngestReport {
     pub new: u64,
     /// Items that repeat an earlier notice.
     pub known: u64,
-    /// Items of our calls that are not in the books yet. These calls get their receipts when they are booked.
+    /// Items of our calls that are not in the billing store yet. These calls get their receipts when they are recorded.
     pub unknown: u64,
     /// Items that contradict an earlier notice. They are stored and flagged, not charged.
     pub conflicting: u64,

@@ -55,8 +55,8 @@ pub struct SpendLogWindow {
 /// The rows of calls that came through one of our gateways.
 #[derive(Clone, Debug, Default)]
 pub struct SpendLogRows {
-    /// The notices in the order in which the books ingest them: among the rows of one call, the row with the highest
-    /// precedence comes first.
+    /// The notices in the order in which the billing store ingests them: among the rows of one call, the row with the
+    /// highest precedence comes first.
     pub notices: Vec<ChargeNotice>,
     /// The index of each row among the notices, by LiteLLM's own id of the row.
     by_id: HashMap<String, usize>,

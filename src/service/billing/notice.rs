@@ -14,7 +14,8 @@ pub struct ChargeNotice {
     pub source: ChargeSource,
     /// The run, as the gateway sent it to LiteLLM in the call's metadata.
     pub run: Option<String>,
-    /// The deployment whose books the notice is for, from the call's metadata. A gateway without books sends none.
+    /// The deployment whose billing store the notice is for, from the call's metadata. A gateway without a billing
+    /// store sends none.
     pub deployment: Option<String>,
     pub account: Option<String>,
     pub model: Option<String>,

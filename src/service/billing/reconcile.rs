@@ -21,7 +21,8 @@ pub struct ReconcileReport {
     /// …to before here.
     #[serde(serialize_with = "serialize_rfc3339")]
     pub until: SystemTime,
-    /// The time before which calls were requested but not compared, because some of them are deleted from the books.
+    /// The time before which calls were requested but not compared, because some of them are deleted from the billing
+    /// store.
     #[serde(
         serialize_with = "serialize_optional_rfc3339",
         skip_serializing_if = "Option::is_none"
@@ -41,7 +42,7 @@ pub struct ReconcileReport {
     /// The number of calls that only one side has, within the time for a receipt.
     pub pending: u64,
     /// Calls that LiteLLM has as ours, and that we do not have. They name our deployment or, from a gateway without
-    /// books, a run that has other calls here.
+    /// a billing store, a run that has other calls here.
     pub unknown: Vec<UnmatchedCall>,
     /// Calls for which LiteLLM's rows contradict the call's receipt.
     pub conflicting: Vec<UnmatchedCall>,
@@ -110,7 +111,7 @@ impl BillingStore {
     /// Reads from LiteLLM the calls that match a filter, compares them with ours, and writes the missing receipts.
     ///
     /// # Errors
-    /// Returns an error if LiteLLM does not answer, or the books cannot be read or written.
+    /// Returns an error if LiteLLM does not answer, or the billing store cannot be read or written.
     pub async fn reconcile(
         &self,
         client: &LitellmClient,
@@ -132,7 +133,7 @@ impl BillingStore {
         rows.notices.retain(|row| filter.run.is_none() || row.run == filter.run);
         let facts = self.find_calls(filter).await?;
         let ids = rows.notices.iter().map(|row| row.call_id.clone()).collect();
-        // Only rows of booked calls are written. The other rows are judged by their deployment, or by their run.
+        // Only rows of recorded calls are written. The other rows are judged by their deployment, or by their run.
         let known = self.known_call_ids(ids).await?;
         let fates = self.ingest_known(&rows, &known).await?;
         let runs = rows.notices.iter().filter(|row| row.deployment.is_none());
@@ -169,8 +170,8 @@ impl BillingStore {
         Ok(Some(strange))
     }
 
-    /// Ingests the rows whose calls are in the books, and returns the outcomes by call id. Other rows are not stored,
-    /// because no usage would ever match them.
+    /// Ingests the rows whose calls are in the billing store, and returns the outcomes by call id. Other rows are not
+    /// stored, because no usage would ever match them.
     async fn ingest_known(
         &self,
         rows: &SpendLogRows,
@@ -197,7 +198,7 @@ struct ReconcileContext {
 }
 
 impl ReconcileContext {
-    /// Returns true if a row belongs to these books.
+    /// Returns true if a row belongs to this billing store.
     fn is_ours(&self, row: &ChargeNotice) -> bool {
         match (&row.deployment, &row.run) {
             (Some(named), _) => *named == self.deployment,

@@ -11,7 +11,7 @@ use super::reconcile::{ReconcileError, ReconcileReport};
 use super::store::{BillingTotals, CallFilter, UnreceiptedCall};
 use crate::telemetry::metrics::{BillingGauges, MetricsRegistry};
 
-/// A task that reconciles the books periodically.
+/// A task that reconciles the billing store periodically.
 pub struct ReconcileTask {
     pub billing: BillingStore,
     /// The LiteLLM that has the receipts which no callback delivered. `None` means that missing receipts are only
@@ -48,7 +48,7 @@ impl ReconcileTask {
                 tracing::warn!(error = %error_chain(&error), "the billing records could not be compared with LiteLLM's");
             }
         }
-        // The gauges are set even after a failure, because the numbers of open calls come from our own books.
+        // The gauges are set even after a failure, because the numbers of open calls come from our own billing store.
         match self.billing.totals(now).await {
             Ok(totals) => self.metrics.set_billing_gauges(&billing_gauges(&totals)),
             Err(error) => tracing::error!(%error, "cannot read the sums of the billing records"),

@@ -1,4 +1,4 @@
-//! The books: calls, notices and receipts in the service's database.
+//! The billing store: calls, notices and receipts in the service's database.
 //!
 //! Calls and notices arrive in any order, more than once, and from several tasks and processes. Each is written in one
 //! transaction, together with its consequence: the receipt, if the other half is already there.
@@ -25,7 +25,7 @@ pub use ingest_body::IngestError;
 pub use retention::{CallCursor, DayBill, DeletedCalls, MIN_RETENTION, OldRuns};
 pub use schema::SCHEMA;
 
-/// The books of one deployment. Clones share the same database.
+/// The billing store of one deployment. Clones share the same database.
 #[derive(Clone, Debug)]
 pub struct BillingStore {
     database: SqliteDatabase,
@@ -39,16 +39,16 @@ pub struct BillingStore {
 pub enum IngestOutcome {
     New,
     Known,
-    /// The call is not in the books; the notice waits for it.
+    /// The call is not in the billing store; the notice waits for it.
     WaitsForCall,
-    /// The call is not in the books, and the maximum number of notices waits already. The notice is not stored;
+    /// The call is not in the billing store, and the maximum number of notices waits already. The notice is not stored;
     /// reconciliation finds its call.
     TooManyWaiting,
     Conflicting,
     /// A failed attempt at no cost, or a notice without a price, of a call that used tokens. The notice is stored, and
     /// the call still has no receipt.
     Unpaid,
-    /// The notice is for another deployment's books and is not stored.
+    /// The notice is for another deployment's billing store and is not stored.
     OtherDeployment,
 }
 
@@ -64,7 +64,7 @@ pub struct BillingTotals {
     pub unreceipted_runs: u64,
     pub unpriced_calls: u64,
     pub conflicting_calls: u64,
-    /// Notices of calls that are not in the books.
+    /// Notices of calls that are not in the billing store.
     pub waiting_notices: u64,
     /// Calls of which only the day's sums are left.
     pub deleted_calls: u64,
@@ -115,7 +115,7 @@ impl BillingStore {
     /// # Errors
     /// Returns an error if the database cannot be read or written.
     pub async fn record_calls(&self, facts: &[CallUsage]) -> Result<u64, BillingError> {
-        // Free calls may come in any number, so they are never booked.
+        // Free calls may come in any number, so they are never recorded.
         let facts: Vec<_> = facts.iter().filter(|fact| fact.can_cost()).cloned().collect();
         if facts.is_empty() {
             return Ok(0);
@@ -145,7 +145,7 @@ impl BillingStore {
         Ok(self.database.write_in_transaction(ingest_in_transaction(notices)).await?)
     }
 
-    /// Returns the deployment's id, which was generated with the books and which the gateway sends to LiteLLM.
+    /// Returns the deployment's id, which was generated with the billing store and which the gateway sends to LiteLLM.
     ///
     /// # Errors
     /// Returns an error if the database cannot be read or written.
@@ -163,7 +163,7 @@ impl BillingStore {
     /// Returns an error if the database cannot be read or written.
     pub async fn purge_waiting(&self, now: SystemTime) -> Result<u64, BillingError> {
         let before = to_millis(now.checked_sub(MAX_NOTICE_WAIT).unwrap_or(SystemTime::UNIX_EPOCH));
-        // In chunks, so that the calls of running gateways are booked between two chunks.
+        // In chunks, so that the calls of running gateways are recorded between two chunks.
         let forget = "DELETE FROM billing_notice WHERE call_id IN
                       (SELECT call_id FROM billing_notice WHERE NOT is_taken AND received < ?1 LIMIT ?2)";
         let mut forgotten = 0;
@@ -226,7 +226,7 @@ impl BillingStore {
         Ok(self.database.read_committed(read).await?)
     }
 
-    /// Returns the call ids that are in the books.
+    /// Returns the call ids that are in the billing store.
     ///
     /// # Errors
     /// Returns an error if the database cannot be read or written.
@@ -235,7 +235,7 @@ impl BillingStore {
         Ok(self.database.read_committed(move |view| existing_names(view, find, ids)).await?)
     }
 
-    /// Returns the runs that have calls in the books.
+    /// Returns the runs that have calls in the billing store.
     ///
     /// # Errors
     /// Returns an error if the database cannot be read or written.
@@ -467,7 +467,7 @@ SELECT (SELECT count(*) FROM billing_fact) AS calls,
        (SELECT count(*) FROM billing_notice WHERE NOT is_taken) AS waiting_notices,
        (SELECT coalesce(sum(calls), 0) FROM billing_day) AS deleted_calls";
 
-/// The time for which a notice waits for its call. Our choice: a run's calls are booked while the run goes on, and
+/// The time for which a notice waits for its call. Our choice: a run's calls are recorded while the run goes on, and
 /// reconciliation finds later calls.
 const MAX_NOTICE_WAIT: Duration = Duration::from_hours(48);
 
@@ -481,5 +481,6 @@ const MAX_QUERIED_CALLS: u32 = 10_000;
 /// rows within a minute; the reconciliation within this time finds the receipts that the callback lost.
 pub(super) const DEFAULT_RECEIPT_BOUND: Duration = Duration::from_mins(15);
 
-/// The file name of the service's database in its state directory, which the books share with the other modules.
+/// The file name of the service's database in its state directory, which the billing store shares with the other
+/// modules.
 pub const DATABASE_FILE: &str = "state.db";

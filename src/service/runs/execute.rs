@@ -345,7 +345,7 @@ impl RunServiceInner {
                 never = bill.follow_log(ledger) => match never {},
             };
             // The watchers receive the answer now, because the delivery of the work may take much longer. The calls are
-            // booked first, so that the usage comes before the answer.
+            // recorded first, so that the usage comes before the answer.
             if let Some(answer) = answer.as_ref().and_then(outcome::answer_event) {
                 bill.record_final(ledger).await;
                 feed.publish(RunEventKind::AssistantFinal, &answer);

@@ -52,7 +52,7 @@ impl RunServiceInner {
         Ok(None)
     }
 
-    /// Closes and books the open logs of ended runs. An earlier version left such logs when the disk was full. A
+    /// Closes and records the open logs of ended runs. An earlier version left such logs when the disk was full. A
     /// complete log does not change: no later check can prove that a complete log is the original.
     ///
     /// # Errors
@@ -73,7 +73,7 @@ impl RunServiceInner {
     }
 
     async fn close_ended_run(&self, run: &str) -> anyhow::Result<()> {
-        // The calls are booked first: once the log is closed, no later process reads it again. A call without a
+        // The calls are recorded first: once the log is closed, no later process reads it again. A call without a
         // settlement has the same usage before and after the closing.
         let log = self.settings.audit_log_path(run);
         let read = move || call_usage::CallUsageReader::open(&log).finish();
@@ -89,7 +89,7 @@ impl RunServiceInner {
         tracing::warn!(
             run,
             calls,
-            "the audit log of an ended run was open, and is closed and booked"
+            "the audit log of an ended run was open, and is closed and recorded in the billing store"
         );
         Ok(())
     }

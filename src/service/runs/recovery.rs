@@ -1,7 +1,7 @@
 //! Brings the runs of an earlier process to a definite end.
 //!
 //! A run that had not begun is queued again. A run that had begun lost its gateway with the process, so the run cannot
-//! continue. The service removes the run's leftovers, repairs and closes its audit log, books its calls, and ends the
+//! continue. The service removes the run's leftovers, repairs and closes its audit log, records its calls, and ends the
 //! run as interrupted. If the run's work is being delivered, the run ends after the delivery.
 
 use std::fs;
@@ -43,7 +43,7 @@ impl RunService {
     }
 
     /// Recovers one run. Returns its recorder if the run's work must be delivered first, or if its audit log cannot be
-    /// closed yet. If the books or the journal cannot be written, the start of the service fails with the error.
+    /// closed yet. If the billing store or the journal cannot be written, the start of the service fails with the error.
     async fn recover_run(&self, row: RunRow) -> anyhow::Result<Option<UsageRecorder>> {
         let feed = self.0.journal.resume_run(&row).await?;
         let has_log = has_records(&self.audit_log_path(&row.id))?;
@@ -59,7 +59,7 @@ impl RunService {
             self.queue_again(&row, feed).await;
             return Ok(None);
         }
-        // From here on, the run had begun. Its log is closed first, because closing settles the calls that are booked
+        // From here on, the run had begun. Its log is closed first, because closing settles the calls that are recorded
         // next.
         let log = self.0.seal_log(&row.id).await;
         if let Err(error) = &log {
@@ -110,7 +110,7 @@ impl RunService {
             tracing::warn!(
                 logs,
                 "audit logs are newer than every run in the database, as after the restore of a backup: \
-                 `cogni-gateway billing record` takes them into the books, and grants that were revoked after the backup are valid again"
+                 `cogni-gateway billing record` takes them into the billing store, and grants that were revoked after the backup are valid again"
             );
         }
         Ok(())

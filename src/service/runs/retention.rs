@@ -1,7 +1,7 @@
-//! Deletes expired state: leftovers of delivered work, audit logs and booked calls for which the operator set a
+//! Deletes expired state: leftovers of delivered work, audit logs and recorded calls for which the operator set a
 //! retention time, and the records of a grant's oldest runs.
 //!
-//! **Invariant:** an audit log or a booked call is deleted only after its run is forgotten, and a log only if no stored
+//! **Invariant:** an audit log or a recorded call is deleted only after its run is forgotten, and a log only if no stored
 //! work refers to it.
 
 use std::collections::{HashMap, HashSet};
@@ -62,7 +62,7 @@ impl RunServiceInner {
         let Some(before) = SystemTime::now().checked_sub(age) else { return Ok(()) };
         let (mut deleted, mut after) = (DeletedCalls::default(), None);
         loop {
-            // Page by page, so that the memory is bounded however many runs the books have.
+            // Page by page, so that the memory is bounded however many runs the billing store has.
             let OldRuns { runs, next } = self.billing.old_runs(before, after).await?;
             let remembered = self.journal.known_ids(runs.clone()).await?;
             for run in runs.iter().filter(|run| !remembered.contains(*run)) {

@@ -1,4 +1,4 @@
-//! Reports and books the usage of a run's calls as the gateway settles them.
+//! Reports and records the usage of a run's calls as the gateway settles them.
 
 use std::collections::HashSet;
 use std::convert::Infallible;
@@ -21,7 +21,7 @@ pub(super) struct UsageRecorder {
     /// The reader at its current position. A task that is cancelled during a read drops the reader; the next read
     /// starts from the beginning of the log.
     reader: Option<call_usage::CallUsageReader>,
-    /// The calls that were read and are not booked yet. They survive a task that is cancelled during the booking.
+    /// The calls that were read and are not recorded yet. They survive a task that is cancelled during the recording.
     read: Vec<CallUsage>,
     /// The ids of the calls that watchers have received, from this process or an earlier one.
     reported: HashSet<String>,
@@ -47,7 +47,7 @@ impl UsageRecorder {
         Self { reported: told.iter().filter_map(call).collect(), ..self }
     }
 
-    /// Books new calls after each settlement, for as long as the future is polled.
+    /// Records new calls after each settlement, for as long as the future is polled.
     pub(super) async fn follow_log(&mut self, ledger: Option<&BudgetLedger>) -> Infallible {
         let Some(ledger) = ledger else { return pending().await };
         loop {
@@ -58,7 +58,7 @@ impl UsageRecorder {
         }
     }
 
-    /// Books new calls when the agent has ended. Open calls end with the agent; a call that drains for longer is
+    /// Records new calls when the agent has ended. Open calls end with the agent; a call that drains for longer is
     /// reported later.
     pub(super) async fn record_final(&mut self, ledger: Option<&BudgetLedger>) {
         let Some(ledger) = ledger else { return };
@@ -74,25 +74,28 @@ impl UsageRecorder {
         self.record_new().await;
     }
 
-    /// Books new calls and logs a failure. Calls that cannot be booked now are booked before the run ends.
+    /// Records new calls and logs a failure. Calls that cannot be recorded now are recorded before the run ends.
     pub(super) async fn record_new(&mut self) {
         if let Err(error) = self.try_record_new().await {
             let error = anyhow::Error::from(error);
-            tracing::error!(run = self.feed.run_id(), "cannot book the run's calls: {error:#}");
+            tracing::error!(
+                run = self.feed.run_id(),
+                "cannot record the run's calls in the billing store: {error:#}"
+            );
         }
     }
 
-    /// Books new calls and returns a failure, for callers that retry. If the log cannot be read, the calls before the
-    /// unreadable part are booked, because a retry would not help.
+    /// Records new calls and returns a failure, for callers that retry. If the log cannot be read, the calls before the
+    /// unreadable part are recorded, because a retry would not help.
     ///
     /// # Errors
-    /// Returns an error if the books cannot be written.
+    /// Returns an error if the billing store cannot be written.
     pub(super) async fn try_record_new(&mut self) -> Result<(), BillingError> {
         if let Err(error) = self.read_new().await {
             tracing::error!(run = self.feed.run_id(), "cannot read the run's calls: {error:#}");
         }
-        // Booking comes before publishing. A cancelled booking is repeated, and the books accept a call that they know
-        // already.
+        // Recording comes before publishing. A cancelled recording is repeated, and the billing store accepts a call
+        // that it knows already.
         self.billing.record_calls(&self.read).await?;
         for fact in self.read.drain(..) {
             if self.reported.insert(fact.call_id.clone()) {

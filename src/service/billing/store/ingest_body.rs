@@ -28,7 +28,7 @@ impl BillingStore {
     ///
     /// # Errors
     /// Returns an error if the body is not JSON, or if the database cannot be written. In the second case, some of the
-    /// notices may be in the books.
+    /// notices may be in the billing store.
     pub async fn ingest(&self, body: impl Into<Bytes>) -> Result<IngestReport, IngestError> {
         // The permit is taken before the thread, so that many large bodies wait as tasks and not as threads.
         let reader = Arc::clone(&self.readers).acquire_owned().await;

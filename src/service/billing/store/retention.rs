@@ -113,8 +113,8 @@ impl BillingStore {
         }
     }
 
-    /// Deletes the conflicts of calls that are not in the books and that were received before a time, in milliseconds
-    /// since 1970.
+    /// Deletes the conflicts of calls that are not in the billing store and that were received before a time, in
+    /// milliseconds since 1970.
     pub(super) async fn delete_stray_conflicts(&self, before: i64) -> Result<(), BillingError> {
         loop {
             let work = move |change: &Transaction<'_>| {
@@ -157,7 +157,7 @@ impl BillingStore {
         Ok(self.database.read_committed(read).await?)
     }
 
-    /// Returns the end of the last day from which calls are deleted. Before that time the books may lack calls.
+    /// Returns the end of the last day from which calls are deleted. Before that time the billing store may lack calls.
     ///
     /// # Errors
     /// Returns an error if the database cannot be read or written.

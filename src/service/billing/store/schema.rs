@@ -1,8 +1,8 @@
-//! The database tables of the books.
+//! The database tables of the billing store.
 
 use crate::base::db::DatabaseSchema;
 
-/// The schema of the books. Times are milliseconds since 1970, money is billionths of a dollar.
+/// The schema of the billing store. Times are milliseconds since 1970, money is billionths of a dollar.
 pub const SCHEMA: DatabaseSchema = DatabaseSchema {
     module: "billing",
     migrations: &[MIGRATION_1, MIGRATION_2, MIGRATION_3, MIGRATION_4, MIGRATION_5],

@@ -53,12 +53,12 @@ pub(super) fn ingest_notice(
     now: SystemTime,
 ) -> rusqlite::Result<IngestOutcome> {
     let find = "SELECT * FROM billing_fact WHERE call_id = ?1";
-    // 1. Skip the notices of other deployments, unless the call is in these books.
+    // 1. Skip the notices of other deployments, unless the call is in this billing store.
     let fact = CallUsage::query_all(change, find, [&notice.call_id])?.pop();
     if fact.is_none() && is_foreign(change, notice)? {
         return Ok(IngestOutcome::OtherDeployment);
     }
-    // 2. The first notice of a call is stored. If the call is booked, the notice makes its receipt; otherwise the
+    // 2. The first notice of a call is stored. If the call is recorded, the notice makes its receipt; otherwise the
     // notice waits.
     let Some(before) = find_notice(change, &notice.call_id)? else {
         if fact.is_none() {
@@ -99,8 +99,8 @@ pub(super) fn ingest_notice(
     }
 }
 
-/// Returns true if the notice names the books of another deployment. The caller checks only unknown calls: a call that
-/// is booked here belongs to these books.
+/// Returns true if the notice names the billing store of another deployment. The caller checks only unknown calls: a
+/// call that is recorded here belongs to this billing store.
 fn is_foreign(change: &Transaction<'_>, notice: &ChargeNotice) -> rusqlite::Result<bool> {
     let Some(named) = &notice.deployment else { return Ok(false) };
     let ours: String = change.prepare_cached(DEPLOYMENT_QUERY)?.query_row([], |row| row.get(0))?;
@@ -334,8 +334,8 @@ fn find_notice(change: &Transaction<'_>, call_id: &str) -> rusqlite::Result<Opti
         .optional()
 }
 
-/// The maximum number of notices that wait for their calls. Our choice: a gateway's own calls are booked within
-/// seconds, and the other notices belong to earlier books or are forged.
+/// The maximum number of notices that wait for their calls. Our choice: a gateway's own calls are recorded within
+/// seconds, and the other notices belong to an earlier billing store or are forged.
 const MAX_WAITING: u64 = 100_000;
 
 /// The maximum number of conflicts that are stored for one call. Our choice: enough for the operator to see the
