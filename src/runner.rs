@@ -112,9 +112,9 @@ impl RunPlan {
 
     /// Returns this plan with at most the given limit of money, if a limit is given.
     #[must_use]
-    pub fn with_max_cost(mut self, most: Option<Nanodollars>) -> Self {
-        let most = BudgetLimits { max_cost_usd: most, ..BudgetLimits::default() };
-        self.config.budget = self.config.budget.capped_by(&most);
+    pub fn with_max_cost(mut self, limit: Option<Nanodollars>) -> Self {
+        let limit = BudgetLimits { max_cost_usd: limit, ..BudgetLimits::default() };
+        self.config.budget = self.config.budget.capped_by(&limit);
         self
     }
 
@@ -155,13 +155,13 @@ impl RunPlan {
     /// shared user, because the directory's files belong to the shared user before and after the run.
     fn sandbox_users(&self) -> UserRange {
         let SandboxSpec { workspace, mounts, volumes, .. } = &self.spec;
-        let given = mounts.iter().map(|mount| mount.access);
-        let given = given.chain(volumes.iter().map(|volume| volume.access));
+        let accesses = mounts.iter().map(|mount| mount.access);
+        let accesses = accesses.chain(volumes.iter().map(|volume| volume.access));
         let workspace = match workspace {
             WorkspaceMount::Directory { access, .. } => Some(*access),
             WorkspaceMount::None | WorkspaceMount::Fresh => None,
         };
-        let may_write = given.chain(workspace).any(|access| access == MountAccess::ReadWrite);
+        let may_write = accesses.chain(workspace).any(|access| access == MountAccess::ReadWrite);
         // A range of a single user leaves no choice.
         if may_write && self.uids.only_user().is_none() {
             UserRange::SHARED_USER
@@ -256,10 +256,10 @@ impl PreparedRun {
     ///
     /// # Errors
     /// Returns an error if the plan fails its check, the socket cannot be bound, or a file cannot be made or opened.
-    pub fn new(order: RunPlan, inputs: RunInputs) -> anyhow::Result<Self> {
+    pub fn new(plan: RunPlan, inputs: RunInputs) -> anyhow::Result<Self> {
         let target = inputs.target.clone();
         // A branch's workspace is outside of the run's directory, so that directory's removal does not remove it.
-        Self::prepare(order, inputs)
+        Self::prepare(plan, inputs)
             .inspect_err(|_| target.iter().for_each(DeliveryTarget::discard_workspace))
     }
 
@@ -369,8 +369,8 @@ impl PreparedRun {
         let RunHandles { cancel, detach_delivery, on_answer } = handles;
         let Self { gateway, run, driver, request, directories, .. } = self;
         let Self { mut sandbox, is_agent, target, quota, .. } = self;
-        let (begun, limits) = (Instant::now(), request.spec.limits);
-        let deadline = begun + limits.max_runtime;
+        let (start, limits) = (Instant::now(), request.spec.limits);
+        let deadline = start + limits.max_runtime;
         let deadline = gateway.deadline().map_or(deadline, |end| deadline.min(end.into()));
         // Two futures run side by side until both have ended. `serve` is the gateway. `live` is the sandbox, then the
         // delivery. Each arrow is a token, from the side that cancels it to the side that waits for it:
@@ -385,11 +385,11 @@ impl PreparedRun {
         let (signals, closing) = (gateway.signals(), RunShutdown::default());
         let mut until = pin!(wait_for_stop(&signals, &cancel, deadline, quota.as_ref()));
         tracing::info!(run, root = %request.spec.root, "starting the sandbox");
-        let here = gateway.run();
-        let trace = here.as_ref().and_then(|run| run.trace.clone());
+        let agent_run = gateway.run();
+        let trace = agent_run.as_ref().and_then(|run| run.trace.clone());
         let serve = gateway.serve(&signals, closing.clone());
         let live = async {
-            let asked = SystemTime::now();
+            let sandbox_start = SystemTime::now();
             // 1. The sandbox starts only when the gateway serves. A run that is stopped earlier never has a sandbox.
             let ended = tokio::select! {
                 biased;
@@ -400,21 +400,21 @@ impl PreparedRun {
             };
             let ended = check_final_size(ended, quota.as_ref()).await;
             if let Some(trace) = &trace {
-                spans::record_sandbox_span(trace, driver.name(), asked, &ended);
+                spans::record_sandbox_span(trace, driver.name(), sandbox_start, &ended);
             }
             // 2. The caller receives the answer before the work is delivered, which may take minutes.
             output.close_listener().await;
-            let asked = SystemTime::now();
+            let delivery_start = SystemTime::now();
             let (stdout, answer) = read_output(&mut output, is_agent).await;
             let heard = answer.as_ref().and_then(|answer| answer.as_ref().ok());
-            send_answer(on_answer, heard, here.as_deref());
+            send_answer(on_answer, heard, agent_run.as_deref());
             // 3. The gateway has answered its last call before the work is collected, so that nothing in the workspace
             //    can reach the upstream. The audit log stays open for the result of the delivery.
             closing.calls.cancel();
             closing.calls_ended.cancelled().await;
             // 4. The work is collected even from a failed or cancelled run, but not if the sandbox was not made or was
             //    lost. Then the outbox still names the workspace, and a later process recovers the work.
-            let relayed = match (&target, &here, &ended) {
+            let relayed = match (&target, &agent_run, &ended) {
                 (Some(target), Some(run), Ok(ended)) => {
                     let is_ok = ended.cause.is_none() && ended.exit_code == Some(0);
                     let text = heard.map(pull_request_text).unwrap_or_default();
@@ -425,7 +425,7 @@ impl PreparedRun {
                 _ => None,
             };
             if let (Some(trace), Some(relayed)) = (&trace, &relayed) {
-                spans::record_delivery_span(trace, asked, relayed);
+                spans::record_delivery_span(trace, delivery_start, relayed);
             }
             // 5. Every record of the run is written, so the gateway may close the audit log.
             closing.records.cancel();
@@ -449,7 +449,7 @@ impl PreparedRun {
             relayed,
             is_exhausted: signals.exhausted.is_cancelled(),
             max_workspace: limits.max_workspace,
-            elapsed: begun.elapsed(),
+            elapsed: start.elapsed(),
         }
         .into_result(run)
     }

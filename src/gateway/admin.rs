@@ -67,9 +67,9 @@ impl AdminSocket {
         listener.set_nonblocking(true)?;
         let listener = UnixListener::from_std(listener)?;
         tracing::info!(socket = %self.listener.path().display(), "the admin socket is ready");
-        let desk = Arc::new(AdminState { runs, reload: Box::new(reload) });
-        let service =
-            routes::admin_router(desk).into_make_service_with_connect_info::<OperatorCredentials>();
+        let state = Arc::new(AdminState { runs, reload: Box::new(reload) });
+        let service = routes::admin_router(state)
+            .into_make_service_with_connect_info::<OperatorCredentials>();
         axum::serve(listener, service).with_graceful_shutdown(closing).await
     }
 }

@@ -98,19 +98,19 @@ impl GatewayProcess {
     ) -> impl Fn(ChangeSource, anyhow::Result<GatewayConfig>) -> anyhow::Result<()> + Send + Sync + use<>
     {
         let (runs, renewal) = (self.runs.clone(), self.listener.tls_reloader());
-        move |by, fresh| {
-            let reload = |fresh| {
+        move |by, new_config| {
+            let reload = |new_config| {
                 // Everything that can fail comes first: reading keys and certificates, then the runs. `renew` cannot
                 // fail.
-                let renew = renewal(&fresh)?;
-                runs.reload_runs(by, fresh)?;
+                let renew = renewal(&new_config)?;
+                runs.reload_runs(by, new_config)?;
                 renew();
                 Ok(())
             };
-            let done = fresh.and_then(reload);
+            let result = new_config.and_then(reload);
             // A configuration that could not even be read counts as a failed reload, too.
-            runs.metrics().set_reload_status(done.is_ok());
-            done
+            runs.metrics().set_reload_status(result.is_ok());
+            result
         }
     }
 
@@ -233,8 +233,8 @@ pub struct StopRequest {
 
 impl StopRequest {
     fn request_stop(&self) {
-        let asked = if self.shutdown.is_cancelled() { &self.force } else { &self.shutdown };
-        asked.cancel();
+        let token = if self.shutdown.is_cancelled() { &self.force } else { &self.shutdown };
+        token.cancel();
     }
 }
 

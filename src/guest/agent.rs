@@ -40,11 +40,11 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     match options::parse(arguments) {
         Ok(AgentCommand::Print(text)) => print_to_stdout(&text),
         Ok(AgentCommand::Start(options)) => {
-            let begun = Instant::now();
+            let start = Instant::now();
             let mut envelope = OutputEnvelope::default();
-            envelope.error = run_conversation(&options, begun, &mut envelope).err();
+            envelope.error = run_conversation(&options, start, &mut envelope).err();
             // The envelope is printed after a failure too: its reader always gets exactly one line.
-            let printed = print_to_stdout(&envelope.to_line(begun.elapsed()));
+            let printed = print_to_stdout(&envelope.to_line(start.elapsed()));
             if envelope.error.is_some() { ExitCode::FAILURE } else { printed }
         }
         Err(wrong) => {
@@ -59,12 +59,12 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
 /// Asks the model until its answer contains no call, or until the limit of rounds.
 fn run_conversation(
     options: &AgentOptions,
-    begun: Instant,
+    start: Instant,
     envelope: &mut OutputEnvelope,
 ) -> Result<(), AgentFailure> {
     let mut conversation = AgentConversation::read(&options.messages)?;
     // One deadline covers the requests, the tools and the waiting between them.
-    let deadline = begun + options.timeout;
+    let deadline = start + options.timeout;
     let model = ModelClient::new(|name| env::var(name).ok(), deadline)?;
     envelope.model.clone_from(&model.name);
     for _ in 0..options.rounds {
@@ -91,14 +91,14 @@ fn run_conversation(
 /// Executes a call and returns the text that the model reads as the call's result. An invalid call does not end the
 /// conversation: the model receives the error and can correct the call.
 fn execute_tool_call(call: &ModelToolCall, deadline: Instant) -> String {
-    let asked = match exec::parse_call(&call.name, &call.arguments) {
-        Ok(asked) => asked,
+    let request = match exec::parse_call(&call.name, &call.arguments) {
+        Ok(request) => request,
         Err(wrong) => return wrong.to_string(),
     };
-    event::emit_event(&ProgressEvent::ToolCall { id: &call.id, argv: &asked.argv });
-    let done = exec::run_tool(&asked, deadline);
-    event::emit_event(&ProgressEvent::ToolResult { id: &call.id, exit_code: done.exit_code });
-    done.to_string()
+    event::emit_event(&ProgressEvent::ToolCall { id: &call.id, argv: &request.argv });
+    let result = exec::run_tool(&request, deadline);
+    event::emit_event(&ProgressEvent::ToolResult { id: &call.id, exit_code: result.exit_code });
+    result.to_string()
 }
 
 fn print_to_stdout(text: &str) -> ExitCode {

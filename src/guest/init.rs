@@ -6,8 +6,8 @@
 //!
 //! Reading order: [`options`], [`claim`], [`run_socket`] and [`listener`] prepare. [`spawn`] starts the agent, confined
 //! by [`seccomp`] and [`landlock`]. [`reaper`] waits, checks the [`accept_queue`] and drives the [`bridge`]. A
-//! [`session_loop`] repeats this for further agents, after a [`cleanup`] to a [`clean_state`]. [`command_runner`] repeats
-//! this for the commands of a [`command_list`], and reports each [`command_output`] in [`command_frames`].
+//! [`session_loop`] repeats this for further agents, after a [`cleanup`] to a [`clean_state`]. [`command_runner`]
+//! repeats this for the commands of a [`command_list`], and reports each [`command_output`] in [`command_frames`].
 //!
 //! **Invariant:** these modules import no other module of the crate and no async runtime: `cogni-init` is these files
 //! and little else.
@@ -131,8 +131,8 @@ struct InitFailure {
 }
 
 impl InitFailure {
-    fn setup_failure(what: &str, error: impl Display) -> Self {
-        Self { status: EXIT_SETUP_FAILED, message: format!("cannot {what}: {error}") }
+    fn setup_failure(action: &str, error: impl Display) -> Self {
+        Self { status: EXIT_SETUP_FAILED, message: format!("cannot {action}: {error}") }
     }
 
     fn socket_failure(message: String) -> Self {

@@ -210,17 +210,17 @@ impl DeliveryService {
         &self,
         grant: Option<&str>,
     ) -> Result<Option<String>, DeliveryError> {
-        let most = &self.settings.review.kept;
+        let limits = &self.settings.review.kept;
         let of_grant =
-            grant.map(|grant| (Some(grant), "this grant", most.grant_works, most.grant_bytes));
-        let whose = of_grant.into_iter().chain([(None, "this host", most.works, most.bytes)]);
+            grant.map(|grant| (Some(grant), "this grant", limits.grant_works, limits.grant_bytes));
+        let checks = of_grant.into_iter().chain([(None, "this host", limits.works, limits.bytes)]);
         // The grant's own limits come first: the message then says that the grant is full, and not the host.
-        for (grant, who, works, bytes) in whose {
-            let kept = self.outbox.retained_totals(grant)?;
-            if kept.works >= works || kept.bytes >= bytes {
+        for (grant, owner, max_works, max_bytes) in checks {
+            let retained = self.outbox.retained_totals(grant)?;
+            if retained.works >= max_works || retained.bytes >= max_bytes {
                 return Ok(Some(format!(
-                    "{who} keeps {} works that are held, have failed or are left over, with {} bytes; {works} and {bytes} are allowed",
-                    kept.works, kept.bytes
+                    "{owner} keeps {} works that are held, have failed or are left over, with {} bytes; {max_works} and {max_bytes} are allowed",
+                    retained.works, retained.bytes
                 )));
             }
         }
@@ -239,15 +239,16 @@ impl DeliveryService {
         }
     }
 
-    /// Returns the rules that review an agent's work if the agent's run begins now: this host's, tightened by `own`.
-    pub fn rules_for(&self, own: Option<&AgentReviewRules>) -> ReviewRules {
-        ReviewRules::new(&self.settings.review.policy, own)
+    /// Returns the rules that review an agent's work if the agent's run begins now: this host's, tightened by
+    /// `agent_rules`.
+    pub fn rules_for(&self, agent_rules: Option<&AgentReviewRules>) -> ReviewRules {
+        ReviewRules::new(&self.settings.review.policy, agent_rules)
     }
 
     /// Warns the operator of agent rules that have no effect because this host's own rule is stricter.
-    pub fn warn_ineffective_rules(&self, agent: &str, own: Option<&AgentReviewRules>) {
-        let idle = own
-            .map(|own| own.policy.ineffective_rules(&self.settings.review.policy))
+    pub fn warn_ineffective_rules(&self, agent: &str, agent_rules: Option<&AgentReviewRules>) {
+        let idle = agent_rules
+            .map(|agent_rules| agent_rules.policy.ineffective_rules(&self.settings.review.policy))
             .unwrap_or_default();
         if !idle.is_empty() {
             let rules = idle.join(", ");
@@ -261,8 +262,8 @@ impl DeliveryService {
 
     /// Returns the rules that review a row. A row of an earlier version has no rules, and gets this host's present
     /// ones.
-    fn rules_for_request(&self, order: &DeliveryRequest) -> ReviewRules {
-        order.rules.clone().unwrap_or_else(|| self.rules_for(None))
+    fn rules_for_request(&self, request: &DeliveryRequest) -> ReviewRules {
+        request.rules.clone().unwrap_or_else(|| self.rules_for(None))
     }
 
     /// Stores new review rules in a row: this host's present rules, with the agent's rules of the row. Also stores this
@@ -284,16 +285,16 @@ impl DeliveryService {
     /// [`open_branch`](DeliveryService::open_branch).
     ///
     /// # Errors
-    /// Returns an error if another run holds the branch for longer than `patience`.
+    /// Returns an error if another run holds the branch for longer than `max_wait`.
     pub async fn lease_branch(
         self: &Arc<Self>,
         repository: &RepositoryUrl,
         key: &BranchKey,
-        patience: Duration,
+        max_wait: Duration,
     ) -> Result<(RepoMirror, BranchLease), DeliveryError> {
-        let (relay, place) = (self.clone(), repository.clone());
-        let mirror = tokio::task::spawn_blocking(move || relay.open_mirror(&place)).await??;
-        let lease = mirror.lease_with_timeout(key, patience).await?;
+        let (relay, url) = (self.clone(), repository.clone());
+        let mirror = tokio::task::spawn_blocking(move || relay.open_mirror(&url)).await??;
+        let lease = mirror.lease_with_timeout(key, max_wait).await?;
         Ok((mirror, lease))
     }
 
@@ -310,8 +311,8 @@ impl DeliveryService {
         base: Option<&str>,
     ) -> Result<LeasedBranch, DeliveryError> {
         let key = lease.branch().key().clone();
-        let (relay, place, own) = (self.clone(), repository.clone(), key);
-        let pending = move || relay.outbox.pending_jobs(&place, &own);
+        let (relay, url, branch_key) = (self.clone(), repository.clone(), key);
+        let pending = move || relay.outbox.pending_jobs(&url, &branch_key);
         let pending = tokio::task::spawn_blocking(pending).await??;
         // The lease is held during all of these deliveries, so no other run can add work to the branch in between.
         for job in pending {
@@ -324,10 +325,10 @@ impl DeliveryService {
         }
         // The branch is read after the deliveries, because they move it.
         let token = self.repository_token(repository).await?;
-        let (base, held) = (base.map(str::to_owned), lease.clone());
+        let (base, own_lease) = (base.map(str::to_owned), lease.clone());
         tokio::task::spawn_blocking(move || {
-            let state = mirror.ensure_branch(&held, base.as_deref(), token.as_ref())?;
-            Ok(LeasedBranch { mirror, lease: held, state })
+            let state = mirror.ensure_branch(&own_lease, base.as_deref(), token.as_ref())?;
+            Ok(LeasedBranch { mirror, lease: own_lease, state })
         })
         .await?
     }
@@ -365,11 +366,11 @@ impl DeliveryService {
     /// Returns an error if the outbox does not work.
     pub async fn deliver(
         self: &Arc<Self>,
-        order: DeliveryRequest,
+        request: DeliveryRequest,
         lease: &BranchLease,
         audit: &AuditLog,
     ) -> Result<DeliveryStatus, DeliveryError> {
-        Box::pin(self.deliver_with_cancel(&CancellationToken::new(), order, lease, audit)).await
+        Box::pin(self.deliver_with_cancel(&CancellationToken::new(), request, lease, audit)).await
     }
 
     /// Delivers work like [`DeliveryService::deliver`], and stops waiting when `cut` is cancelled. The work is in the
@@ -380,15 +381,15 @@ impl DeliveryService {
     pub async fn deliver_with_cancel(
         self: &Arc<Self>,
         cut: &CancellationToken,
-        mut order: DeliveryRequest,
+        mut request: DeliveryRequest,
         lease: &BranchLease,
         audit: &AuditLog,
     ) -> Result<DeliveryStatus, DeliveryError> {
         let relay = self.clone();
         // The rules of this moment are stored with the work, so that a later attempt reviews by the same rules.
-        order.rules.get_or_insert_with(|| self.rules_for(None));
+        request.rules.get_or_insert_with(|| self.rules_for(None));
         // `cut` does not apply to this statement: once the caller has extracted the work, the row must exist.
-        let job = tokio::task::spawn_blocking(move || relay.enqueue(order)).await??;
+        let job = tokio::task::spawn_blocking(move || relay.enqueue(request)).await??;
         record_extracted(&job, audit);
         let id = job.id.clone();
         // Dropping the future between two steps is safe: each step is repeatable, and the row says which steps are
@@ -403,9 +404,9 @@ impl DeliveryService {
     ///
     /// # Errors
     /// Returns an error if the outbox does not work.
-    pub fn enqueue(&self, mut order: DeliveryRequest) -> Result<DeliveryJob, DeliveryError> {
-        order.host.get_or_insert_with(|| self.host_context());
-        Ok(self.outbox.add_job(&order)?)
+    pub fn enqueue(&self, mut request: DeliveryRequest) -> Result<DeliveryJob, DeliveryError> {
+        request.host.get_or_insert_with(|| self.host_context());
+        Ok(self.outbox.add_job(&request)?)
     }
 
     /// Returns the present status of a row, for a caller that does not wait for the delivery.
@@ -473,9 +474,9 @@ impl DeliveryStatus {
     }
 
     /// Returns the status of a workspace that has no work in it.
-    pub fn no_work(desk: &WorkspaceRow, why: &str) -> Self {
-        let left = Self::from_workspace(desk);
-        Self { step: STEP_NOTHING, why: Some(why.to_owned()), workspace: None, ..left }
+    pub fn no_work(row: &WorkspaceRow, why: &str) -> Self {
+        let delivery = Self::from_workspace(row);
+        Self { step: STEP_NOTHING, why: Some(why.to_owned()), workspace: None, ..delivery }
     }
 
     /// Returns true if no step remains, because the work is delivered or because there was no work.
@@ -492,19 +493,19 @@ impl DeliveryStatus {
     }
 
     /// Returns the status of a workspace whose work has not been collected.
-    pub fn from_workspace(desk: &WorkspaceRow) -> Self {
+    pub fn from_workspace(row: &WorkspaceRow) -> Self {
         Self {
-            id: desk.id.clone(),
-            branch: desk.plan.state.branch.clone(),
-            step: if desk.left.is_some() { "left" } else { "begun" },
+            id: row.id.clone(),
+            branch: row.plan.state.branch.clone(),
+            step: if row.left.is_some() { "left" } else { "begun" },
             verdict: None,
             reasons: vec![],
             head: None,
             is_pushed: false,
             pull_request_url: None,
-            why: desk.left.clone(),
+            why: row.left.clone(),
             apply: None,
-            workspace: Some(desk.workspace.clone()),
+            workspace: Some(row.workspace.clone()),
             statement: None,
             audit: None,
         }

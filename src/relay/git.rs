@@ -71,7 +71,7 @@ impl GitProgram {
         DirBuilder::new().recursive(true).mode(0o700).create(home)?;
         let home = home.canonicalize()?;
         let mut found = vec![];
-        for program in SEARCH_PATHS.map(PathBuf::from).into_iter().filter(|place| place.is_file()) {
+        for program in SEARCH_PATHS.map(PathBuf::from).into_iter().filter(|path| path.is_file()) {
             let git = Self {
                 environment: Arc::new(GitEnvironment {
                     program,
@@ -79,11 +79,15 @@ impl GitProgram {
                     network: OutboundConfig::default(),
                 }),
             };
-            let said = git.subcommand("version").output_text()?;
-            if parse_version(&said).is_some_and(|version| version >= MIN_VERSION) {
+            let version_text = git.subcommand("version").output_text()?;
+            if parse_version(&version_text).is_some_and(|version| version >= MIN_VERSION) {
                 return Ok(git);
             }
-            found.push(format!("`{}` is `{}`", git.environment.program.display(), said.trim_end()));
+            found.push(format!(
+                "`{}` is `{}`",
+                git.environment.program.display(),
+                version_text.trim_end()
+            ));
         }
         found.extend(
             found.is_empty().then(|| format!("there is none in {}", SEARCH_PATHS.join(", "))),
@@ -95,8 +99,8 @@ impl GitProgram {
     #[must_use]
     pub fn with_network(self, network: OutboundConfig) -> Self {
         let GitEnvironment { program, home, .. } = &*self.environment;
-        let place = GitEnvironment { program: program.clone(), home: home.clone(), network };
-        Self { environment: Arc::new(place) }
+        let environment = GitEnvironment { program: program.clone(), home: home.clone(), network };
+        Self { environment: Arc::new(environment) }
     }
 
     /// Returns the path of the git program.
@@ -160,29 +164,29 @@ impl GitError {
 }
 
 fn contains_signal(signal: i32, signals: &[Signal]) -> bool {
-    signals.iter().any(|one| one.as_raw() == signal)
+    signals.iter().any(|known| known.as_raw() == signal)
 }
 
 /// Returns the last line of standard error without `fatal: `, which is git's reason. The remote may have written the
 /// lines before it.
-fn fatal_message(said: &str) -> &str {
-    said.lines().last().and_then(|last| last.strip_prefix("fatal: ")).unwrap_or_default()
+fn fatal_message(stderr: &str) -> &str {
+    stderr.lines().last().and_then(|last| last.strip_prefix("fatal: ")).unwrap_or_default()
 }
 
 /// Returns true if git's standard error says that a helper process of git reached a limit. The helper that writes a
 /// fetched pack prints nothing when a signal kills it, and git reports only that the helper was silent. If the
 /// connection broke off instead, git and the helper both print a reason. Lines of the remote have another prefix.
-fn has_ended_part(said: &str) -> bool {
+fn has_ended_part(stderr: &str) -> bool {
     let ends = LIMIT_SIGNALS.map(|signal| format!(" died of signal {}", signal.as_raw()));
     let is_end = |line: &str| ends.iter().any(|end| line.ends_with(&**end));
     // Exactly one `fatal:` line, and it is the one about a silent helper: no other reason was printed.
-    let is_silent = said.lines().filter(|line| line.starts_with("fatal: ")).eq([SILENT]);
-    is_silent || said.lines().any(|line| line.starts_with("error: ") && is_end(line))
+    let is_silent = stderr.lines().filter(|line| line.starts_with("fatal: ")).eq([SILENT]);
+    is_silent || stderr.lines().any(|line| line.starts_with("error: ") && is_end(line))
 }
 
 /// Parses the output of `git version`: `git version 2.47.3 (Apple Git-1)` is 2.47.3.
-fn parse_version(said: &str) -> Option<[u32; 3]> {
-    let numbers = said.strip_prefix("git version ")?.split([' ', '\n']).next()?;
+fn parse_version(output: &str) -> Option<[u32; 3]> {
+    let numbers = output.strip_prefix("git version ")?.split([' ', '\n']).next()?;
     let mut parts = numbers.split('.').map(|part| part.parse().unwrap_or_default());
     Some([parts.next()?, parts.next()?, parts.next().unwrap_or_default()])
 }

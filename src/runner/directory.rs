@@ -233,12 +233,12 @@ mod tests {
     /// R5: the agent chooses how many names its directory holds, but not how long other runs wait for the removal.
     #[test]
     fn a_directory_is_removed_beside_the_runtime() {
-        let place = tempfile::tempdir().expect("there is a place for it");
+        let temp_dir = tempfile::tempdir().expect("there is a place for it");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         runtime.expect("there is a thread").block_on(async {
-            let waited = filled(place.path(), "waited");
-            let path = waited.path().to_owned();
-            let mut removal = std::pin::pin!(waited.remove());
+            let awaited = filled(temp_dir.path(), "waited");
+            let path = awaited.path().to_owned();
+            let mut removal = std::pin::pin!(awaited.remove());
             tokio::select! {
                 biased;
                 () = removal.as_mut() => panic!("no other task had a turn during the removal"),
@@ -247,16 +247,16 @@ mod tests {
             removal.await;
             assert!(!path.exists());
 
-            let dropped = filled(place.path(), "dropped");
+            let dropped = filled(temp_dir.path(), "dropped");
             let path = dropped.path().to_owned();
             drop(dropped);
             assert!(path.exists(), "it was waited for");
         });
     }
 
-    fn filled(place: &Path, run: &str) -> RunDirectory {
+    fn filled(parent: &Path, run: &str) -> RunDirectory {
         let owner = OwnerProcess::this_process().expect("it is there");
-        let directory = RunDirectory::create(place, run, &owner).expect("made");
+        let directory = RunDirectory::create(parent, run, &owner).expect("made");
         for number in 0..20_000 {
             fs::write(directory.path().join(number.to_string()), "").expect("written");
         }

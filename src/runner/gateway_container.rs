@@ -62,10 +62,10 @@ impl PreparedGatewayContainer {
         }
         // Later entries of `env` replace earlier ones: flags and variables, then the paths of the mounted files, then
         // the run's identity and budget, then the socket.
-        let given = files::write_files(&settings, config, directory)?;
+        let mounted_files = files::write_files(&settings, config, directory)?;
         let mut env: std::collections::BTreeMap<_, _> =
             settings.settings.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-        env.extend(given.env);
+        env.extend(mounted_files.env);
         // The run's own file may set the identity and the budget, and flags and variables do not contain those values.
         env.extend(environment(config).map(|(name, value)| (name.to_owned(), value)));
         env.insert("SOCKET_PATH".to_owned(), format!("{SOCKET_DIR_TARGET}/llm.sock"));
@@ -83,13 +83,13 @@ impl PreparedGatewayContainer {
             gid,
             env,
             socket_dir: directory.socket_dir(),
-            mounts: given.mounts,
+            mounts: mounted_files.mounts,
         };
         Ok(Self {
             docker_socket: settings.docker_socket,
             spec,
             labels: stamp.clone(),
-            records: GatewayAuditTail::open_at_end(given.audit)?,
+            records: GatewayAuditTail::open_at_end(mounted_files.audit)?,
             deadline: config.budget.deadline.map(|limit| Instant::now() + limit.min(MAX_TIME)),
             drain: config.drain_timeout,
         })
@@ -175,7 +175,7 @@ fn environment(config: &GatewayConfig) -> impl Iterator<Item = (&'static str, St
     let count = |tokens: Option<Tokens>| tokens.map(|tokens| tokens.0.to_string());
     // The setting takes whole seconds, so a deadline below one second becomes one second.
     let seconds = budget.deadline.map(|limit| limit.as_secs().max(1));
-    let told = [
+    let variables = [
         ("RUN_ID", Some(run.clone())),
         ("ATTEMPT", Some(attempt.clone())),
         ("BILLING_ACCOUNT_ID", Some(account.clone())),
@@ -191,12 +191,12 @@ fn environment(config: &GatewayConfig) -> impl Iterator<Item = (&'static str, St
         ("TOKENS_PER_MINUTE", budget.tokens_per_minute.map(|count| count.to_string())),
         ("RUN_DEADLINE_SECONDS", seconds.map(|seconds| seconds.to_string())),
     ];
-    told.into_iter().filter_map(|(name, value)| Some((name, value?)))
+    variables.into_iter().filter_map(|(name, value)| Some((name, value?)))
 }
 
 async fn exit_error(running: &RunningGatewayContainer, exit_code: i64) -> SandboxError {
-    let said = running.log_tail().await;
-    SandboxError::GatewayContainerEnded(format!("exit code {exit_code}; it said: {said}"))
+    let log_tail = running.log_tail().await;
+    SandboxError::GatewayContainerEnded(format!("exit code {exit_code}; it said: {log_tail}"))
 }
 
 /// The maximum time from the container's start to its first audit record (our choice). A busy machine takes some

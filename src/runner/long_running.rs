@@ -132,10 +132,10 @@ struct SandboxProfile {
 type LongRunningEntryGuard = OwnedMutexGuard<Option<LongRunningEntry>>;
 
 impl LongRunningPool {
-    /// Makes an empty pool whose workspaces are in `shelf`. The first run of a key makes the key's sandbox.
-    pub fn new(shelf: &WorkspaceStore, limits: LongRunningPoolLimits) -> Self {
+    /// Makes an empty pool whose workspaces are in `store`. The first run of a key makes the key's sandbox.
+    pub fn new(store: &WorkspaceStore, limits: LongRunningPoolLimits) -> Self {
         let (directory, permits) =
-            (shelf.root_dir().to_owned(), Arc::new(Semaphore::new(limits.max_sandboxes)));
+            (store.root_dir().to_owned(), Arc::new(Semaphore::new(limits.max_sandboxes)));
         Self {
             directory,
             limits,
@@ -154,9 +154,9 @@ impl LongRunningPool {
     pub async fn claim(
         &self,
         key: &SandboxKey,
-        order: RunPlan,
+        plan: RunPlan,
     ) -> Result<PreparedRun, LongRunningClaimError> {
-        Box::pin(self.claim_with_cancel(&CancellationToken::new(), key, order)).await
+        Box::pin(self.claim_with_cancel(&CancellationToken::new(), key, plan)).await
     }
 
     /// Claims as [`LongRunningPool::claim`] does, but waits only until `cancel`. `cancel` does not interrupt a step
@@ -168,12 +168,12 @@ impl LongRunningPool {
         &self,
         cancel: &CancellationToken,
         key: &SandboxKey,
-        order: RunPlan,
+        plan: RunPlan,
     ) -> Result<PreparedRun, LongRunningClaimError> {
         let inputs = RunInputs::default();
-        check_plan(&order, &inputs)?;
+        check_plan(&plan, &inputs)?;
         let entered = self.lock_key(cancel, key).await?;
-        Box::pin(self.claim_locked(cancel, entered, key, (order, inputs))).await
+        Box::pin(self.claim_locked(cancel, entered, key, (plan, inputs))).await
     }
 
     /// Claims the sandbox of a key whose lock the caller already holds.
@@ -183,36 +183,33 @@ impl LongRunningPool {
     pub async fn claim_locked(
         &self,
         cancel: &CancellationToken,
-        SandboxKeyGuard(mut held): SandboxKeyGuard,
+        SandboxKeyGuard(mut guard): SandboxKeyGuard,
         key: &SandboxKey,
         (plan, inputs): (RunPlan, RunInputs),
     ) -> Result<PreparedRun, LongRunningClaimError> {
         check_plan(&plan, &inputs)?;
         // 1. No process of an earlier run may be alive, because the next steps change the workspace.
-        self.clean_entry(&mut held).await?;
+        self.clean_entry(&mut guard).await?;
         let users = plan.sandbox_users();
-        if held.as_ref().is_some_and(|stay| !users.contains(stay.workspace.uid())) {
-            drop_sandbox(&mut held).await;
+        if guard.as_ref().is_some_and(|entry| !users.contains(entry.workspace.uid())) {
+            drop_sandbox(&mut guard).await;
         }
         // 2. The workspace is locked, filled with the branch, and measured.
         let RunPlan { mut config, gateway, mut spec, agent, run_dir, driver, .. } = plan;
         let RunInputs { target, models } = inputs;
-        let had = held.as_ref().map(|stay| Arc::clone(&stay.workspace));
+        let current_workspace = guard.as_ref().map(|entry| Arc::clone(&entry.workspace));
         let tenant = key.owner(target.as_ref().map(DeliveryTarget::branch_ref));
-        let home = self.open_workspace(key, tenant, had, users).await?;
+        let home = self.open_workspace(key, tenant, current_workspace, users).await?;
         spec.uid = home.uid();
         let path = home.workspace();
         let quota = WorkspaceQuota::new(path.clone(), spec.limits.max_workspace);
         if let Some(target) = &target {
-            let (home, kept, target) = (Arc::clone(&home), key.kept.clone(), target.clone());
-            let (uid, max_workspace) = (home.uid(), spec.limits.max_workspace);
-            let feed = move |incoming: &_| target.checkout_into(incoming, uid, max_workspace);
-            let fill = move || home.replace_content(&kept, feed);
-            spawn_blocking(fill).await.context("the workspace was not filled")??;
+            let target = target.clone();
+            checkout_branch(Arc::clone(&home), key.kept.clone(), target, &spec).await?;
         }
         if let Err(exceeded) = quota.check().await {
             // The entry's lock on the workspace is released, so that an operator can prune the workspace at once.
-            drop_sandbox(&mut held).await;
+            drop_sandbox(&mut guard).await;
             return Err(LongRunningClaimError::WorkspaceFull {
                 who: key.display_name(),
                 id: key.name(),
@@ -222,32 +219,34 @@ impl LongRunningPool {
         // 3. The entry is made or reused. Its sandbox starts later, when the run starts.
         spec.workspace = WorkspaceMount::Directory { path, access: MountAccess::ReadWrite };
         let owner = OwnerProcess::this_process().context("`/proc` cannot be read")?;
-        let own = RunDirectory::create(&run_dir, &config.identity.run, &owner)?;
+        let run_directory = RunDirectory::create(&run_dir, &config.identity.run, &owner)?;
         let agent = agent.map(|agent| agent.with_default_models(models));
         if let Some(agent) = &agent {
             // Earlier runs of the key had the workspace.
-            agent.prepare_sandbox(&mut spec, &own, target.is_some(), ObstaclePolicy::Remove)?;
+            let obstacles = ObstaclePolicy::Remove;
+            agent.prepare_sandbox(&mut spec, &run_directory, target.is_some(), obstacles)?;
         }
         let (profile, max_runtime) = (SandboxProfile::new(&driver, &spec), spec.limits.max_runtime);
-        let need = RunRequirements { profile, workspace: home, max_runtime };
-        let stay = self.ensure_entry(cancel, &mut held, need, &own).await?;
+        let requirements = RunRequirements { profile, workspace: home, max_runtime };
+        let entry = self.ensure_entry(cancel, &mut guard, requirements, &run_directory).await?;
         // 4. The run's gateway binds its socket in the sandbox's directory. The outbox's row comes last, so that a
         //    failed claim leaves no row.
-        configure_socket(&mut config, &mut spec, &stay.directory);
+        configure_socket(&mut config, &mut spec, &entry.directory);
         let deadline = SystemTime::now() + spec.limits.max_runtime;
-        let labels = OwnerLabels { owner, run_dir: own.parent(), deadline };
+        let labels = OwnerLabels { owner, run_dir: run_directory.parent(), deadline };
         let policy = config.digest();
-        let gateway = RunGatewayBackend::open(gateway, config, &stay.directory, &labels)?;
-        tracing::info!(run = spec.run, resident = stay.id, "claimed a resident sandbox");
-        let turn = SandboxSession::new(held, self.limits, spec.clone());
-        let request = sandbox::SandboxRequest { spec, labels, directory: own.path().to_owned() };
+        let gateway = RunGatewayBackend::open(gateway, config, &entry.directory, &labels)?;
+        tracing::info!(run = spec.run, resident = entry.id, "claimed a resident sandbox");
+        let session = SandboxSession::new(guard, self.limits, spec.clone());
+        let request =
+            sandbox::SandboxRequest { spec, labels, directory: run_directory.path().to_owned() };
         let target = match target {
             Some(target) => {
                 let (request, driver) = (request.clone(), driver.clone());
-                let post = move || target.register_workspace(&request, &driver, &policy);
-                let posted =
-                    spawn_blocking(post).await.context("the workspace was not recorded")??;
-                Some(Box::new(posted))
+                let register = move || target.register_workspace(&request, &driver, &policy);
+                let tracked =
+                    spawn_blocking(register).await.context("the workspace was not recorded")??;
+                Some(Box::new(tracked))
             }
             None => None,
         };
@@ -256,8 +255,8 @@ impl LongRunningPool {
             run: request.spec.run.clone(),
             driver,
             request,
-            sandbox: SandboxSource::LongRunning(Box::new(turn)),
-            directories: vec![own],
+            sandbox: SandboxSource::LongRunning(Box::new(session)),
+            directories: vec![run_directory],
             is_agent: agent.is_some(),
             target,
             quota: Some(quota),
@@ -268,12 +267,12 @@ impl LongRunningPool {
     /// run is over. The workspaces stay.
     pub async fn maintain(&self, stop: CancellationToken) {
         while !stop.is_cancelled() {
-            for room in self.all_entries() {
+            for shared_entry in self.all_entries() {
                 // A locked entry has a run, which checks the sandbox itself.
-                let Ok(mut held) = room.try_lock_owned() else { continue };
-                let Some(stay) = &mut *held else { continue };
-                if !stay.is_reusable(&self.limits).await {
-                    drop_sandbox(&mut held).await;
+                let Ok(mut guard) = shared_entry.try_lock_owned() else { continue };
+                let Some(entry) = &mut *guard else { continue };
+                if !entry.is_reusable(&self.limits).await {
+                    drop_sandbox(&mut guard).await;
                 }
             }
             self.remove_empty_entries();
@@ -283,8 +282,8 @@ impl LongRunningPool {
             }
         }
         self.closed.cancel();
-        for room in self.all_entries() {
-            drop_sandbox(&mut room.lock_owned().await).await;
+        for shared_entry in self.all_entries() {
+            drop_sandbox(&mut shared_entry.lock_owned().await).await;
         }
     }
 
@@ -306,9 +305,10 @@ impl LongRunningPool {
     /// Removes entries without a sandbox from the map. An entry stays while another task holds a reference to it,
     /// because that task may wait for its lock.
     fn remove_empty_entries(&self) {
-        let mut rooms = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        rooms.retain(|_, room| {
-            Arc::strong_count(room) > 1 || room.try_lock().is_ok_and(|held| held.is_some())
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        entries.retain(|_, shared_entry| {
+            Arc::strong_count(shared_entry) > 1
+                || shared_entry.try_lock().is_ok_and(|guard| guard.is_some())
         });
     }
 
@@ -326,10 +326,10 @@ impl LongRunningPool {
         cancel: &CancellationToken,
         key: &SandboxKey,
     ) -> Result<SandboxKeyGuard, LongRunningClaimError> {
-        let held = timeout(self.limits.wait, self.entry_for(key).lock_owned());
-        let held =
-            cancel.run_until_cancelled(held).await.ok_or(LongRunningClaimError::Cancelled)?;
-        held.map(SandboxKeyGuard).map_err(|_| LongRunningClaimError::Busy(key.display_name()))
+        let guard = timeout(self.limits.wait, self.entry_for(key).lock_owned());
+        let guard =
+            cancel.run_until_cancelled(guard).await.ok_or(LongRunningClaimError::Cancelled)?;
+        guard.map(SandboxKeyGuard).map_err(|_| LongRunningClaimError::Busy(key.display_name()))
     }
 
     /// Removes the sandbox if a process of another run may still run in it.
@@ -338,14 +338,14 @@ impl LongRunningPool {
     /// Returns `Closed` if the pool is closed.
     async fn clean_entry(
         &self,
-        held: &mut LongRunningEntryGuard,
+        guard: &mut LongRunningEntryGuard,
     ) -> Result<(), LongRunningClaimError> {
         if self.closed.is_cancelled() {
             return Err(LongRunningClaimError::Closed);
         }
         // If a run was dropped before its end, its program may still write to the workspace, which is filled next.
-        if held.as_ref().is_some_and(LongRunningEntry::is_dirty) {
-            drop_sandbox(held).await;
+        if guard.as_ref().is_some_and(LongRunningEntry::is_dirty) {
+            drop_sandbox(guard).await;
         }
         Ok(())
     }
@@ -355,26 +355,26 @@ impl LongRunningPool {
         &self,
         key: &SandboxKey,
         tenant: WorkspaceOwner,
-        had: Option<Arc<PersistentWorkspace>>,
+        current_workspace: Option<Arc<PersistentWorkspace>>,
         users: UserRange,
     ) -> Result<Arc<PersistentWorkspace>, LongRunningClaimError> {
-        if let Some(home) = had {
+        if let Some(home) = current_workspace {
             home.write_owner(&tenant).context("the workspace cannot be used")?;
             return Ok(home);
         }
-        let (place, name, earlier) = (self.directory.clone(), key.name(), key.legacy_name());
-        let taking = async {
+        let (directory, name, earlier) = (self.directory.clone(), key.name(), key.legacy_name());
+        let open_when_free = async {
             // The lock has no queue: another process or the pruning may hold it for a moment, so this loop polls.
             loop {
-                let (place, name, tenant) = (place.clone(), name.clone(), tenant.clone());
+                let (directory, name, tenant) = (directory.clone(), name.clone(), tenant.clone());
                 let earlier = earlier.clone();
                 let open = move || {
                     if let Some(earlier) = earlier {
                         persistent_workspace::adopt_legacy_workspace(
-                            &place, &earlier, &name, &tenant,
+                            &directory, &earlier, &name, &tenant,
                         );
                     }
-                    PersistentWorkspace::open(&place, &name, &tenant, users)
+                    PersistentWorkspace::open(&directory, &name, &tenant, users)
                 };
                 let opened = spawn_blocking(open).await.context("there is no workspace")??;
                 match opened {
@@ -383,32 +383,33 @@ impl LongRunningPool {
                 }
             }
         };
-        let taken = timeout(self.limits.wait, taking).await;
-        Ok(taken.map_err(|_| LongRunningClaimError::Busy(key.display_name()))??)
+        let workspace = timeout(self.limits.wait, open_when_free).await;
+        Ok(workspace.map_err(|_| LongRunningClaimError::Busy(key.display_name()))??)
     }
 
     /// Returns the key's entry. Replaces an entry that does not fit the run's requirements.
-    async fn ensure_entry<'held>(
+    async fn ensure_entry<'guard>(
         &self,
         cancel: &CancellationToken,
-        held: &'held mut LongRunningEntryGuard,
-        need: RunRequirements,
+        guard: &'guard mut LongRunningEntryGuard,
+        requirements: RunRequirements,
         run: &RunDirectory,
-    ) -> Result<&'held mut LongRunningEntry, LongRunningClaimError> {
-        if held.as_ref().is_some_and(|stay| !stay.matches(&need, &self.limits)) {
-            drop_sandbox(held).await;
+    ) -> Result<&'guard mut LongRunningEntry, LongRunningClaimError> {
+        if guard.as_ref().is_some_and(|entry| !entry.matches(&requirements, &self.limits)) {
+            drop_sandbox(guard).await;
         }
         // An entry may have lost its permit at the end of its last run, together with its sandbox.
-        let seat = match &mut **held {
+        let permit = match &mut **guard {
             Some(LongRunningEntry { permit: Some(_), .. }) => None,
             _ => Some(self.reserve_capacity(cancel).await?),
         };
-        if held.is_none() {
-            **held = Some(LongRunningEntry::new(need.profile, need.workspace, run)?);
+        if guard.is_none() {
+            **guard =
+                Some(LongRunningEntry::new(requirements.profile, requirements.workspace, run)?);
         }
-        let stay = held.as_mut().expect("it was made just now");
-        stay.permit = stay.permit.take().or(seat);
-        Ok(stay)
+        let entry = guard.as_mut().expect("it was made just now");
+        entry.permit = entry.permit.take().or(permit);
+        Ok(entry)
     }
 
     /// Returns a permit for one sandbox. If the pool is full, removes the sandbox that was idle for the longest time.
@@ -418,14 +419,14 @@ impl LongRunningPool {
         cancel: &CancellationToken,
     ) -> Result<OwnedSemaphorePermit, LongRunningClaimError> {
         let end = Instant::now() + self.limits.wait;
-        let mut seat = pin!(Arc::clone(&self.permits).acquire_owned());
+        let mut permit = pin!(Arc::clone(&self.permits).acquire_owned());
         let mut pause = Duration::ZERO;
         loop {
             // The order counts: a free permit comes before every error. A removal below is not part of the select, so
             // that no error interrupts the removal.
             tokio::select! {
                 biased;
-                seat = &mut seat => return Ok(seat.expect("the semaphore is never closed")),
+                permit = &mut permit => return Ok(permit.expect("the semaphore is never closed")),
                 () = self.closed.cancelled() => return Err(LongRunningClaimError::Closed),
                 () = cancel.cancelled() => return Err(LongRunningClaimError::Cancelled),
                 () = sleep(pause) => (),
@@ -444,15 +445,31 @@ impl LongRunningPool {
     }
 
     fn longest_idle(&self) -> Option<LongRunningEntryGuard> {
-        let idle = self.all_entries().into_iter().filter_map(|room| room.try_lock_owned().ok());
-        let idle = idle.filter(|held| held.as_ref().is_some_and(|stay| stay.permit.is_some()));
-        idle.min_by_key(|held| held.as_ref().map(|stay| stay.used))
+        let idle = self
+            .all_entries()
+            .into_iter()
+            .filter_map(|shared_entry| shared_entry.try_lock_owned().ok());
+        let idle = idle.filter(|guard| guard.as_ref().is_some_and(|entry| entry.permit.is_some()));
+        idle.min_by_key(|guard| guard.as_ref().map(|entry| entry.used))
     }
 }
 
+/// Checks the branch out in a workspace, except the names in `kept`, which stay.
+async fn checkout_branch(
+    home: Arc<PersistentWorkspace>,
+    kept: Vec<String>,
+    target: DeliveryTarget,
+    spec: &SandboxSpec,
+) -> Result<(), LongRunningClaimError> {
+    let (uid, max_workspace) = (home.uid(), spec.limits.max_workspace);
+    let checkout = move |incoming: &_| target.checkout_into(incoming, uid, max_workspace);
+    let fill = move || home.replace_content(&kept, checkout);
+    Ok(spawn_blocking(fill).await.context("the workspace was not filled")??)
+}
+
 /// Removes the key's entry with its sandbox. The permit is returned after the sandbox is gone.
-async fn drop_sandbox(held: &mut LongRunningEntryGuard) {
-    if let Some(LongRunningEntry { sandbox, directory, permit, .. }) = held.take() {
+async fn drop_sandbox(guard: &mut LongRunningEntryGuard) {
+    if let Some(LongRunningEntry { sandbox, directory, permit, .. }) = guard.take() {
         if let Some(sandbox) = sandbox {
             Box::pin(sandbox.remove()).await;
         }
@@ -461,17 +478,17 @@ async fn drop_sandbox(held: &mut LongRunningEntryGuard) {
     }
 }
 
-fn check_plan(order: &RunPlan, inputs: &RunInputs) -> Result<(), LongRunningClaimError> {
-    if order.is_gateway_in_container() {
+fn check_plan(plan: &RunPlan, inputs: &RunInputs) -> Result<(), LongRunningClaimError> {
+    if plan.is_gateway_in_container() {
         return Err(LongRunningClaimError::Unsupported("gateway in a container"));
     }
-    if order.spec.init.is_none() {
+    if plan.spec.init.is_none() {
         return Err(LongRunningClaimError::Unsupported("first process but cogni-init"));
     }
-    if matches!(order.spec.workspace, WorkspaceMount::Directory { .. }) {
+    if matches!(plan.spec.workspace, WorkspaceMount::Directory { .. }) {
         return Err(LongRunningClaimError::Unsupported("other workspace than its own"));
     }
-    Ok(order.check_inputs(inputs)?)
+    Ok(plan.check_inputs(inputs)?)
 }
 
 impl SandboxProfile {
@@ -536,10 +553,10 @@ impl LongRunningEntry {
             Box::pin(resident.remove()).await;
         }
         self.deadline = SystemTime::now() + terms.max_age + max_runtime;
-        let order = self.sandbox_request();
-        let order =
-            order.map_err(|error| sandbox::SandboxError::LongRunningLost(error.to_string()))?;
-        self.sandbox = Some(LongRunningSandbox::start(&self.profile.driver, order, stop).await?);
+        let request = self.sandbox_request();
+        let request =
+            request.map_err(|error| sandbox::SandboxError::LongRunningLost(error.to_string()))?;
+        self.sandbox = Some(LongRunningSandbox::start(&self.profile.driver, request, stop).await?);
         (self.created, self.runs) = (Instant::now(), 0);
         Ok(())
     }

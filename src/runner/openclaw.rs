@@ -21,10 +21,10 @@ pub(super) struct MessageTooLongError {
 /// the prompt already.
 pub(super) fn workspace_files(agent: &AgentInvocation) -> Result<AgentFiles, MessageTooLongError> {
     let mut own = vec![(SETTINGS_PATH, format!("{:#}\n", settings_json(agent)))];
-    if let Some((place, message)) = agent.last_user_message() {
+    if let Some((position, message)) = agent.last_user_message() {
         // The prompt is the last message of a user. All other messages go into a file that the prompt refers to.
         let before: Vec<_> =
-            agent.messages.iter().enumerate().filter(|(at, _)| *at != place).collect();
+            agent.messages.iter().enumerate().filter(|(at, _)| *at != position).collect();
         let mut prompt = message.to_owned();
         if !before.is_empty() {
             own.push((
@@ -77,7 +77,7 @@ fn settings_json(agent: &AgentInvocation) -> Value {
 
 /// Returns the list of models, the run's model first. The costs are zero, because the gateway accounts for the costs.
 fn models_json(agent: &AgentInvocation) -> Vec<Value> {
-    let others = agent.models.iter().filter(|model| **model != agent.model);
+    let other_models = agent.models.iter().filter(|model| **model != agent.model);
     let claw = &agent.entry.openclaw;
     let model = |id: &String| {
         json!({
@@ -90,19 +90,19 @@ fn models_json(agent: &AgentInvocation) -> Vec<Value> {
             "cost": { "input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0 },
         })
     };
-    std::iter::once(&agent.model).chain(others).map(model).collect()
+    std::iter::once(&agent.model).chain(other_models).map(model).collect()
 }
 
 fn render_conversation<'a>(messages: impl Iterator<Item = &'a ChatMessage>) -> String {
-    let said = messages.map(|ChatMessage { role, content }| {
-        let who = match role {
+    let sections = messages.map(|ChatMessage { role, content }| {
+        let heading = match role {
             ChatRole::System => "Instructions",
             ChatRole::User => "The user",
             ChatRole::Assistant => "You",
         };
-        format!("\n## {who}\n\n{content}\n")
+        format!("\n## {heading}\n\n{content}\n")
     });
-    format!("# What was said before\n{}", said.collect::<String>())
+    format!("# What was said before\n{}", sections.collect::<String>())
 }
 
 /// The path of the settings, relative to the workspace.

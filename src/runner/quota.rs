@@ -46,9 +46,9 @@ impl WorkspaceQuota {
     async fn measure(&self) -> Result<Duration, QuotaExceededError> {
         let Self { path, max_bytes } = self.clone();
         let measure = move || {
-            let begun = thread_time();
+            let start = thread_time();
             let measured = dir_tree::disk_usage(&path, max_bytes);
-            (measured, thread_time().saturating_sub(begun))
+            (measured, thread_time().saturating_sub(start))
         };
         let (measured, took) = match spawn_blocking(measure).await {
             Ok((measured, took)) => (measured, took),

@@ -280,8 +280,8 @@ impl RunRequest {
 
     /// Returns the directories that the sandbox may mount from: the request's roots, or else the current directory.
     fn allowed_roots(&self) -> impl Iterator<Item = PathBuf> {
-        let here = self.roots.is_empty().then(|| PathBuf::from("."));
-        here.into_iter().chain(self.roots.clone())
+        let current_dir = self.roots.is_empty().then(|| PathBuf::from("."));
+        current_dir.into_iter().chain(self.roots.clone())
     }
 }
 
@@ -371,16 +371,16 @@ fn check_agent(agent: &AgentInvocation, spec: &SandboxSpec) -> anyhow::Result<()
     if !messages.is_empty() && agent.last_user_message().is_none() {
         bail!("none of the messages is a user's; there is nothing to answer");
     }
-    let place = input_path(*setup);
+    let input_file = input_path(*setup);
     match &spec.workspace {
         WorkspaceMount::None | WorkspaceMount::Fresh if messages.is_empty() => bail!(
-            "there is nothing to answer; give `--message`, or a workspace with `{place}` in it"
+            "there is nothing to answer; give `--message`, or a workspace with `{input_file}` in it"
         ),
         WorkspaceMount::Directory { path, access: MountAccess::ReadOnly }
             if !messages.is_empty() =>
         {
             bail!(
-                "the workspace is read-only, and the message is to stand in `{place}`; say `--workspace {}:rw`, \
+                "the workspace is read-only, and the message is to stand in `{input_file}`; say `--workspace {}:rw`, \
              or write that file and leave `--message` out",
                 path.display()
             )

@@ -90,7 +90,7 @@ impl RunGatewayBackend {
     pub(super) fn run(&self) -> Option<Arc<AgentRun>> {
         match self {
             Self::InProcess { run, .. } => Some(Arc::clone(run)),
-            Self::Hosted(seat) => Some(Arc::clone(seat.run())),
+            Self::Hosted(hosted) => Some(Arc::clone(hosted.run())),
             Self::Container(_) => None,
         }
     }
@@ -109,7 +109,7 @@ impl RunGatewayBackend {
     pub(super) fn deadline(&self) -> Option<Instant> {
         match self {
             Self::InProcess { run, .. } => run.ledger.deadline(),
-            Self::Hosted(seat) => seat.run().ledger.deadline(),
+            Self::Hosted(hosted) => hosted.run().ledger.deadline(),
             Self::Container(proxy) => proxy.deadline(),
         }
     }
@@ -127,9 +127,9 @@ impl RunGatewayBackend {
             Self::InProcess { app, run } => {
                 (Box::pin(app.serve_in_two_steps(closing)).await, call_summary(&run))
             }
-            Self::Hosted(seat) => {
-                let run = Arc::clone(seat.run());
-                (Box::pin(seat.serve_in_two_steps(closing)).await, call_summary(&run))
+            Self::Hosted(hosted) => {
+                let run = Arc::clone(hosted.run());
+                (Box::pin(hosted.serve_in_two_steps(closing)).await, call_summary(&run))
             }
             Self::Container(proxy) => Box::pin(proxy.serve(signals, calls)).await,
         };

@@ -15,17 +15,17 @@ pub(super) fn record_agent(run: &AgentRun, name: &str) {
     }
 }
 
-/// Records the span of a sandbox that was requested at `asked` and has ended, and the span of the sandbox's start.
+/// Records the span of a sandbox that was requested at `start_time` and has ended, and the span of the sandbox's start.
 pub(super) fn record_sandbox_span(
     trace: &RunTrace,
     driver: &'static str,
-    asked: SystemTime,
+    start_time: SystemTime,
     ended: &Result<SandboxExit, sandbox::SandboxError>,
 ) {
     if let Some(start) = ended.as_ref().ok().and_then(|ended| ended.start) {
         let attributes = vec![("cogni.sandbox.driver", driver.into())];
-        let begun = trace.span_since("sandbox start", asked);
-        trace.record_span(FinishedSpan { ended: asked + start, attributes, ..begun });
+        let span = trace.span_since("sandbox start", start_time);
+        trace.record_span(FinishedSpan { ended: start_time + start, attributes, ..span });
     }
     // The second span covers the whole life of the sandbox, also of a sandbox that never started.
     let mut attributes = vec![("cogni.sandbox.driver", driver.into())];
@@ -35,15 +35,19 @@ pub(super) fn record_sandbox_span(
     trace.record_span(FinishedSpan {
         attributes,
         error: error.map(Into::into),
-        ..trace.span_since("sandbox", asked)
+        ..trace.span_since("sandbox", start_time)
     });
     if let Some(error) = error {
         trace.mark_failed(error);
     }
 }
 
-/// Records the span of a delivery that began at `begun`.
-pub(super) fn record_delivery_span(trace: &RunTrace, begun: SystemTime, relayed: &DeliveryReport) {
+/// Records the span of a delivery that began at `start_time`.
+pub(super) fn record_delivery_span(
+    trace: &RunTrace,
+    start_time: SystemTime,
+    relayed: &DeliveryReport,
+) {
     let mut attributes = vec![];
     let mut error = None;
     match relayed {
@@ -56,7 +60,7 @@ pub(super) fn record_delivery_span(trace: &RunTrace, begun: SystemTime, relayed:
         DeliveryReport::Skipped { .. } | DeliveryReport::NotDelivered { is_well: true, .. } => (),
         DeliveryReport::NotDelivered { .. } => error = Some("not_delivered".into()),
     }
-    trace.record_span(FinishedSpan { attributes, error, ..trace.span_since("relay", begun) });
+    trace.record_span(FinishedSpan { attributes, error, ..trace.span_since("relay", start_time) });
 }
 
 fn error_code(ended: &Result<SandboxExit, sandbox::SandboxError>) -> Option<&'static str> {

@@ -93,23 +93,23 @@ impl LeftoverSweeper {
         self.sweep_inner(None).await
     }
 
-    /// Sweeps as [`LeftoverSweeper::sweep`] does, but waits at most `patience` for the removal of directories. An agent
+    /// Sweeps as [`LeftoverSweeper::sweep`] does, but waits at most `max_wait` for the removal of directories. An agent
     /// chose how much the directories hold.
     ///
     /// # Errors
     /// Returns the errors of [`LeftoverSweeper::sweep`].
-    pub async fn sweep_with_timeout(&self, patience: Duration) -> anyhow::Result<SweepReport> {
-        self.sweep_inner(Some(patience)).await
+    pub async fn sweep_with_timeout(&self, max_wait: Duration) -> anyhow::Result<SweepReport> {
+        self.sweep_inner(Some(max_wait)).await
     }
 
-    async fn sweep_inner(&self, patience: Option<Duration>) -> anyhow::Result<SweepReport> {
+    async fn sweep_inner(&self, max_wait: Option<Duration>) -> anyhow::Result<SweepReport> {
         let cannot = || format!("cannot read `{}`", self.run_dir.display());
         let run_dir = canonical_run_dir(&self.run_dir).with_context(cannot)?;
         let mut found = vec![];
         let engine = self.sweep_containers(&run_dir, &mut found).await;
         // Containers come before directories, so that no running container loses its socket.
         let is_silent = matches!(engine, EngineSweepStatus::Failed(_));
-        let end = patience.map(|patience| Instant::now() + patience);
+        let end = max_wait.map(|max_wait| Instant::now() + max_wait);
         for name in list_names(&run_dir).with_context(cannot)? {
             // A directory that this process registered is orphaned although its owner, this process, is alive.
             let left = leftovers::claim(&name);
@@ -149,7 +149,7 @@ impl LeftoverSweeper {
     /// Sweeps at once, and then at the interval `every`, until `stop`. A removal that runs at that time gets
     /// `STOP_TIMEOUT` to finish. No caller waits for the sweeps, so errors are logged.
     pub async fn run_periodically(&self, every: Duration, stop: CancellationToken) {
-        let patience = async {
+        let stop_deadline = async {
             stop.cancelled().await;
             sleep(STOP_TIMEOUT).await;
         };
@@ -165,10 +165,10 @@ impl LeftoverSweeper {
                 }
             }
         };
-        // `sweeps` ends by itself after `stop`, when the current sweep is done. `patience` bounds that time.
+        // `sweeps` ends by itself after `stop`, when the current sweep is done. `stop_deadline` bounds that time.
         tokio::select! {
             () = sweeps => (),
-            () = patience => tracing::debug!("the sweep is cut short"),
+            () = stop_deadline => tracing::debug!("the sweep is cut short"),
         }
     }
 
@@ -176,9 +176,9 @@ impl LeftoverSweeper {
     async fn sweep_cgroups(&self, run_dir: PathBuf) -> io::Result<Vec<SweepItem>> {
         let may_remove = self.apply;
         let found = spawn_blocking(move || {
-            let ours =
+            let groups =
                 embedded::list_leftovers()?.into_iter().filter(|group| group.belongs_to(&run_dir));
-            let found = ours.map(|group| {
+            let found = groups.map(|group| {
                 let name = group.name.display().to_string();
                 let left = leftovers::claim(&name);
                 let mut outcome = if left.is_some() {
@@ -206,11 +206,11 @@ impl LeftoverSweeper {
         if !self.docker_socket.exists() {
             return EngineSweepStatus::Absent;
         }
-        let asked = async {
+        let sweep = async {
             // With `all`, the list contains other installations' containers, which are only displayed.
             let docker = DockerEngine::connect(&self.docker_socket).await?;
-            let of = (!self.all).then_some(run_dir);
-            for container in docker.list_managed(of).await? {
+            let only_run_dir = (!self.all).then_some(run_dir);
+            for container in docker.list_managed(only_run_dir).await? {
                 let mut outcome = container_outcome(&container, run_dir);
                 if self.apply && outcome == SweepOutcome::Orphaned {
                     // A new container may get the same name before this removal ends, so the registration changes from
@@ -231,7 +231,7 @@ impl LeftoverSweeper {
             }
             anyhow::Ok(())
         };
-        match timeout(ENGINE_TIMEOUT, asked).await {
+        match timeout(ENGINE_TIMEOUT, sweep).await {
             Ok(Ok(())) => EngineSweepStatus::Listed,
             Ok(Err(error)) => EngineSweepStatus::Failed(error),
             Err(_) => {
@@ -288,7 +288,7 @@ fn container_outcome(container: &docker::ManagedContainer, run_dir: &Path) -> Sw
         // The owner cannot be seen from this process. But the deadline is long past, with all time that the runner and
         // the sandbox's first process have to end the run.
         SweepOutcome::UnknownOwner if is_over && owner.is_some() => SweepOutcome::Orphaned,
-        fate => fate,
+        outcome => outcome,
     }
 }
 
@@ -375,11 +375,11 @@ mod tests {
 
     /// R5: an owner in another pid namespace is never seen, so without this rule its container would stay forever.
     #[test]
-    fn whoever_cannot_be_seen_has_a_container_until_long_after_its_deadline() {
-        let this = OwnerProcess::this_process().expect("it is there").to_string();
-        let (rest, _) = this.rsplit_once(':').expect("it ends with its namespace");
+    fn an_unseen_owner_keeps_its_container_until_long_after_the_deadline() {
+        let this_process = OwnerProcess::this_process().expect("it is there").to_string();
+        let (rest, _) = this_process.rsplit_once(':').expect("it ends with its namespace");
         let ago = |time: Duration| SystemTime::now().checked_sub(time);
-        let fate = |owner: &str, deadline: Option<SystemTime>| {
+        let outcome = |owner: &str, deadline: Option<SystemTime>| {
             let (id, run) = (String::new(), "run-1".to_owned());
             let (name, run_dir) = (sandbox_name(&run), "/run/cogni".to_owned());
             let owner = owner.to_owned();
@@ -387,10 +387,13 @@ mod tests {
             container_outcome(&found, Path::new("/run/cogni"))
         };
         let unseen = format!("{rest}:1");
-        assert_eq!(fate(&unseen, None), SweepOutcome::UnknownOwner);
-        assert_eq!(fate(&unseen, ago(FOREIGN_GRACE / 2)), SweepOutcome::UnknownOwner);
-        assert_eq!(fate(&unseen, ago(FOREIGN_GRACE * 2)), SweepOutcome::Orphaned);
-        assert_eq!(fate("another program's", ago(FOREIGN_GRACE * 2)), SweepOutcome::UnknownOwner);
-        assert_eq!(fate(&this, ago(FOREIGN_GRACE * 2)), SweepOutcome::InUse);
+        assert_eq!(outcome(&unseen, None), SweepOutcome::UnknownOwner);
+        assert_eq!(outcome(&unseen, ago(FOREIGN_GRACE / 2)), SweepOutcome::UnknownOwner);
+        assert_eq!(outcome(&unseen, ago(FOREIGN_GRACE * 2)), SweepOutcome::Orphaned);
+        assert_eq!(
+            outcome("another program's", ago(FOREIGN_GRACE * 2)),
+            SweepOutcome::UnknownOwner
+        );
+        assert_eq!(outcome(&this_process, ago(FOREIGN_GRACE * 2)), SweepOutcome::InUse);
     }
 }

@@ -322,7 +322,7 @@ impl SlotProfile {
             ("limit of memory, processes or processors", limits != of_run.limits),
         ];
         match differ.into_iter().find(|(_, differs)| *differs) {
-            Some((what, _)) => Err(WarmClaimError::ProfileMismatch(what)),
+            Some((difference, _)) => Err(WarmClaimError::ProfileMismatch(difference)),
             None => Ok(()),
         }
     }

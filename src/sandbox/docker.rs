@@ -150,7 +150,7 @@ impl DockerEngine {
     /// # Errors
     /// Returns an error if the container still exists.
     pub async fn remove(&self, container: &str) -> Result<(), SandboxError> {
-        let begun = Instant::now();
+        let start = Instant::now();
         loop {
             let options = RemoveContainerOptionsBuilder::default().force(true).v(true).build();
             match self.client.remove_container(container, Some(options)).await {
@@ -158,7 +158,7 @@ impl DockerEngine {
                 Err(error) if has_status(&error, HTTP_NOT_FOUND) => return Ok(()),
                 // A conflict means that another removal is in progress; the next try finds out how it ended.
                 Err(error)
-                    if has_status(&error, HTTP_CONFLICT) && begun.elapsed() < REMOVE_TIMEOUT => {}
+                    if has_status(&error, HTTP_CONFLICT) && start.elapsed() < REMOVE_TIMEOUT => {}
                 Err(source) => return Err(self.failure("remove the container")(source)),
             }
             sleep(RETRY_INTERVAL).await;
@@ -170,9 +170,9 @@ impl DockerEngine {
     async fn create_container(
         &self,
         image: &str,
-        order: &SandboxRequest,
+        request: &SandboxRequest,
     ) -> Result<CreatedContainer, SandboxError> {
-        let SandboxRequest { spec, labels, directory } = order;
+        let SandboxRequest { spec, labels, directory } = request;
         let (image, ()) =
             tokio::try_join!(self.resolve_image(image, spec), self.check_volumes(&spec.volumes))?;
         let mut body = container_body(spec, &image, labels);
@@ -263,13 +263,13 @@ impl DockerEngine {
         stamp: &OwnerLabels,
         was_cut: bool,
     ) -> Option<String> {
-        let begun = Instant::now();
+        let start = Instant::now();
         loop {
             let found = self.find_container(name, stamp, |owner| *owner == stamp.owner).await;
             if found.is_some() || !was_cut {
                 return found;
             }
-            if begun.elapsed() > LATE_CREATE_WAIT {
+            if start.elapsed() > LATE_CREATE_WAIT {
                 leftovers::register(name);
                 return None;
             }
@@ -319,21 +319,21 @@ impl DockerSandbox {
 
     pub(super) async fn start(
         &mut self,
-        order: &SandboxRequest,
+        request: &SandboxRequest,
     ) -> Result<SandboxStartOutcome, SandboxError> {
         // The flag stays set if this future is dropped, so that the removal looks for a container that appears late.
         self.is_starting = true;
-        let started = self.create_and_start(order).await;
+        let started = self.create_and_start(request).await;
         self.is_starting = matches!(&started, Err(error) if !is_definitive(error));
         started
     }
 
     async fn create_and_start(
         &mut self,
-        order: &SandboxRequest,
+        request: &SandboxRequest,
     ) -> Result<SandboxStartOutcome, SandboxError> {
         let docker = self.docker.insert(DockerEngine::connect(&self.socket).await?);
-        let container = Box::pin(docker.create_container(&self.image, order)).await?;
+        let container = Box::pin(docker.create_container(&self.image, request)).await?;
         self.id = Some(container.id().to_owned());
         Ok(match container.start().await? {
             ContainerStartOutcome::Running(running) => {
@@ -358,7 +358,7 @@ impl DockerSandbox {
         running.follow_until_exit(output, until, grace).await
     }
 
-    pub(super) async fn remove(self, order: &SandboxRequest) {
+    pub(super) async fn remove(self, request: &SandboxRequest) {
         let Some(docker) = self.docker else { return };
         // Without an id, the engine may still have created the container after the request was cut off.
         let id = match self.id {
@@ -366,8 +366,8 @@ impl DockerSandbox {
             None => {
                 docker
                     .find_late_creation(
-                        &sandbox_name(&order.spec.run),
-                        &order.labels,
+                        &sandbox_name(&request.spec.run),
+                        &request.labels,
                         self.is_starting,
                     )
                     .await

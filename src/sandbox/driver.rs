@@ -47,8 +47,9 @@ impl SandboxDriver {
     /// Returns [`SandboxError::InvalidSpec`] if the driver does not support a part of `spec`, and the error of
     /// [`embedded::check_limits_available`] if the embedded driver cannot set the limits.
     pub fn check(&self, spec: &SandboxSpec) -> Result<(), SandboxError> {
-        let wrong =
-            |what, value: String, rule| Err(SandboxError::InvalidSpec { what, value, rule });
+        let wrong = |subject, value: String, rule| {
+            Err(SandboxError::InvalidSpec { what: subject, value, rule })
+        };
         match (self, &spec.root) {
             (Self::Docker { .. }, RootSource::Directory(_) | RootSource::Host) => {
                 wrong("the root", spec.root.to_string(), "the driver `docker` needs an image")
@@ -78,11 +79,11 @@ impl SandboxDriver {
     /// Returns an error if the sandbox cannot be made, or is lost before its end is known.
     pub async fn run<W: AsyncWrite + Unpin>(
         &self,
-        order: &SandboxRequest,
+        request: &SandboxRequest,
         output: &mut OutputCapture<W>,
         until: impl Future<Output = StopReason>,
     ) -> Result<SandboxExit, SandboxError> {
-        Box::pin(SandboxHandle::new(self, order.clone())?.run(output, until)).await
+        Box::pin(SandboxHandle::new(self, request.clone())?.run(output, until)).await
     }
 }
 
@@ -143,14 +144,14 @@ impl SandboxHandle {
         output: &mut OutputCapture<W>,
         until: impl Future<Output = StopReason>,
     ) -> Result<SandboxExit, SandboxError> {
-        let begun = Instant::now();
+        let launch_time = Instant::now();
         // `until` is polled in two places: during the launch, and then while the sandbox runs.
         let mut until = pin!(until);
         let started = if let Err(error) = Box::pin(self.prepare_driver()).await {
             Ok(Err(error))
         } else {
             tokio::select! {
-                // Biased, so that `until` is polled before the launch sends its first request.
+                // The select is biased, so that `until` is polled before the launch sends its first request.
                 biased;
                 cause = &mut until => Err(cause),
                 started = Box::pin(self.launch()) => Ok(started),
@@ -160,7 +161,7 @@ impl SandboxHandle {
         let ended = match started {
             Err(cause) => Ok(SandboxExit { cause: Some(cause), ..SandboxExit::default() }),
             Ok(Ok(SandboxStartOutcome::Running)) => {
-                let start = begun.elapsed();
+                let start = launch_time.elapsed();
                 tracing::info!(run = self.request.spec.run, ?start, "the sandbox runs");
                 let ended = Box::pin(self.follow_until_exit(output, until)).await;
                 ended.map(|ended| SandboxExit { start: Some(start), ..ended })

@@ -78,10 +78,10 @@ impl EmbeddedSandbox {
     /// this process holds copies of all open files between its fork and its execve. So a released name may stay locked
     /// for some moments, and the call tries again for that time.
     pub(super) async fn lock_name(&mut self, run: &str) -> Result<(), SandboxError> {
-        let begun = Instant::now();
+        let start = Instant::now();
         let name = loop {
             match bind_name(run) {
-                Err(SandboxError::AlreadyExists(_)) if begun.elapsed() < NAME_RELEASE_TIMEOUT => {
+                Err(SandboxError::AlreadyExists(_)) if start.elapsed() < NAME_RELEASE_TIMEOUT => {
                     sleep(NAME_RETRY_INTERVAL).await;
                 }
                 claimed => break claimed?,
@@ -94,12 +94,12 @@ impl EmbeddedSandbox {
     /// Starts the helper, and sends its task.
     pub(super) async fn prepare_helper(
         &mut self,
-        order: &SandboxRequest,
+        request: &SandboxRequest,
     ) -> Result<(), SandboxError> {
-        self.lock_name(&order.spec.run).await?;
+        self.lock_name(&request.spec.run).await?;
         let name =
-            format!("{}-{}", sandbox_name(&order.spec.run), order.labels.owner.to_file_name());
-        let task = helper_task(order, &name)?;
+            format!("{}-{}", sandbox_name(&request.spec.run), request.labels.owner.to_file_name());
+        let task = helper_task(request, &name)?;
         self.cgroup.clone_from(&task.cgroup);
         self.helper = Some(HelperProcess::start(&self.config.program, &task).await?);
         Ok(())
@@ -163,14 +163,14 @@ pub fn check_limits_available(settings: &EmbeddedDriverConfig) -> Result<(), San
 }
 
 /// Builds the helper's task. The task holds everything that the helper needs to know about this machine.
-fn helper_task(order: &SandboxRequest, name: &str) -> Result<HelperTask, SandboxError> {
+fn helper_task(request: &SandboxRequest, name: &str) -> Result<HelperTask, SandboxError> {
     let cgroup =
-        cgroup::check_can_set_limits().is_ok().then(|| cgroup_name(name, &order.labels.run_dir));
+        cgroup::check_can_set_limits().is_ok().then(|| cgroup_name(name, &request.labels.run_dir));
     let is_rootless = !rustix::process::geteuid().is_root();
-    let root = order.directory.join("root");
-    let programs = rootfs::prepare_rootfs(&order.spec.root, &root, order.spec.uid)?;
+    let root = request.directory.join("root");
+    let programs = rootfs::prepare_rootfs(&request.spec.root, &root, request.spec.uid)?;
     let max_files = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
-    let place = oci::OciHostSettings {
+    let settings = oci::OciHostSettings {
         root,
         programs,
         max_files,
@@ -179,9 +179,9 @@ fn helper_task(order: &SandboxRequest, name: &str) -> Result<HelperTask, Sandbox
         is_rootless,
     };
     Ok(HelperTask {
-        name: sandbox_name(&order.spec.run),
-        config: oci::build_oci_spec(&order.spec, &place),
-        directory: order.directory.join("container"),
+        name: sandbox_name(&request.spec.run),
+        config: oci::build_oci_spec(&request.spec, &settings),
+        directory: request.directory.join("container"),
         cgroup,
         is_rootless,
     })
@@ -216,18 +216,18 @@ impl HelperProcess {
         let in_memory =
             copy.as_ref().map(|copy| format!("/proc/self/fd/{}", copy.as_raw_fd()).into());
         let program: PathBuf = in_memory.unwrap_or_else(|| program.to_owned());
-        let (ours, theirs) = StdStream::pair().map_err(cannot)?;
-        ours.set_nonblocking(true).map_err(cannot)?;
+        let (driver_end, helper_end) = StdStream::pair().map_err(cannot)?;
+        driver_end.set_nonblocking(true).map_err(cannot)?;
         let mut command = Command::new(program);
         command
             .arg0(helper::HELPER_PROGRAM_NAME)
-            // Shown to the operator in the list of processes.
+            // The list of processes shows this argument to the operator.
             .arg(&task.name)
             // The helper does not need this process's secrets.
             .env_clear()
             // A terminal's interrupt must reach this process only: it gives the container its grace.
             .process_group(0)
-            .stdin(Stdio::from(std::os::fd::OwnedFd::from(theirs)))
+            .stdin(Stdio::from(std::os::fd::OwnedFd::from(helper_end)))
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             // The container must not outlive this process, also if the future is dropped.
@@ -236,7 +236,7 @@ impl HelperProcess {
         // The command holds the helper's end of the socket. With a copy in this process, the socket would stay open
         // after the helper's end.
         drop(command);
-        let (events, mut signals) = UnixStream::from_std(ours).map_err(cannot)?.into_split();
+        let (events, mut signals) = UnixStream::from_std(driver_end).map_err(cannot)?.into_split();
         signals.write_all(&messages::encode_line(task)).await.map_err(cannot)?;
         let stdout = child.stdout.take().expect("it is piped");
         let stderr = child.stderr.take().expect("it is piped");
@@ -257,9 +257,9 @@ impl HelperProcess {
         grace: impl Future<Output = ()>,
     ) -> Result<SandboxExit, SandboxError> {
         let Self { events, signals, stdout, stderr, .. } = self;
-        let hurry = output.detach_token();
+        let detach_token = output.detach_token();
         let pump = copy_output(stdout, stderr, output);
-        let mut following = pin!(join_with_output(read_next_event(events), pump, &hurry));
+        let mut following = pin!(join_with_output(read_next_event(events), pump, &detach_token));
         let (event, cause) = tokio::select! {
             event = &mut following => (event?, None),
             cause = until => {

@@ -21,17 +21,17 @@ use access_list::{AccessIds, AccessList};
 ///
 /// # Errors
 /// Returns [`SandboxError::HostPath`] for the first path that is not absolute, does not exist, leads through a
-/// symlink, is not below one of `roots`, shows a forbidden path, shows one of `ours`, or does not let the sandbox's
-/// user in.
+/// symlink, is not below one of `roots`, shows a forbidden path, shows one of `private_paths`, or does not let the
+/// sandbox's user in.
 pub fn check_host_paths(
     spec: &SandboxSpec,
     users: UserRange,
     roots: &[PathBuf],
-    ours: &[PathBuf],
+    private_paths: &[PathBuf],
 ) -> Result<(), SandboxError> {
     let judge = |path: &Path, user| {
         check_path(path, roots, user)?;
-        check_not_private(path, ours)
+        check_not_private(path, private_paths)
     };
     let wrong = |path: &Path, why| SandboxError::HostPath { path: path.to_owned(), why };
     let user = SandboxUser::from_root(&spec.root, users);
@@ -94,12 +94,12 @@ fn check_path(path: &Path, roots: &[PathBuf], user: SandboxUser) -> Result<(), S
 
 /// Checks that the path shows none of the gateway's own paths: secrets, records, directories of runs. The own paths
 /// may not exist yet.
-fn check_not_private(path: &Path, ours: &[PathBuf]) -> Result<(), String> {
+fn check_not_private(path: &Path, private_paths: &[PathBuf]) -> Result<(), String> {
     // Both the named path and the real path count: a sandbox that may write at either of them has the directory.
     let shown = |of: &Path| path.starts_with(of) || of.starts_with(path);
     let is_shown =
         |of: &&PathBuf| absolute(of).is_ok_and(|of| shown(&of) || shown(&canonical_prefix(&of)));
-    match ours.iter().find(is_shown) {
+    match private_paths.iter().find(is_shown) {
         Some(of) => Err(format!(
             "it would show `{}`, which is the gateway's own; keep that elsewhere",
             of.display()
@@ -169,12 +169,12 @@ impl SandboxUser {
     fn check_access(self, path: &Path, access: MountAccess) -> Result<(), String> {
         let found = fs::symlink_metadata(path).map_err(|error| error.to_string())?;
         let search = if found.is_dir() { MODE_SEARCH } else { 0 };
-        let (wanted, to) = match access {
+        let (requested, to) = match access {
             MountAccess::ReadOnly => (MODE_READ | search, "read"),
             MountAccess::ReadWrite => (MODE_READ | MODE_WRITE | search, "write"),
         };
         let list = AccessList::read(path).map_err(|error| error.to_string())?;
-        if self.has_permissions(&found, list.as_ref(), wanted) {
+        if self.has_permissions(&found, list.as_ref(), requested) {
             return Ok(());
         }
         Err(match self.range.only_user() {
@@ -189,20 +189,20 @@ impl SandboxUser {
     }
 
     /// Returns true if the access list, or the mode of a path without a list, grants all of these permissions.
-    fn has_permissions(self, found: &Metadata, list: Option<&AccessList>, wanted: u32) -> bool {
+    fn has_permissions(self, found: &Metadata, list: Option<&AccessList>, requested: u32) -> bool {
         // In a range of several users, the sandbox's own user is not known yet, so only the bits for all users count.
         let own = self.range.only_user();
-        let who = AccessIds { user: own, group: self.gid.or(own) };
+        let ids = AccessIds { user: own, group: self.gid.or(own) };
         let owner = AccessIds { user: Some(found.uid()), group: Some(found.gid()) };
         if let Some(list) = list {
-            return list.grants(wanted, who, owner);
+            return list.grants(requested, ids, owner);
         }
-        let shift = match (who.user == owner.user, who.group == owner.group) {
+        let shift = match (ids.user == owner.user, ids.group == owner.group) {
             (true, _) => 6,
             (false, true) => 3,
             (false, false) => 0,
         };
-        found.mode() >> shift & wanted == wanted
+        found.mode() >> shift & requested == requested
     }
 }
 

@@ -213,10 +213,10 @@ impl Drop for UserLock {
 impl FromStr for UserRange {
     type Err = &'static str;
 
-    fn from_str(given: &str) -> Result<Self, Self::Err> {
+    fn from_str(range_text: &str) -> Result<Self, Self::Err> {
         const RANGE_RULE: &str = "give the first and the last user, such as 2100000000-2100065535, or one for all sandboxes; \
                             none is root, or above 2147483647";
-        let (first, last) = given.split_once('-').unwrap_or((given, given));
+        let (first, last) = range_text.split_once('-').unwrap_or((range_text, range_text));
         let number = |text: &str| text.parse().map_err(|_| RANGE_RULE);
         let range = Self { first: number(first)?, last: number(last)? };
         let is_valid = 0 < range.first && range.first <= range.last && range.last <= MAX_UID;
@@ -227,8 +227,8 @@ impl FromStr for UserRange {
 impl TryFrom<String> for UserRange {
     type Error = String;
 
-    fn try_from(given: String) -> Result<Self, String> {
-        given.parse().map_err(|rule| format!("`{given}` is not a range of users; {rule}"))
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse().map_err(|rule| format!("`{text}` is not a range of users; {rule}"))
     }
 }
 
@@ -275,27 +275,30 @@ mod tests {
         // The range depends on the process, because all tests of this machine share the locks.
         let first = 1_900_000_000 + 8 * std::process::id();
         let users = range(&format!("{first}-{}", first + 1));
-        let place = tempfile::tempdir().expect("there is a place for it");
-        let holder = |name: &str| place.path().join(name);
-        let one = users.lease_user(None, &holder("one")).expect("both are free");
-        let other = users.lease_user(Some(one.uid()), &holder("other")).expect("one is free");
-        assert_ne!(one.uid(), other.uid());
+        let temp_dir = tempfile::tempdir().expect("there is a place for it");
+        let holder = |name: &str| temp_dir.path().join(name);
+        let first_lease = users.lease_user(None, &holder("one")).expect("both are free");
+        let second_lease =
+            users.lease_user(Some(first_lease.uid()), &holder("other")).expect("one is free");
+        assert_ne!(first_lease.uid(), second_lease.uid());
         let none = users.lease_user(None, &holder("third")).expect_err("both are in use");
         assert!(matches!(none, HostUserError::Exhausted(_)), "{none}");
-        let (freed, kept) = (one.uid(), other.uid());
-        drop(one);
+        let (first_uid, second_uid) = (first_lease.uid(), second_lease.uid());
+        drop(first_lease);
         let third = users.lease_user(None, &holder("third")).expect("one was given back");
-        assert_eq!(third.uid(), freed);
+        assert_eq!(third.uid(), first_uid);
         // The state after the holder's process has died, and before a sweep.
         fs::create_dir(holder("other")).expect("made");
-        other.keep_locked();
-        users.lease_user(Some(kept), &holder("fourth")).expect_err("something of it may still run");
+        second_lease.keep_locked();
+        users
+            .lease_user(Some(second_uid), &holder("fourth"))
+            .expect_err("something of it may still run");
         let again = users.lease_user(None, &holder("other")).expect("its own files are its own");
-        assert_eq!(again.uid(), kept);
+        assert_eq!(again.uid(), second_uid);
         again.keep_locked();
         fs::remove_dir(holder("other")).expect("it is empty");
         let fourth = users.lease_user(None, &holder("fourth")).expect("it was swept");
-        assert_eq!(fourth.uid(), kept);
+        assert_eq!(fourth.uid(), second_uid);
     }
 
     #[test]

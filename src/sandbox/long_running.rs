@@ -47,10 +47,10 @@ impl LongRunningSandbox {
     /// Returns an error if the sandbox cannot be made, or does not begin to wait.
     pub async fn start(
         driver: &SandboxDriver,
-        order: SandboxRequest,
+        request: SandboxRequest,
         stop: impl Future<Output = ()>,
     ) -> Result<Self, SandboxError> {
-        Ok(Self { slot: Box::pin(WarmSlot::start(driver, order, stop)).await?, is_ready: true })
+        Ok(Self { slot: Box::pin(WarmSlot::start(driver, request, stop)).await?, is_ready: true })
     }
 
     /// Returns true if nothing of an earlier run is left in the sandbox, as far as this process knows without asking.
@@ -63,11 +63,11 @@ impl LongRunningSandbox {
         if !self.is_ready() {
             return false;
         }
-        let asked = timeout(CLAIM_TIMEOUT, async {
+        let ping = timeout(CLAIM_TIMEOUT, async {
             self.slot.host.write_all(&PING_CLAIM).await?;
             self.slot.host.read_u8().await
         });
-        self.is_ready = matches!(asked.await, Ok(Ok(ACK_BYTE)));
+        self.is_ready = matches!(ping.await, Ok(Ok(ACK_BYTE)));
         self.is_ready
     }
 
@@ -82,7 +82,7 @@ impl LongRunningSandbox {
         output: &mut OutputCapture<W>,
         until: impl Future<Output = StopReason>,
     ) -> Result<SandboxExit, SandboxError> {
-        let begun = Instant::now();
+        let run_start = Instant::now();
         // The kernel's OOM counter covers all runs of the sandbox, so only its increase belongs to this run.
         let pid = self.slot.host.peer_cred().ok().and_then(|peer| peer.pid());
         let kills = || pid.map_or(0, oom_kill_count);
@@ -104,7 +104,7 @@ impl LongRunningSandbox {
                     "the first process did not accept the run: {error}"
                 ))
             })?;
-        let start = begun.elapsed();
+        let start = run_start.elapsed();
         tracing::info!(run = spec.run, ?start, "the run goes on in a resident sandbox");
         let ended =
             Box::pin(follow_until_exit(&mut self.slot.host, streams, output, (until, spec.grace)))
@@ -127,13 +127,14 @@ impl LongRunningSandbox {
 
 /// Sends the claim with the pipes for the run's output, and returns the reading ends when the claim is acknowledged.
 async fn send_claim(host: &mut UnixStream, claim: &[u8]) -> io::Result<RunStreams> {
-    let (stdout, its_stdout) = pipe_with(PipeFlags::CLOEXEC)?;
-    let (stderr, its_stderr) = pipe_with(PipeFlags::CLOEXEC)?;
-    let its = [its_stdout, its_stderr];
+    let (stdout, sandbox_stdout) = pipe_with(PipeFlags::CLOEXEC)?;
+    let (stderr, sandbox_stderr) = pipe_with(PipeFlags::CLOEXEC)?;
+    let sandbox_ends = [sandbox_stdout, sandbox_stderr];
     // The descriptors go with the first byte. A short write is possible; the rest needs no descriptors.
-    let sent = host.async_io(Interest::WRITABLE, || send_with_fds(host, claim, &its)).await?;
+    let sent =
+        host.async_io(Interest::WRITABLE, || send_with_fds(host, claim, &sandbox_ends)).await?;
     // The sandbox must hold the only writing ends, or the output would never end.
-    drop(its);
+    drop(sandbox_ends);
     host.write_all(&claim[sent..]).await?;
     if host.read_u8().await? != ACK_BYTE {
         return Err(io::Error::other("the first process sent an unexpected answer"));
@@ -159,9 +160,9 @@ async fn follow_until_exit<W: AsyncWrite + Unpin>(
     (until, grace): (impl Future<Output = StopReason>, Duration),
 ) -> Result<SandboxExit, SandboxError> {
     let (mut reports, mut words) = host.split();
-    let hurry = output.detach_token();
+    let detach_token = output.detach_token();
     let pump = copy_output(&mut stdout, &mut stderr, output);
-    let mut following = pin!(join_with_output(reports.read_u8(), pump, &hurry));
+    let mut following = pin!(join_with_output(reports.read_u8(), pump, &detach_token));
     let (status, cause) = tokio::select! {
         status = &mut following => (Some(status), None),
         cause = until => {
@@ -218,31 +219,31 @@ mod tests {
 
     /// R7: a run's late status is not taken for the status of the next run.
     #[tokio::test]
-    async fn a_status_that_comes_late_is_nobody_elses() {
-        let (host, mut theirs) = UnixStream::pair().expect("made");
+    async fn a_late_status_is_not_that_of_the_next_run() {
+        let (host, mut sandbox_end) = UnixStream::pair().expect("made");
         let mut resident = LongRunningSandbox { slot: slot(host), is_ready: true };
         let first_process = async {
-            let length = theirs.read_u32().await.expect("a claim comes");
+            let length = sandbox_end.read_u32().await.expect("a claim comes");
             // Its descriptors go unread, and so are closed.
-            theirs.read_exact(&mut vec![0; length as usize]).await.expect("all of it");
-            theirs.write_all(&[ACK_BYTE]).await.expect("it is heard");
+            sandbox_end.read_exact(&mut vec![0; length as usize]).await.expect("all of it");
+            sandbox_end.write_all(&[ACK_BYTE]).await.expect("it is heard");
             let mut words = [0; 2];
-            theirs.read_exact(&mut words).await.expect("it is told to end");
+            sandbox_end.read_exact(&mut words).await.expect("it is told to end");
             assert_eq!(words, [TERMINATE_COMMAND[0], KILL_COMMAND[0]]);
             sleep(KILL_TIMEOUT + CLEANUP_TIMEOUT / 2).await;
             // An exit code of zero looks like the last word.
-            theirs.write_all(&[ACK_BYTE]).await.expect("the host still reads");
-            theirs
+            sandbox_end.write_all(&[ACK_BYTE]).await.expect("the host still reads");
+            sandbox_end
         };
         let spec = spec();
         let mut output = OutputCapture::new(0, sink());
         let run = resident.run(&spec, &mut output, async { StopReason::Deadline });
-        let (ended, theirs) = tokio::join!(Box::pin(run), first_process);
+        let (ended, sandbox_end) = tokio::join!(Box::pin(run), first_process);
         let ended = ended.expect("it is known why");
         assert_eq!((ended.exit_code, ended.cause), (None, Some(StopReason::Deadline)));
         assert!(!resident.is_ready(), "it wipes, or does not even that");
         assert!(!resident.is_healthy().await);
-        drop(theirs);
+        drop(sandbox_end);
     }
 
     fn slot(host: UnixStream) -> WarmSlot {
@@ -251,9 +252,9 @@ mod tests {
         let owner = OwnerProcess::this_process().expect("it is there");
         let labels =
             OwnerLabels { owner, run_dir: "/run".into(), deadline: SystemTime::UNIX_EPOCH };
-        let order = SandboxRequest { spec: spec(), labels, directory: "/run".into() };
-        let sandbox =
-            SandboxHandle::new(&SandboxDriver::Embedded(settings), order).expect("there are such");
+        let request = SandboxRequest { spec: spec(), labels, directory: "/run".into() };
+        let sandbox = SandboxHandle::new(&SandboxDriver::Embedded(settings), request)
+            .expect("there are such");
         WarmSlot { sandbox, host }
     }
 

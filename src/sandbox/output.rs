@@ -115,9 +115,9 @@ impl<W: AsyncWrite + Unpin> OutputCapture<W> {
         }
     }
 
-    async fn write_to_listener(&self, told: impl Future<Output = io::Result<()>>) -> bool {
+    async fn write_to_listener(&self, written: impl Future<Output = io::Result<()>>) -> bool {
         tokio::select! {
-            told = timeout(LISTENER_TIMEOUT, told) => matches!(told, Ok(Ok(()))),
+            written = timeout(LISTENER_TIMEOUT, written) => matches!(written, Ok(Ok(()))),
             () = self.force_stop.cancelled() => false,
         }
     }
@@ -177,13 +177,13 @@ impl HeadTailBuffer {
     }
 
     pub fn finish(self) -> CapturedOutput {
-        let Self { head: mut kept, tail, bytes, .. } = self;
-        let left_out = bytes - (kept.len() + tail.len()) as u64;
+        let Self { head: mut output, tail, bytes, .. } = self;
+        let left_out = bytes - (output.len() + tail.len()) as u64;
         if left_out > 0 {
-            kept.extend_from_slice(format!("\n[{left_out} bytes left out]\n").as_bytes());
+            output.extend_from_slice(format!("\n[{left_out} bytes left out]\n").as_bytes());
         }
-        kept.extend(tail);
-        let text = String::from_utf8_lossy(&kept).into_owned();
+        output.extend(tail);
+        let text = String::from_utf8_lossy(&output).into_owned();
         CapturedOutput { text, bytes, truncated: left_out > 0 }
     }
 }
@@ -193,7 +193,7 @@ impl HeadTailBuffer {
 pub(super) async fn join_with_output<T, E>(
     end: impl Future<Output = Result<T, E>>,
     pump: impl Future<Output = ()>,
-    hurry: &CancellationToken,
+    detach_token: &CancellationToken,
 ) -> Result<T, E> {
     let (mut end, mut pump) = (pin!(end), pin!(pump));
     let mut is_read = false;
@@ -207,7 +207,7 @@ pub(super) async fn join_with_output<T, E>(
     // 1. The sandbox has ended, but its output has not: wait for the bytes that are still in the pipes.
     if !is_read && timeout(OUTPUT_DRAIN_TIMEOUT, &mut pump).await.is_err() {
         // 2. A slow listener may be the cause: stop waiting for the listener, and read the rest without it.
-        hurry.cancel();
+        detach_token.cancel();
         if timeout(FORCED_DRAIN_TIMEOUT, pump).await.is_err() {
             tracing::warn!("the output did not end with the sandbox; the rest is left out");
         }
@@ -248,7 +248,7 @@ mod tests {
 
     /// R5: however fast a sandbox prints, in large chunks or in small ones, other tasks have their turns.
     #[tokio::test(flavor = "current_thread")]
-    async fn whoever_prints_without_end_leaves_turns_to_others() {
+    async fn a_sandbox_that_prints_without_end_leaves_turns_to_others() {
         for (chunk, count) in [(16 << 10, 64), (1, 4096)] {
             let tasks = LocalSet::new();
             let turns = Rc::new(Cell::new(0));
@@ -278,8 +278,8 @@ mod tests {
     /// is allowed.
     #[tokio::test(flavor = "current_thread")]
     async fn a_run_prints_no_faster_than_its_rate() {
-        let begun = Instant::now();
-        let (mut pace, mut now, mut taken) = (OutputPace::new(), begun + BURST_WINDOW * 8, 0);
+        let start = Instant::now();
+        let (mut pace, mut now, mut taken) = (OutputPace::new(), start + BURST_WINDOW * 8, 0);
         let second = now + Duration::from_secs(1);
         while now < second {
             pace.turn_cost = TURN_BYTES;

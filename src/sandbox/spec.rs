@@ -152,8 +152,9 @@ impl SandboxSpec {
     /// # Errors
     /// Returns [`SandboxError::InvalidSpec`] with the first invalid value and its rule.
     pub fn check(&self) -> Result<(), SandboxError> {
-        let wrong =
-            |what, given: String, rule| Err(SandboxError::InvalidSpec { what, value: given, rule });
+        let wrong = |subject, value: String, rule| {
+            Err(SandboxError::InvalidSpec { what: subject, value, rule })
+        };
         if self.argv.first().is_none_or(String::is_empty) {
             return wrong(
                 "argv",
@@ -215,8 +216,9 @@ impl SandboxSpec {
 
 impl SandboxLimits {
     fn check(&self) -> Result<(), SandboxError> {
-        let wrong =
-            |what, value: String, rule| Err(SandboxError::InvalidSpec { what, value, rule });
+        let wrong = |subject, value: String, rule| {
+            Err(SandboxError::InvalidSpec { what: subject, value, rule })
+        };
         if self.max_memory < MIN_MEMORY_BYTES {
             return wrong("max_memory", self.max_memory.to_string(), "give at least 6m");
         }
@@ -245,7 +247,7 @@ impl Default for SandboxLimits {
         Self {
             max_runtime: Duration::from_mins(10),
             max_memory: 512 << 20,
-            // Enough for Node or a JVM, and a bound for a fork bomb.
+            // This is enough for Node or a JVM, and bounds a fork bomb.
             pids: 256,
             cpus: 1.0,
             max_output_bytes: 1 << 20,

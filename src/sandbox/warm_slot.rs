@@ -38,12 +38,12 @@ impl WarmSlot {
     /// Returns an error if the sandbox cannot be made, does not begin to wait in time, or `stop` has completed first.
     pub async fn start(
         driver: &SandboxDriver,
-        order: SandboxRequest,
+        request: SandboxRequest,
         stop: impl Future<Output = ()>,
     ) -> Result<Self, SandboxError> {
-        let mut sandbox = SandboxHandle::new(driver, order)?;
+        let mut sandbox = SandboxHandle::new(driver, request)?;
         let started = tokio::select! {
-            // Biased: a slot that is not needed any more is not started.
+            // The select is biased, so that a slot that is not needed any more is not started.
             biased;
             () = stop => Err(SandboxError::SlotFailed("the slot is not needed any more".to_owned())),
             started = timeout(START_TIMEOUT, Box::pin(accept_init(&mut sandbox))) => match started {
@@ -87,11 +87,11 @@ impl SlotClaim {
 
     /// Sends the claim, and returns when the first process has acknowledged it.
     pub(super) async fn send_claim(mut self) -> Result<(), SandboxError> {
-        let told = timeout(CLAIM_TIMEOUT, async {
+        let answer = timeout(CLAIM_TIMEOUT, async {
             self.host.write_all(&self.text).await?;
             self.host.read_u8().await
         });
-        match told.await {
+        match answer.await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(error)) => Err(SandboxError::SlotFailed(format!(
                 "the first process did not accept the claim: {error}"

@@ -108,8 +108,8 @@ proptest! {
 /// An existing log file is appended to, and a new one is readable only by its owner and group.
 #[test]
 fn a_file_is_created_for_owner_and_group_and_appended_to() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("access.log");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("access.log");
     for _ in 0..2 {
         open(&path).write_entry(&bare());
     }
@@ -120,8 +120,8 @@ fn a_file_is_created_for_owner_and_group_and_appended_to() {
 /// Lines are buffered until a flush or the end of the process.
 #[test]
 fn lines_are_written_at_a_flush_and_at_the_end() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("access.log");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("access.log");
     let log = open(&path);
     log.write_entry(&called());
     log.flush_log();
@@ -136,8 +136,8 @@ fn lines_are_written_at_a_flush_and_at_the_end() {
 /// Many threads write to one file: every line is whole and none is missing.
 #[test]
 fn lines_of_many_threads_do_not_mix() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("access.log");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("access.log");
     let log = open(&path);
     std::thread::scope(|scope| {
         for thread in 0..4 {
@@ -160,8 +160,8 @@ fn lines_of_many_threads_do_not_mix() {
 /// Rotation: earlier lines are in the moved file and later lines in the new one.
 #[test]
 fn a_log_is_reopened_after_it_was_moved() {
-    let folder = tempfile::tempdir().unwrap();
-    let (path, moved) = (folder.path().join("access.log"), folder.path().join("access.log.1"));
+    let dir = tempfile::tempdir().unwrap();
+    let (path, moved) = (dir.path().join("access.log"), dir.path().join("access.log.1"));
     let log = open(&path);
     log.write_entry(&AccessLogEntry { status: 201, ..bare() });
     fs::rename(&path, &moved).unwrap();
@@ -175,8 +175,8 @@ fn a_log_is_reopened_after_it_was_moved() {
 /// If the log cannot be reopened, it continues in the old file.
 #[test]
 fn a_failed_reopening_loses_nothing() {
-    let folder = tempfile::tempdir().unwrap();
-    let (path, moved) = (folder.path().join("access.log"), folder.path().join("access.log.1"));
+    let dir = tempfile::tempdir().unwrap();
+    let (path, moved) = (dir.path().join("access.log"), dir.path().join("access.log.1"));
     let log = open(&path);
     fs::rename(&path, &moved).unwrap();
     fs::create_dir(&path).unwrap();
@@ -202,8 +202,8 @@ fn a_full_disk_loses_lines_and_counts_them() {
 /// A pipe without a reader delays no request: lines that do not fit are lost and counted.
 #[test]
 fn a_stuck_reader_delays_no_request() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("pipe");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pipe");
     let made = std::process::Command::new("mkfifo").arg(&path).status().unwrap();
     assert!(made.success());
     // The pipe is opened for reading and writing, so that neither side waits for the other.
@@ -230,9 +230,9 @@ fn a_log_that_cannot_be_opened_says_what_to_do() {
 /// G2: `/dev/stdout` is written without opening it by name, which a container's user may not do; `off` writes nothing.
 #[test]
 fn destinations_are_told_apart() {
-    let told = ["-", "/dev/stdout", "/dev/stderr", "off", "/var/log/access.log"]
+    let parsed = ["-", "/dev/stdout", "/dev/stderr", "off", "/var/log/access.log"]
         .map(|name| AccessLogDestination::from(name).to_string());
-    assert_eq!(told, ["/dev/stdout", "/dev/stdout", "/dev/stderr", "off", "/var/log/access.log"]);
+    assert_eq!(parsed, ["/dev/stdout", "/dev/stdout", "/dev/stderr", "off", "/var/log/access.log"]);
     let log = AccessLog::open_log(&AccessLogDestination::Off, &IDENTITY).unwrap();
     log.write_entry(&bare());
     log.flush_log();
@@ -277,8 +277,8 @@ fn a_flood_of_refusals_is_counted() {
 /// G15: A log file has a maximum size; a full file is moved away and kept once.
 #[test]
 fn a_full_file_is_moved_away() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("access.log");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("access.log");
     let destination = AccessLogDestination::File(path.clone());
     let log = AccessLog::open_with_max_size(&destination, &IDENTITY, 10_000).unwrap();
     for _ in 0..200 {
@@ -287,9 +287,9 @@ fn a_full_file_is_moved_away() {
     }
     drop(log);
     let sizes =
-        [path, folder.path().join("access.log.1")].map(|path| fs::metadata(path).unwrap().len());
+        [path, dir.path().join("access.log.1")].map(|path| fs::metadata(path).unwrap().len());
     assert!(sizes.iter().all(|size| *size < 11_000), "{sizes:?}");
-    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
 }
 
 /// Returns the entry of a request that made a call.
@@ -328,8 +328,8 @@ fn written(lines: &[AccessLogEntry<'_>]) -> String {
 }
 
 fn written_as(identity: &AccessLogIdentity<'_>, lines: &[AccessLogEntry<'_>]) -> String {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("access.log");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("access.log");
     let log = AccessLog::open_log(&AccessLogDestination::File(path.clone()), identity).unwrap();
     for line in lines {
         log.write_entry(line);

@@ -64,8 +64,8 @@ impl LogDir {
 
 /// Writes eight records: start, call, refusal, second call, end, and signature.
 fn whole_run() -> LogDir {
-    let place = LogDir::new();
-    let (log, _) = place.open();
+    let log_dir = LogDir::new();
+    let (log, _) = log_dir.open();
     at_once(log.record_admission(&admitted("call-1"))).unwrap();
     log.record_settlement(&settled("call-1"));
     log.record_refusal(&refused("call-2", "route_not_served"));
@@ -77,7 +77,7 @@ fn whole_run() -> LogDir {
     });
     log.finish_log(&RunFinishedRecord { spent: amount(2, 236, 88), admitted: 2, refused: 1 })
         .unwrap();
-    place
+    log_dir
 }
 
 /// The bytes of one [`whole_run`], for tests that read them many times.

@@ -10,8 +10,8 @@ use serde_json::{Map, Value, json};
 /// G13: The output for an admitted call shows every change that is made to it.
 #[test]
 fn an_admitted_call_is_explained_with_every_change() {
-    let said = explained(&["--litellm-host", "litellm:4000"], SPOOFED);
-    insta::assert_snapshot!(said, @r#"
+    let output = explained(&["--litellm-host", "litellm:4000"], SPOOFED);
+    insta::assert_snapshot!(output, @r#"
     POST /v1/chat/completions?team=other
     admitted: route chat_completions, model gpt-5
 
@@ -49,8 +49,8 @@ fn an_admitted_call_is_explained_with_every_change() {
 /// G13: The output shows the request that would go upstream, without any secret.
 #[test]
 fn the_upstream_request_is_printed_without_secrets() {
-    let said = explained(&["--upstream"], SPOOFED);
-    let (_, upstream) = said.split_once("\nsent upstream\n").unwrap();
+    let output = explained(&["--upstream"], SPOOFED);
+    let (_, upstream) = output.split_once("\nsent upstream\n").unwrap();
     insta::assert_snapshot!(upstream, @r#"
     POST /v1/chat/completions HTTP/1.1
     host: litellm:4000
@@ -200,13 +200,13 @@ fn rules_are_explained() {
 #[test]
 fn scripts_can_read_the_explanation_as_json() {
     let file = TempFile::holding(RULES);
-    let said = explained(&["--json", "--config", file.path(), "--max-turns", "5"], CHAT);
-    let mut said: Map<String, Value> = serde_json::from_str(&said).unwrap();
-    let headers = said.remove("headers").unwrap();
+    let explanation = explained(&["--json", "--config", file.path(), "--max-turns", "5"], CHAT);
+    let mut explanation: Map<String, Value> = serde_json::from_str(&explanation).unwrap();
+    let headers = explanation.remove("headers").unwrap();
     let team = json!({"name": "x-team", "what": "set", "value": "agents"});
     assert!(headers.as_array().unwrap().contains(&team));
-    assert_eq!(said.remove("budget").unwrap()["turns_left"], 5);
-    insta::assert_json_snapshot!(said, @r#"
+    assert_eq!(explanation.remove("budget").unwrap()["turns_left"], 5);
+    insta::assert_json_snapshot!(explanation, @r#"
     {
       "body": [
         {
@@ -250,7 +250,7 @@ fn the_exit_code_is_the_outcome() {
 /// G13: Wrong use has its own message and exit code, different from a refusal.
 #[test]
 fn wrong_use_is_reported() {
-    let said = [
+    let messages = [
         run(&["--set", "usage.dollars=1"], CHAT),
         run(&["--set", "usage.turns=many"], CHAT),
         run(&["--set", "usage.cost_usd=-1"], CHAT),
@@ -261,8 +261,8 @@ fn wrong_use_is_reported() {
         run(&["--config", "/nowhere/gateway.toml"], CHAT),
         run(&["--max-turns", "many"], CHAT),
     ]
-    .map(|said| format!("{:#}", said.unwrap_err()));
-    insta::assert_snapshot!(said.join("\n"), @r"
+    .map(|result| format!("{:#}", result.unwrap_err()));
+    insta::assert_snapshot!(messages.join("\n"), @r"
     `usage.dollars` cannot be set; there are `usage.turns`, `usage.input_tokens`, `usage.output_tokens` and `usage.cost_usd`
     `usage.turns=many` has no number; give a value such as `usage.turns=100`: invalid digit found in string
     `usage.cost_usd=-1` has no amount of dollars; give a value such as `usage.cost_usd=2.50`
@@ -299,10 +299,10 @@ fn a_configuration_can_be_checked() {
         let file = TempFile::holding(text);
         let matches = matches(&["check", "--config", file.path()]);
         let mut out = vec![];
-        let said = check::run(matches.subcommand().unwrap().1, &mut out);
-        let said =
-            said.map_or_else(|error| format!("{error:#}"), |_| String::from_utf8(out).unwrap());
-        said.replace(file.path(), "[file]")
+        let result = check::run(matches.subcommand().unwrap().1, &mut out);
+        let result =
+            result.map_or_else(|error| format!("{error:#}"), |_| String::from_utf8(out).unwrap());
+        result.replace(file.path(), "[file]")
     };
     insta::assert_snapshot!(check(RULES), @"the configuration is valid: 2 rules, 3 examples hold");
     insta::assert_snapshot!(check(&RULES.replace("usage.cost", "usage.costs")), @"rule `no-opus-when-it-gets-dear`: `when`, line 1, column 44: `usage.costs_usd` is not a fact; `usage` has `turns`, `input_tokens`, `output_tokens`, `total_tokens`, `cost_usd`, `left.turns`, `left.input_tokens`, `left.output_tokens`, `left.total_tokens`, `left.cost_usd`");

@@ -24,34 +24,35 @@ async fn a_hundred_runs_in_one_process_never_cross() {
     let seats = Arc::new(GatewayHost::new(&base).unwrap());
     let runs = (0..100_u64).map(|number| {
         let (seats, base) = (Arc::clone(&seats), base.clone());
-        let place = directory.path().join(format!("r{number}"));
+        let dir = directory.path().join(format!("r{number}"));
         tokio::spawn(async move {
-            fs::create_dir(&place).unwrap();
+            fs::create_dir(&dir).unwrap();
             let mut config = base;
             config.identity.run = format!("run-{number}");
             config.identity.account = format!("acct-{number}");
-            config.listen.socket_path = place.join("llm.sock");
-            config.audit.path = Some(place.join("audit.jsonl"));
+            config.listen.socket_path = dir.join("llm.sock");
+            config.audit.path = Some(dir.join("audit.jsonl"));
             config.budget.max_turns = Some(1 + number % 3);
-            let seat = seats.open_gateway(config).unwrap();
-            let (run, stop) = (Arc::clone(seat.run()), CancellationToken::new());
+            let gateway = seats.open_gateway(config).unwrap();
+            let (run, stop) = (Arc::clone(gateway.run()), CancellationToken::new());
             let calls = async {
                 let mut statuses = vec![];
                 for _ in 0..4 {
                     let body = json!({"model": "fake", "messages": []});
-                    let client = Client::new(&place.join("llm.sock"));
+                    let client = Client::new(&dir.join("llm.sock"));
                     let answer = client.post("/v1/chat/completions", &body).await;
                     statuses.push(answer.status.as_u16());
                 }
                 stop.cancel();
                 statuses
             };
-            let (served, statuses) = tokio::join!(seat.serve_until_cancelled(stop.clone()), calls);
+            let (served, statuses) =
+                tokio::join!(gateway.serve_until_cancelled(stop.clone()), calls);
             served.unwrap();
             let allowed = usize::try_from(1 + number % 3).unwrap();
             assert_eq!(statuses.iter().filter(|status| **status == 200).count(), allowed);
             assert_eq!(run.counts.admitted_calls(), 1 + number % 3);
-            let report = verify::verify_file(&place.join("audit.jsonl"), None).unwrap();
+            let report = verify::verify_file(&dir.join("audit.jsonl"), None).unwrap();
             assert!(report.finished);
             assert_eq!(report.account, format!("acct-{number}"));
         })
@@ -75,13 +76,13 @@ async fn a_run_is_open_once() {
     let directory = tempfile::tempdir().unwrap();
     let base = configuration(directory.path(), upstream.addr);
     let seats = GatewayHost::new(&base).unwrap();
-    let seat = seats.open_gateway(base.clone()).unwrap();
+    let gateway = seats.open_gateway(base.clone()).unwrap();
     let mut other = base.clone();
     other.listen.socket_path = directory.path().join("other.sock");
     insta::assert_snapshot!(seats.open_gateway(other.clone()).err().unwrap(), @"run `run-1` is open already");
     let stop = CancellationToken::new();
     stop.cancel();
-    seat.serve_until_cancelled(stop.clone()).await.unwrap();
+    gateway.serve_until_cancelled(stop.clone()).await.unwrap();
     for _ in 0..50 {
         let again = seats.open_gateway(other.clone()).unwrap();
         again.serve_until_cancelled(stop.clone()).await.unwrap();
@@ -136,13 +137,13 @@ async fn an_abandoned_run_is_closed() {
         seats.run_manager().list_runs().is_empty() && seats.run_manager().list_handles().is_empty()
     );
 
-    let mut seat = None;
+    let mut gateway = None;
     let open = || {
-        seat = seats.open_gateway(base.clone()).ok();
-        seat.is_some()
+        gateway = seats.open_gateway(base.clone()).ok();
+        gateway.is_some()
     };
     tokio::task::block_in_place(|| wait_until(open, || "it cannot be opened again".to_owned()));
-    let served = tokio::spawn(seat.unwrap().serve_until_cancelled(CancellationToken::new()));
+    let served = tokio::spawn(gateway.unwrap().serve_until_cancelled(CancellationToken::new()));
     let client = Client::new(&directory.path().join("llm.sock"));
     assert_eq!(client.get("/health").await.status, 200);
     served.abort();
@@ -161,9 +162,9 @@ async fn calls_end_before_the_records_do() {
     let directory = tempfile::tempdir().unwrap();
     let config = configuration(directory.path(), upstream.addr);
     let (socket, log) = (config.listen.socket_path.clone(), config.audit.path.clone().unwrap());
-    let seat = GatewayHost::new(&config).unwrap().open_gateway(config).unwrap();
-    let (run, closing) = (Arc::clone(seat.run()), RunShutdown::default());
-    let story = async {
+    let gateway = GatewayHost::new(&config).unwrap().open_gateway(config).unwrap();
+    let (run, closing) = (Arc::clone(gateway.run()), RunShutdown::default());
+    let serve_and_check = async {
         let client = Client::new(&socket);
         let body = json!({"model": "fake", "messages": []});
         assert_eq!(client.post("/v1/chat/completions", &body).await.status, 200);
@@ -176,8 +177,8 @@ async fn calls_end_before_the_records_do() {
         wait_until(is_written, || "what is told after the calls is not written out".to_owned());
         closing.records.cancel();
     };
-    let served = tokio::spawn(seat.serve_in_two_steps(closing.clone()));
-    story.await;
+    let served = tokio::spawn(gateway.serve_in_two_steps(closing.clone()));
+    serve_and_check.await;
     served.await.unwrap().unwrap();
     assert!(verify::verify_file(&log, None).unwrap().finished);
 }

@@ -30,17 +30,17 @@ fn the_lane_accepts_the_heads_of_common_clients() {
 /// G3: The lane hands an ambiguous request to hyper, with all its bytes.
 #[test]
 fn an_ambiguous_request_is_handed_to_hyper() {
-    let ambiguous = AMBIGUOUS.iter().map(|(what, head)| {
-        (*what, format!("POST /v1/messages HTTP/1.1\r\nhost: x\r\n{JSON}\r\n{head}"))
+    let ambiguous = AMBIGUOUS.iter().map(|(label, head)| {
+        (*label, format!("POST /v1/messages HTTP/1.1\r\nhost: x\r\n{JSON}\r\n{head}"))
     });
     let malformed =
-        MALFORMED.iter().map(|(what, head)| (*what, format!("{head}\r\n{JSON}\r\n{LENGTH}")));
-    let unusual = UNUSUAL.iter().map(|(what, head)| (*what, (*head).to_owned()));
-    for (what, head) in ambiguous.chain(malformed).chain(unusual) {
+        MALFORMED.iter().map(|(label, head)| (*label, format!("{head}\r\n{JSON}\r\n{LENGTH}")));
+    let unusual = UNUSUAL.iter().map(|(label, head)| (*label, (*head).to_owned()));
+    for (label, head) in ambiguous.chain(malformed).chain(unusual) {
         let bytes = Bytes::from(format!("{head}\r\n\r\n{{}}"));
         let mut received = bytes.clone();
-        assert!(head::parse_head(&mut received, 64, 1000).is_none(), "{what}");
-        assert_eq!(received, bytes, "{what}");
+        assert!(head::parse_head(&mut received, 64, 1000).is_none(), "{label}");
+        assert_eq!(received, bytes, "{label}");
     }
     let many =
         format!("POST /v1/messages HTTP/1.1\r\n{JSON}\r\n{LENGTH}\r\n{}\r\n", "x: y\r\n".repeat(9));

@@ -363,8 +363,8 @@ async fn model_names_of_free_calls_take_no_series() {
     app.stop().await;
 }
 
-/// G12: a provider that fails in the middle of a stream reports that behind a status of 200. The failure is counted and recorded;
-/// the client receives the event as it came.
+/// G12: a provider that fails in the middle of a stream reports that behind a status of 200. The failure is counted and
+/// recorded; the client receives the event as it came.
 #[tokio::test]
 async fn an_error_event_of_a_stream_is_counted() {
     let app = TestApp::with(|config| config.metrics.address = Some(ANY_PORT)).await;
@@ -423,11 +423,11 @@ async fn each_end_of_a_request_is_in_metrics_and_log() {
     fs::hard_link(&path, log.path().join("kept")).unwrap();
     app.stop().await;
     let lines = fs::read_to_string(log.path().join("kept")).unwrap();
-    let told: Vec<_> = lines
+    let help_lines: Vec<_> = lines
         .lines()
         .map(|line| log_values(line, &["uri", "status", "model", "usage_source", "outcome"]))
         .collect();
-    insta::assert_snapshot!(told.join("\n"), @r"
+    insta::assert_snapshot!(help_lines.join("\n"), @r"
     uri=/v1/chat/completions status=200 model=gpt-5-mini usage_source=provider outcome=completed
     uri=/v1/chat/completions status=200 model=gpt-5-mini usage_source=provider outcome=completed
     uri=- status=404 model=- usage_source=- outcome=not_found
@@ -674,9 +674,9 @@ fn promtool_check(text: &str) -> String {
     let mut promtool = promtool.expect("this test needs promtool: apt-get install prometheus");
     promtool.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
     let output = promtool.wait_with_output().unwrap();
-    let said = [output.stdout, output.stderr].concat();
-    assert!(output.status.success() || !said.is_empty());
-    String::from_utf8(said).unwrap()
+    let printed = [output.stdout, output.stderr].concat();
+    assert!(output.status.success() || !printed.is_empty());
+    String::from_utf8(printed).unwrap()
 }
 
 /// A scrape listener on its own port.

@@ -225,8 +225,8 @@ fn filled_in(query: &str) -> String {
 fn promtool(arguments: &[&str]) {
     let ran = Command::new("promtool").args(arguments).output();
     let output = ran.expect("this test needs promtool: apt-get install prometheus");
-    let said = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
-    assert!(output.status.success(), "{said}");
+    let printed = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+    assert!(output.status.success(), "{printed}");
 }
 
 /// A Prometheus process that is stopped when dropped.
@@ -238,19 +238,19 @@ struct Prometheus {
 
 impl Prometheus {
     fn start(target: SocketAddr) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let config = folder.path().join("prometheus.yaml");
+        let dir = tempfile::tempdir().unwrap();
+        let config = dir.path().join("prometheus.yaml");
         fs::write(&config, scrape_config(target)).unwrap();
         let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
         let process = Command::new("prometheus")
             .arg(flag("config.file", &config))
-            .arg(flag("storage.tsdb.path", &folder.path().join("data")))
+            .arg(flag("storage.tsdb.path", &dir.path().join("data")))
             .arg(format!("--web.listen-address={address}"))
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn();
         let process = process.expect("this test needs Prometheus: apt-get install prometheus");
-        Self { process, address, _folder: folder }
+        Self { process, address, _folder: dir }
     }
 
     /// Repeats the query until the answer is acceptable.

@@ -21,7 +21,7 @@ const MOCKED: &str = "hello from litellm";
 #[test]
 fn the_openai_sdk_speaks_through_the_socket() {
     let provider = provider("input=11,output=7");
-    let place = ProxySetup::start(&provider.address, &[]);
+    let setup = ProxySetup::start(&provider.address, &[]);
     let calls = [
         "chat",
         "chat_stream",
@@ -32,7 +32,7 @@ fn the_openai_sdk_speaks_through_the_socket() {
         "models",
     ];
     let [chat, stream, counted, responses, responses_stream, embeddings, models] =
-        place.sdk("openai_sdk.py", "gpt", calls);
+        setup.sdk("openai_sdk.py", "gpt", calls);
 
     assert_eq!(
         chat,
@@ -52,35 +52,35 @@ fn the_openai_sdk_speaks_through_the_socket() {
     assert_eq!(responses_stream, with(&answer, &json!({ "deltas": TEXT })));
     assert_eq!(embeddings, json!({ "vectors": 1, "dimensions": true, "requests": 1 }));
     assert_eq!(models["requests"], 1);
-    place.ends_with_a_whole_record();
+    setup.ends_with_a_whole_record();
 }
 
 /// G2, G7: The Anthropic SDK uses Messages, unary and streamed, and counts tokens.
 #[test]
 fn the_anthropic_sdk_speaks_through_the_socket() {
     let provider = provider("input=11,output=7");
-    let place = ProxySetup::start(&provider.address, &[]);
+    let setup = ProxySetup::start(&provider.address, &[]);
     let [messages, messages_stream, counted] =
-        place.sdk("anthropic_sdk.py", "claude", ["messages", "messages_stream", "count_tokens"]);
+        setup.sdk("anthropic_sdk.py", "claude", ["messages", "messages_stream", "count_tokens"]);
 
     let answer =
         json!({ "text": TEXT, "finish": "end_turn", "input": 11, "output": 7, "requests": 1 });
     assert_eq!(messages, answer);
     assert_eq!(messages_stream, with(&answer, &json!({ "deltas": TEXT })));
     assert!(counted["input"].as_u64().unwrap() > 0, "{counted}");
-    place.ends_with_a_whole_record();
+    setup.ends_with_a_whole_record();
 }
 
 /// G10: The SDKs try three times if a refusal may be temporary. The refusal of a spent budget tells them not to retry.
 #[test]
 fn the_sdks_do_not_retry_against_a_spent_budget() {
     let provider = provider("");
-    let place = ProxySetup::start(&provider.address, &[("MAX_TURNS", "1")]);
+    let setup = ProxySetup::start(&provider.address, &[("MAX_TURNS", "1")]);
     let [first, chat, stream, responses] =
-        place.sdk("openai_sdk.py", "gpt", ["chat", "chat", "chat_stream", "responses"]);
+        setup.sdk("openai_sdk.py", "gpt", ["chat", "chat", "chat_stream", "responses"]);
     assert_eq!(first["text"], TEXT);
     let [messages, messages_stream] =
-        place.sdk("anthropic_sdk.py", "claude", ["messages", "messages_stream"]);
+        setup.sdk("anthropic_sdk.py", "claude", ["messages", "messages_stream"]);
     for refused in [chat, stream, responses, messages, messages_stream] {
         assert!(
             refused["message"].as_str().unwrap().contains("turn budget exhausted"),
@@ -94,24 +94,24 @@ fn the_sdks_do_not_retry_against_a_spent_budget() {
 #[test]
 fn litellm_serves_as_the_upstream_and_its_call_ids_are_recorded() {
     let litellm = Litellm::start();
-    let place = ProxySetup::start(&litellm.address, &[]);
+    let setup = ProxySetup::start(&litellm.address, &[]);
 
     let mut calls = vec![];
     for (model, stream) in [("mock", false), ("mock", true), ("gpt", false), ("gpt", true)] {
-        calls.push(place.chat(model, stream));
+        calls.push(setup.chat(model, stream));
     }
     let [mock, mock_stream, models] =
-        place.sdk("openai_sdk.py", "mock", ["chat", "chat_stream", "models"]);
+        setup.sdk("openai_sdk.py", "mock", ["chat", "chat_stream", "models"]);
     assert_eq!((&mock["text"], &mock_stream["text"]), (&json!(MOCKED), &json!(MOCKED)));
     assert_eq!(models["models"], json!(["claude", "gpt", "mock"]));
-    let [responses] = place.sdk("openai_sdk.py", "gpt", ["responses_stream"]);
+    let [responses] = setup.sdk("openai_sdk.py", "gpt", ["responses_stream"]);
     assert_eq!(responses["deltas"], TEXT);
     let [messages, messages_stream] =
-        place.sdk("anthropic_sdk.py", "claude", ["messages", "messages_stream"]);
+        setup.sdk("anthropic_sdk.py", "claude", ["messages", "messages_stream"]);
     assert_eq!((&messages["text"], &messages_stream["deltas"]), (&json!(TEXT), &json!(TEXT)));
 
-    let records = place.ends_with_a_whole_record();
-    let log = fs::read_to_string(place.access_log()).unwrap();
+    let records = setup.ends_with_a_whole_record();
+    let log = fs::read_to_string(setup.access_log()).unwrap();
     for call in &calls {
         let of = |event: &str| {
             records
@@ -134,9 +134,9 @@ fn litellm_serves_as_the_upstream_and_its_call_ids_are_recorded() {
 fn prometheus_scrapes_and_promtool_finds_no_fault() {
     let provider = provider("");
     let metrics = format!("127.0.0.1:{}", free_port());
-    let place = ProxySetup::start(&provider.address, &[("METRICS_ADDR", &metrics)]);
-    place.chat("gpt", false);
-    place.chat("gpt", true);
+    let setup = ProxySetup::start(&provider.address, &[("METRICS_ADDR", &metrics)]);
+    setup.chat("gpt", false);
+    setup.chat("gpt", true);
 
     let text = setup::get(&format!("http://{metrics}/metrics"));
     let complaints = setup::promtool(&["check", "metrics"], &text);
@@ -162,10 +162,10 @@ fn with(object: &Value, more: &Value) -> Value {
 pub(crate) fn output(command: &mut Command) -> String {
     let output =
         command.output().unwrap_or_else(|error| panic!("{command:?}: {error}; {}", setup::REMEDY));
-    let [said, complained] =
+    let [printed, complained] =
         [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
-    assert!(output.status.success(), "{command:?}: {said}{complained}");
-    said
+    assert!(output.status.success(), "{command:?}: {printed}{complained}");
+    printed
 }
 
 fn parse_lines(text: &str) -> Vec<Value> {

@@ -185,12 +185,12 @@ fn a_token_is_for_a_run_and_for_a_time() {
     let hour = Duration::from_hours(1);
     assert_eq!(mint("run-1", Duration::from_millis(999), None), Err(RunTokenMintError::TooShort));
     assert!(mint("run-1", MAX_TOKEN_LIFETIME, None).is_ok());
-    let said = [
+    let messages = [
         mint("run-1", MAX_TOKEN_LIFETIME + hour, None).unwrap_err(),
         mint("run 1", hour, None).unwrap_err(),
         mint("run-1", hour, Some("older")).unwrap_err(),
     ];
-    insta::assert_snapshot!(said.map(|error| error.to_string()).join("\n"), @r"
+    insta::assert_snapshot!(messages.map(|error| error.to_string()).join("\n"), @r"
     a token may be valid for 30days at most
     `run 1` is not a valid run id; use 1 to 128 letters, digits, `.`, `_`, `:`, `@`, `/` or `-`
     there is no key `older`; there are: `new`, `old`
@@ -201,7 +201,7 @@ fn a_token_is_for_a_run_and_for_a_time() {
 #[test]
 fn the_error_of_a_wrong_key_file_names_the_line() {
     let error = |text: &str| RunTokenKeys::parse_keys(text).unwrap_err().to_string();
-    let said = [
+    let messages = [
         error("# none\n\n"),
         error("new 1111"),
         error("a b = 1111"),
@@ -210,7 +210,7 @@ fn the_error_of_a_wrong_key_file_names_the_line() {
         error(&format!("# twice\nnew = {NEW}\n\nnew = {OLD}")),
         RunTokenKeys::read_file("/nowhere/keys".as_ref()).unwrap_err().to_string(),
     ];
-    insta::assert_snapshot!(said.join("\n"), @r"
+    insta::assert_snapshot!(messages.join("\n"), @r"
     there are no run token keys; write `id = key`, with 64 hexadecimal digits (`openssl rand -hex 32`)
     line 1 of the run token keys is not `id = key`
     line 1 of the run token keys: `a b` is not a key's id; use 1 to 32 letters, digits, `_` or `-`
@@ -249,8 +249,8 @@ fn mint_prints_a_token_and_inspect_reads_it() {
     let keys = file(&format!("new = {NEW}\nold = {OLD}"));
     let path = keys.path().to_str().unwrap();
     let mint = ["mint", "--run-id", "run-1", "--ttl", "1h", "--keys-file", path];
-    let (code, token, said) = cogni(&mint, "");
-    assert_eq!((code, said.as_str()), (0, ""));
+    let (code, token, output) = cogni(&mint, "");
+    assert_eq!((code, output.as_str()), (0, ""));
     let claims = self::keys().verify_token(token.trim_end(), SystemTime::now()).unwrap();
     assert_eq!((claims.run.as_str(), claims.expires - claims.issued), ("run-1", 3600));
     let (code, text, _) = cogni(&["inspect", "--keys-file", path], &token);
@@ -264,10 +264,10 @@ fn mint_prints_a_token_and_inspect_reads_it() {
         code == 1 && text.contains("valid    no: the token is for another installation"),
         "{text}"
     );
-    let (code, _, said) = cogni(&["inspect"], "sk-1234");
-    insta::assert_snapshot!(format!("{code}: {said}"), @"2: error: this is not a run token; one begins with `cgr1.` (`cogni-gateway token mint` makes them)");
-    let (code, _, said) = cogni(&["mint", "--run-id", "run-1", "--ttl", "1h"], "");
-    insta::assert_snapshot!(format!("{code}: {said}"), @r"
+    let (code, _, output) = cogni(&["inspect"], "sk-1234");
+    insta::assert_snapshot!(format!("{code}: {output}"), @"2: error: this is not a run token; one begins with `cgr1.` (`cogni-gateway token mint` makes them)");
+    let (code, _, output) = cogni(&["mint", "--run-id", "run-1", "--ttl", "1h"], "");
+    insta::assert_snapshot!(format!("{code}: {output}"), @r"
     2: error: the following required arguments were not provided:
       --keys-file <PATH>
 
@@ -286,8 +286,8 @@ fn inspect_says_whether_a_token_is_valid() {
         inspect_token(&token(), keys.as_ref(), at(now), &mut text).unwrap();
         String::from_utf8(text).unwrap()
     };
-    let (ours, theirs) = (format!("new = {NEW}"), format!("new = {OLD}"));
-    insta::assert_snapshot!(inspected(Some(&ours), NOW), @r"
+    let (new_keys, old_keys) = (format!("new = {NEW}"), format!("new = {OLD}"));
+    insta::assert_snapshot!(inspected(Some(&new_keys), NOW), @r"
     run      run-1
     key      new
     issued   2026-11-22T02:00:00Z
@@ -295,8 +295,8 @@ fn inspect_says_whether_a_token_is_valid() {
     valid    yes
     ");
     let last = |keys, now| inspected(keys, now).lines().last().unwrap().to_owned();
-    insta::assert_snapshot!(last(Some(&ours), NOW + 3600), @"valid    no: the token has expired");
-    insta::assert_snapshot!(last(Some(&theirs), NOW), @"valid    no: the token was not signed with the key that it names");
+    insta::assert_snapshot!(last(Some(&new_keys), NOW + 3600), @"valid    no: the token has expired");
+    insta::assert_snapshot!(last(Some(&old_keys), NOW), @"valid    no: the token was not signed with the key that it names");
     insta::assert_snapshot!(last(None, NOW), @"valid    not known; name the keys with --keys-file");
 }
 

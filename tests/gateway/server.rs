@@ -20,37 +20,37 @@ use crate::support::client::{Stream, post};
 /// G1: A crash leaves its socket file behind, and the next process replaces it.
 #[test]
 fn a_stale_socket_is_replaced() {
-    let place = SocketDir::new();
-    drop(UnixListener::bind(place.socket()).unwrap());
-    assert!(place.socket().exists(), "the file of the dead listener is there");
-    let _listener = place.bind().unwrap();
-    UnixStream::connect(place.socket()).unwrap();
+    let socket_dir = SocketDir::new();
+    drop(UnixListener::bind(socket_dir.socket()).unwrap());
+    assert!(socket_dir.socket().exists(), "the file of the dead listener is there");
+    let _listener = socket_dir.bind().unwrap();
+    UnixStream::connect(socket_dir.socket()).unwrap();
 }
 
 /// G1: Two gateways on one path would each get some of the run's calls, so the second is refused.
 #[test]
 fn a_live_socket_is_refused() {
-    let place = SocketDir::new();
-    let _live = UnixListener::bind(place.socket()).unwrap();
-    insta::assert_snapshot!(place.refusal(), @"`[dir]/llm.sock` is served by a live process; stop it or use another path");
-    UnixStream::connect(place.socket()).unwrap();
+    let socket_dir = SocketDir::new();
+    let _live = UnixListener::bind(socket_dir.socket()).unwrap();
+    insta::assert_snapshot!(socket_dir.refusal(), @"`[dir]/llm.sock` is served by a live process; stop it or use another path");
+    UnixStream::connect(socket_dir.socket()).unwrap();
 }
 
 /// G1: A listener that is too busy to accept counts as live.
 #[test]
 fn a_live_socket_with_a_full_backlog_is_refused() {
-    let place = SocketDir::new();
-    let (_live, _waiting) = overrun(&place.socket());
-    insta::assert_snapshot!(place.refusal(), @"`[dir]/llm.sock` is served by a live process; stop it or use another path");
+    let socket_dir = SocketDir::new();
+    let (_live, _waiting) = overrun(&socket_dir.socket());
+    insta::assert_snapshot!(socket_dir.refusal(), @"`[dir]/llm.sock` is served by a live process; stop it or use another path");
 }
 
 /// G1: A file that is not a socket belongs to another program, so it is kept.
 #[test]
 fn a_file_that_is_not_a_socket_is_refused_and_kept() {
-    let place = SocketDir::new();
-    fs::write(place.socket(), "precious").unwrap();
-    insta::assert_snapshot!(place.refusal(), @"`[dir]/llm.sock` exists and is not a socket; remove it or use another path");
-    assert_eq!(fs::read_to_string(place.socket()).unwrap(), "precious");
+    let socket_dir = SocketDir::new();
+    fs::write(socket_dir.socket(), "precious").unwrap();
+    insta::assert_snapshot!(socket_dir.refusal(), @"`[dir]/llm.sock` exists and is not a socket; remove it or use another path");
+    assert_eq!(fs::read_to_string(socket_dir.socket()).unwrap(), "precious");
 }
 
 /// G1: The kernel would truncate the path and listen elsewhere, so the path is refused.
@@ -67,9 +67,9 @@ fn a_path_too_long_is_refused() {
 /// G1: A path of exactly 107 bytes is served.
 #[test]
 fn the_longest_path_is_served() {
-    let place = SocketDir::new();
-    let name = "x".repeat(107 - place.0.path().as_os_str().len() - 1);
-    let longest = place.0.path().join(name);
+    let socket_dir = SocketDir::new();
+    let name = "x".repeat(107 - socket_dir.0.path().as_os_str().len() - 1);
+    let longest = socket_dir.0.path().join(name);
     let _listener = UnixListenerGuard::bind_socket(&longest, PRIVATE).unwrap();
     UnixStream::connect(&longest).unwrap();
 }
@@ -77,38 +77,38 @@ fn the_longest_path_is_served() {
 /// G1: The socket is closed to other users, although the umask of these tests would open it to all.
 #[test]
 fn only_the_owner_may_connect() {
-    let place = SocketDir::new();
-    let _listener = place.bind().unwrap();
-    assert_eq!(fs::metadata(place.socket()).unwrap().permissions().mode() & 0o777, 0o600);
+    let socket_dir = SocketDir::new();
+    let _listener = socket_dir.bind().unwrap();
+    assert_eq!(fs::metadata(socket_dir.socket()).unwrap().permissions().mode() & 0o777, 0o600);
 }
 
 /// G1: The sandbox's user owns the socket if the gateway may change the owner, as root may.
 #[test]
 fn the_socket_gets_the_configured_owner() {
-    let place = SocketDir::new();
+    let socket_dir = SocketDir::new();
     let permissions = SocketPermissions { mode: 0o660, uid: Some(1001), gid: Some(1002) };
-    let _listener = UnixListenerGuard::bind_socket(&place.socket(), permissions).unwrap();
-    let found = fs::metadata(place.socket()).unwrap();
+    let _listener = UnixListenerGuard::bind_socket(&socket_dir.socket(), permissions).unwrap();
+    let found = fs::metadata(socket_dir.socket()).unwrap();
     assert_eq!((found.uid(), found.gid(), found.mode() & 0o777), (1001, 1002, 0o660));
 }
 
 /// G1: An orderly shutdown removes the socket.
 #[test]
 fn the_socket_is_removed_at_the_end() {
-    let place = SocketDir::new();
-    drop(place.bind().unwrap());
-    assert!(!place.socket().exists());
+    let socket_dir = SocketDir::new();
+    drop(socket_dir.bind().unwrap());
+    assert!(!socket_dir.socket().exists());
 }
 
 /// G1: A gateway does not remove a socket that another process has put at its path.
 #[test]
 fn a_socket_of_another_process_is_kept() {
-    let place = SocketDir::new();
-    let ours = place.bind().unwrap();
-    fs::remove_file(place.socket()).unwrap();
-    let _theirs = UnixListener::bind(place.socket()).unwrap();
-    drop(ours);
-    UnixStream::connect(place.socket()).unwrap();
+    let socket_dir = SocketDir::new();
+    let server = socket_dir.bind().unwrap();
+    fs::remove_file(socket_dir.socket()).unwrap();
+    let _theirs = UnixListener::bind(socket_dir.socket()).unwrap();
+    drop(server);
+    UnixStream::connect(socket_dir.socket()).unwrap();
 }
 
 /// G1: Two requests in one write are answered in order.

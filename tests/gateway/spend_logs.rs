@@ -23,25 +23,25 @@ fn the_billing_store_and_litellm_agree() {
     let receiver = Receiver::start(open(state.path()));
     let litellm = Litellm::start(&provider.address, &postgres, (&receiver.endpoint(), SECRET));
     let prices = here("prices.toml").display().to_string();
-    let place = ProxySetup::start(&litellm.address, &[("PRICES_FILE", &prices)]);
+    let setup = ProxySetup::start(&litellm.address, &[("PRICES_FILE", &prices)]);
 
     let whole = [("mock", false), ("mock", true), ("gpt", false), ("gpt", true)];
-    let called: Vec<_> = whole.iter().map(|(model, stream)| place.chat(model, *stream)).collect();
+    let called: Vec<_> = whole.iter().map(|(model, stream)| setup.chat(model, *stream)).collect();
     ask(
-        &place,
+        &setup,
         "/v1/messages",
         &json!({ "model": "claude", "stream": true, "max_tokens": 50, "messages": hello() }),
     );
-    ask(&place, "/v1/responses", &json!({ "model": "gpt", "input": "hello" }));
-    ask(&place, "/v1/embeddings", &json!({ "model": "gpt", "input": "hello" }));
-    ask(&place, "/v1/chat/completions", &json!({ "model": "no-such-model", "messages": hello() }));
-    leave(&place);
-    place.ends_with_a_whole_record();
-    let log = place.audit_log().display().to_string();
+    ask(&setup, "/v1/responses", &json!({ "model": "gpt", "input": "hello" }));
+    ask(&setup, "/v1/embeddings", &json!({ "model": "gpt", "input": "hello" }));
+    ask(&setup, "/v1/chat/completions", &json!({ "model": "no-such-model", "messages": hello() }));
+    leave(&setup);
+    setup.ends_with_a_whole_record();
+    let log = setup.audit_log().display().to_string();
 
     // The callback is quick, but LiteLLM drops calls that end while it posts earlier ones.
-    let said = run(state.path(), &litellm, &["record", &log]);
-    assert!(said.ends_with("9 calls, 9 of them new\nexit 0"), "{said}");
+    let output = run(state.path(), &litellm, &["record", &log]);
+    assert!(output.ends_with("9 calls, 9 of them new\nexit 0"), "{output}");
     let by_callback = || receipts(&receiver).len() as u64;
     wait_until(|| by_callback() > 0, || format!("{}; {}", receiver.told(), litellm.output()));
     assert!(
@@ -74,8 +74,8 @@ fn the_billing_store_and_litellm_agree() {
     let bill = receiver.block_on(receiver.books().run_bill("run-7")).unwrap();
     assert_eq!((bill.calls, bill.receipts, bill.billable), (CALLS, CALLS, CALLS - 1));
     assert_eq!((bill.state, bill.flags), (BillState::Complete, vec![]));
-    let said = run(state.path(), &litellm, &["status"]);
-    assert!(said.ends_with("nothing is flagged\nexit 0"), "{said}");
+    let output = run(state.path(), &litellm, &["status"]);
+    assert!(output.ends_with("nothing is flagged\nexit 0"), "{output}");
 }
 
 /// Reconciles until LiteLLM has written every call, which takes seconds. Returns the last report and the number of
@@ -83,9 +83,9 @@ fn the_billing_store_and_litellm_agree() {
 fn settled(state: &std::path::Path, litellm: &Litellm, named: &str, calls: u64) -> (Value, u64) {
     let (mut last, mut written) = (Value::Null, 0);
     let mut reconcile = || {
-        let said = run(state, litellm, &["reconcile", "--since", "1h", "--run", named, "--json"]);
-        let (report, exit) = said.split_once('\n').unwrap();
-        assert_eq!(exit, "exit 0", "{said}");
+        let output = run(state, litellm, &["reconcile", "--since", "1h", "--run", named, "--json"]);
+        let (report, exit) = output.split_once('\n').unwrap();
+        assert_eq!(exit, "exit 0", "{output}");
         last = serde_json::from_str(report).unwrap();
         written += last["receipts_written"].as_u64().unwrap();
         last["matched"] == calls && last["pending"] == 0
@@ -95,19 +95,19 @@ fn settled(state: &std::path::Path, litellm: &Litellm, named: &str, calls: u64) 
 }
 
 /// Begins a slow stream and disconnects.
-fn leave(place: &ProxySetup) {
+fn leave(setup: &ProxySetup) {
     let body = json!({ "model": "slow", "stream": true, "max_tokens": 1000, "messages": hello() })
         .to_string();
     let url = "http://localhost/v1/chat/completions";
     let arguments = through(
-        &place.socket(),
+        &setup.socket(),
         &["--no-buffer", url, "--header", "content-type: application/json", "--data", &body],
     );
     let mut client = Process::start(Command::new("curl").args(arguments), "");
-    client.until(|said| said.matches("data: ").count() > 3);
+    client.until(|output| output.matches("data: ").count() > 3);
 }
 
-fn ask(place: &ProxySetup, path: &str, body: &Value) {
+fn ask(setup: &ProxySetup, path: &str, body: &Value) {
     let (url, body) = (format!("http://localhost{path}"), body.to_string());
     let arguments = [
         "--output",
@@ -119,7 +119,7 @@ fn ask(place: &ProxySetup, path: &str, body: &Value) {
         &body,
     ];
     assert!(
-        Command::new("curl").args(through(&place.socket(), &arguments)).status().unwrap().success()
+        Command::new("curl").args(through(&setup.socket(), &arguments)).status().unwrap().success()
     );
 }
 
@@ -151,8 +151,8 @@ fn run(state: &std::path::Path, litellm: &Litellm, arguments: &[&str]) -> String
         .env("LITELLM_MASTER_KEY", KEY)
         .output()
         .unwrap();
-    let said = [stdout, stderr].map(|text| String::from_utf8(text).unwrap()).concat();
-    format!("{said}exit {}", status.code().unwrap())
+    let output = [stdout, stderr].map(|text| String::from_utf8(text).unwrap()).concat();
+    format!("{output}exit {}", status.code().unwrap())
 }
 
 /// The number of calls that the test makes.

@@ -157,7 +157,7 @@ async fn an_answer_that_is_not_http_is_malformed() {
     let (upstream, address) = raw_upstream::listen().await;
     let app =
         TestApp::with(|config| config.upstream.url = address.to_string().parse().unwrap()).await;
-    for (what, answer) in answers {
+    for (label, answer) in answers {
         let client = app.client();
         let body = unary("fake");
         let (response, _connection) = tokio::join!(client.post("/v1/responses", &body), async {
@@ -166,8 +166,8 @@ async fn an_answer_that_is_not_http_is_malformed() {
             raw_upstream::send(&mut connection, &answer).await;
             connection
         });
-        assert_eq!((what, response.status.as_u16()), (what, 502));
-        assert_eq!(response.json()["error"]["code"], "upstream_malformed", "{what}");
+        assert_eq!((label, response.status.as_u16()), (label, 502));
+        assert_eq!(response.json()["error"]["code"], "upstream_malformed", "{label}");
     }
     app.stop().await;
 }
@@ -233,16 +233,16 @@ async fn an_error_about_the_gateways_key_is_hidden_from_the_agent() {
         ("400 Bad Request", 400),
         ("500 Oops", 500),
     ] {
-        let said = format!("key sk-real-and-secret, hash {digest}");
+        let secret_text = format!("key sk-real-and-secret, hash {digest}");
         let answer = format!(
-            "HTTP/1.1 {head}\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{said}",
-            said.len()
+            "HTTP/1.1 {head}\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{secret_text}",
+            secret_text.len()
         );
         let upstream = async {
             let (mut stream, _) = listener.accept().await.unwrap();
             raw_upstream::request(&mut stream).await;
             // The answer is split in the middle of the key.
-            let cut = answer.len() - said.len() + 10;
+            let cut = answer.len() - secret_text.len() + 10;
             raw_upstream::send(&mut stream, &answer[..cut]).await;
             tokio::time::sleep(Duration::from_millis(50)).await;
             raw_upstream::send(&mut stream, &answer[cut..]).await;
@@ -277,22 +277,22 @@ async fn a_long_error_is_cut_and_charged() {
     let long =
         json!({"type": "error", "error": {"type": "api_error", "message": answer}}).to_string();
     let short = json!({"error": {"message": answer[..300]}}).to_string();
-    for (status, said) in [(500, &long), (400, &long), (500, &short)] {
+    for (status, error_body) in [(500, &long), (400, &long), (500, &short)] {
         let head = format!(
             "HTTP/1.1 {status} X\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
-            said.len()
+            error_body.len()
         );
         let upstream = async {
             let (mut stream, _) = listener.accept().await.unwrap();
             raw_upstream::request(&mut stream).await;
-            raw_upstream::send(&mut stream, &format!("{head}{said}")).await;
+            raw_upstream::send(&mut stream, &format!("{head}{error_body}")).await;
         };
         let (mut body, client) = (unary("fake"), app.client());
         body["max_tokens"] = json!(2000);
         let (response, ()) = tokio::join!(client.post("/v1/messages", &body), upstream);
         assert_eq!(response.status, status);
-        if said.len() < 4096 {
-            assert_eq!(response.text(), *said);
+        if error_body.len() < 4096 {
+            assert_eq!(response.text(), *error_body);
             continue;
         }
         let error = response.json();
@@ -374,8 +374,8 @@ async fn the_gateways_key_is_masked_in_a_successful_answer() {
     app.stop().await;
 }
 
-/// G3: An upstream may repeat our key as JSON, a URL or base64 has it. No such spelling reaches the client in an error, in
-/// an error of a stream or in a header.
+/// G3: An upstream may repeat our key as JSON, a URL or base64 has it. No such spelling reaches the client in an error,
+/// in an error of a stream or in a header.
 #[tokio::test]
 async fn our_key_is_masked_however_an_error_spells_it() {
     let (listener, upstream) = raw_upstream::listen().await;
@@ -394,7 +394,7 @@ async fn our_key_is_masked_however_an_error_spells_it() {
     ];
     for spelling in spellings {
         let error = format!("{{\"error\":{{\"message\":\"bad key {spelling}\"}}}}");
-        for (status, kind, said) in [
+        for (status, kind, error_body) in [
             (400, "application/json", error.clone()),
             (200, "text/event-stream", format!("data: {error}\n\n")),
         ] {
@@ -404,7 +404,7 @@ async fn our_key_is_masked_however_an_error_spells_it() {
             let upstream = async {
                 let (mut stream, _) = listener.accept().await.unwrap();
                 raw_upstream::request(&mut stream).await;
-                raw_upstream::send(&mut stream, &format!("{head}{said}")).await;
+                raw_upstream::send(&mut stream, &format!("{head}{error_body}")).await;
             };
             let (client, body) = (app.client(), streamed("fake"));
             let (response, ()) = tokio::join!(client.post("/v1/chat/completions", &body), upstream);

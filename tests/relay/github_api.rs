@@ -27,8 +27,8 @@ async fn creating_a_pull_request_agrees_with_githubs_description() {
     assert!(api.branch_info(&token, &repository, "sandbox/task-1").await.unwrap().is_some());
     let credential = ForgeCredential::Token(token);
     for needs_review in [false, true] {
-        let order = PullRequestSpec { needs_review, ..pull_request_spec() };
-        assert!(publish_pull_request(&api, &credential, &repository, &order).await.unwrap().is_new);
+        let spec = PullRequestSpec { needs_review, ..pull_request_spec() };
+        assert!(publish_pull_request(&api, &credential, &repository, &spec).await.unwrap().is_new);
     }
 }
 
@@ -88,7 +88,7 @@ impl Described {
             .args(["mock", "--host", "127.0.0.1", "--port", &port.to_string()])
             .arg(kept.join(description));
         let mut process = Process::start(&mut command, "run tests/github/install");
-        process.until(|said| said.contains("Prism is listening"));
+        process.until(|output| output.contains("Prism is listening"));
         wait_until(|| TcpStream::connect(("127.0.0.1", port)).is_ok(), || process.output());
         Self { port, _process: process }
     }

@@ -62,7 +62,7 @@ fn entry(more: &str) -> AgentDefinition {
 /// A1: The error of a mistake names file, line and key, and says what would be correct.
 #[test]
 fn the_error_of_a_mistake_names_its_place() {
-    let mut told = vec![];
+    let mut messages = vec![];
     for text in [
         "name = 'a'\n",
         "name = 'a\n",
@@ -94,9 +94,9 @@ fn the_error_of_a_mistake_names_its_place() {
         &format!("{PLAIN}\n[files]\n'../x' = 'y'\n"),
         &format!("{PLAIN}\n[files]\n'x' = {{ file = 'nowhere' }}\n"),
     ] {
-        told.push(Agents::new(text).load().unwrap_err());
+        messages.push(Agents::new(text).load().unwrap_err());
     }
-    insta::assert_snapshot!(told.join("\n"), @r#"
+    insta::assert_snapshot!(messages.join("\n"), @r#"
     agents/a.toml:1: missing field `description`
     agents/a.toml:1: invalid literal string, expected `'`
     agents/a.toml:1: `name`: the file of `b` is named `b.toml`; rename one of them
@@ -130,7 +130,7 @@ fn the_error_of_a_mistake_names_its_place() {
 /// A1, L5: The error of a mistake in an agent's review rules does the same. The agent's rules never weaken the host's.
 #[test]
 fn the_error_of_a_mistake_in_review_rules_names_its_place() {
-    let mut told = vec![];
+    let mut messages = vec![];
     for text in [
         &format!("{PLAIN}\n[relay]\npolicy = {{ review_files = 'few' }}\n"),
         &format!("{PLAIN}\n[relay.policy]\nnew_progam = 'hold'\n"),
@@ -143,9 +143,9 @@ fn the_error_of_a_mistake_in_review_rules_names_its_place() {
         &format!("{PLAIN}\n[[relay.policy.paths]]\nwhy = 'w'\nverdict = 'hold'\n"),
         &format!("{PLAIN}\n[[relay.policy.secrets]]\nname = 'ours'\npattern = '('\n"),
     ] {
-        told.push(Agents::new(text).load().unwrap_err());
+        messages.push(Agents::new(text).load().unwrap_err());
     }
-    insta::assert_snapshot!(told.join("\n"), @r#"
+    insta::assert_snapshot!(messages.join("\n"), @r#"
     agents/a.toml:7: `relay.policy.review_files`: invalid type: string "few", expected usize
     agents/a.toml:7: `relay.policy.new_progam`: unknown field `new_progam`, expected one of `review_files`, `hold_files`, `review_file_bytes`, `hold_file_bytes`, `submodule`, `link_outside`, `new_program`, `strange_path`, `lfs_pointer`, `claims_provenance`, `strange_date`, `foreign_encoding`, `work_elsewhere`, `secret`, `paths`, `secrets`
     agents/a.toml:7: `relay.policy.secret`: an agent's rules are stricter than this host's, and never looser; leave it out, or give `review` or `hold`. What is looser is said in this host's own file, for all agents (`--relay-config`)
@@ -160,12 +160,12 @@ fn the_error_of_a_mistake_in_review_rules_names_its_place() {
 /// A1: A directory without an agent is an error.
 #[test]
 fn a_directory_without_an_agent_is_an_error() {
-    let mut told = vec![];
-    told.push(AgentCatalog::load_directory(Path::new("/nowhere")).unwrap_err().to_string());
+    let mut messages = vec![];
+    messages.push(AgentCatalog::load_directory(Path::new("/nowhere")).unwrap_err().to_string());
     let empty = Agents::new("");
     fs::rename(empty.folder.path().join("a.toml"), empty.folder.path().join("a.txt")).unwrap();
-    told.push(empty.load().unwrap_err());
-    insta::assert_snapshot!(told.join("\n"), @r"
+    messages.push(empty.load().unwrap_err());
+    insta::assert_snapshot!(messages.join("\n"), @r"
     cannot read `/nowhere`
     there is no agent in `agents`; an agent is a file that ends in `.toml`
     ");
@@ -370,13 +370,13 @@ fn machine(init: Option<&Path>, docker_socket: PathBuf) -> HostCapabilities {
 /// A2: The reason why an agent cannot run here says what an operator can do.
 #[tokio::test]
 async fn an_agent_that_cannot_run_here_has_a_reason() {
-    let folder = tempfile::tempdir().unwrap();
-    let silent = folder.path().join("silent.sock");
+    let dir = tempfile::tempdir().unwrap();
+    let silent = dir.path().join("silent.sock");
     let _listener = UnixListener::bind(&silent).unwrap();
     let init = Path::new(concat!(env!("OUT_DIR"), "/cogni-init"));
     let nowhere_to_write = InitBinary::BuiltIn { directory: PathBuf::from("/proc/cogni") };
     let nowhere = || PathBuf::from("/nowhere/docker.sock");
-    let mut told = vec![];
+    let mut messages = vec![];
     for (more, machine) in [
         ("", machine(Some(init), nowhere())),
         ("", machine(None, nowhere())),
@@ -388,11 +388,11 @@ async fn an_agent_that_cannot_run_here_has_a_reason() {
         ("image = 'i:1'", machine(Some(init), silent)),
     ] {
         let found = check_available(&entry(more), &machine).await;
-        told.push(found.map_or_else(|reason| reason.to_string(), |()| "it can".to_owned()));
+        messages.push(found.map_or_else(|reason| reason.to_string(), |()| "it can".to_owned()));
     }
-    let told = told.join("\n").replace(folder.path().to_str().unwrap(), "folder");
-    let told = told.replace(env!("COGNI_INIT_DIGEST"), "DIGEST");
-    insta::assert_snapshot!(told, @r"
+    let messages = messages.join("\n").replace(dir.path().to_str().unwrap(), "folder");
+    let messages = messages.replace(env!("COGNI_INIT_DIGEST"), "DIGEST");
+    insta::assert_snapshot!(messages, @r"
     it can
     it can
     its program is in the file of cogni-init, and `--init none` leaves that out
@@ -408,8 +408,8 @@ async fn an_agent_that_cannot_run_here_has_a_reason() {
 #[tokio::test]
 async fn a_check_is_reused_for_some_seconds() {
     let max_age = Duration::from_millis(500);
-    let folder = tempfile::tempdir().unwrap();
-    let root = folder.path().join("root");
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("root");
     let agent = entry(&format!("rootfs = '{}'", root.display()));
     let known = AvailabilityCache::new(machine(None, PathBuf::from("/nowhere")), max_age);
     assert!(known.check_cached(&agent).await.is_err());

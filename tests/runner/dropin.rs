@@ -82,8 +82,8 @@ fn it_overwrites_who_pays(deployment: &Deployment) {
         .map(|text| serde_json::from_str(text).unwrap())
         .collect();
     assert_eq!(metadata.len(), 1);
-    let given: Value = serde_json::from_str(METADATA).unwrap();
-    for (name, value) in given.as_object().unwrap() {
+    let operator_metadata: Value = serde_json::from_str(METADATA).unwrap();
+    for (name, value) in operator_metadata.as_object().unwrap() {
         assert_eq!(metadata[0][name], *value, "{name}");
     }
 }
@@ -218,9 +218,9 @@ fn the_proxy_runs_with_nothing_it_does_not_need() {
 #[test]
 fn an_image_gets_the_first_process_that_the_program_carries() {
     let _engine = Engine::connect();
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let ran = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"))
-        .current_dir(folder.path())
+        .current_dir(dir.path())
         .env_remove("COGNI_INIT")
         .envs([("LITELLM_MASTER_KEY", "sk-real"), ("BILLING_ACCOUNT_ID", "acct-1")])
         .envs([("LITELLM_HOST", "127.0.0.1:9"), ("LOG", "off")])
@@ -298,16 +298,16 @@ fn a_killed_proxy_comes_back_on_its_stale_socket() {
     assert_eq!(deployment.complete("fake/chunks=1", false, &[]).status, 200);
     deployment.stop();
     assert_eq!(deployment.proxy.wait(), 0, "{}", deployment.proxy.logs());
-    let (code, said) = deployment.in_the_image(&["audit", "verify", AUDIT_LOG]);
-    assert_eq!(code, 0, "{said}");
+    let (code, output) = deployment.in_the_image(&["audit", "verify", AUDIT_LOG]);
+    assert_eq!(code, 0, "{output}");
 }
 
 /// Runs the shipped compose file unchanged, except for LiteLLM's image, which cannot be pulled here.
 #[test]
 fn the_compose_file_brings_up_a_gateway_that_answers_an_agent() {
     let compose = Compose::new();
-    let (code, said) = compose.up();
-    assert_eq!(code, 0, "{said}");
-    assert!(said.contains(r#""status":"ok""#), "{said}");
-    assert!(said.contains("data: [DONE]"), "{said}");
+    let (code, output) = compose.up();
+    assert_eq!(code, 0, "{output}");
+    assert!(output.contains(r#""status":"ok""#), "{output}");
+    assert!(output.contains("data: [DONE]"), "{output}");
 }

@@ -41,12 +41,12 @@ fn podman_runs_sandboxes_as_docker_does() {
     assert_eq!(facts, json!([false, 137, "timeout"]));
 
     let mut process = Process::start(&mut podman.runner("run", &[], "echo up; sleep 600"), "");
-    process.until(|said| said.contains("up\n"));
+    process.until(|output| output.contains("up\n"));
     process.signal("KILL");
     process.wait();
     let sweep = podman.command("sweep").arg("--apply").output().unwrap();
-    let said = String::from_utf8(sweep.stdout).unwrap();
-    assert_eq!(said.matches(": removed\n").count(), 2, "{said}");
+    let printed = String::from_utf8(sweep.stdout).unwrap();
+    assert_eq!(printed.matches(": removed\n").count(), 2, "{printed}");
     assert_eq!(podman.docker(&["ps", "--all", "--quiet"]), "");
 }
 
@@ -147,8 +147,9 @@ fn podman(path: &Path) -> Command {
     command
 }
 
-fn chown_to_agent(folder: &Path) {
-    std::os::unix::fs::chown(folder, Some(1001), Some(1001)).expect("Podman's service needs root");
+fn chown_to_agent(directory: &Path) {
+    std::os::unix::fs::chown(directory, Some(1001), Some(1001))
+        .expect("Podman's service needs root");
 }
 
 /// Prints what a program finds in its sandbox, as the kernel reports it.

@@ -19,15 +19,15 @@ use crate::support::{model_provider, service};
 #[tokio::test(flavor = "multi_thread")]
 async fn openclaw_runs_a_command_and_answers() {
     let provider = model_provider::start(&format!("tool=exec,arguments={}", call(LOOK))).await;
-    let place = AgentSetup::new();
+    let setup = AgentSetup::new();
     let run = format!("run-openclaw-{}", std::process::id());
-    let result = place.run(&run, provider.addr, "gpt-5", "4m");
+    let result = setup.run(&run, provider.addr, "gpt-5", "4m");
     assert_eq!((&result["ok"], &result["exit_code"]), (&json!(true), &json!(0)), "{result:#}");
 
     let envelope = &result["agent"];
     assert_eq!(envelope["payloads"][0]["text"], "hello from the fake provider");
     assert!(envelope["meta"]["durationMs"].is_u64() && envelope["meta"]["error"].is_null());
-    insta::assert_snapshot!(fs::read_to_string(place.task().join("found")).unwrap(), @r"
+    insta::assert_snapshot!(fs::read_to_string(setup.task().join("found")).unwrap(), @r"
     lo
     0
     192.0.2.1 ENETUNREACH
@@ -40,7 +40,7 @@ async fn openclaw_runs_a_command_and_answers() {
     ");
 
     assert_eq!(result["usage"]["turns"], 2);
-    insta::assert_snapshot!(records(&place.path("audit.jsonl")), @r#"
+    insta::assert_snapshot!(records(&setup.path("audit.jsonl")), @r#"
     "run.started"
     "connection.opened"
     "request.admitted" "chat_completions"
@@ -50,8 +50,8 @@ async fn openclaw_runs_a_command_and_answers() {
     "run.finished"
     "#);
     let requests = provider.seen.requests();
-    let asked: Vec<_> = requests.iter().map(|request| request.path.as_str()).collect();
-    assert_eq!(asked, ["/v1/chat/completions"; 2]);
+    let paths: Vec<_> = requests.iter().map(|request| request.path.as_str()).collect();
+    assert_eq!(paths, ["/v1/chat/completions"; 2]);
     let body = requests[0].body.as_ref().unwrap();
     assert_eq!(tools(body), ALLOWED, "OpenClaw has a tool that nobody has allowed");
     let read = body["messages"].to_string();
@@ -59,21 +59,21 @@ async fn openclaw_runs_a_command_and_answers() {
     for text in ["look `$(around)`", ".cogni/conversation.md", "no network", "Direct and exact"] {
         assert!(read.contains(text), "OpenClaw has not read {text}");
     }
-    insta::assert_snapshot!(place.models(), @r#"["gpt-5","gpt-5-mini"]"#);
+    insta::assert_snapshot!(setup.models(), @r#"["gpt-5","gpt-5-mini"]"#);
     assert_eq!(
         must(&["ps", "--all", "--quiet", "--filter", &format!("label=cogni.run={run}")]),
         ""
     );
-    assert_eq!(fs::read_dir(place.path("r")).unwrap().count(), 0);
+    assert_eq!(fs::read_dir(setup.path("r")).unwrap().count(), 0);
 }
 
 /// A1, A2: If the model refuses, the error has the agent's text and a code, although the agent prints no answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn openclaw_says_that_its_model_refuses() {
     let provider = model_provider::start("status=400").await;
-    let place = AgentSetup::new();
+    let setup = AgentSetup::new();
     let run = format!("run-openclaw-refused-{}", std::process::id());
-    let result = place.run(&run, provider.addr, "gpt-5", "4m");
+    let result = setup.run(&run, provider.addr, "gpt-5", "4m");
     assert_eq!(
         json!([result["ok"], result["exit_code"], result["error_code"]]),
         json!([false, 1, "agent_failed"]),
@@ -87,15 +87,15 @@ async fn openclaw_says_that_its_model_refuses() {
 async fn openclaw_answers_a_chat_of_the_service() {
     docker_engine::need(&[IMAGE]);
     let script = format!("tool=exec,arguments={}", call("echo $((6 * 7)) networks"));
-    let mut place = service::ServiceSetup::new(&script).await;
-    place.set("COGNI_DRIVER", "docker");
-    place.set("COGNI_INIT", docker_engine::init());
-    let mut service = place.start();
+    let mut setup = service::ServiceSetup::new(&script).await;
+    setup.set("COGNI_DRIVER", "docker");
+    setup.set("COGNI_INIT", docker_engine::init());
+    let mut service = setup.start();
     let mut body = service::chat("look around");
     (body["graphName"], body["model"]) = ("sandbox:openclaw".into(), "gpt-5".into());
     let answer = service.post("/api/v1/ai/chat", &body).await;
-    let told = service::parse_events(answer.text());
-    let kinds: Vec<_> = told.iter().map(|told| &*told.kind).collect();
+    let events = service::parse_events(answer.text());
+    let kinds: Vec<_> = events.iter().map(|event| &*event.kind).collect();
     assert_eq!(
         kinds,
         ["run_started", "usage_report", "usage_report", "assistant_final", "done", "final"],
@@ -103,19 +103,20 @@ async fn openclaw_answers_a_chat_of_the_service() {
         answer.status,
         answer.text()
     );
-    assert_eq!(told[5].data["ok"], json!(true), "{}", told[5].data);
-    assert_eq!(told[3].data["text"], "hello from the fake provider");
-    let asked = place.provider.seen.last_request().unwrap().body.unwrap()["messages"].to_string();
-    assert!(asked.contains("42 networks"), "its tool's output has not come back: {asked}");
+    assert_eq!(events[5].data["ok"], json!(true), "{}", events[5].data);
+    assert_eq!(events[3].data["text"], "hello from the fake provider");
+    let messages =
+        setup.provider.seen.last_request().unwrap().body.unwrap()["messages"].to_string();
+    assert!(messages.contains("42 networks"), "its tool's output has not come back: {messages}");
     let run = answer.header("x-run-id").unwrap();
-    let facts = place.books().calls_of_run(run).await.unwrap();
+    let facts = setup.books().calls_of_run(run).await.unwrap();
     let booked: Vec<_> = facts.iter().map(|fact| (&*fact.account, &*fact.call_id)).collect();
-    let reported = told[1..3].iter().map(|told| told.data["call_id"].as_str().unwrap());
+    let reported = events[1..3].iter().map(|event| event.data["call_id"].as_str().unwrap());
     assert_eq!(booked, reported.map(|call| ("acct-1", call)).collect::<Vec<_>>());
     let left = ["ps", "--all", "--quiet", "--filter", &format!("label=cogni.run={run}")];
     assert_eq!(must(&left), "");
     service.process.terminate();
-    place.assert_nothing_is_left();
+    setup.assert_nothing_is_left();
 }
 
 /// A workspace, and the directory of its run.
@@ -126,10 +127,10 @@ struct AgentSetup {
 impl AgentSetup {
     fn new() -> Self {
         docker_engine::need(&[IMAGE]);
-        let place = Self { folder: tempfile::tempdir().unwrap() };
-        fs::create_dir(place.task()).unwrap();
-        fs::set_permissions(place.task(), Permissions::from_mode(0o777)).unwrap();
-        place
+        let dir = Self { folder: tempfile::tempdir().unwrap() };
+        fs::create_dir(dir.task()).unwrap();
+        fs::set_permissions(dir.task(), Permissions::from_mode(0o777)).unwrap();
+        dir
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -142,9 +143,9 @@ impl AgentSetup {
 
     /// Returns the result of one conversation whose last message contains shell commands.
     fn run(&self, run: &str, upstream: SocketAddr, model: &str, max_runtime: &str) -> Value {
-        let said = "agent = 'sandbox:openclaw'\nmessages = [{ role = 'system', content = 'Be brief.' }, \
+        let request_toml = "agent = 'sandbox:openclaw'\nmessages = [{ role = 'system', content = 'Be brief.' }, \
                     { role = 'user', content = 'look `$(around)`' }]\n[llm]\nmodels = ['gpt-5-mini', 'gpt-5']\n";
-        fs::write(self.path("run.toml"), said).unwrap();
+        fs::write(self.path("run.toml"), request_toml).unwrap();
         let output = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"))
             .env_clear()
             .env("BILLING_ACCOUNT_ID", "acct-1")

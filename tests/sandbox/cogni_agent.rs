@@ -29,11 +29,10 @@ struct Ended {
 
 impl Agent {
     async fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        symlink(concat!(env!("OUT_DIR"), "/cogni-init"), folder.path().join("cogni-agent"))
-            .unwrap();
-        fs::create_dir(folder.path().join(".cogni")).unwrap();
-        let agent = Self { folder, provider: model_provider::start_default().await };
+        let dir = tempfile::tempdir().unwrap();
+        symlink(concat!(env!("OUT_DIR"), "/cogni-init"), dir.path().join("cogni-agent")).unwrap();
+        fs::create_dir(dir.path().join(".cogni")).unwrap();
+        let agent = Self { folder: dir, provider: model_provider::start_default().await };
         agent.write(&json!([{"role": "user", "content": "hi"}]).to_string());
         agent
     }
@@ -103,7 +102,7 @@ async fn an_answer_is_printed_live_and_at_the_end() {
 async fn the_conversation_is_sent_unchanged() {
     let agent = Agent::new().await;
     let message = json!({"role": "user", "content": [{"type": "text", "text": "ü"}], "name": "x"});
-    let asked = |seen: &model_provider::RunningProvider| {
+    let requests = |seen: &model_provider::RunningProvider| {
         let mut body: Value = seen.seen.last_request().unwrap().body.unwrap();
         body["tools"] = body.pointer("/tools/0/function/name").cloned().unwrap_or_default();
         body
@@ -116,11 +115,11 @@ async fn the_conversation_is_sent_unchanged() {
     };
     agent.write(&json!([message]).to_string());
     assert_eq!(agent.ask("m", &[]).await.code, 0);
-    assert_eq!(asked(&agent.provider), body(json!([message]), json!("exec")));
+    assert_eq!(requests(&agent.provider), body(json!([message]), json!("exec")));
     agent.write(&json!({"messages": [message], "system": "be brief", "tools": false}).to_string());
     assert_eq!(agent.ask("m", &[]).await.code, 0);
     let system = json!({"role": "system", "content": "be brief"});
-    assert_eq!(asked(&agent.provider), body(json!([system, message]), Value::Null));
+    assert_eq!(requests(&agent.provider), body(json!([system, message]), Value::Null));
 }
 
 /// A1: The agent's only tool runs a program of the sandbox, and the model gets the result.
@@ -156,7 +155,7 @@ async fn a_model_that_never_finishes_is_stopped() {
 #[tokio::test]
 async fn a_final_refusal_ends_the_agent_and_a_temporary_one_is_retried_once() {
     let agent = Agent::new().await;
-    let mut told = vec![];
+    let mut messages = vec![];
     for (script, attempts) in [
         ("status=402,should_retry=no", 1),
         ("status=403", 1),
@@ -170,9 +169,9 @@ async fn a_final_refusal_ends_the_agent_and_a_temporary_one_is_retried_once() {
         agent.provider.seen.clear();
         let ended = agent.ask(&format!("fake/{script}"), &[]).await;
         assert_eq!(agent.provider.seen.request_count(), attempts, "{script}");
-        told.push(format!("{script}: {}", ended.failure()));
+        messages.push(format!("{script}: {}", ended.failure()));
     }
-    insta::assert_snapshot!(told[..2].join("\n"), @r#"
+    insta::assert_snapshot!(messages[..2].join("\n"), @r#"
     status=402,should_retry=no: 1 {"code":"402","kind":"refused","message":"the fake provider answers 402 Payment Required, as its script says","status":402}
     status=403: 1 {"code":"403","kind":"refused","message":"the fake provider answers 403 Forbidden, as its script says","status":403}
     "#);
@@ -182,26 +181,26 @@ async fn a_final_refusal_ends_the_agent_and_a_temporary_one_is_retried_once() {
 #[tokio::test]
 async fn errors_are_in_the_envelope() {
     let agent = Agent::new().await;
-    let mut told = vec![];
+    let mut lines = vec![];
     for messages in
         ["", "{}", "[]", r#"{"messages":[1],"system":2}"#, r#"{"messages":[1],"tools":1}"#]
     {
         agent.write(messages);
-        told.push(agent.ask("m", &[]).await.failure());
+        lines.push(agent.ask("m", &[]).await.failure());
     }
     agent.write(r#"[{"role":"user","content":"hi"}]"#);
-    told.push(agent.ask("m", &["--messages", "/nowhere/messages.json"]).await.failure());
-    told.push(agent.ask("", &[]).await.failure());
+    lines.push(agent.ask("m", &["--messages", "/nowhere/messages.json"]).await.failure());
+    lines.push(agent.ask("", &[]).await.failure());
     for script in ["fault=truncate@2", "fault=close@2", "fault=error@2", "fault=garbage@1"] {
-        told.push(agent.ask(&format!("fake/{script}"), &[]).await.failure());
+        lines.push(agent.ask(&format!("fake/{script}"), &[]).await.failure());
     }
-    told.push(agent.ask("fake/fault=stall@1", &["--timeout", "1"]).await.failure());
-    told.push(agent.ask("fake/tool=exec;obey=yes;output=9;fault=truncate@9", &[]).await.failure());
+    lines.push(agent.ask("fake/fault=stall@1", &["--timeout", "1"]).await.failure());
+    lines.push(agent.ask("fake/tool=exec;obey=yes;output=9;fault=truncate@9", &[]).await.failure());
     for url in ["https://localhost/v1", "http://example.org/v1", "http://localhost:x"] {
         let mut command = agent.command("m", &[]);
-        told.push(Ended::of(command.env("OPENAI_BASE_URL", url)).failure());
+        lines.push(Ended::of(command.env("OPENAI_BASE_URL", url)).failure());
     }
-    insta::assert_snapshot!(told.join("\n"), @r#"
+    insta::assert_snapshot!(lines.join("\n"), @r#"
     1 {"kind":"no_conversation","message":"`.cogni/messages.json`: not valid JSON: EOF while parsing a value at line 1 column 0"}
     1 {"kind":"no_conversation","message":"`.cogni/messages.json`: there is no array of messages"}
     1 {"kind":"no_conversation","message":"`.cogni/messages.json`: there is no message"}
@@ -231,13 +230,13 @@ async fn errors_are_in_the_envelope() {
 #[tokio::test]
 async fn wrong_use_is_reported_and_is_no_answer() {
     let agent = Agent::new().await;
-    let mut told = vec![];
+    let mut messages = vec![];
     for options in [&["--rounds", "0"][..], &["--timeout=soon"], &["--nonsense"], &["--messages"]] {
         let output = agent.command("m", options).output().unwrap();
         assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0));
-        told.push(String::from_utf8(output.stderr).unwrap());
+        messages.push(String::from_utf8(output.stderr).unwrap());
     }
-    insta::assert_snapshot!(told.concat(), @r"
+    insta::assert_snapshot!(messages.concat(), @r"
     cogni-agent: `--rounds` is `0`; give a number from 1 to 1000000; see `cogni-agent --help`
     cogni-agent: `--timeout` is `soon`; give a number from 1 to 1000000; see `cogni-agent --help`
     cogni-agent: there is no option `--nonsense`; see `cogni-agent --help`

@@ -133,11 +133,11 @@ fn a_path_that_the_sandboxs_user_cannot_enter_is_reported() {
     ] {
         set(&task, owner, mode);
         let is_let_in = |access| judge_access(&task, root.path(), access).is_ok();
-        let told = [MountAccess::ReadOnly, MountAccess::ReadWrite].map(is_let_in);
-        assert_eq!(told, [may_read, may_write], "{owner} {mode:o}");
+        let outcomes = [MountAccess::ReadOnly, MountAccess::ReadWrite].map(is_let_in);
+        assert_eq!(outcomes, [may_read, may_write], "{owner} {mode:o}");
     }
-    let told = judge_access(&task, root.path(), MountAccess::ReadWrite).unwrap_err();
-    insta::assert_snapshot!(told.replace(task.to_str().unwrap(), "TASK"), @"`TASK` cannot be given to a sandbox: user 1001, which the sandbox runs as, may not write there; `chown 1001` it, change its mode, or name another user with `--uid`");
+    let outcomes = judge_access(&task, root.path(), MountAccess::ReadWrite).unwrap_err();
+    insta::assert_snapshot!(outcomes.replace(task.to_str().unwrap(), "TASK"), @"`TASK` cannot be given to a sandbox: user 1001, which the sandbox runs as, may not write there; `chown 1001` it, change its mode, or name another user with `--uid`");
 }
 
 /// R3, R6: The user of a sandbox is chosen later from a range, and a path that any sandbox may write, another sandbox
@@ -165,9 +165,9 @@ fn a_sandbox_with_a_user_of_its_own_is_judged_as_any_user() {
     }
     set(&parent, 0, 0o755);
     set(&task, 1001, 0o700);
-    let told =
+    let error =
         check_host_paths(&spec, UserRange::DEFAULT_RANGE, &roots, &[]).unwrap_err().to_string();
-    insta::assert_snapshot!(told.replace(task.to_str().unwrap(), "TASK"), @"`TASK` cannot be given to a sandbox: the sandbox's user, one of 2100000000-2100065535, may not read there; let all users read there by its mode");
+    insta::assert_snapshot!(error.replace(task.to_str().unwrap(), "TASK"), @"`TASK` cannot be given to a sandbox: the sandbox's user, one of 2100000000-2100065535, may not read there; let all users read there by its mode");
 }
 
 /// R6: An access list is evaluated: a list that grants access to another user lets no sandbox in.

@@ -41,9 +41,9 @@ fn captured(printed: &[u8], limit: usize) -> CapturedOutput {
 /// R5: A listener that goes away loses no output for the result.
 #[tokio::test]
 async fn a_listener_that_leaves_costs_no_output() {
-    let (listener, ours) = tokio::io::duplex(64);
+    let (listener, reader) = tokio::io::duplex(64);
     drop(listener);
-    let mut output = OutputCapture::new(100, ours);
+    let mut output = OutputCapture::new(100, reader);
     output.push(OutputStream::Stdout, b"one ").await;
     output.push(OutputStream::Stderr, b"aside").await;
     output.push(OutputStream::Stdout, b"two").await;

@@ -37,8 +37,8 @@ fn a_process_that_cannot_be_seen_from_here_is_not_called_dead() {
 
 /// This process with one part changed.
 fn changed(part: usize, value: &str) -> OwnerProcess {
-    let this = OwnerProcess::this_process().unwrap().to_string();
-    let mut parts: Vec<_> = this.split(':').collect();
+    let own_process = OwnerProcess::this_process().unwrap().to_string();
+    let mut parts: Vec<_> = own_process.split(':').collect();
     parts[part] = value;
     OwnerProcess::parse(&parts.join(":")).unwrap()
 }

@@ -112,8 +112,8 @@ fn a_wrong_spec_is_refused_with_a_remedy() {
         limits(|limits| limits.max_runtime = Duration::ZERO),
         SandboxSpec { grace: Duration::MAX, ..spec() },
     ];
-    let told = wrong.map(|spec| spec.check().unwrap_err().to_string());
-    insta::assert_snapshot!(told.join("\n"));
+    let messages = wrong.map(|spec| spec.check().unwrap_err().to_string());
+    insta::assert_snapshot!(messages.join("\n"));
     spec().check().unwrap();
 }
 

@@ -23,13 +23,13 @@ use crate::support::process::wait_until;
 /// A3: The store has only hashes of tokens.
 #[tokio::test]
 async fn the_store_has_only_hashes_of_tokens() {
-    let (place, grants) = grants();
+    let (setup, grants) = grants();
     let (_, token) = grants.mint_grant("platform", terms(), None).await.unwrap();
     assert!(
         token.expose_secret().starts_with("cgr_") && token.expose_secret().len() == 47,
         "of 256 bits"
     );
-    for file in fs::read_dir(place.path()).unwrap() {
+    for file in fs::read_dir(setup.path()).unwrap() {
         let bytes = fs::read(file.unwrap().path()).unwrap();
         let text = String::from_utf8_lossy(&bytes);
         assert!(!text.contains(&token.expose_secret()[4..]), "the token is in the file");
@@ -70,10 +70,10 @@ async fn a_revoked_grant_is_refused_at_once() {
 /// A3: The command line can revoke a grant in the database of a running service.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_grant_that_another_process_revokes_is_soon_worth_nothing() {
-    let (place, grants) = grants();
+    let (setup, grants) = grants();
     let (grant, token) = grants.mint_grant("platform", terms(), None).await.unwrap();
     grants.check_token(token.expose_secret()).await.unwrap();
-    let elsewhere = GrantStore::new(open(place.path()));
+    let elsewhere = GrantStore::new(open(setup.path()));
     elsewhere.revoke_grant(&grant.id).await.unwrap();
     let handle = tokio::runtime::Handle::current();
     tokio::task::spawn_blocking(move || {
@@ -162,9 +162,9 @@ fn terms_that_allow_nothing_are_refused() {
         GrantTerms { max_cost_usd_total: Some(Nanodollars::ZERO), ..terms() },
         GrantTerms { max_cost_usd_per_day: Some(Nanodollars::ZERO), ..terms() },
     ];
-    let said: Vec<_> =
+    let messages: Vec<_> =
         wrong.iter().map(|terms| terms.validate().unwrap_err().to_string()).collect();
-    insta::assert_snapshot!(said.join("\n"), @r"
+    insta::assert_snapshot!(messages.join("\n"), @r"
     the grant has no access; give some of read, runs, billing and admin
     the grant may begin runs, and all agents run in sandboxes; allow sandboxes, too
     the grant may begin runs of no agent; name some, such as `sandbox:agent` or `*`
@@ -178,7 +178,7 @@ fn terms_that_allow_nothing_are_refused() {
 #[test]
 fn a_budget_stays_below_its_ceiling() {
     let tokens = |count| Some(Tokens(count));
-    let asked = BudgetLimits {
+    let requested = BudgetLimits {
         max_turns: Some(50),
         max_total_tokens: tokens(10),
         ..BudgetLimits::default()
@@ -189,12 +189,12 @@ fn a_budget_stays_below_its_ceiling() {
         deadline: Some(Duration::from_mins(1)),
         ..BudgetLimits::default()
     };
-    let within = asked.clone().capped_by(&ceiling);
+    let within = requested.clone().capped_by(&ceiling);
     assert_eq!(
         (within.max_turns, within.max_total_tokens, within.deadline),
         (Some(5), tokens(10), Some(Duration::from_mins(1)))
     );
-    assert_eq!(within, ceiling.capped_by(&asked), "it does not matter who says which");
+    assert_eq!(within, ceiling.capped_by(&requested), "it does not matter who says which");
 }
 
 proptest! {
@@ -223,13 +223,13 @@ proptest! {
 /// A3: The command line mints, lists and revokes grants, and prints a token once.
 #[test]
 fn grants_are_minted_and_revoked_by_the_command_line() {
-    let place = tempdir().unwrap();
-    let (code, token, _) = cogni(place.path(), &MINT);
+    let dir = tempdir().unwrap();
+    let (code, token, _) = cogni(dir.path(), &MINT);
     assert_eq!((code, token.trim().len()), (0, 47), "{token}");
-    let (_, minted, _) = cogni(place.path(), &[&MINT[..], &["--ttl", "90d", "--json"]].concat());
+    let (_, minted, _) = cogni(dir.path(), &[&MINT[..], &["--ttl", "90d", "--json"]].concat());
     let minted: Value = serde_json::from_str(&minted).unwrap();
     let id = minted["id"].as_str().unwrap();
-    let (_, shown, _) = cogni(place.path(), &["show", id]);
+    let (_, shown, _) = cogni(dir.path(), &["show", id]);
     insta::with_settings!({filters => hidden()}, {
         insta::assert_snapshot!(shown, @r#"
         {
@@ -270,17 +270,17 @@ fn grants_are_minted_and_revoked_by_the_command_line() {
           "used": null
         }
         "#);
-        insta::assert_snapshot!(cogni(place.path(), &["list"]).1, @r"
+        insta::assert_snapshot!(cogni(dir.path(), &["list"]).1, @r"
         [id]  good     the platform: read, runs; never used
         [id]  good     the platform: read, runs; never used
         ");
-        insta::assert_snapshot!(cogni(place.path(), &["revoke", id]).1, @"[id] (the platform) is revoked");
-        insta::assert_snapshot!(cogni(place.path(), &["list", "--all"]).1, @r"
+        insta::assert_snapshot!(cogni(dir.path(), &["revoke", id]).1, @"[id] (the platform) is revoked");
+        insta::assert_snapshot!(cogni(dir.path(), &["list", "--all"]).1, @r"
         [id]  good     the platform: read, runs; never used
         [id]  revoked  the platform: read, runs; never used
         ");
     });
-    let (_, all, _) = cogni(place.path(), &["list", "--all", "--json"]);
+    let (_, all, _) = cogni(dir.path(), &["list", "--all", "--json"]);
     assert!(all.lines().count() == 2 && !all.contains(token.trim()), "{all}");
 }
 
@@ -361,9 +361,9 @@ fn a_host_that_a_grant_names_may_be_in_a_private_network() {
 /// The state directory comes from the service's own configuration file.
 #[test]
 fn a_grant_is_minted_where_the_service_has_its_state() {
-    let place = tempdir().unwrap();
-    let file = place.path().join("serve.toml");
-    let text = format!("[serve]\nstate_dir = {:?}\n", place.path().join("there"));
+    let dir = tempdir().unwrap();
+    let file = dir.path().join("serve.toml");
+    let text = format!("[serve]\nstate_dir = {:?}\n", dir.path().join("there"));
     fs::write(&file, text).unwrap();
     let minted = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"))
         .args(["grant", "mint", "--name", "x", "--access", "read", "--config"])
@@ -372,23 +372,23 @@ fn a_grant_is_minted_where_the_service_has_its_state() {
         .output()
         .unwrap();
     assert!(minted.status.success(), "{}", String::from_utf8_lossy(&minted.stderr));
-    assert!(place.path().join("there/state.db").exists());
+    assert!(dir.path().join("there/state.db").exists());
 }
 
 /// A user's service has its grants in the user's own state directory, also if the configuration names no directory.
 #[test]
 fn a_users_grants_are_in_the_users_own_state() {
-    let place = tempdir().unwrap();
+    let dir = tempdir().unwrap();
     // Other users may not read the program where cargo has put it.
-    let binary = place.path().join("cogni-gateway");
+    let binary = dir.path().join("cogni-gateway");
     fs::copy(env!("CARGO_BIN_EXE_cogni-gateway"), &binary).unwrap();
-    let file = place.path().join("serve.toml");
+    let file = dir.path().join("serve.toml");
     fs::write(&file, "[serve]\nmax_runs = 1\n").unwrap();
-    fs::set_permissions(place.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
     let mint = |flags: &[&str]| {
         let mut command = Command::new(&binary);
         command.args(["grant", "mint", "--name", "x", "--access", "read"]).args(flags);
-        command.env_clear().env("HOME", place.path());
+        command.env_clear().env("HOME", dir.path());
         if rustix::process::geteuid().is_root() {
             command.uid(NOBODY).gid(NOBODY);
         }
@@ -397,14 +397,14 @@ fn a_users_grants_are_in_the_users_own_state() {
     };
     mint(&[]);
     mint(&["--config", file.to_str().unwrap()]);
-    let state = place.path().join(".local/state/cogni");
+    let state = dir.path().join(".local/state/cogni");
     let (_, listed, _) = cogni(&state, &["list"]);
     assert_eq!(listed.lines().count(), 2, "{listed}");
 }
 
 #[test]
 fn a_grant_that_makes_no_sense_is_not_minted() {
-    let place = tempdir().unwrap();
+    let dir = tempdir().unwrap();
     let wrong = [
         &["mint", "--name", "x"][..],
         &["mint", "--name", "x", "--allow-sandbox"],
@@ -415,15 +415,15 @@ fn a_grant_that_makes_no_sense_is_not_minted() {
         &["mint", "--name", "", "--access", "read"],
         &["revoke", "grant-7"],
     ];
-    let said: Vec<_> = wrong
+    let messages: Vec<_> = wrong
         .iter()
         .map(|arguments| {
-            let (code, _, said) = cogni(place.path(), arguments);
-            let said = said.replace(place.path().to_str().unwrap(), "DIR");
-            format!("{code} {}", said.lines().next().unwrap())
+            let (code, _, messages) = cogni(dir.path(), arguments);
+            let messages = messages.replace(dir.path().to_str().unwrap(), "DIR");
+            format!("{code} {}", messages.lines().next().unwrap())
         })
         .collect();
-    insta::assert_snapshot!(said.join("\n"), @r"
+    insta::assert_snapshot!(messages.join("\n"), @r"
     2 error: the grant may begin runs, and all agents run in sandboxes; allow sandboxes, too (`--allow-sandbox`)
     2 error: the grant may begin runs of no agent; name some, such as `sandbox:agent` or `*` (`--agent NAME`)
     2 error: invalid value 'everything' for '--access <KIND,…>': give read, runs, billing or admin
@@ -471,13 +471,13 @@ fn pattern(text: &str) -> GrantPattern {
 }
 
 fn grants() -> (TempDir, GrantStore) {
-    let place = tempdir().unwrap();
-    let grants = GrantStore::new(open(place.path()));
-    (place, grants)
+    let dir = tempdir().unwrap();
+    let grants = GrantStore::new(open(dir.path()));
+    (dir, grants)
 }
 
-fn open(place: &Path) -> SqliteDatabase {
-    SqliteDatabase::open_database(&place.join("state.db"), &[GRANT_SCHEMA]).unwrap()
+fn open(dir: &Path) -> SqliteDatabase {
+    SqliteDatabase::open_database(&dir.join("state.db"), &[GRANT_SCHEMA]).unwrap()
 }
 
 fn hidden() -> Vec<(&'static str, &'static str)> {
@@ -485,12 +485,12 @@ fn hidden() -> Vec<(&'static str, &'static str)> {
 }
 
 /// Returns exit code, standard output and standard error.
-fn cogni(place: &Path, arguments: &[&str]) -> (i32, String, String) {
+fn cogni(dir: &Path, arguments: &[&str]) -> (i32, String, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"))
         .arg("grant")
         .args(arguments)
         .env_clear()
-        .env("COGNI_STATE_DIR", place)
+        .env("COGNI_STATE_DIR", dir)
         .output()
         .unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();

@@ -76,6 +76,6 @@ fn at(time: &str) -> SystemTime {
 
 /// Reads a file that a real LiteLLM has sent.
 fn recorded(name: &str) -> Vec<u8> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/litellm");
-    std::fs::read(folder.join(name)).unwrap()
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/litellm");
+    std::fs::read(directory.join(name)).unwrap()
 }

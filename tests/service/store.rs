@@ -133,13 +133,13 @@ async fn events_after_a_crash_follow_the_events_before_it() {
         feed.publish(RunEventKind::TextDelta, &json!({"text": number}));
     }
     {
-        let mut kept = std::pin::pin!(fixture.journal.persist_events(&feed));
+        let mut persisted = std::pin::pin!(fixture.journal.persist_events(&feed));
         let saved = async {
             while told_in_file(&fixture).await < 300 {
                 tokio::task::yield_now().await;
             }
         };
-        tokio::select! { () = &mut kept => (), () = saved => () }
+        tokio::select! { () = &mut persisted => (), () = saved => () }
     }
     let after = fixture.again();
     let rows = after.unfinished_runs().await.unwrap();
@@ -247,18 +247,18 @@ async fn an_answer_is_stored_once() {
         &json!({"text": text, "payloads": [{"text": text}]}),
     );
     {
-        let mut kept = std::pin::pin!(fixture.journal.persist_events(&feed));
+        let mut persist = std::pin::pin!(fixture.journal.persist_events(&feed));
         let saved = async {
             while told_in_file(&fixture).await < 2 {
                 tokio::task::yield_now().await;
             }
         };
-        tokio::select! { () = &mut kept => (), () = saved => () }
+        tokio::select! { () = &mut persist => (), () = saved => () }
     }
     fixture.journal.finish_run(&feed, ended.clone()).await.unwrap();
 
-    let kept = kept_bytes(&fixture).await;
-    assert!(kept < text.len() * 5 / 4, "{kept} bytes of an answer of {}", text.len());
+    let persist = kept_bytes(&fixture).await;
+    assert!(persist < text.len() * 5 / 4, "{persist} bytes of an answer of {}", text.len());
     let again = fixture.again();
     assert_eq!(again.run_result("r1").await.unwrap(), ended.result);
     assert_eq!(again.run_output("r1").await.unwrap(), Some((ended.stdout, ended.stderr)));
@@ -348,9 +348,9 @@ async fn what_the_ended_runs_of_a_grant_keep_is_bounded() {
         assert!(fixture.journal.has_lost_records(gone).await.unwrap());
         assert_eq!(fixture.journal.find_run(gone).await.unwrap().unwrap().state, RunPhase::Ended);
     }
-    for kept in ["r1", "r2", "r3", "other"] {
-        assert_eq!(records(kept).await, (true, true, 2));
-        assert!(!fixture.journal.has_lost_records(kept).await.unwrap());
+    for run_id in ["r1", "r2", "r3", "other"] {
+        assert_eq!(records(run_id).await, (true, true, 2));
+        assert!(!fixture.journal.has_lost_records(run_id).await.unwrap());
     }
     assert!(kept_bytes(&fixture).await < 4 * 110_000);
     // The newest run keeps its records in any case.

@@ -25,16 +25,16 @@ impl ConnectProxy {
     fn start(server: SocketAddr, is_guarded: bool) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let address = listener.local_addr().unwrap();
-        let asked = Arc::<Mutex<Vec<String>>>::default();
-        let theirs = asked.clone();
+        let requests = Arc::<Mutex<Vec<String>>>::default();
+        let shared_requests = requests.clone();
         thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
-                let asked = theirs.clone();
+                let requests = shared_requests.clone();
                 // The client reports a connection that breaks.
-                thread::spawn(move || drop(carry(client, server, &asked, is_guarded)));
+                thread::spawn(move || drop(carry(client, server, &requests, is_guarded)));
             }
         });
-        Self { address, asked }
+        Self { address, asked: requests }
     }
 
     /// Returns the head of each request so far: `CONNECT HOST:PORT`, and whether it had a password.
@@ -46,14 +46,14 @@ impl ConnectProxy {
 fn carry(
     client: TcpStream,
     server: SocketAddr,
-    asked: &Mutex<Vec<String>>,
+    requests: &Mutex<Vec<String>>,
     is_guarded: bool,
 ) -> io::Result<()> {
     let mut from = BufReader::new(client.try_clone()?);
     loop {
-        let (what, has_password) = head(&mut from)?;
+        let (target, has_password) = head(&mut from)?;
         let ending = if has_password { " with a password" } else { "" };
-        asked.lock().unwrap().push(what + ending);
+        requests.lock().unwrap().push(target + ending);
         if has_password || !is_guarded {
             break;
         }

@@ -19,16 +19,16 @@ use cogni_gateway::telemetry::audit::AuditSigningKey;
 use super::github_server::{RunningGithub, credential};
 
 /// Opens this machine's relay, as a process does.
-pub(crate) fn relay(forge: &RunningGithub) -> Arc<DeliveryService> {
-    Arc::new(DeliveryService::open(settings(forge)).unwrap())
+pub(crate) fn relay(github: &RunningGithub) -> Arc<DeliveryService> {
+    Arc::new(DeliveryService::open(settings(github)).unwrap())
 }
 
-pub(crate) fn settings(forge: &RunningGithub) -> DeliveryConfig {
+pub(crate) fn settings(github: &RunningGithub) -> DeliveryConfig {
     DeliveryConfig {
-        state: forge.place.path().join("state"),
+        state: github.place.path().join("state"),
         review: RelayConfig::parse(RULES).unwrap(),
         committer: "Relay <relay@example.com>".to_owned(),
-        access: Some(ForgeAccess { api: forge.api(), credential: credential() }),
+        access: Some(ForgeAccess { api: github.api(), credential: credential() }),
         network: OutboundConfig::default(),
         signing_key: Some(seed()),
         known_secrets: vec![],
@@ -78,20 +78,20 @@ pub(crate) fn delivery_request(run: &str) -> DeliveryRequest {
 }
 
 /// The plan before any work of the run existed.
-pub(crate) fn plan(order: &DeliveryRequest) -> DeliveryPlan {
+pub(crate) fn plan(request: &DeliveryRequest) -> DeliveryPlan {
     DeliveryPlan {
-        repository: order.repository.clone(),
-        state: order.state.clone(),
-        facts: order.facts.clone(),
+        repository: request.repository.clone(),
+        state: request.state.clone(),
+        facts: request.facts.clone(),
         rules: ReviewRules::new(&RelayConfig::default().policy, None),
         host: HostContext { committer: String::new(), salt: String::new(), known: vec![] },
-        artifacts: order.artifacts.clone(),
+        artifacts: request.artifacts.clone(),
         run_dir: "/run/cogni".into(),
         docker_socket: PathBuf::new(),
         grant: None,
     }
 }
 
-pub(crate) fn sha(what: &str) -> ObjectId {
-    ObjectId::hash_object("blob", what.as_bytes())
+pub(crate) fn sha(text: &str) -> ObjectId {
+    ObjectId::hash_object("blob", text.as_bytes())
 }

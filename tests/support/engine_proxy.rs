@@ -83,11 +83,11 @@ impl EngineProxy {
         let socket = directory.join("engine_proxy.sock");
         let listener = UnixListener::bind(&socket).unwrap();
         let shared = Arc::new(Shared { engine: engine.to_owned(), state: Mutex::default() });
-        let theirs = Arc::clone(&shared);
+        let shared_state = Arc::clone(&shared);
         // The thread ends with the test's process.
         thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
-                let shared = Arc::clone(&theirs);
+                let shared = Arc::clone(&shared_state);
                 // Connections that break are the purpose of this proxy.
                 thread::spawn(move || drop(shared.serve(client)));
             }

@@ -59,12 +59,12 @@ impl GitServer {
         });
         let stop = CancellationToken::new();
         let (served, until) = (state.clone(), stop.clone());
-        let (told, address) = std::sync::mpsc::sync_channel(1);
+        let (sender, address) = std::sync::mpsc::sync_channel(1);
         let thread = thread::spawn(move || {
             let runtime = Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
                 let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
-                told.send(listener.local_addr().unwrap()).unwrap();
+                sender.send(listener.local_addr().unwrap()).unwrap();
                 until.run_until_cancelled(accept(listener, tls, served)).await;
             });
         });
@@ -128,13 +128,13 @@ async fn answer(
 ) -> Result<Response<Full<Bytes>>, std::io::Error> {
     let (head, body) = request.into_parts();
     let body = body.collect().await.map_err(std::io::Error::other)?.to_bytes();
-    let asked = format!("{} {}", head.method, head.uri);
+    let request_line = format!("{} {}", head.method, head.uri);
     let is_push = head.uri.path().ends_with("/git-receive-pack");
     let accepted = state.accepted.lock().unwrap().clone();
     let is_known = head
         .headers
         .get("authorization")
-        .is_some_and(|given| given.as_bytes() == accepted.as_bytes());
+        .is_some_and(|header| header.as_bytes() == accepted.as_bytes());
     let response = if is_known {
         let (state, head) = (state.clone(), Request::from_parts(head, ()));
         tokio::task::spawn_blocking(move || backend(&state.root, &head, &body)).await.unwrap()
@@ -143,7 +143,7 @@ async fn answer(
             Response::builder().status(401).header("www-authenticate", "Basic realm=\"git\"");
         asks.body(Full::default()).unwrap()
     };
-    state.seen.lock().unwrap().push(format!("{asked} {}", response.status().as_u16()));
+    state.seen.lock().unwrap().push(format!("{request_line} {}", response.status().as_u16()));
     if is_push && response.status() == StatusCode::OK {
         let mut losing = state.losing.lock().unwrap();
         if *losing > 0 {
@@ -207,9 +207,9 @@ fn text(headers: &HeaderMap, name: &str) -> String {
 
 fn basic(token: &str) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let given = format!("x-access-token:{token}");
+    let credentials = format!("x-access-token:{token}");
     let mut encoded = String::from("Basic ");
-    for group in given.as_bytes().chunks(3) {
+    for group in credentials.as_bytes().chunks(3) {
         let byte = |at: usize| u32::from(group.get(at).copied().unwrap_or_default());
         let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
         for digit in 0..4 {

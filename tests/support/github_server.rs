@@ -31,23 +31,23 @@ pub(crate) struct RunningGithub {
 
 impl RunningGithub {
     pub(crate) async fn start() -> Self {
-        let place = tempfile::tempdir().unwrap();
-        let bare = place.path().join("site.git");
-        git(place.path(), &["init", "--quiet", "--bare", "--initial-branch=main", "site.git"]);
-        git(place.path(), &["init", "--quiet", "--initial-branch=main", "work"]);
-        let work = place.path().join("work");
+        let dir = tempfile::tempdir().unwrap();
+        let bare = dir.path().join("site.git");
+        git(dir.path(), &["init", "--quiet", "--bare", "--initial-branch=main", "site.git"]);
+        git(dir.path(), &["init", "--quiet", "--initial-branch=main", "work"]);
+        let work = dir.path().join("work");
         commit(&work, "README", "hello\n");
         git(&work, &["push", "--quiet", bare.to_str().unwrap(), "main"]);
         git(&work, &["checkout", "--quiet", "-b", "sandbox/task-1"]);
         commit(&work, "work", "done\n");
         git(&work, &["push", "--quiet", bare.to_str().unwrap(), "sandbox/task-1"]);
-        let forge = FakeGithub::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
-        let hub = forge.github_handle();
+        let github = FakeGithub::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
+        let hub = github.github_handle();
         hub.add_repository(NAME, &bare);
         hub.accept_token(TOKEN);
         let stop = CancellationToken::new();
-        TaskGroup::default().spawn_task(forge.serve(stop.clone()));
-        Self { hub, place, _stop: stop.drop_guard() }
+        TaskGroup::default().spawn_task(github.serve(stop.clone()));
+        Self { hub, place: dir, _stop: stop.drop_guard() }
     }
 
     pub(crate) fn bare(&self) -> PathBuf {

@@ -164,8 +164,8 @@ impl Installation {
 pub(crate) fn inherited_installation() -> Option<Installation> {
     let path = Some(PathBuf::from(env::var_os(PATH)?));
     let is_docker = env::var(DRIVER).is_ok_and(|driver| driver == "docker");
-    let place = if is_docker { Installation::docker() } else { Installation::embedded() };
-    Some(Installation { path, ..place })
+    let installation = if is_docker { Installation::docker() } else { Installation::embedded() };
+    Some(Installation { path, ..installation })
 }
 
 const DRIVER: &str = "COGNI_TEST_KEEPS_BY";
@@ -176,11 +176,11 @@ pub(crate) struct KeeperProcess(Child);
 
 impl KeeperProcess {
     /// Kills the process without a signal handler; its sandboxes end by themselves, and a sweep removes the rest.
-    pub(crate) async fn kill(mut self, place: &Installation) {
+    pub(crate) async fn kill(mut self, installation: &Installation) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
-        wait_until(|| place.waiting_slots().is_empty(), || "one is still there".to_owned());
-        place.sweep().await;
+        wait_until(|| installation.waiting_slots().is_empty(), || "one is still there".to_owned());
+        installation.sweep().await;
     }
 }
 
@@ -200,12 +200,12 @@ pub(crate) struct BackgroundPool<'place> {
 
 impl<'place> BackgroundPool<'place> {
     pub(crate) fn new<F: Future<Output = ()> + Send + 'static>(
-        place: &'place Installation,
+        installation: &'place Installation,
         keep: impl FnOnce(CancellationToken) -> F,
     ) -> Self {
         let stop = CancellationToken::new();
         let task = tokio::spawn(keep(stop.clone()));
-        Self { place, stop, task }
+        Self { place: installation, stop, task }
     }
 
     /// Stops the task and asserts that nothing remains, except objects that a busy engine has made too late. This

@@ -109,10 +109,10 @@ pub(crate) fn pause_for(time: Duration) {
 /// each test process searches from a different start, so the port stays free until the program takes it.
 pub(crate) fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    let places = u32::from(FIXED.end - FIXED.start);
+    let port_count = u32::from(FIXED.end - FIXED.start);
     loop {
         let at = process::id() * 7 + NEXT.fetch_add(1, Ordering::Relaxed);
-        let port = FIXED.start + u16::try_from(at % places).unwrap();
+        let port = FIXED.start + u16::try_from(at % port_count).unwrap();
         if TcpListener::bind(("127.0.0.1", port)).is_ok() {
             return port;
         }

@@ -51,9 +51,9 @@ impl ServiceSetup {
         let directory = tempfile::tempdir().unwrap();
         let provider = model_provider::start(script).await;
         let owner = mint(&directory.path().canonicalize().unwrap(), OWNER);
-        let place = Self { directory, provider, owner, variables: vec![] };
-        place.write_config("");
-        place
+        let setup = Self { directory, provider, owner, variables: vec![] };
+        setup.write_config("");
+        setup
     }
 
     /// Sets an environment variable of the service.
@@ -140,7 +140,7 @@ impl ServiceSetup {
     /// Starts a process and returns when it is ready.
     pub(crate) fn start(&self) -> Service {
         let mut process = Process::start(&mut self.command(), "the service does not start");
-        tokio::task::block_in_place(|| process.until(|said| said.contains("ready")));
+        tokio::task::block_in_place(|| process.until(|output| output.contains("ready")));
         Service { process, owner: self.owner.clone() }
     }
 
@@ -205,14 +205,14 @@ pub(crate) fn parse_events(text: &str) -> Vec<SseEvent> {
     let field = |block: &str, name: &str| {
         block.lines().find_map(|line| Some(line.strip_prefix(name)?.trim_start().to_owned()))
     };
-    let told = text.split("\n\n").filter_map(|block| {
+    let data = text.split("\n\n").filter_map(|block| {
         Some(SseEvent {
             seq: field(block, "id:")?.parse().unwrap(),
             kind: field(block, "event:")?,
             data: serde_json::from_str(&field(block, "data:")?).unwrap(),
         })
     });
-    told.collect()
+    data.collect()
 }
 
 /// A conversation with one message, for `cogni-agent`.
@@ -232,37 +232,37 @@ pub(crate) fn tool_call_script(command: &str) -> String {
     format!("tool=exec,echo=yes,arguments={escaped}")
 }
 
-fn mint(place: &Path, flags: &[&str]) -> Grant {
-    let said = cogni(place, &[&["grant", "mint", "--json", "--name", "tests"], flags].concat());
-    let minted: Value = serde_json::from_str(&said).unwrap();
+fn mint(dir: &Path, flags: &[&str]) -> Grant {
+    let output = cogni(dir, &[&["grant", "mint", "--json", "--name", "tests"], flags].concat());
+    let minted: Value = serde_json::from_str(&output).unwrap();
     let text = |key: &str| minted[key].as_str().unwrap().to_owned();
     let (id, token) = (text("id"), text("token"));
-    Grant { client: client(place).with_token(&token), id, token }
+    Grant { client: client(dir).with_token(&token), id, token }
 }
 
-fn cogni(place: &Path, arguments: &[&str]) -> String {
+fn cogni(dir: &Path, arguments: &[&str]) -> String {
     let mut command = Command::new(BINARY);
-    command.args(arguments).env_clear().env("COGNI_STATE_DIR", place.join("state"));
+    command.args(arguments).env_clear().env("COGNI_STATE_DIR", dir.join("state"));
     let output = command.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{arguments:?}: {said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {printed}");
     String::from_utf8(output.stdout).unwrap()
 }
 
-fn client(place: &Path) -> Client {
-    Client::new(&place.join("api.sock"))
+fn client(dir: &Path) -> Client {
+    Client::new(&dir.join("api.sock"))
 }
 
 /// Returns the processes that were started for a run below this directory.
 fn processes(run_dir: &Path) -> Vec<String> {
-    let place = run_dir.display().to_string();
+    let path = run_dir.display().to_string();
     let entries = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
     let pids =
         entries.filter_map(|entry| entry.file_name().into_string().ok()?.parse::<u32>().ok());
     let lines = pids.filter_map(|pid| {
         let cgroup = fs::read_to_string(format!("/proc/{pid}/mounts")).ok()?;
         let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
-        (cgroup.contains(&place) && !name.starts_with("cogni-gateway"))
+        (cgroup.contains(&path) && !name.starts_with("cogni-gateway"))
             .then(|| format!("{pid} {name}"))
     });
     lines.collect()

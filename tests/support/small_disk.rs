@@ -12,11 +12,11 @@ pub(crate) struct SmallDisk(TempDir);
 
 impl SmallDisk {
     pub(crate) fn mount(bytes: u64) -> Self {
-        let folder = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         let size = format!("size={bytes}");
         let mount = Command::new("mount")
             .args(["-t", "tmpfs", "-o", &size, "tmpfs"])
-            .arg(folder.path())
+            .arg(dir.path())
             .output()
             .unwrap();
         assert!(
@@ -24,7 +24,7 @@ impl SmallDisk {
             "cannot mount a tmpfs; run the tests as root: {}",
             String::from_utf8_lossy(&mount.stderr)
         );
-        Self(folder)
+        Self(dir)
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {

@@ -126,8 +126,8 @@ fn read_head(socket: &mut impl BufRead) -> Option<usize> {
         if line.is_empty() {
             return Some(length);
         }
-        if let Some(given) = line.strip_prefix("content-length: ") {
-            length = given.parse().unwrap();
+        if let Some(value) = line.strip_prefix("content-length: ") {
+            length = value.parse().unwrap();
         }
     }
 }

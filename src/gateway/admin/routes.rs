@@ -40,7 +40,7 @@ use crate::telemetry::audit::records::OperatorActedRecord;
 type AdminResult = Result<Json<Value>, AdminError>;
 type OperatorInfo = ConnectInfo<OperatorCredentials>;
 
-pub(super) fn admin_router(desk: Arc<AdminState>) -> Router {
+pub(super) fn admin_router(state: Arc<AdminState>) -> Router {
     Router::new()
         .route("/runs", get(list_runs).post(open_run))
         .route("/runs/{id}", get(show_run).delete(close_run))
@@ -51,84 +51,84 @@ pub(super) fn admin_router(desk: Arc<AdminState>) -> Router {
         .route("/runs/{id}/budget", patch(patch_budget))
         .route("/runs/{id}/models", patch(patch_models))
         .route("/reload", post(reload_config))
-        .with_state(desk)
+        .with_state(state)
 }
 
-async fn list_runs(State(desk): State<Arc<AdminState>>) -> Json<Value> {
+async fn list_runs(State(state): State<Arc<AdminState>>) -> Json<Value> {
     // The map has no order; sorted output lets operators compare two answers.
     let mut runs: Vec<_> =
-        desk.runs.list_handles().iter().map(|control| run_status_json(control)).collect();
-    runs.sort_by(|one, other| one["run_id"].as_str().cmp(&other["run_id"].as_str()));
+        state.runs.list_handles().iter().map(|control| run_status_json(control)).collect();
+    runs.sort_by(|a, b| a["run_id"].as_str().cmp(&b["run_id"].as_str()));
     Json(json!({ "runs": runs }))
 }
 
-async fn show_run(State(desk): State<Arc<AdminState>>, Path(id): Path<String>) -> AdminResult {
-    Ok(Json(run_status_json(&*desk.find_run(&id)?)))
+async fn show_run(State(state): State<Arc<AdminState>>, Path(id): Path<String>) -> AdminResult {
+    Ok(Json(run_status_json(&*state.find_run(&id)?)))
 }
 
 async fn open_run(
-    State(desk): State<Arc<AdminState>>,
+    State(state): State<Arc<AdminState>>,
     ConnectInfo(operator): OperatorInfo,
     body: Bytes,
 ) -> Result<(StatusCode, Json<Value>), AdminError> {
     let spec: SharedRunConfig = parse_json(&body)?;
-    let (runs, id) = (desk.runs.clone(), spec.run_id.clone());
+    let (runs, id) = (state.runs.clone(), spec.run_id.clone());
     // Opening waits for the disk, which must not stop this worker's connections.
     let opened = tokio::task::spawn_blocking(move || runs.open_run(spec)).await;
     opened.map_err(Into::into).flatten().map_err(AdminError::Refused)?;
-    let control = desk.find_run(&id)?;
+    let control = state.find_run(&id)?;
     operator.record_action("open", &control);
     Ok((StatusCode::CREATED, Json(run_status_json(&control))))
 }
 
 async fn close_run(
-    State(desk): State<Arc<AdminState>>,
+    State(state): State<Arc<AdminState>>,
     ConnectInfo(operator): OperatorInfo,
     Path(id): Path<String>,
 ) -> AdminResult {
     // This check is first, so that a process with one run records no action that it cannot do.
-    desk.runs.check_can_open_runs().map_err(AdminError::Refused)?;
+    state.runs.check_can_open_runs().map_err(AdminError::Refused)?;
     // The record must come first: after the closing the log accepts no record.
-    operator.record_action("close", &*desk.find_run(&id)?);
-    let drained = desk.runs.close_run(&id).await.map_err(AdminError::Refused)?;
+    operator.record_action("close", &*state.find_run(&id)?);
+    let drained = state.runs.close_run(&id).await.map_err(AdminError::Refused)?;
     Ok(Json(
         json!({"run_id": id, "closed": true, "calls_cut": drained == ShutdownOutcome::Aborted}),
     ))
 }
 
 async fn pause_run(
-    desk: State<Arc<AdminState>>,
+    state: State<Arc<AdminState>>,
     operator: OperatorInfo,
     id: Path<String>,
 ) -> AdminResult {
-    set_run_state(desk, operator, id, ("pause", control::RunControlState::Paused))
+    set_run_state(state, operator, id, ("pause", control::RunControlState::Paused))
 }
 
 async fn resume_run(
-    desk: State<Arc<AdminState>>,
+    state: State<Arc<AdminState>>,
     operator: OperatorInfo,
     id: Path<String>,
 ) -> AdminResult {
-    set_run_state(desk, operator, id, ("resume", control::RunControlState::Open))
+    set_run_state(state, operator, id, ("resume", control::RunControlState::Open))
 }
 
 async fn drain_run(
-    desk: State<Arc<AdminState>>,
+    state: State<Arc<AdminState>>,
     operator: OperatorInfo,
     id: Path<String>,
 ) -> AdminResult {
-    set_run_state(desk, operator, id, ("drain", control::RunControlState::Draining))
+    set_run_state(state, operator, id, ("drain", control::RunControlState::Draining))
 }
 
 fn set_run_state(
-    State(desk): State<Arc<AdminState>>,
+    State(state): State<Arc<AdminState>>,
     ConnectInfo(operator): OperatorInfo,
     Path(id): Path<String>,
-    (action, state): (&'static str, control::RunControlState),
+    (action, new_state): (&'static str, control::RunControlState),
 ) -> AdminResult {
-    let control = desk.find_run(&id)?;
+    let control = state.find_run(&id)?;
     // A draining run refuses every other state. The record is written only for a change that happened.
-    if !control.run().control.set_state(state) {
+    if !control.run().control.set_state(new_state) {
         return Err(AdminError::RunEnding(id));
     }
     operator.record_action(action, &control);
@@ -136,11 +136,11 @@ fn set_run_state(
 }
 
 async fn abort_calls(
-    State(desk): State<Arc<AdminState>>,
+    State(state): State<Arc<AdminState>>,
     ConnectInfo(operator): OperatorInfo,
     Path(id): Path<String>,
 ) -> AdminResult {
-    let control = desk.find_run(&id)?;
+    let control = state.find_run(&id)?;
     // The record comes before the abort, so that the log shows the reason before the ends of the calls.
     operator.record_action("cut", &control);
     control.run().control.abort_calls();
@@ -148,14 +148,14 @@ async fn abort_calls(
 }
 
 async fn patch_budget(
-    desk: State<Arc<AdminState>>,
+    state: State<Arc<AdminState>>,
     operator: OperatorInfo,
     id: Path<String>,
     body: Bytes,
 ) -> AdminResult {
     let patch = parse_json(&body)?;
     apply_change(
-        desk,
+        state,
         operator,
         id,
         ("budget", |config: &mut GatewayConfig| {
@@ -166,14 +166,14 @@ async fn patch_budget(
 }
 
 async fn patch_models(
-    desk: State<Arc<AdminState>>,
+    state: State<Arc<AdminState>>,
     operator: OperatorInfo,
     id: Path<String>,
     body: Bytes,
 ) -> AdminResult {
     let models: ModelsPatch = parse_json(&body)?;
     apply_change(
-        desk,
+        state,
         operator,
         id,
         ("models", |config: &mut GatewayConfig| {
@@ -184,30 +184,30 @@ async fn patch_models(
 }
 
 fn apply_change(
-    State(desk): State<Arc<AdminState>>,
+    State(state): State<Arc<AdminState>>,
     ConnectInfo(operator): OperatorInfo,
     Path(id): Path<String>,
     (action, change): (&'static str, impl FnOnce(&mut GatewayConfig) -> anyhow::Result<()>),
 ) -> AdminResult {
-    let control = desk.find_run(&id)?;
+    let control = state.find_run(&id)?;
     control.change_config(ChangeSource::Admin, change).map_err(AdminError::Refused)?;
     operator.record_action(action, &control);
     Ok(Json(run_status_json(&control)))
 }
 
 async fn reload_config(
-    State(desk): State<Arc<AdminState>>,
+    State(state): State<Arc<AdminState>>,
     ConnectInfo(operator): OperatorInfo,
 ) -> AdminResult {
     // The reload is done for all runs or for none, so each open run records it.
-    (desk.reload)().map_err(AdminError::Refused)?;
-    let controls = desk.runs.list_handles();
+    (state.reload)().map_err(AdminError::Refused)?;
+    let controls = state.runs.list_handles();
     for control in &controls {
         operator.record_action("reload", control);
     }
     // These runs still differ from the files. The operator learns which, because a reload does not undo such changes.
     let mut changed: Vec<_> = controls.iter().filter(|control| control.is_overridden()).collect();
-    changed.sort_by(|one, other| one.run().identity.run.cmp(&other.run().identity.run));
+    changed.sort_by(|a, b| a.run().identity.run.cmp(&b.run().identity.run));
     let changed: Vec<_> = changed.iter().map(|control| &control.run().identity.run).collect();
     Ok(Json(json!({"reloaded": true, "runs": controls.len(), "keep_changes": changed})))
 }
@@ -230,7 +230,8 @@ impl OperatorCredentials {
 /// Parses a JSON body of any content type, because operators who type a command by hand omit the content type.
 fn parse_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, AdminError> {
     let read = serde_words::from_slice(body).map_err(AdminError::InvalidBody)?;
-    // Checked after the types: a document with a key twice is ambiguous, and parsers disagree on its meaning.
+    // This check runs after the types are known. A document with a key twice is ambiguous: parsers disagree on its
+    // meaning.
     check_document(body).map_err(AdminError::AmbiguousBody)?;
     Ok(read)
 }

@@ -47,8 +47,12 @@ impl ServedRunHandle {
         policy: Arc<SharedPolicy>,
         config: GatewayConfig,
     ) -> Self {
-        let given = config.clone();
-        Self { run, policy, state: Mutex::new(ServedRunState { config, given, version: 0 }) }
+        let read_config = config.clone();
+        Self {
+            run,
+            policy,
+            state: Mutex::new(ServedRunState { config, given: read_config, version: 0 }),
+        }
     }
 
     /// Changes the configuration in force, and returns the number of changes so far.
@@ -82,13 +86,13 @@ impl ServedRunHandle {
 
     /// Returns a configuration that was read again, with the operator's changes to this run applied: limits, models and
     /// aliases.
-    pub(super) fn merge_operator_changes(&self, fresh: &GatewayConfig) -> GatewayConfig {
+    pub(super) fn merge_operator_changes(&self, new_config: &GatewayConfig) -> GatewayConfig {
         let state = self.lock_state();
         // An operator's change is a difference between the configuration in force and the one that was read last.
         let (set, old) = (&state.config, &state.given);
-        let mut config = fresh.clone();
+        let mut config = new_config.clone();
         // A limit that an operator has changed stays, but it never becomes more than the file allows.
-        config.budget = set.budget.merge_operator_limits(&old.budget, &fresh.budget);
+        config.budget = set.budget.merge_operator_limits(&old.budget, &new_config.budget);
         let (body, set, old) = (&mut config.policy.body, &set.policy.body, &old.policy.body);
         if set.models != old.models {
             body.models.clone_from(&set.models);
@@ -96,23 +100,23 @@ impl ServedRunHandle {
         if set.aliases != old.aliases {
             body.aliases.clone_from(&set.aliases);
         }
-        if config != *fresh {
+        if config != *new_config {
             let run = &*self.run.identity.run;
             tracing::warn!(run, "an operator's changes to this run stay in force after the reload");
         }
         config
     }
 
-    /// Puts a checked configuration in force, with the policy that it describes. `given` is the configuration as it was
-    /// read, without an operator's changes.
+    /// Puts a checked configuration in force, with the policy that it describes. `read_config` is the configuration as
+    /// it was read, without an operator's changes.
     pub(super) fn install_config(
         &self,
         by: ChangeSource,
-        given: GatewayConfig,
+        read_config: GatewayConfig,
         (config, policy): (GatewayConfig, GatewayPolicy),
     ) {
         let mut state = self.lock_state();
-        state.given = given;
+        state.given = read_config;
         self.swap_policy(&mut state, by, config, policy);
     }
 
@@ -238,8 +242,10 @@ pub(super) fn check_immutable_settings(
         ("`drain_timeout`", old.drain_timeout != new.drain_timeout),
     ];
     match changed.into_iter().find(|(_, has_changed)| *has_changed) {
-        Some((what, _)) => {
-            bail!("{what} cannot change while a run is served; restart for that, or take it back")
+        Some((setting, _)) => {
+            bail!(
+                "{setting} cannot change while a run is served; restart for that, or take it back"
+            )
         }
         None => Ok(()),
     }

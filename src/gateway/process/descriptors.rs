@@ -35,8 +35,8 @@ impl DescriptorShare {
         // `None` means that the system sets no limit.
         let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let share = Self::from_limit(limit, config);
-        let wanted = (config.server.max_connections, config.server.max_requests);
-        if (share.run_connections, share.run_requests) != wanted {
+        let configured = (config.server.max_connections, config.server.max_requests);
+        if (share.run_connections, share.run_requests) != configured {
             tracing::warn!(
                 limit,
                 connections = share.run_connections,
@@ -62,17 +62,20 @@ impl DescriptorShare {
             (None, None) => 1,
         };
         // Each request is counted with the most descriptors that it can hold.
-        let each = free / runs.max(1) / DESCRIPTORS_PER_REQUEST;
+        let requests_per_run = free / runs.max(1) / DESCRIPTORS_PER_REQUEST;
         let workers = config.workers.max(1) as u64;
         // A run has its connections on every worker, so its share is divided by the workers.
-        let connections = usize::try_from(each / workers).unwrap_or(usize::MAX);
+        let connections = usize::try_from(requests_per_run / workers).unwrap_or(usize::MAX);
         // The configured limits are upper bounds. The floor keeps every run usable, even if the sum is then too large.
         Self {
             run_connections: config
                 .server
                 .max_connections
                 .min(connections.max(MIN_REQUESTS_PER_RUN)),
-            run_requests: config.server.max_requests.min(each.max(MIN_REQUESTS_PER_RUN as u64)),
+            run_requests: config
+                .server
+                .max_requests
+                .min(requests_per_run.max(MIN_REQUESTS_PER_RUN as u64)),
             process_requests: (free / DESCRIPTORS_PER_REQUEST).max(MIN_REQUESTS_PER_RUN as u64),
         }
     }
@@ -105,8 +108,8 @@ mod tests {
         let config = GatewayConfig { service_size, ..GatewayConfig::default() };
         let share = DescriptorShare::from_limit(2000, &config);
         assert_eq!(share.run_connections, (2000 - 256 - 64) / 20 / 3);
-        let held = share.run_connections as u64 * 2 + share.run_requests;
-        assert!(held * max_runs as u64 + 256 + 64 <= 2000, "{share:?}");
+        let per_run = share.run_connections as u64 * 2 + share.run_requests;
+        assert!(per_run * max_runs as u64 + 256 + 64 <= 2000, "{share:?}");
     }
 
     #[test]

@@ -126,9 +126,9 @@ impl GatewayListener {
             Self::Socket { .. } => None,
             Self::Shared { shared, config, .. } => Some((Arc::clone(shared), config.clone())),
         };
-        move |fresh| {
+        move |new_config| {
             // A run's own socket has neither keys nor certificates, so there is nothing to reload.
-            let (Some((current, old)), Some(shared)) = (current.clone(), &fresh.shared) else {
+            let (Some((current, old)), Some(shared)) = (current.clone(), &new_config.shared) else {
                 return Ok(Box::new(|| ()));
             };
             check_listener_unchanged(&old, shared)?;
@@ -172,7 +172,9 @@ fn check_listener_unchanged(
         ("`shared.audit_dir`", old.audit_dir != new.audit_dir),
     ];
     match changed.into_iter().find(|(_, has_changed)| *has_changed) {
-        Some((what, _)) => bail!("{what} cannot change while runs are served; restart for that"),
+        Some((setting, _)) => {
+            bail!("{setting} cannot change while runs are served; restart for that")
+        }
         None => Ok(()),
     }
 }

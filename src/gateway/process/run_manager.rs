@@ -193,12 +193,12 @@ impl RunManager {
     ///
     /// # Errors
     /// Returns an error if the configuration is not valid, or changes a setting that a reload cannot change.
-    pub fn reload_runs(&self, by: ChangeSource, fresh: GatewayConfig) -> anyhow::Result<()> {
+    pub fn reload_runs(&self, by: ChangeSource, new_config: GatewayConfig) -> anyhow::Result<()> {
         // 1. Hold the lock of the defaults: a run that is being opened must wait, or it would miss this reload.
         let mut base = self.0.lock_defaults();
-        let next = RunDefaults::new(&fresh, Some(by))?;
+        let next = RunDefaults::new(&new_config, Some(by))?;
         control::check_immutable_settings(&base.config, &next.config)?;
-        let described = fresh.shared.map(|shared| shared.runs).unwrap_or_default();
+        let described = new_config.shared.map(|shared| shared.runs).unwrap_or_default();
         // 2. Check and compile the configuration of every run. Any error ends the function with nothing changed.
         let mut changes = vec![];
         for OpenRun { control, spec } in self.0.lock_opened().values().cloned() {
@@ -214,8 +214,8 @@ impl RunManager {
             changes.push((control, config, (in_force, policy)));
         }
         // 3. Put the changes in force. No step can fail from here on.
-        for (control, given, in_force) in changes {
-            control.install_config(by, given, in_force);
+        for (control, read_config, in_force) in changes {
+            control.install_config(by, read_config, in_force);
         }
         *base = Arc::new(next);
         Ok(())
@@ -228,9 +228,9 @@ impl RunManager {
     pub(super) fn reload_defaults(
         &self,
         by: ChangeSource,
-        fresh: &GatewayConfig,
+        new_config: &GatewayConfig,
     ) -> anyhow::Result<()> {
-        let next = RunDefaults::new(fresh, Some(by))?;
+        let next = RunDefaults::new(new_config, Some(by))?;
         *self.0.lock_defaults() = Arc::new(next);
         Ok(())
     }
@@ -379,7 +379,8 @@ impl RunManagerShared {
 
     /// Reserves the name of a run that is being opened. No other caller can open this run until the guard is dropped.
     fn acquire_opening(&self, name: &str) -> anyhow::Result<RunOpeningGuard<'_>> {
-        // Lock order: `opening` before `open`. The lock is released on return, but the name stays reserved.
+        // `opening` is always locked before `open`, so that no two threads wait for each other. The lock is released on
+        // return, but the name stays reserved.
         let mut opening = self.lock_opening();
         if self.lock_opened().contains_key(name) || !opening.insert(name.to_owned()) {
             bail!("run `{name}` is open already");

@@ -86,9 +86,9 @@ impl InjectedHeaders {
     ) -> Result<Self, IdentityHeaderError> {
         let (key, kind) = (&upstream.api_key, upstream.kind);
         let mut fields = HeaderMap::new();
-        let mut set = |name: &'static str, what, value: &str, is_secret| {
-            let mut value =
-                HeaderValue::from_str(value).map_err(|_| IdentityHeaderError { what })?;
+        let mut set = |name: &'static str, described_value, value: &str, is_secret| {
+            let mut value = HeaderValue::from_str(value)
+                .map_err(|_| IdentityHeaderError { what: described_value })?;
             // A sensitive value never appears in debug output, and HTTP/2 does not index it.
             value.set_sensitive(is_secret);
             fields.insert(HeaderName::from_static(name), value);
@@ -281,25 +281,25 @@ fn forwarded_headers(request: &impl ClientHead, config: &HeaderConfig) -> Header
 
 /// Returns the listed values of a header that may occur several times and may hold comma lists.
 fn listed_values<'a>(values: impl Iterator<Item = &'a [u8]>, listed: &[String]) -> Option<String> {
-    let mut kept = String::new();
+    let mut joined = String::new();
     // A beta value is ASCII text. Other bytes are dropped.
     let values =
         values.filter(|value| value.is_ascii()).filter_map(|value| str::from_utf8(value).ok());
     for value in values.flat_map(|value| value.split(',')).map(str::trim) {
         if listed.iter().any(|listed| listed == value) {
-            kept.push_str(if kept.is_empty() { "" } else { "," });
-            kept.push_str(value);
+            joined.push_str(if joined.is_empty() { "" } else { "," });
+            joined.push_str(value);
         }
     }
     // A header without any listed value is not sent at all.
-    (!kept.is_empty()).then_some(kept)
+    (!joined.is_empty()).then_some(joined)
 }
 
 /// Returns the name under which a response header of the upstream is kept; `None` if the header is dropped.
 ///
 /// [`filter_for_client`] removes the headers again that only the audit log needs.
 pub fn kept_header_name(name: &str) -> Option<&'static str> {
-    KEPT_RESPONSE_HEADERS.into_iter().find(|kept| kept.eq_ignore_ascii_case(name))
+    KEPT_RESPONSE_HEADERS.into_iter().find(|known| known.eq_ignore_ascii_case(name))
 }
 
 /// The upstream's statements about a call, for the records.

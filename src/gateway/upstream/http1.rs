@@ -131,7 +131,7 @@ impl Http1Client {
         request: &mut RequestBytes<'_>,
     ) -> Result<ResponseStart, UpstreamError> {
         // The number of unwritten bytes is compared below to prove that nothing was delivered.
-        let whole = request.remaining();
+        let unwritten_bytes = request.remaining();
         // One idle connection at most is tried; `idle` is empty in every later round, so the loop ends.
         let mut idle = self.worker.pool.take_connection();
         loop {
@@ -144,7 +144,7 @@ impl Http1Client {
                 Ok((head, rest)) => return Ok(ResponseStart { stream, head, rest }),
                 // The server closed the idle connection, and the kernel took no byte. Sending again cannot charge
                 // twice.
-                Err(_dead) if was_idle && request.remaining() == whole => {}
+                Err(_dead) if was_idle && request.remaining() == unwritten_bytes => {}
                 Err(error) => return Err(error),
             }
         }
@@ -219,12 +219,12 @@ impl Http1Client {
                 return Err(UpstreamError::Malformed("the head is too large"));
             } else {
                 let read = poll_fn(|cx| self.worker.poll_read(stream, cx));
-                let more = read.await.map_err(UpstreamError::Io)?;
-                if more.is_empty() {
+                let chunk = read.await.map_err(UpstreamError::Io)?;
+                if chunk.is_empty() {
                     return Err(UpstreamError::Closed);
                 }
                 // The first read is used without a copy. A head in several reads is rare and is joined.
-                if seen.is_empty() { seen = more } else { seen.extend_from_slice(&more) }
+                if seen.is_empty() { seen = chunk } else { seen.extend_from_slice(&chunk) }
             }
         }
     }

@@ -61,27 +61,27 @@ impl FailureLog {
             return;
         }
         let code = error.code();
-        let Some(more) = self.is_due(code) else { return };
+        let Some(unlogged) = self.is_due(code) else { return };
         let (upstream, cause) = (&self.target, FailureCause::of(error));
         let detail = innermost(error);
         let hint = cause.hint();
-        tracing::warn!(%upstream, code, %cause, detail, more, hint, "upstream failure");
+        tracing::warn!(%upstream, code, %cause, detail, more = unlogged, hint, "upstream failure");
     }
 
     /// Logs that the upstream does not accept the gateway's key.
     pub fn key_refused(&self, status: u16) {
         const CODE: &str = "upstream_auth";
-        let Some(more) = self.is_due(CODE) else { return };
+        let Some(unlogged) = self.is_due(CODE) else { return };
         let (upstream, hint) = (&self.target, KEY_HINT);
-        tracing::warn!(%upstream, code = CODE, status, more, hint, "upstream refuses the gateway's key");
+        tracing::warn!(%upstream, code = CODE, status, more = unlogged, hint, "upstream refuses the gateway's key");
     }
 
     /// Returns the number of unlogged failures of this kind if this failure is to be logged; `None` if it is only
     /// counted.
     fn is_due(&self, code: &'static str) -> Option<u64> {
         let now = Instant::now();
-        let mut told = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
-        match told.get_mut(code) {
+        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        match logged.get_mut(code) {
             // A line of this kind is younger than the interval: count, and report the count with the next line.
             Some(last) if now.duration_since(last.at) < TOLD_EVERY => {
                 last.more += 1;
@@ -89,9 +89,9 @@ impl FailureLog {
             }
             // The first failure of this kind, or the interval is over.
             last => {
-                let more = last.map_or(0, |last| last.more);
-                told.insert(code, LoggedFailure { at: now, more: 0 });
-                Some(more)
+                let unlogged = last.map_or(0, |last| last.more);
+                logged.insert(code, LoggedFailure { at: now, more: 0 });
+                Some(unlogged)
             }
         }
     }
@@ -214,10 +214,10 @@ mod tests {
         let log = FailureLog::new(&UpstreamUrl::default());
         assert_eq!(log.is_due("upstream_closed"), Some(0));
         assert_eq!((log.is_due("upstream_closed"), log.is_due("upstream_auth")), (None, Some(0)));
-        let mut told = log.logged.lock().expect("no thread has panicked");
-        let last = told.get_mut("upstream_closed").expect("it was told");
+        let mut logged = log.logged.lock().expect("no thread has panicked");
+        let last = logged.get_mut("upstream_closed").expect("it was told");
         last.at = last.at.checked_sub(TOLD_EVERY).expect("the clock has run so long");
-        drop(told);
+        drop(logged);
         assert_eq!(log.is_due("upstream_closed"), Some(1), "and how many were not told");
     }
 

@@ -1,9 +1,9 @@
 //! Masks the gateway's credential in a body that passes frame by frame, and finds the credential in a header.
 //!
-//! An upstream that repeats the credential may spell it in another way: LiteLLM puts the text of one error into the JSON
-//! of another, and a server for debugging shows a request's headers in its URL. So the secrets are found as they are, in
-//! base64 at any offset, and with any of their bytes as a JSON escape or a percent escape. Other spellings are not found:
-//! hexadecimal, compressed or reversed bytes, percent escapes that are escaped again, or a secret in pieces.
+//! An upstream that repeats the credential may spell it in another way: LiteLLM puts the text of one error into the
+//! JSON of another, and a server for debugging shows a request's headers in its URL. So the secrets are found as they
+//! are, in base64 at any offset, and with any of their bytes as a JSON escape or a percent escape. Other spellings are
+//! not found: hexadecimal, compressed or reversed bytes, percent escapes that are escaped again, or a secret in pieces.
 
 use base64::prelude::*;
 use bytes::{Bytes, BytesMut};
@@ -60,9 +60,9 @@ impl SecretRedactor {
             }
         }
         // The end may be the beginning of several secrets. The longest one decides how much is held back.
-        let begun = self.secrets().map(|secret| begun_length(&self.tail, secret));
-        let kept = begun.max().unwrap_or_default();
-        self.tail.split_to(self.tail.len() - kept).freeze()
+        let begun_lengths = self.secrets().map(|secret| begun_length(&self.tail, secret));
+        let held_back = begun_lengths.max().unwrap_or_default();
+        self.tail.split_to(self.tail.len() - held_back).freeze()
     }
 
     /// Returns the bytes that were held back. The body has ended, so they cannot become a secret any more.
@@ -105,8 +105,8 @@ fn begun_length(text: &[u8], secret: &[u8]) -> usize {
     let tail = &text[start..];
     let mut candidates = memchr3_iter(secret[0], b'%', b'\\', tail);
     // The first match is the longest one.
-    let begun = candidates.find(|at| compare(&tail[*at..], secret) == SpellingMatch::Begun);
-    begun.map_or(0, |at| tail.len() - at)
+    let begun_at = candidates.find(|at| compare(&tail[*at..], secret) == SpellingMatch::Begun);
+    begun_at.map_or(0, |at| tail.len() - at)
 }
 
 /// Compares the beginning of a text with a secret. The work is bounded by the secret's length.
@@ -144,10 +144,10 @@ fn compare_byte(text: &[u8], byte: u8) -> SpellingMatch {
 fn compare_digits(text: &[u8], count: usize, byte: u8, before: usize) -> SpellingMatch {
     let digit = |value: u8| HEX_DIGITS[usize::from(value)];
     let expected = [b'0', b'0', digit(byte >> 4), digit(byte & 0xf)];
-    let given = &text[..text.len().min(count)];
-    if !expected[4 - count..].iter().zip(given).all(|(a, b)| a.eq_ignore_ascii_case(b)) {
+    let digits = &text[..text.len().min(count)];
+    if !expected[4 - count..].iter().zip(digits).all(|(a, b)| a.eq_ignore_ascii_case(b)) {
         SpellingMatch::Different
-    } else if given.len() < count {
+    } else if digits.len() < count {
         SpellingMatch::Begun
     } else {
         SpellingMatch::Whole(before + count)
@@ -185,9 +185,9 @@ mod tests {
     fn a_key_is_masked_however_the_body_is_cut() {
         let digest = sha256_hex(b"sk-abcabd");
         let body = format!("x sk-abcsk-abcabd and sk-abca {digest}; sk-ab");
-        let whole = format!("x sk-abc********* and sk-abca {}; sk-ab", "*".repeat(64));
+        let expected = format!("x sk-abc********* and sk-abca {}; sk-ab", "*".repeat(64));
         for size in 1..body.len() {
-            assert_eq!(masked("sk-abcabd", &body, size), whole, "frames of {size}");
+            assert_eq!(masked("sk-abcabd", &body, size), expected, "frames of {size}");
         }
     }
 
@@ -200,7 +200,7 @@ mod tests {
         key.bytes().for_each(|byte| write!(all, "%{byte:02X}").unwrap());
         let some = key.replace('/', "%2f").replace('~', "%7e");
         let mut spellings = vec![key.to_owned(), escaped.clone(), all, some];
-        // JSON in JSON.
+        // The key may also stand in a JSON string within a JSON string.
         spellings.push(escaped.replace('\\', "\\\\"));
         spellings.push(escaped.replace('\\', "\\\\\\\\"));
         for spelling in spellings {

@@ -50,15 +50,15 @@ impl ModelClient {
         variable: impl Fn(&str) -> Option<String>,
         deadline: Instant,
     ) -> Result<Self, AgentFailure> {
-        let given = |name| variable(name).filter(|value| !value.is_empty());
-        let name = given("COGNI_MODEL").ok_or_else(|| {
+        let non_empty = |name| variable(name).filter(|value| !value.is_empty());
+        let name = non_empty("COGNI_MODEL").ok_or_else(|| {
             AgentFailure::new(
                 AgentFailureKind::NoModel,
                 "`COGNI_MODEL` is not set; give the model's name",
             )
         })?;
         // The second name is the one that older OpenAI clients read.
-        let url = given("OPENAI_BASE_URL").or_else(|| given("OPENAI_API_BASE"));
+        let url = non_empty("OPENAI_BASE_URL").or_else(|| non_empty("OPENAI_API_BASE"));
         let base = LlmEndpoint::parse(url.as_deref().unwrap_or(DEFAULT_URL)).map_err(|wrong| {
             AgentFailure::new(AgentFailureKind::NoModel, format!("`OPENAI_BASE_URL`: {wrong}"))
         })?;

@@ -86,29 +86,29 @@ pub fn parse_call(name: &str, arguments: &str) -> Result<ExecRequest, ExecResult
     if name != TOOL_NAME {
         return Err(wrong(format!("there is no tool `{name}`; there is `{TOOL_NAME}`")));
     }
-    let asked: ExecRequest = serde_json::from_str(arguments)
+    let request: ExecRequest = serde_json::from_str(arguments)
         .map_err(|error| wrong(format!("the arguments are invalid: {error}")))?;
-    match asked.argv.first() {
-        Some(program) if !program.is_empty() => Ok(asked),
+    match request.argv.first() {
+        Some(program) if !program.is_empty() => Ok(request),
         _ => Err(wrong("`argv` names no program".to_owned())),
     }
 }
 
 /// Runs the program until it exits, its timeout passes, or the agent's deadline passes.
-pub fn run_tool(asked: &ExecRequest, deadline: Instant) -> ExecResult {
+pub fn run_tool(request: &ExecRequest, deadline: Instant) -> ExecResult {
     let deadline =
-        deadline.min(Instant::now() + Duration::from_secs(u64::from(asked.timeout_s.max(1))));
-    let child = Command::new(&asked.argv[0])
-        .args(&asked.argv[1..])
+        deadline.min(Instant::now() + Duration::from_secs(u64::from(request.timeout_s.max(1))));
+    let child = Command::new(&request.argv[0])
+        .args(&request.argv[1..])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         // The kill at the timeout must reach the children too, and must not reach this agent.
         .process_group(0)
         .spawn();
-    let ended = child.and_then(|child| ToolProcessIo::new(child, &asked.stdin)?.run(deadline));
+    let ended = child.and_then(|child| ToolProcessIo::new(child, &request.stdin)?.run(deadline));
     ended.unwrap_or_else(|error| {
-        let error = format!("`{}` cannot be run: {error}", asked.argv[0]);
+        let error = format!("`{}` cannot be run: {error}", request.argv[0]);
         ExecResult { error: Some(error), ..ExecResult::default() }
     })
 }
@@ -286,12 +286,12 @@ impl ToolOutputBuffer {
 
     /// Returns the captured text. A line in the middle states the number of dropped bytes. Invalid UTF-8 is replaced.
     pub fn finish(self) -> String {
-        let Self { head: mut kept, tail, left_out } = self;
+        let Self { head: mut output, tail, left_out } = self;
         if left_out > 0 {
-            kept.extend_from_slice(format!("\n[{left_out} bytes left out]\n").as_bytes());
+            output.extend_from_slice(format!("\n[{left_out} bytes left out]\n").as_bytes());
         }
-        kept.extend(tail);
-        String::from_utf8_lossy(&kept).into_owned()
+        output.extend(tail);
+        String::from_utf8_lossy(&output).into_owned()
     }
 }
 

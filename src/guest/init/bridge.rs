@@ -57,25 +57,29 @@ impl SocketBridge {
     }
 
     /// Waits for an event, for at most `time`, and handles the events of the connections. Returns true if one of the
-    /// `guests` may be readable; the caller then reads it.
-    pub(crate) fn poll_once(&mut self, time: Option<Duration>, guests: &[BorrowedFd<'_>]) -> bool {
+    /// `watched_fds` may be readable; the caller then reads it.
+    pub(crate) fn poll_once(
+        &mut self,
+        time: Option<Duration>,
+        watched_fds: &[BorrowedFd<'_>],
+    ) -> bool {
         // 1. Wait, and mark the connections that have events.
-        let has_guest = self.wait_for_events(self.next_timeout(time), guests);
-        for place in 0..self.events.len() {
-            let (index, side, flags) = self.events[place];
+        let has_watched_event = self.wait_for_events(self.next_timeout(time), watched_fds);
+        for position in 0..self.events.len() {
+            let (index, side, flags) = self.events[position];
             self.record_event(index, side, flags);
         }
         // 2. Advance the connections that are due. Connections that become due in this step wait for the next call, so
         //    that one busy connection cannot starve the signals.
         let due = self.due.len();
-        for place in 0..due {
-            self.advance_connection(self.due[place]);
+        for position in 0..due {
+            self.advance_connection(self.due[position]);
         }
         self.due.drain(..due);
         // 3. Accept last. An event of this call then never meets a new connection that reuses the index of a closed
         //    one.
         self.accept_clients();
-        has_guest
+        has_watched_event
     }
 
     /// Returns the timeout of the next poll.
@@ -89,8 +93,9 @@ impl SocketBridge {
         }
     }
 
-    /// Waits, and stores the events of the connections. Returns true if a guest may be readable.
-    fn wait_for_events(&mut self, time: Option<Duration>, guests: &[BorrowedFd<'_>]) -> bool {
+    /// Waits, and stores the events of the connections. Returns true if one of `watched_fds` may be
+    /// readable.
+    fn wait_for_events(&mut self, time: Option<Duration>, watched_fds: &[BorrowedFd<'_>]) -> bool {
         let time = time.map(|time| Timespec::try_from(time).expect("options end at 10000 hours"));
         // A listener with connections that cannot be accepted yet would always be ready, and the loop would spin.
         let may_accept = !self.accepting && self.has_room();
@@ -102,21 +107,22 @@ impl SocketBridge {
                 .poll_interests()
                 .map(move |(side, socket, flags)| (index, side, socket, flags))
         });
-        // The order in `polled` is: connections, guests, listener. `sources` has an entry for each of the connections
-        // only.
+        // The order in `polled` is: connections, watched descriptors, listener. `sources` has an entry for each of the
+        // connections only.
         let (mut sources, mut polled) =
             (vec![], Vec::with_capacity(2 * self.connections.len() + 3));
         for (index, side, socket, flags) in ends {
             sources.push((index, side));
             polled.push(PollFd::new(socket, flags));
         }
-        polled.extend(guests.iter().map(|guest| PollFd::from_borrowed_fd(*guest, PollFlags::IN)));
+        polled.extend(watched_fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)));
         polled.extend(listener.map(|listener| PollFd::new(listener, PollFlags::IN)));
         self.events.clear();
         match poll(&mut polled, time.as_ref()) {
             // A debugger, or a stop and continue, has interrupted the wait.
             Err(Errno::INTR) | Ok(0) => return false,
-            // The kernel has no memory, or the limit of open files was lowered. The guests must still be served.
+            // The kernel has no memory, or the limit of open files was lowered. The watched descriptors must still be
+            // served.
             Err(_) => {
                 sleep(RETRY_INTERVAL);
                 return true;
@@ -126,12 +132,15 @@ impl SocketBridge {
         let flags = polled.iter().map(PollFd::revents);
         let events = sources.iter().zip(flags.clone()).filter(|(_, flags)| !flags.is_empty());
         self.events.extend(events.map(|((index, side), flags)| (*index, *side, flags)));
-        // `fold` and not `any`: every guest's flag must be consumed, so that the next flag is the listener's.
-        let mut others = flags.skip(sources.len()).map(|flags| !flags.is_empty());
-        let has_guest =
-            others.by_ref().take(guests.len()).fold(false, |any, is_ready| any | is_ready);
-        self.accepting |= others.next().unwrap_or(false);
-        has_guest
+        // `fold` and not `any`: the flag of every watched descriptor must be consumed, so that the next flag is the
+        // listener's.
+        let mut other_flags = flags.skip(sources.len()).map(|flags| !flags.is_empty());
+        let has_watched_event = other_flags
+            .by_ref()
+            .take(watched_fds.len())
+            .fold(false, |any, is_ready| any | is_ready);
+        self.accepting |= other_flags.next().unwrap_or(false);
+        has_watched_event
     }
 
     fn record_event(&mut self, index: usize, side: ConnectionSide, flags: PollFlags) {

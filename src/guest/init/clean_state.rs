@@ -12,17 +12,20 @@ pub(crate) struct CleanState {
 }
 
 impl CleanState {
-    /// Captures the state. `what` names the work that needs several programs, for the error.
+    /// Captures the state. `action` names the work that needs several programs, for the error.
     ///
     /// # Errors
     /// Returns an error if this process is not the first process of its namespace. A program could leave a process
     /// there that this process does not see.
-    pub(crate) fn capture(what: &str) -> Result<Self, InitFailure> {
+    pub(crate) fn capture(action: &str) -> Result<Self, InitFailure> {
         if !process::getpid().is_init() {
-            return Err(InitFailure::setup_failure(what, "it is not its sandbox's first process"));
+            return Err(InitFailure::setup_failure(
+                action,
+                "it is not its sandbox's first process",
+            ));
         }
         let before =
-            InheritedState::capture().map_err(|error| InitFailure::setup_failure(what, error))?;
+            InheritedState::capture().map_err(|error| InitFailure::setup_failure(action, error))?;
         Ok(Self { before })
     }
 
@@ -84,13 +87,13 @@ impl InheritedState {
 impl SchedAttributes {
     #[expect(unsafe_code, reason = "there are no safe calls that say this")]
     fn capture() -> Self {
-        let mut this = Self::default();
-        let size = size_of_val(&this.attributes);
+        let mut state = Self::default();
+        let size = size_of_val(&state.attributes);
         // SAFETY: the kernel writes at most `size` bytes, which belong to the array, and any value is valid.
-        unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut this.attributes, size, 0) };
+        unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut state.attributes, size, 0) };
         // SAFETY: the kernel takes two numbers, and writes no memory.
-        this.class_of_io = unsafe { libc::syscall(libc::SYS_ioprio_get, IOPRIO_WHO_PROCESS, 0) };
-        this
+        state.class_of_io = unsafe { libc::syscall(libc::SYS_ioprio_get, IOPRIO_WHO_PROCESS, 0) };
+        state
     }
 }
 

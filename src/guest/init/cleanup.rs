@@ -117,16 +117,16 @@ mod tests {
         assert!(geteuid().is_root(), "this test has two users, which needs root");
         let agent = rustix::process::Uid::from_raw(54_321);
         for (mode, is_told) in [(0o1733, true), (0o1777, false), (0o711, false), (0o700, false)] {
-            let place = tempfile::tempdir().unwrap();
-            let other = place.path().join("other");
+            let temp_dir = tempfile::tempdir().unwrap();
+            let other = temp_dir.path().join("other");
             fs::create_dir(&other).unwrap();
             fs::write(other.join("left"), "by the agent").unwrap();
             chown(other.join("left"), Some(agent.as_raw()), None).unwrap();
             fs::set_permissions(&other, Permissions::from_mode(mode)).unwrap();
-            fs::set_permissions(place.path(), Permissions::from_mode(0o755)).unwrap();
-            let path = place.path().to_owned();
+            fs::set_permissions(temp_dir.path(), Permissions::from_mode(0o755)).unwrap();
+            let path = temp_dir.path().to_owned();
             let removed = std::thread::spawn(move || {
-                // Of this thread only.
+                // The call changes the user of this thread only.
                 set_thread_uid(agent).unwrap();
                 remove_owned_entries(&path, MAX_DEPTH)
             });

@@ -116,10 +116,10 @@ fn parse_head(head: &[u8]) -> Result<ReaderState, FrameFormatError> {
 }
 
 fn parse_end(content: &[u8]) -> Result<CommandEnd, FrameFormatError> {
-    let [status, is_over_limit @ (0 | 1), said @ ..] = content else {
+    let [status, is_over_limit @ (0 | 1), stderr @ ..] = content else {
         return Err(FrameFormatError);
     };
-    Ok(CommandEnd { status: *status, is_over_limit: *is_over_limit == 1, said: said.to_owned() })
+    Ok(CommandEnd { status: *status, is_over_limit: *is_over_limit == 1, said: stderr.to_owned() })
 }
 
 /// Encodes a piece of output of 1 to [`MAX_OUTPUT_FRAME_BYTES`] bytes.
@@ -128,9 +128,9 @@ pub fn encode_output(output: &[u8]) -> Vec<u8> {
 }
 
 /// Encodes the end of a command, with at most [`MAX_SAID_BYTES`] of its standard error.
-pub fn encode_end(CommandEnd { status, is_over_limit, said }: &CommandEnd) -> Vec<u8> {
-    let said = &said[..said.len().min(MAX_SAID_BYTES)];
-    encode_frame(END_KIND, &[&[*status, u8::from(*is_over_limit)], said])
+pub fn encode_end(CommandEnd { status, is_over_limit, said: stderr }: &CommandEnd) -> Vec<u8> {
+    let stderr = &stderr[..stderr.len().min(MAX_SAID_BYTES)];
+    encode_frame(END_KIND, &[&[*status, u8::from(*is_over_limit)], stderr])
 }
 
 fn encode_frame(kind: u8, contents: &[&[u8]]) -> Vec<u8> {

@@ -43,7 +43,7 @@ impl CommandOutput {
         for pipe in [&stdout, &stderr] {
             rustix::io::ioctl_fionbio(pipe, true)?;
         }
-        let this = Self {
+        let output = Self {
             stdout: Some(stdout),
             stderr: Some(stderr),
             left: max_output_bytes,
@@ -53,7 +53,7 @@ impl CommandOutput {
             is_signalled: false,
             failure: None,
         };
-        Ok((this, [to_stdout.into(), to_stderr.into()]))
+        Ok((output, [to_stdout.into(), to_stderr.into()]))
     }
 
     /// Returns the pipes that are open, to wait for.
@@ -75,28 +75,30 @@ impl CommandOutput {
     pub(crate) fn finish(mut self, status: u8) -> io::Result<()> {
         // If the kernel could not end a writer, its pipe stays open and empty.
         while self.read_pipes() {}
-        let Self { is_over_limit, said, failure, .. } = self;
+        let Self { is_over_limit, said: stderr, failure, .. } = self;
         match failure {
             Some(error) => Err(error.into()),
-            None => Ok(write_all(&encode_end(&CommandEnd { status, is_over_limit, said }))?),
+            None => {
+                Ok(write_all(&encode_end(&CommandEnd { status, is_over_limit, said: stderr }))?)
+            }
         }
     }
 
     /// Reads each pipe once. Returns true if a pipe had anything to read.
     fn read_pipes(&mut self) -> bool {
-        let output = read_once(&mut self.stdout, &mut self.scratch);
-        if let Some(length) = output {
+        let stdout_length = read_once(&mut self.stdout, &mut self.scratch);
+        if let Some(length) = stdout_length {
             self.report(length);
         }
-        let said = read_once(&mut self.stderr, &mut self.scratch);
-        if let Some(length) = said {
+        let stderr_length = read_once(&mut self.stderr, &mut self.scratch);
+        if let Some(length) = stderr_length {
             self.said.extend_from_slice(&self.scratch[..length]);
             // The middle is dropped: the first lines name the cause, and the last line is the program's own reason.
             let over = self.said.len().saturating_sub(MAX_SAID_BYTES);
             let begin = (MAX_SAID_BYTES / 2).min(self.said.len());
             self.said.drain(begin..begin + over);
         }
-        output.is_some() || said.is_some()
+        stdout_length.is_some() || stderr_length.is_some()
     }
 
     /// Reports the first bytes of the scratch buffer, as far as the limit allows. The output ends with the limit.

@@ -86,11 +86,11 @@ impl LandlockRuleset {
         for (path, allowed) in &self.rules {
             // A path that does not exist, or that this process cannot reach, needs no rule: the agent cannot write
             // there.
-            if let Some(place) = open_path(path)? {
-                let is_directory = place.metadata()?.is_dir();
+            if let Some(target) = open_path(path)? {
+                let is_directory = target.metadata()?.is_dir();
                 // The kernel refuses rules for a file with accesses that only a directory has.
                 let allowed = if is_directory { *allowed } else { allowed & FILE_ACCESS };
-                add_rule(&ruleset, &place, allowed)?;
+                add_rule(&ruleset, &target, allowed)?;
             }
         }
         Ok(ruleset)
@@ -99,7 +99,7 @@ impl LandlockRuleset {
 
 fn open_path(path: &Path) -> io::Result<Option<File>> {
     match rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
-        Ok(place) => Ok(Some(place.into())),
+        Ok(file) => Ok(Some(file.into())),
         Err(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS) => Ok(None),
         Err(error) => Err(error.into()),
     }
@@ -130,8 +130,8 @@ fn create_ruleset(attributes: &RulesetAttr) -> io::Result<OwnedFd> {
 }
 
 #[expect(unsafe_code, reason = "there is no safe call that adds a rule")]
-fn add_rule(ruleset: &OwnedFd, place: &File, allowed: u64) -> io::Result<()> {
-    let beneath = PathBeneathAttr { allowed, parent: place.as_raw_fd() };
+fn add_rule(ruleset: &OwnedFd, target: &File, allowed: u64) -> io::Result<()> {
+    let beneath = PathBeneathAttr { allowed, parent: target.as_raw_fd() };
     let (call, ruleset) = (libc::SYS_landlock_add_rule, ruleset.as_raw_fd());
     // SAFETY: the kernel reads one such structure, and both descriptors are open.
     let done = unsafe { libc::syscall(call, ruleset, RULE_PATH_BENEATH, &raw const beneath, 0) };
@@ -186,7 +186,7 @@ mod tests {
     /// R3: no kernel receives an access that it does not know, nor a rule for an access that it does not deny.
     #[test]
     fn each_version_is_told_what_it_knows() {
-        let told = |version, unix_sockets| {
+        let describe = |version, unix_sockets| {
             let LandlockRuleset { attributes, rules } =
                 LandlockRuleset::new(version, &["/workspace".into()], unix_sockets);
             let allowed = rules.iter().fold(0, |all, (_, allowed)| all | allowed);
@@ -196,8 +196,8 @@ mod tests {
             format!("{version}: {:x} {:x}, {rules}", attributes.files, attributes.scopes)
         };
         let mut all =
-            [2, 3, 4, 5, 6, 7].map(|version| told(version, UnixSocketPolicy::Denied)).to_vec();
-        all.push(told(7, UnixSocketPolicy::Allowed));
+            [2, 3, 4, 5, 6, 7].map(|version| describe(version, UnixSocketPolicy::Denied)).to_vec();
+        all.push(describe(7, UnixSocketPolicy::Allowed));
         assert_eq!(
             all,
             [

@@ -13,24 +13,24 @@ use super::InitFailure;
 /// Binds the port and listens. If the network namespace's loopback interface is down, brings the interface up, if this
 /// process may.
 pub(crate) fn bind_listener(address: SocketAddr) -> Result<OwnedFd, InitFailure> {
-    let what = format!("listen on `{address}`");
+    let action = format!("listen on `{address}`");
     let failure = |error| match error {
         Errno::ADDRINUSE => InitFailure::setup_failure(
-            &what,
+            &action,
             "another process of the sandbox does; give another port with --listen",
         ),
         Errno::ACCESS => InitFailure::setup_failure(
-            &what,
+            &action,
             "ports below 1024 are root's; give a higher one with --listen",
         ),
-        other => InitFailure::setup_failure(&what, io::Error::from(other)),
+        other => InitFailure::setup_failure(&action, io::Error::from(other)),
     };
     let listener = listen_on(address).map_err(failure)?;
     if !is_reachable(address) {
         bring_up_loopback().map_err(|error| {
             let remedy = "let the runner do it: `ip link set lo up` in the sandbox's network namespace";
             InitFailure::setup_failure(
-                &what,
+                &action,
                 format_args!("the loopback interface is down, and this process may not bring it up ({error}); {remedy}"),
             )
         })?;

@@ -59,10 +59,11 @@ impl ProcessReaper {
             let left = Some(until.saturating_duration_since(Instant::now()));
             // The descriptors that the bridge polls for this loop: signals, the host's commands if a host is connected,
             // and the agent's output if this process reports it.
-            let guests = [Some(self.signals.as_fd()), host.map(AsFd::as_fd)].into_iter().flatten();
+            let watched_fds =
+                [Some(self.signals.as_fd()), host.map(AsFd::as_fd)].into_iter().flatten();
             let pipes = output.iter().flat_map(|output| output.pipes());
-            let guests: Vec<_> = guests.chain(pipes).collect();
-            if bridge.poll_once(left, &guests) {
+            let watched_fds: Vec<_> = watched_fds.chain(pipes).collect();
+            if bridge.poll_once(left, &watched_fds) {
                 let is_signalled = self.handle_signals(&watch);
                 host = host.filter(|host| watch.handle_host_commands(host));
                 if let Some(output) = &mut output {
@@ -251,8 +252,8 @@ impl AgentLifecycle {
     }
 
     fn exit_status(&self) -> u8 {
-        // A run that was ended by its time limit reports that, whatever status the agent had. So does one whose agent
-        // did not exit.
+        // A run that its time limit has ended reports the timeout, whatever status the agent had. A run whose agent did
+        // not exit reports the timeout, too.
         let Some(status) = self.status.filter(|_| !self.timed_out) else {
             return EXIT_TIMED_OUT;
         };

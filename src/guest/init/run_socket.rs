@@ -38,11 +38,11 @@ impl RunSocket {
     /// Waits until the socket accepts a connection. The gateway may be started at the same time as this process and be
     /// slower, so a refusal is final only after `timeout`.
     pub(crate) fn wait_until_ready(&self, timeout: Duration) -> Result<(), String> {
-        let begun = Instant::now();
+        let start = Instant::now();
         let mut pause = Duration::from_millis(1);
         loop {
             let Err(error) = self.connect() else { return Ok(()) };
-            let left = timeout.saturating_sub(begun.elapsed());
+            let left = timeout.saturating_sub(start.elapsed());
             if left.is_zero() {
                 return Err(self.describe_error(error));
             }

@@ -155,21 +155,25 @@ fn candidate_paths(
         return Ok(vec![c_string(program.to_owned())?]);
     }
     let path = path.unwrap_or(OsStr::new(DEFAULT_PATH));
-    env::split_paths(path).map(|folder| c_string(folder.join(program).into_os_string())).collect()
+    env::split_paths(path)
+        .map(|directory| c_string(directory.join(program).into_os_string()))
+        .collect()
 }
 
 /// Returns the variables of this process and the given ones. A given variable overrides one of this process.
-fn merged_environment(given: &[OsString]) -> Vec<OsString> {
+fn merged_environment(agent_variables: &[OsString]) -> Vec<OsString> {
     let is_given = |name: &OsStr| {
         let rest = |variable| OsStr::as_bytes(variable).strip_prefix(name.as_bytes());
-        given.iter().any(|variable| rest(variable).is_some_and(|rest| rest.starts_with(b"=")))
+        agent_variables
+            .iter()
+            .any(|variable| rest(variable).is_some_and(|rest| rest.starts_with(b"=")))
     };
     let own = env::vars_os().filter(|(name, _)| !is_given(name)).map(|(mut variable, value)| {
         variable.push("=");
         variable.push(value);
         variable
     });
-    own.chain(given.iter().cloned()).collect()
+    own.chain(agent_variables.iter().cloned()).collect()
 }
 
 fn c_string(text: OsString) -> Result<CString, std::ffi::NulError> {

@@ -23,7 +23,7 @@ mod tests {
 
     /// An owner of many rows comes before another owner's first row with one row at most (requirement L7).
     #[test]
-    fn nobodys_rows_are_all_before_anothers() {
+    fn no_owner_has_all_rows_before_another_owner() {
         let rows = vec!["a1", "a2", "a3", "a4", "b1", "a5", "c1", "b2"];
         let turns = interleave_by_owner(rows, |row| row.as_bytes()[0]);
         assert_eq!(turns, ["a1", "b1", "c1", "a2", "b2", "a3", "a4", "a5"]);

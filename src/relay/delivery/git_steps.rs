@@ -61,16 +61,16 @@ impl DeliveryService {
         job: &DeliveryJob,
         lease: &BranchLease,
     ) -> Result<QuarantinedWork, StepStop> {
-        let order = &job.request;
-        let artifacts = ArtifactDir::create(&order.artifacts)?;
-        let facts = &order.facts;
+        let request = &job.request;
+        let artifacts = ArtifactDir::create(&request.artifacts)?;
+        let facts = &request.facts;
         let provenance = CommitProvenance {
-            committer: self.committer_for(order).to_owned(),
+            committer: self.committer_for(request).to_owned(),
             run: facts.run.clone(),
             agent: Some(facts.agent.clone()).filter(|agent| !agent.is_empty()),
         };
-        let mirror = self.open_mirror(&order.repository)?;
-        let (state, announced) = (order.state.clone(), order.announced.clone());
+        let mirror = self.open_mirror(&request.repository)?;
+        let (state, announced) = (request.state.clone(), request.announced.clone());
         let work =
             ExtractedWork { mirror: &mirror, lease, state, announced, artifacts: &artifacts };
         Ok(work.into_quarantine(&self.settings.review.quarantine, &provenance)?)
@@ -85,8 +85,8 @@ impl DeliveryService {
     ) -> Result<(DeliveryJob, bool), StepStop> {
         let cleared = match judged.into_approved() {
             Ok(cleared) => cleared,
-            Err(held) => {
-                let reasons: Vec<_> = held.reasons.iter().map(ToString::to_string).collect();
+            Err(unapproved) => {
+                let reasons: Vec<_> = unapproved.reasons.iter().map(ToString::to_string).collect();
                 return Err(StepStop::held("policy", reasons.join("; ")));
             }
         };
@@ -129,14 +129,15 @@ impl DeliveryService {
         lease: &BranchLease,
         token: Option<&SecretString>,
     ) -> Result<Vec<ReviewReason>, StepStop> {
-        let order = &job.request;
-        let mirror = self.open_mirror(&order.repository)?;
-        let now = mirror.ensure_branch(lease, Some(&order.state.base), token)?;
-        let policy = self.rules_for_request(order).parse_policy().map_err(DeliveryError::Rules)?;
+        let request = &job.request;
+        let mirror = self.open_mirror(&request.repository)?;
+        let now = mirror.ensure_branch(lease, Some(&request.state.base), token)?;
+        let policy =
+            self.rules_for_request(request).parse_policy().map_err(DeliveryError::Rules)?;
         let limits = &self.settings.review.quarantine;
         let mut reasons: BTreeSet<_> =
             mirror.review_existing_branch(lease, &now, (limits, &policy))?.into_iter().collect();
-        for earlier in self.outbox.needing_review(&order.repository, lease.branch().key())? {
+        for earlier in self.outbox.needing_review(&request.repository, lease.branch().key())? {
             // Only work that is on the branch and not yet in the base would be merged by the pull request.
             let is_there = |tip| earlier.head.is_some_and(|head| mirror.is_ancestor(tip, head));
             if is_there(now.start) && !is_there(now.base_tip) {
@@ -188,11 +189,11 @@ impl DeliveryService {
         job: &DeliveryJob,
         token: Option<&SecretString>,
     ) -> Result<DeliveryJob, StepStop> {
-        let said = match (job.head, &self.settings.signing_key) {
+        let statement = match (job.head, &self.settings.signing_key) {
             (Some(head), Some(_)) => self.put_statement_note(job, head, token)?,
             _ => "none: there is no `AUDIT_SIGNING_KEY` to sign it with".to_owned(),
         };
-        Ok(self.outbox.record_statement(job, &said)?)
+        Ok(self.outbox.record_statement(job, &statement)?)
     }
 
     /// Pushes the note. A refusal by the remote is a result and no error, because a later attempt would be refused,
@@ -221,15 +222,15 @@ impl DeliveryService {
 const STATEMENT_PUBLISHED: &str = "beside the commit";
 
 fn build_statement(job: &DeliveryJob, head: ObjectId) -> ProvenanceStatement {
-    let order = &job.request;
+    let request = &job.request;
     ProvenanceStatement {
-        facts: order.facts.clone(),
-        repository: order.repository.canonical_key(),
-        branch: order.branch().to_string(),
-        base: order.state.start,
+        facts: request.facts.clone(),
+        repository: request.repository.canonical_key(),
+        branch: request.branch().to_string(),
+        base: request.state.start,
         head,
-        tree: order.announced.tree,
-        rules: order.rules.as_ref().map(ReviewRules::digest).unwrap_or_default(),
+        tree: request.announced.tree,
+        rules: request.rules.as_ref().map(ReviewRules::digest).unwrap_or_default(),
         verdict: job.verdict.map(VerdictKind::as_str).unwrap_or_default().to_owned(),
         mode: job.mode.clone().unwrap_or_default(),
     }

@@ -23,9 +23,9 @@ impl DeliveryService {
     /// Returns the secrets that a row's work must not contain: the present ones, which include all that the row names.
     pub(super) fn secrets_for(
         &self,
-        order: &DeliveryRequest,
+        request: &DeliveryRequest,
     ) -> Result<Vec<SecretString>, DeliveryError> {
-        self.check_secrets_known(order)?;
+        self.check_secrets_known(request)?;
         Ok(self.settings.known_secrets.iter().map(|known| known.secret.clone()).collect())
     }
 
@@ -33,8 +33,11 @@ impl DeliveryService {
     ///
     /// # Errors
     /// Returns [`DeliveryError::UnknownSecret`] if this host lacks one of these secrets.
-    pub(super) fn check_secrets_known(&self, order: &DeliveryRequest) -> Result<(), DeliveryError> {
-        let Some(host) = &order.host else { return Ok(()) };
+    pub(super) fn check_secrets_known(
+        &self,
+        request: &DeliveryRequest,
+    ) -> Result<(), DeliveryError> {
+        let Some(host) = &request.host else { return Ok(()) };
         let known = self.settings.known_secrets.iter();
         let digests: Vec<_> = known.map(|known| secret_digest(&host.salt, &known.secret)).collect();
         match host.known.iter().find(|mark| !digests.contains(&mark.digest)) {
@@ -47,8 +50,8 @@ impl DeliveryService {
     }
 
     /// Returns the committer of a row's commits: the row's own, or the present one for rows of earlier versions.
-    pub(super) fn committer_for<'a>(&'a self, order: &'a DeliveryRequest) -> &'a str {
-        order.host.as_ref().map_or(&self.settings.committer, |host| &host.committer)
+    pub(super) fn committer_for<'a>(&'a self, request: &'a DeliveryRequest) -> &'a str {
+        request.host.as_ref().map_or(&self.settings.committer, |host| &host.committer)
     }
 }
 

@@ -31,8 +31,8 @@ impl JobAuditLog {
     ) -> Result<Self, AuditError> {
         let path = log_path(state, &job.id);
         let directory = path.with_file_name("");
-        let made = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
-        made.map_err(|source| AuditError::File { path: directory, source })?;
+        let created = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
+        created.map_err(|source| AuditError::File { path: directory, source })?;
         let facts = &job.request.facts;
         let started = RunStartedRecord {
             run: facts.run.clone(),

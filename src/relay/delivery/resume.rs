@@ -41,8 +41,8 @@ impl DeliveryService {
     ) -> Result<Option<DeliveryStatus>, DeliveryError> {
         let (relay, id) = (self.clone(), id.to_owned());
         let taken = spawn_blocking(move || {
-            let order = relay.outbox.get(&id)?.request;
-            let lease = relay.try_lease_branch(&order.repository, order.branch().key())?;
+            let request = relay.outbox.get(&id)?.request;
+            let lease = relay.try_lease_branch(&request.repository, request.branch().key())?;
             // The row is read again under the lease: only the holder of the branch knows that the step does not change.
             Ok((relay.restart_job(relay.outbox.get(&id)?, new_rules)?, lease))
         });
@@ -92,7 +92,7 @@ impl DeliveryService {
         if job.step != DeliveryStep::Done && !job.can_be_retried() {
             return Err(DeliveryError::BranchAdvanced { id: job.id });
         }
-        // Checked before the row changes: the review would only stop at the missing secret.
+        // The secrets are checked before the row changes: the review would only stop at a missing secret.
         self.check_secrets_known(&job.request)?;
         Ok(self.outbox.restart(&job)?)
     }
@@ -128,11 +128,11 @@ impl DeliveryService {
         self: &Arc<Self>,
         job: DeliveryJob,
     ) -> Result<Option<DeliveryStatus>, DeliveryError> {
-        let (relay, order) = (self.clone(), job.request.clone());
+        let (relay, request) = (self.clone(), job.request.clone());
         let lease = spawn_blocking(move || {
             relay
-                .open_mirror(&order.repository)?
-                .lease_branch(order.branch().key())
+                .open_mirror(&request.repository)?
+                .lease_branch(request.branch().key())
                 .map_err(DeliveryError::from)
         });
         match lease.await? {

@@ -77,9 +77,9 @@ impl ReviewRules {
     /// Returns an error if another version wrote a key that this version does not know, or if the patterns of both
     /// lists together are too large.
     pub fn parse_policy(&self) -> Result<ReviewPolicy, RelayConfigError> {
-        let (host, own) = self.parse_parts()?;
-        let policy = own.unwrap_or_default().policy.tighten(&host);
-        // Built only to find out whether all patterns together stay within the limit.
+        let (host, agent_rules) = self.parse_parts()?;
+        let policy = agent_rules.unwrap_or_default().policy.tighten(&host);
+        // The scanner is built only to find out whether all patterns together stay within the limit.
         SecretScanner::new(&policy.secrets, &[])?;
         Ok(policy)
     }
@@ -89,8 +89,8 @@ impl ReviewRules {
     /// # Errors
     /// Returns the errors of [`ReviewRules::parse_policy`], except the one for large patterns.
     pub fn with_host_policy(&self, host: &ReviewPolicy) -> Result<Self, RelayConfigError> {
-        let (_, own) = self.parse_parts()?;
-        Ok(Self::new(host, own.as_ref()))
+        let (_, agent_rules) = self.parse_parts()?;
+        Ok(Self::new(host, agent_rules.as_ref()))
     }
 
     /// Returns the SHA-256 of the text in hex, for statements and audit records.
@@ -105,10 +105,10 @@ impl ReviewRules {
     /// Parses the host's policy and the agent's rules. Keys that an earlier version did not have get their default
     /// value.
     fn parse_parts(&self) -> Result<(ReviewPolicy, Option<AgentReviewRules>), RelayConfigError> {
-        let mut said: Table = self.text.parse()?;
-        // Removed before the rest is parsed, because the host's settings have no such key.
-        let own = said.remove("agent").map(Value::try_into).transpose()?;
-        Ok((RelayConfig::from_table(said)?.policy, own))
+        let mut rules: Table = self.text.parse()?;
+        // The key is removed before the rest is parsed, because the host's settings have no such key.
+        let agent_rules = rules.remove("agent").map(Value::try_into).transpose()?;
+        Ok((RelayConfig::from_table(rules)?.policy, agent_rules))
     }
 }
 
@@ -170,7 +170,7 @@ impl PolicyTightening {
     pub fn ineffective_rules(&self, host: &ReviewPolicy) -> Vec<String> {
         let holds = to_table(&self.tighten(host));
         // Lists are never without effect: their items are added to the host's.
-        let is_idle = |(name, said): &(String, Value)| !said.is_array() && holds[name] != *said;
+        let is_idle = |(name, value): &(String, Value)| !value.is_array() && holds[name] != *value;
         to_table(self).into_iter().filter(is_idle).map(|(name, _)| name).collect()
     }
 }
@@ -181,11 +181,11 @@ fn to_table(policy: &impl Serialize) -> Table {
 }
 
 /// Returns the smaller limit, which is the stricter one.
-fn min_limit<T: Ord + Copy>(own: Option<T>, host: T) -> T {
-    own.map_or(host, |own| own.min(host))
+fn min_limit<T: Ord + Copy>(agent: Option<T>, host: T) -> T {
+    agent.map_or(host, |agent| agent.min(host))
 }
 
 /// Returns the stricter action. Actions are ordered by strictness.
-fn max_action(own: Option<ReviewAction>, host: ReviewAction) -> ReviewAction {
-    own.map_or(host, |own| own.max(host))
+fn max_action(agent: Option<ReviewAction>, host: ReviewAction) -> ReviewAction {
+    agent.map_or(host, |agent| agent.max(host))
 }

@@ -152,10 +152,10 @@ impl ProvenanceStatement {
         }
         // 4. The subject and the predicate name the commit twice, and must agree.
         let statement = payload.predicate;
-        let is_it = |one: &StatementSubject| {
-            one.digest.commit == statement.head && one.digest.tree == statement.tree
+        let matches_statement = |subject: &StatementSubject| {
+            subject.digest.commit == statement.head && subject.digest.tree == statement.tree
         };
-        if payload.subject.len() == 1 && payload.subject.iter().all(is_it) {
+        if payload.subject.len() == 1 && payload.subject.iter().all(matches_statement) {
             Ok(statement)
         } else {
             Err(StatementError::SubjectMismatch)

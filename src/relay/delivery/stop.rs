@@ -85,7 +85,7 @@ impl From<repo::RepoError> for StepStop {
             | E::FetchLimitExceeded { .. } => Self::retry_later(why),
             E::Git(error) if error.is_transient() => Self::retry_later(why),
             // Another process updates the ref at this moment.
-            E::RemoteRejected { why: said } if is_transient(&said) => Self::retry_later(why),
+            E::RemoteRejected { why: reason } if is_transient(&reason) => Self::retry_later(why),
             E::BranchMoved { .. } => Self::held(CODE_MOVED, why),
             E::RemoteRejected { .. } => Self::held("declined", why),
             E::QuarantineRefused(QuarantineError::InvalidObjects(_)) => {
@@ -141,8 +141,8 @@ impl From<tokio::task::JoinError> for StepStop {
 
 /// Returns true if git's message says that another process has locked the ref. A message that a branch is in the way,
 /// because the new ref would need a directory of its name, does not pass with time.
-fn is_transient(said: &str) -> bool {
-    said.contains("cannot lock ref") && !said.contains("' exists; cannot create")
+fn is_transient(reason: &str) -> bool {
+    reason.contains("cannot lock ref") && !reason.contains("' exists; cannot create")
 }
 
 /// The number of attempts before a row fails: some two days, because most waits are the longest. Our choice.

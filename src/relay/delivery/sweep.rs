@@ -40,26 +40,30 @@ pub fn sweep_relay_state(
     let before = before.unwrap_or(SystemTime::UNIX_EPOCH);
     let delivered = outbox.remove_delivered(before)?;
     let rows = outbox.list_jobs(false)?;
-    // Compared by the last name only: the path of the state directory can be written in several ways.
-    let desks = outbox.workspaces()?;
-    let of_desks = desks.iter().map(|desk| &desk.plan.artifacts);
-    let named = rows.iter().map(|job| &job.request.artifacts).chain(of_desks);
+    // Artifacts are compared by the last name only: the path of the state directory can be written in several ways.
+    let workspaces = outbox.workspaces()?;
+    let of_workspaces = workspaces.iter().map(|workspace| &workspace.plan.artifacts);
+    let named = rows.iter().map(|job| &job.request.artifacts).chain(of_workspaces);
     let named: HashSet<_> = named.filter_map(|path| path.file_name()).collect();
     let works = remove_old_works(&state.join(WORK_DIR), before, &named)?
-        + discard_delivered(&rows, &desks)?;
+        + discard_delivered(&rows, &workspaces)?;
     let open = rows.iter().filter(|job| job.step != DeliveryStep::Done);
     let open = open.map(|job| &job.request.repository);
-    let kept = open.chain(desks.iter().map(|desk| &desk.plan.repository)).cloned();
-    let kept: Vec<_> = kept.collect();
-    let mirrors = mirror::remove_unused_mirrors(state, before, &kept)?;
+    let needed = open.chain(workspaces.iter().map(|workspace| &workspace.plan.repository)).cloned();
+    let needed: Vec<_> = needed.collect();
+    let mirrors = mirror::remove_unused_mirrors(state, before, &needed)?;
     Ok(RelaySweepReport { delivered, works, mirrors })
 }
 
 /// Removes the artifacts of delivered work, unless a retained workspace is in the same directory.
-fn discard_delivered(rows: &[DeliveryJob], desks: &[WorkspaceRow]) -> Result<usize, DeliveryError> {
-    let kept: HashSet<_> = desks.iter().map(|desk| &desk.plan.artifacts).collect();
+fn discard_delivered(
+    rows: &[DeliveryJob],
+    workspaces: &[WorkspaceRow],
+) -> Result<usize, DeliveryError> {
+    let needed: HashSet<_> = workspaces.iter().map(|workspace| &workspace.plan.artifacts).collect();
     let delivered = rows.iter().filter(|job| job.step == DeliveryStep::Done);
-    let delivered = delivered.map(|job| &job.request.artifacts).filter(|path| !kept.contains(path));
+    let delivered =
+        delivered.map(|job| &job.request.artifacts).filter(|path| !needed.contains(path));
     let mut removed = 0;
     for path in delivered.filter(|path| path.exists()) {
         let disk = |source| repo::RepoError::Io { path: path.clone(), source };

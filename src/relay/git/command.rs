@@ -107,15 +107,17 @@ impl<'a> GitCommand<'a> {
     /// Returns an error if the remote's host resolves to no address within `reach`. A proxy resolves names itself, so
     /// with a proxy only the host's text is checked.
     pub fn with_remote(mut self, remote: &Uri, reach: HostReach) -> Result<Self, HostReachError> {
-        let place = self.git_environment;
-        let OutboundConfig { ca_file, proxy } = &place.network;
+        let environment = self.git_environment;
+        let OutboundConfig { ca_file, proxy } = &environment.network;
         if let Some(ca_file) = ca_file {
             // The operator's certificates replace the system's: the empty directory hides the system's directory.
             self = self.env("GIT_SSL_CAINFO", ca_file);
-            self = self.env("GIT_SSL_CAPATH", &place.home);
+            self = self.env("GIT_SSL_CAPATH", &environment.home);
         }
         let host = remote.host().unwrap_or_default().trim_matches(['[', ']']);
-        if let Some(proxy) = proxy.as_ref().filter(|_| place.network.proxy_for(remote).is_some()) {
+        if let Some(proxy) =
+            proxy.as_ref().filter(|_| environment.network.proxy_for(remote).is_some())
+        {
             // The proxy chooses the address, so only the text of the host can be checked here.
             if !reach.allows_host(host) {
                 return Err(HostReachError::NotPublic { host: host.to_owned() });
@@ -190,11 +192,11 @@ impl<'a> GitCommand<'a> {
 
     /// Runs the call as a question that git answers by its exit code: 0 is yes, 1 is no.
     pub fn run_predicate(self) -> Result<bool, GitError> {
-        let (ended, what) = self.spawn_and_wait(&mut OutputSink::Chunks(&mut |_| ()))?;
+        let (ended, command) = self.spawn_and_wait(&mut OutputSink::Chunks(&mut |_| ()))?;
         match ended.status.code() {
             Some(0) => Ok(true),
             Some(1) => Ok(false),
-            _ => Err(ended.into_error(what)),
+            _ => Err(ended.into_error(command)),
         }
     }
 
@@ -202,14 +204,14 @@ impl<'a> GitCommand<'a> {
     /// output is returned in both cases.
     pub fn output_and_status(self) -> Result<(String, Result<(), GitError>), GitError> {
         let (mut output, secrets) = (vec![], self.secrets.clone());
-        let (ended, what) = self.spawn_and_wait(&mut OutputSink::Bytes(&mut output))?;
+        let (ended, command) = self.spawn_and_wait(&mut OutputSink::Bytes(&mut output))?;
         let output = redact_secrets(&String::from_utf8_lossy(&output), &secrets);
-        Ok((output, ended.into_result(what)))
+        Ok((output, ended.into_result(command)))
     }
 
     fn run_to_sink(self, sink: &mut OutputSink<'_>) -> Result<(), GitError> {
-        let (ended, what) = self.spawn_and_wait(sink)?;
-        ended.into_result(what)
+        let (ended, command) = self.spawn_and_wait(sink)?;
+        ended.into_result(command)
     }
 
     fn spawn_and_wait(
@@ -250,12 +252,12 @@ fn without_hints(said: &str) -> String {
 }
 
 impl process::ProcessExit {
-    fn into_result(self, what: &str) -> Result<(), GitError> {
-        if self.status.success() { Ok(()) } else { Err(self.into_error(what)) }
+    fn into_result(self, command: &str) -> Result<(), GitError> {
+        if self.status.success() { Ok(()) } else { Err(self.into_error(command)) }
     }
 
-    fn into_error(self, what: &str) -> GitError {
-        GitError::Failed { command: what.to_owned(), status: self.status, stderr: self.stderr }
+    fn into_error(self, command: &str) -> GitError {
+        GitError::Failed { command: command.to_owned(), status: self.status, stderr: self.stderr }
     }
 }
 

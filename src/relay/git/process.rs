@@ -101,7 +101,7 @@ pub(super) fn run_process(
 /// limit that this process has itself is never raised.
 #[expect(unsafe_code, reason = "only what runs between fork and exec comes before the program")]
 fn set_rlimits(command: &mut Command, limits: &GitLimits) {
-    let most = [
+    let maxima = [
         (Resource::As, limits.memory_bytes),
         (Resource::Fsize, limits.file_bytes),
         // One second above the deadline: the CPU limit stops helpers even if this process is stopped.
@@ -109,13 +109,14 @@ fn set_rlimits(command: &mut Command, limits: &GitLimits) {
         // Core files would contain credentials of the environment.
         (Resource::Core, 0),
     ]
-    .map(|(resource, most)| {
+    .map(|(resource, maxima)| {
         // An unprivileged process cannot raise its own maximum; asking for more would fail.
-        let most = Some(getrlimit(resource).maximum.map_or(most, |own| own.min(most)));
-        (resource, Rlimit { current: most, maximum: most })
+        let maxima =
+            Some(getrlimit(resource).maximum.map_or(maxima, |own_maximum| own_maximum.min(maxima)));
+        (resource, Rlimit { current: maxima, maximum: maxima })
     });
     let limit =
-        move || most.iter().try_for_each(|(resource, most)| Ok(setrlimit(*resource, *most)?));
+        move || maxima.iter().try_for_each(|(resource, maxima)| Ok(setrlimit(*resource, *maxima)?));
     // SAFETY: in the child, the closure makes one system call per limit. It neither allocates nor takes a lock.
     unsafe { command.pre_exec(limit) };
 }
@@ -173,7 +174,7 @@ impl GitProcessIo<'_, '_> {
             // A blocking read or write could wait past the deadline.
             ioctl_fionbio(pipe, true)?;
         }
-        let (mut said, mut printed, mut has_ended) = (vec![], 0, false);
+        let (mut stderr_bytes, mut printed, mut has_ended) = (vec![], 0, false);
         while !has_ended || stdout.is_some() || stderr.is_some() {
             self.wait_ready([
                 (!has_ended).then(|| PollFd::new(&ending, PollFlags::IN)),
@@ -189,16 +190,17 @@ impl GitProcessIo<'_, '_> {
             stdin = self.write_stdin(stdin)?;
             stdout = read_pipe(stdout, |piece| self.take_output(piece, &mut printed))?;
             stderr = read_pipe(stderr, |piece| {
-                said.extend_from_slice(piece);
+                stderr_bytes.extend_from_slice(piece);
                 // The middle is dropped: the first lines name the cause, and the last line is git's own reason.
-                let over = said.len().saturating_sub(STDERR_BYTES);
-                said.drain(
-                    STDERR_HALF_BYTES.min(said.len())..(STDERR_HALF_BYTES + over).min(said.len()),
+                let over = stderr_bytes.len().saturating_sub(STDERR_BYTES);
+                stderr_bytes.drain(
+                    STDERR_HALF_BYTES.min(stderr_bytes.len())
+                        ..(STDERR_HALF_BYTES + over).min(stderr_bytes.len()),
                 );
                 Ok(())
             })?;
         }
-        Ok(String::from_utf8_lossy(&said).trim_end().to_owned())
+        Ok(String::from_utf8_lossy(&stderr_bytes).trim_end().to_owned())
     }
 
     /// Waits until one of the descriptors is ready.
@@ -247,9 +249,9 @@ impl GitProcessIo<'_, '_> {
             OutputSink::Bytes(bytes) => bytes.extend_from_slice(piece),
             OutputSink::Chunks(take) => {
                 // The time that the consumer needs for a piece is not git's time, so the deadline moves.
-                let begun = Instant::now();
+                let start = Instant::now();
                 take(piece);
-                self.deadline += begun.elapsed();
+                self.deadline += start.elapsed();
             }
         }
         Ok(())

@@ -35,7 +35,7 @@ impl ForgeCredential {
         api: &GithubClient,
         repository: &HostedRepository,
     ) -> Result<SecretString, GithubError> {
-        // Checked before any token exists: a token for one host must never be sent to another.
+        // The host is checked before any token exists: a token for one host must never be sent to another host.
         if !api.serves_repository(repository) {
             let (api, host) = (api.to_string(), repository.authority().to_owned());
             return Err(GithubError::OtherHost { api, host });
@@ -52,11 +52,11 @@ impl ForgeCredential {
     /// # Errors
     /// Returns a [`GithubError`] if the forge rejects the credential or does not answer.
     pub async fn check(&self, api: &GithubClient) -> Result<(), GithubError> {
-        let asked = match self {
+        let response = match self {
             Self::Token(token) => api.get(token, "/rate_limit").await,
             Self::App(app) => app.check(api).await,
         };
-        match asked {
+        match response {
             Ok(IgnoredAny) | Err(GithubError::NotFound) => Ok(()),
             Err(error) => Err(error),
         }
@@ -83,7 +83,7 @@ impl ForgeCredential {
                 app.invalidate(repository).await;
                 Box::pin(attempt(self.token(api, repository).await?)).await
             }
-            (_, done) => done,
+            (_, result) => result,
         }
     }
 }

@@ -165,33 +165,33 @@ async fn make_draft(
     match api.graphql_mutation(token, CONVERT_TO_DRAFT_MUTATION, &found.node_id).await {
         // A forge without drafts has no automatic merging either. The pull request's text asks for the review.
         Err(error) if error.to_string().contains(NO_DRAFTS_MESSAGE) => return Ok(()),
-        done => done?,
+        result => result?,
     }
     tracing::info!(url = found.html_url, "the pull request is a draft again");
     Ok(())
 }
 
-/// Returns the open pull requests from a branch, narrowed by the query's further part `more`. The answer is filtered
+/// Returns the open pull requests from a branch, narrowed by the query's further part `filter`. The answer is filtered
 /// again: GitHub ignores parts of a query that it does not understand, and a fork may have a branch of the same name.
 async fn open_pull_requests(
     api: &GithubClient,
     token: &SecretString,
     (repository, branch): (&HostedRepository, &SandboxBranch),
-    more: &str,
+    filter: &str,
 ) -> Result<Vec<FetchedPullRequest>, GithubError> {
     let (owner, branch) = (repository.owner(), branch.to_string());
     let query = format!(
-        "/pulls?state=open&head={owner}%3A{}{more}&per_page=20",
+        "/pulls?state=open&head={owner}%3A{}{filter}&per_page=20",
         encode_url_component(&branch)
     );
     let found: Vec<FetchedPullRequest> =
         api.get(token, &repository_path(repository, &query)).await?;
     let own = format!("{owner}/{}", repository.name());
-    let is_own = |home: &BranchRepository| home.full_name.eq_ignore_ascii_case(&own);
-    let is_it = |one: &FetchedPullRequest| {
-        one.head.branch == branch && one.head.repo.as_ref().is_some_and(is_own)
+    let is_own_repository = |home: &BranchRepository| home.full_name.eq_ignore_ascii_case(&own);
+    let is_from_branch = |pull: &FetchedPullRequest| {
+        pull.head.branch == branch && pull.head.repo.as_ref().is_some_and(is_own_repository)
     };
-    Ok(found.into_iter().filter(is_it).collect())
+    Ok(found.into_iter().filter(is_from_branch).collect())
 }
 
 /// One attempt to publish a pull request.
@@ -234,10 +234,10 @@ impl PullRequestPublisher<'_> {
 
     /// Returns the open pull request from the branch to `base`.
     async fn find_open(&self, base: &str) -> Result<Option<FetchedPullRequest>, GithubError> {
-        let more = format!("&base={}", encode_url_component(base));
-        let place = (self.repository, &self.spec.head);
-        let found = open_pull_requests(self.api, &self.token, place, &more).await?;
-        Ok(found.into_iter().find(|one| one.base.branch == base))
+        let query = format!("&base={}", encode_url_component(base));
+        let source = (self.repository, &self.spec.head);
+        let found = open_pull_requests(self.api, &self.token, source, &query).await?;
+        Ok(found.into_iter().find(|pull| pull.base.branch == base))
     }
 
     /// Opens a pull request.

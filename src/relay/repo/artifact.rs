@@ -61,8 +61,8 @@ impl ArtifactDir {
         if !directory.is_dir() {
             // Each new directory is an entry of its parent, so the parents are synced, too.
             DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(disk)?;
-            for made in directory.ancestors().skip(1).take(CREATED_DIR_DEPTH) {
-                sync_directory(made).map_err(disk)?;
+            for created in directory.ancestors().skip(1).take(CREATED_DIR_DEPTH) {
+                sync_directory(created).map_err(disk)?;
             }
         }
         Ok(Self::from_path(directory))

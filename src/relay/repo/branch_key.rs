@@ -72,9 +72,9 @@ impl BranchKey {
         let BranchKeySources { explicit, work_item, state, may_use_state } = sources;
         // The agent's state names a branch only on request.
         let state = state.filter(|_| may_use_state);
-        let given =
+        let chosen =
             [explicit, work_item, state].into_iter().flatten().find(|text| !text.is_empty());
-        let Some(text) = given else { return Ok(None) };
+        let Some(text) = chosen else { return Ok(None) };
         // A run's own ID is almost always a mistake of the caller: no later run could continue the branch.
         if text == run {
             return Err(BranchKeyError::RunId(escape_for_message(text)));

@@ -72,9 +72,9 @@ impl GitBundle {
 }
 
 impl BundleHeader {
-    /// Parses the beginning of a bundle that must have the ref `wanted` and no other ref.
-    pub fn parse(mut bytes: &[u8], wanted: &str) -> Result<Self, BundleError> {
-        let whole = bytes.len();
+    /// Parses the beginning of a bundle that must have the ref `ref_name` and no other ref.
+    pub fn parse(mut bytes: &[u8], ref_name: &str) -> Result<Self, BundleError> {
+        let total_bytes = bytes.len();
         let mut line = vec![];
         let mut number = 0;
         // Reads the next line without its newline. Returns its number and the offset behind it. A line without a
@@ -84,8 +84,8 @@ impl BundleHeader {
             number += 1;
             bytes.read_until(b'\n', line).expect("memory can be read");
             match line.pop() {
-                Some(b'\n') => Ok((number, whole - bytes.len())),
-                _ if whole as u64 >= MAX_HEADER_BYTES => Err(BundleError::HeaderTooLong),
+                Some(b'\n') => Ok((number, total_bytes - bytes.len())),
+                _ if total_bytes as u64 >= MAX_HEADER_BYTES => Err(BundleError::HeaderTooLong),
                 _ if number == 1 => Err(BundleError::NotABundle),
                 _ => Err(BundleError::InvalidLine(number)),
             }
@@ -103,7 +103,8 @@ impl BundleHeader {
             let (number, pack_at) = next(&mut line)?;
             match line.as_slice() {
                 [] => {
-                    let tip = tip.ok_or_else(|| BundleError::UnexpectedRefs(wanted.to_owned()))?;
+                    let tip =
+                        tip.ok_or_else(|| BundleError::UnexpectedRefs(ref_name.to_owned()))?;
                     return Ok(Self { prerequisites, tip, pack_at: pack_at as u64 });
                 }
                 // SHA-1 is the format without this line, too. Any other capability is refused: a filter would leave
@@ -119,9 +120,10 @@ impl BundleHeader {
                 }
                 rest => {
                     let name = parse_object_id(rest).ok_or(BundleError::InvalidLine(number))?;
-                    if tip.is_some() || rest.get(OBJECT_ID_DIGITS + 1..) != Some(wanted.as_bytes())
+                    if tip.is_some()
+                        || rest.get(OBJECT_ID_DIGITS + 1..) != Some(ref_name.as_bytes())
                     {
-                        return Err(BundleError::UnexpectedRefs(wanted.to_owned()));
+                        return Err(BundleError::UnexpectedRefs(ref_name.to_owned()));
                     }
                     tip = Some(name);
                 }

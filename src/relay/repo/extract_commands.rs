@@ -164,9 +164,9 @@ impl AnnouncedBranch {
 /// # Errors
 /// Returns an error if the disk cannot be written.
 pub fn create_stub_repository(path: &Path, head: ObjectId) -> io::Result<()> {
-    for folder in [path, &path.join("refs"), &path.join("objects")] {
-        fs::create_dir(folder)?;
-        fs::set_permissions(folder, Permissions::from_mode(0o755))?;
+    for directory in [path, &path.join("refs"), &path.join("objects")] {
+        fs::create_dir(directory)?;
+        fs::set_permissions(directory, Permissions::from_mode(0o755))?;
     }
     let config = "[core]\n\trepositoryFormatVersion = 0\n".to_owned();
     for (name, text) in [("HEAD", format!("{head}\n")), ("config", config)] {

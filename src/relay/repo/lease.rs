@@ -49,19 +49,19 @@ impl BranchLease {
         Ok(Self { file: Arc::new(LeaseFile { branch, directory, fence, lock }) })
     }
 
-    /// Acquires the lease as soon as no other holder has it. Returns [`RepoError::BranchInUse`] after `patience`.
+    /// Acquires the lease as soon as no other holder has it. Returns [`RepoError::BranchInUse`] after `max_wait`.
     pub async fn acquire_with_timeout(
         parent: &Path,
         key: &BranchKey,
-        patience: Duration,
+        max_wait: Duration,
     ) -> Result<Self, RepoError> {
-        let begun = Instant::now();
+        let start = Instant::now();
         loop {
             match Self::try_acquire(parent, key) {
-                Err(RepoError::BranchInUse { .. }) if begun.elapsed() < patience => {
+                Err(RepoError::BranchInUse { .. }) if start.elapsed() < max_wait => {
                     tokio::time::sleep(RETRY_INTERVAL).await;
                 }
-                taken => return taken,
+                result => return result,
             }
         }
     }

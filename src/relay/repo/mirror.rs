@@ -139,8 +139,8 @@ impl RepoMirror {
             self.git_command("init").args(words).execute()?;
         }
         // The marker's time is the time of the last use, which a sweep reads.
-        let made = File::create(self.git_dir.join(COMPLETE_MARKER)).map_err(disk)?;
-        made.set_modified(SystemTime::now()).map_err(disk)
+        let marker = File::create(self.git_dir.join(COMPLETE_MARKER)).map_err(disk)?;
+        marker.set_modified(SystemTime::now()).map_err(disk)
     }
 
     /// Locks a file of this name beside the mirror, and waits for the lock. The lock lives as long as the returned
@@ -165,13 +165,13 @@ impl RepoMirror {
         BranchLease::is_leased(&state.join("branches").join(mirror_id(repository)), key)
     }
 
-    /// Acquires the lease of a branch as soon as it is free. Returns [`RepoError::BranchInUse`] after `patience`.
+    /// Acquires the lease of a branch as soon as it is free. Returns [`RepoError::BranchInUse`] after `max_wait`.
     pub async fn lease_with_timeout(
         &self,
         key: &BranchKey,
-        patience: Duration,
+        max_wait: Duration,
     ) -> Result<BranchLease, RepoError> {
-        BranchLease::acquire_with_timeout(&self.leases, key, patience).await
+        BranchLease::acquire_with_timeout(&self.leases, key, max_wait).await
     }
 
     /// Reads the branch's state at the remote, and fetches the commits that a run begins with. The remote is not
@@ -207,14 +207,14 @@ impl RepoMirror {
         }
         // Each branch has refs of its own in the mirror, so fetches for other branches do not move them.
         let [base_ref, branch_ref] = ["base", "branch"].map(|name| mirror_ref(branch, name));
-        let mut wanted = vec![format!("+refs/heads/{base}:{base_ref}")];
+        let mut refspecs = vec![format!("+refs/heads/{base}:{base_ref}")];
         // The leading `+` lets the mirror's own refs follow a remote branch that was moved back.
         if listed.branch.is_some() {
-            wanted.push(format!("+{}:{branch_ref}", branch.to_ref()));
+            refspecs.push(format!("+{}:{branch_ref}", branch.to_ref()));
         }
-        self.fetch_refs(&wanted, token)?.map_err(|error| match error.stderr_text() {
+        self.fetch_refs(&refspecs, token)?.map_err(|error| match error.stderr_text() {
             // A missing base is reported as such, and not as an error of the network.
-            Some(said) if said.contains("couldn't find remote ref") => {
+            Some(stderr) if stderr.contains("couldn't find remote ref") => {
                 RepoError::UnknownBase { base: base.clone() }
             }
             // A timeout is not such an error: a network may be slow today, so a later attempt can succeed.
@@ -282,11 +282,11 @@ impl RepoMirror {
     /// Fetches refs. The outer error is of the access to the remote, and the inner one is git's.
     fn fetch_refs(
         &self,
-        wanted: &[String],
+        refspecs: &[String],
         token: Option<&SecretString>,
     ) -> Result<Result<(), super::git::GitError>, RepoError> {
         let words = ["--quiet", "--no-tags", "--no-write-fetch-head", "--refmap=", "--"];
-        let call = self.git_command("fetch").args(words).arg(self.remote_url()).args(wanted);
+        let call = self.git_command("fetch").args(words).arg(self.remote_url()).args(refspecs);
         let call = self.authenticate(call.limits(self.limits.of_git()), token)?;
         self.run_locked_fetch(|| call.execute())
     }

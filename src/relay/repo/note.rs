@@ -28,12 +28,13 @@ impl RepoMirror {
         note: CommitNote<'_>,
         token: Option<&SecretString>,
     ) -> Result<(), RepoError> {
-        let own = format!("refs/notes/relay/{}", note.branch.key());
+        let own_ref = format!("refs/notes/relay/{}", note.branch.key());
         // One writer at a time on this machine. Writers on other machines are noticed by the push's lease.
         let _lock = self.lock_file("notes")?;
-        let desk = NoteWriter { mirror: self, own_ref: &own, committer: note.committer, token };
+        let writer =
+            NoteWriter { mirror: self, own_ref: &own_ref, committer: note.committer, token };
         for _ in 0..MAX_ATTEMPTS {
-            if desk.try_write(note.head, note.text)? {
+            if writer.try_write(note.head, note.text)? {
                 return Ok(());
             }
         }
@@ -70,13 +71,13 @@ impl NoteWriter<'_> {
         let words = ["--porcelain", "--no-verify", "--no-signed", "--no-progress", &lease, "--"];
         let call = self.mirror.git_command("push").args(words).arg(self.mirror.remote_url());
         let call = call.arg(format!("{}:{NOTES_REF}", self.own_ref));
-        let (said, ended) = self.mirror.authenticate(call, self.token)?.output_and_status()?;
+        let (output, ended) = self.mirror.authenticate(call, self.token)?.output_and_status()?;
         match ended {
             Ok(()) => Ok(true),
-            Err(_) if CONCURRENT_UPDATE_MESSAGES.iter().any(|words| said.contains(words)) => {
+            Err(_) if CONCURRENT_UPDATE_MESSAGES.iter().any(|words| output.contains(words)) => {
                 Ok(false)
             }
-            Err(error) => Err(match RefUpdateStatus::parse_ref_line(&said, NOTES_REF) {
+            Err(error) => Err(match RefUpdateStatus::parse_ref_line(&output, NOTES_REF) {
                 Some(RefUpdateStatus::Rejected(why)) => {
                     RepoError::RemoteRejected { why: rejection_message(why, &Err(error)) }
                 }

@@ -206,8 +206,8 @@ impl QuarantineRepo<'_> {
     /// Unpacks the pack with all of git's checks. Objects that a thin pack leaves out are copied from the mirror.
     fn index_pack(&self, bundle: &GitBundle) -> Result<(), RepoError> {
         let disk = |source| RepoError::Io { path: bundle.path.clone(), source };
-        let most = format!("--max-input-size={}", self.limits.pack_bytes);
-        let words = [FSCK_STRICT_FLAG, "--fix-thin", "--stdin", "--threads=1", &most];
+        let max_input = format!("--max-input-size={}", self.limits.pack_bytes);
+        let words = [FSCK_STRICT_FLAG, "--fix-thin", "--stdin", "--threads=1", &max_input];
         let call = self.git_command("index-pack").args(words);
         let pack = bundle.open_pack().map_err(disk)?;
         call.input(GitInput::File(pack)).execute().map_err(map_git_error)
@@ -254,10 +254,10 @@ impl QuarantineRepo<'_> {
 
     /// Lists the commits that `tip` leads to and that `known` excludes, oldest first.
     fn list_commit_ids(&self, tip: ObjectId, known: &[String]) -> Result<Vec<ObjectId>, RepoError> {
-        let most = format!("--max-count={}", u64::from(self.limits.commits) + 1);
-        let words = ["--topo-order", "--reverse", &most, &tip.to_string()];
-        let said = self.git_command("rev-list").args(words).args(known).output_text()?;
-        let names = parse_object_ids(said.as_bytes(), "rev-list")?;
+        let max_count = format!("--max-count={}", u64::from(self.limits.commits) + 1);
+        let words = ["--topo-order", "--reverse", &max_count, &tip.to_string()];
+        let output = self.git_command("rev-list").args(words).args(known).output_text()?;
+        let names = parse_object_ids(output.as_bytes(), "rev-list")?;
         if names.len() > self.limits.commits as usize {
             return Err(QuarantineError::TooManyCommits(self.limits.commits).into());
         }
@@ -311,10 +311,10 @@ impl QuarantineRepo<'_> {
         let check =
             self.git_command("cat-file").arg("--batch-check").input(object_id_lines(reached));
         let objects = parse_object_headers(&check.output_bytes().map_err(map_git_error)?)?;
-        let QuarantineLimits { objects: most, bytes, .. } = *self.limits;
+        let QuarantineLimits { objects: max_objects, bytes, .. } = *self.limits;
         let sum = objects.iter().fold(0_u64, |sum, object| sum.saturating_add(object.size));
-        if objects.len() as u64 > most || sum > bytes {
-            return Err(QuarantineError::TooLarge { objects: most, bytes }.into());
+        if objects.len() as u64 > max_objects || sum > bytes {
+            return Err(QuarantineError::TooLarge { objects: max_objects, bytes }.into());
         }
         Ok(objects.into_iter().map(|object| object.name).collect())
     }
@@ -327,10 +327,10 @@ impl QuarantineRepo<'_> {
         let all =
             all.env("GIT_OBJECT_DIRECTORY", self.objects).output_bytes().map_err(map_git_error)?;
         let is_reached = |object: &ObjectHeader| reached.contains(&object.name);
-        let (expected, others): (Vec<_>, Vec<_>) =
+        let (expected, unreached): (Vec<_>, Vec<_>) =
             parse_object_headers(&all)?.into_iter().partition(is_reached);
         // Objects that complete a thin pack are copies of the mirror's. Every other object was smuggled in.
-        if let Some(stray) = self.first_missing_in_mirror(&others)? {
+        if let Some(stray) = self.first_missing_in_mirror(&unreached)? {
             return Err(QuarantineError::UnreachableObject(stray).into());
         }
         let trees: Vec<_> = expected.iter().filter(|object| object.kind == "tree").collect();
@@ -368,8 +368,8 @@ impl QuarantineRepo<'_> {
         let names = object_id_lines(objects.iter().map(|object| object.name));
         let check =
             self.mirror.git_command("cat-file").arg("--batch-check").limits(self.git_limits());
-        let said = check.input(names).output_bytes().map_err(map_git_error)?;
-        let lines = said.split(|byte| *byte == b'\n');
+        let output = check.input(names).output_bytes().map_err(map_git_error)?;
+        let lines = output.split(|byte| *byte == b'\n');
         let found: BTreeSet<_> =
             lines.filter_map(cat_file::parse_object_header).map(|found| found.name).collect();
         Ok(objects.iter().map(|object| object.name).find(|name| !found.contains(name)))
@@ -392,7 +392,7 @@ impl QuarantineRepo<'_> {
 
 /// Maps an error of git on the agent's objects: temporary errors are this machine's, and others are the work's.
 pub(super) fn map_git_error(error: git::GitError) -> RepoError {
-    let why = error.stderr_text().filter(|said| !said.is_empty());
+    let why = error.stderr_text().filter(|stderr| !stderr.is_empty());
     let why = why.map_or_else(|| error.to_string(), str::to_owned);
     match error {
         error if error.is_transient() => error.into(),
@@ -403,15 +403,15 @@ pub(super) fn map_git_error(error: git::GitError) -> RepoError {
 }
 
 /// Parses object IDs in git's output, one on each line.
-fn parse_object_ids(said: &[u8], what: &str) -> Result<Vec<ObjectId>, git::GitError> {
-    let lines = said.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+fn parse_object_ids(output: &[u8], command: &str) -> Result<Vec<ObjectId>, git::GitError> {
+    let lines = output.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
     let names = lines.map(ObjectId::parse).collect::<Option<_>>();
-    names.ok_or_else(|| git::GitError::UnexpectedOutput { command: what.to_owned() })
+    names.ok_or_else(|| git::GitError::UnexpectedOutput { command: command.to_owned() })
 }
 
 /// Parses lines of `cat-file --batch-check`.
-fn parse_object_headers(said: &[u8]) -> Result<Vec<ObjectHeader>, git::GitError> {
-    let lines = said.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+fn parse_object_headers(output: &[u8]) -> Result<Vec<ObjectHeader>, git::GitError> {
+    let lines = output.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
     let objects = lines.map(cat_file::parse_object_header).collect::<Option<_>>();
     objects.ok_or_else(|| git::GitError::UnexpectedOutput { command: "cat-file".to_owned() })
 }

@@ -82,9 +82,9 @@ impl QuarantinedWork {
     ) -> Result<ReviewedWork, RepoError> {
         // All facts are collected first: rules then only compare values, and call no git.
         let evidence = ReviewEvidence::collect(&self, policy, known)?;
-        let mut bench = PolicyEvaluator { policy, reasons: BTreeSet::new() };
-        bench.evaluate(&self, &evidence);
-        let (verdict, files) = (bench.into_verdict(), evidence.files);
+        let mut evaluator = PolicyEvaluator { policy, reasons: BTreeSet::new() };
+        evaluator.evaluate(&self, &evidence);
+        let (verdict, files) = (evaluator.into_verdict(), evidence.files);
         Ok(ReviewedWork { quarantined: self, verdict, files })
     }
 }
@@ -208,11 +208,9 @@ impl PolicyEvaluator<'_> {
                 let why = "a commit message has a `Sandbox-Run` or `Sandbox-Agent` trailer, which only the relay writes";
                 self.add_reason(claims_provenance, None, why);
             }
-            if work
-                .committer
-                .as_ref()
-                .is_some_and(|ours| commit_claims::claims_committer_identity(commit, ours))
-            {
+            if work.committer.as_ref().is_some_and(|committer| {
+                commit_claims::claims_committer_identity(commit, committer)
+            }) {
                 self.add_reason(
                     claims_provenance,
                     None,

@@ -99,16 +99,16 @@ async fn has_image(image: &str, machine: &HostCapabilities) -> Result<(), AgentU
     }
     let silent =
         |why: String| AgentUnavailableError::EngineUnresponsive { image: image.to_owned(), why };
-    let asked = async { DockerEngine::connect(socket).await?.image_id(image).await };
-    match timeout(PROBE_TIMEOUT, Box::pin(asked)).await {
+    let check = async { DockerEngine::connect(socket).await?.image_id(image).await };
+    match timeout(PROBE_TIMEOUT, Box::pin(check)).await {
         Ok(Ok(_)) => Ok(()),
         Ok(Err(sandbox::SandboxError::NoImage(image))) => {
             Err(AgentUnavailableError::NoImage(image))
         }
         Ok(Err(error)) => Err(silent(format!("{:#}", anyhow::Error::from(error)))),
         Err(_) => {
-            let patience = humantime::format_duration(PROBE_TIMEOUT);
-            Err(silent(format!("no answer within {patience}")))
+            let time = humantime::format_duration(PROBE_TIMEOUT);
+            Err(silent(format!("no answer within {time}")))
         }
     }
 }

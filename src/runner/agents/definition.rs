@@ -196,12 +196,14 @@ impl AgentDefinition {
             .expect("an entry is read from TOML, so its paths are text")
     }
 
-    /// Returns the model of a run that requests the model `asked`: the requested model, or else the default model.
+    /// Returns the model of a run that requests the model `requested`: the requested model, or else the default model.
     ///
     /// # Errors
     /// Returns an error if the name is invalid, or if the agent may not use the model.
-    pub fn select_model(&self, asked: Option<String>) -> Result<Option<String>, String> {
-        let Some(model) = asked.or_else(|| self.models.default.clone()) else { return Ok(None) };
+    pub fn select_model(&self, requested: Option<String>) -> Result<Option<String>, String> {
+        let Some(model) = requested.or_else(|| self.models.default.clone()) else {
+            return Ok(None);
+        };
         if !is_model_name(&model) {
             return Err(format!("`{}` must be {MODEL_NAME_RULE}", model.escape_debug()));
         }
@@ -238,8 +240,8 @@ impl Default for OpenClawConfig {
 impl FromStr for DriverChoice {
     type Err = &'static str;
 
-    fn from_str(given: &str) -> Result<Self, Self::Err> {
-        match given {
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
             "auto" => Ok(Self::Auto),
             "docker" => Ok(Self::Docker),
             "embedded" => Ok(Self::Embedded),

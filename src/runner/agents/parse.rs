@@ -36,8 +36,12 @@ pub(super) fn load_file(path: &Path) -> Result<AgentDefinition, CatalogError> {
 
 /// Parses a definition from `text`, the content of the file at `path`.
 pub(super) fn parse_definition(path: &Path, text: &str) -> Result<AgentDefinition, CatalogError> {
-    let invalid =
-        |line, key, what| CatalogError::Invalid { file: path.to_owned(), line, key, what };
+    let invalid = |line, key, reason| CatalogError::Invalid {
+        file: path.to_owned(),
+        line,
+        key,
+        what: reason,
+    };
     let line = |at: usize| text[..at.min(text.len())].matches('\n').count() + 1;
     let at = |error: &toml::de::Error| error.span().map_or(0, |span| span.start);
     let broken =
@@ -45,9 +49,9 @@ pub(super) fn parse_definition(path: &Path, text: &str) -> Result<AgentDefinitio
     let document = DeTable::parse(text).map_err(broken)?;
     let document = document.get_ref();
     // 1. Keys that no longer exist. An explanation is more helpful than "unknown field".
-    for (gone, now) in REMOVED_KEYS {
-        if let Some(place) = key_offset(document, gone) {
-            return Err(invalid(line(place), (*gone).to_owned(), (*now).to_owned()));
+    for (removed_key, advice) in REMOVED_KEYS {
+        if let Some(offset) = key_offset(document, removed_key) {
+            return Err(invalid(line(offset), (*removed_key).to_owned(), (*advice).to_owned()));
         }
     }
     let entry: AgentDefinition = toml::from_str(text).map_err(|error| {
@@ -59,20 +63,20 @@ pub(super) fn parse_definition(path: &Path, text: &str) -> Result<AgentDefinitio
     })?;
     // 3. The rules between the keys. These errors name a key, and the line is looked up in the document.
     let checked = entry.check().and_then(|()| check_file_name(path, &entry));
-    checked.map_err(|DefinitionKeyError { key, what }| {
-        let place = nearest_offset(document, key);
-        invalid(line(place), key.to_owned(), what)
+    checked.map_err(|DefinitionKeyError { key, what: reason }| {
+        let at_key = nearest_offset(document, key);
+        invalid(line(at_key), key.to_owned(), reason)
     })?;
     Ok(entry)
 }
 
 fn check_file_name(path: &Path, entry: &AgentDefinition) -> Result<(), DefinitionKeyError> {
-    let right = definition::definition_file_name(&entry.name);
-    if path.file_name().is_some_and(|name| name == right.as_str()) {
+    let expected = definition::definition_file_name(&entry.name);
+    if path.file_name().is_some_and(|name| name == expected.as_str()) {
         return Ok(());
     }
-    let what = format!("the file of `{}` is named `{right}`; rename one of them", entry.name);
-    Err(DefinitionKeyError { key: "name", what })
+    let reason = format!("the file of `{}` is named `{expected}`; rename one of them", entry.name);
+    Err(DefinitionKeyError { key: "name", what: reason })
 }
 
 fn read_file(path: &Path) -> Result<String, CatalogError> {

@@ -19,7 +19,7 @@ pub(super) struct DefinitionKeyError {
 impl AgentDefinition {
     /// Checks that the values of the definition are valid and fit together.
     pub(super) fn check(&self) -> Result<(), DefinitionKeyError> {
-        let wrong = |key, what: String| Err(DefinitionKeyError { key, what });
+        let wrong = |key, reason: String| Err(DefinitionKeyError { key, what: reason });
         if !is_agent_name(&self.name) {
             return wrong("name", format!("`{}` is no name; {NAME_RULE}", self.name));
         }
@@ -42,8 +42,8 @@ impl AgentDefinition {
                 return wrong("rootfs", "there is an image, too; give one of them".to_owned());
             }
             (Some(_), _, DriverChoice::Embedded) => {
-                let what = "`embedded` knows no images; say `docker`, or give `rootfs`";
-                return wrong("driver", what.to_owned());
+                let why = "`embedded` knows no images; say `docker`, or give `rootfs`";
+                return wrong("driver", why.to_owned());
             }
             (None, _, DriverChoice::Docker) => {
                 return wrong("driver", "`docker` needs an image; give `image`".to_owned());
@@ -58,8 +58,8 @@ impl AgentDefinition {
             && !self.models.allow.is_empty()
             && !self.models.allow.contains(model)
         {
-            let what = format!("`{model}` is not among those that `allow` has");
-            return wrong("models.default", what);
+            let why = format!("`{model}` is not among those that `allow` has");
+            return wrong("models.default", why);
         }
         // The key is reserved: a list that has no effect must not look as if it had one.
         if !self.tools.is_empty() {
@@ -74,18 +74,18 @@ impl AgentDefinition {
     }
 
     fn check_setup(&self) -> Result<(), DefinitionKeyError> {
-        let wrong = |key, what: String| Err(DefinitionKeyError { key, what });
+        let wrong = |key, reason: String| Err(DefinitionKeyError { key, what: reason });
         // Settings that no program would read are most likely a mistake of the operator.
         if self.setup != WorkspaceSetup::OpenClaw && self.openclaw != OpenClawConfig::default() {
             return wrong("openclaw", "it is for `setup = \"openclaw\"`; say so".to_owned());
         }
         if !is_agent_id(&self.openclaw.agent) {
-            let what = format!("`{}` is none of its agents' ids", self.openclaw.agent);
-            return wrong("openclaw.agent", format!("{what}; give letters, digits, `-` and `_`"));
+            let why = format!("`{}` is none of its agents' ids", self.openclaw.agent);
+            return wrong("openclaw.agent", format!("{why}; give letters, digits, `-` and `_`"));
         }
         if self.openclaw.allow.is_empty() {
-            let what = "OpenClaw takes an empty list for all of its tools; name those it may use";
-            return wrong("openclaw.allow", what.to_owned());
+            let why = "OpenClaw takes an empty list for all of its tools; name those it may use";
+            return wrong("openclaw.allow", why.to_owned());
         }
         // `..` and a leading `/` are refused, so that every file is written below the workspace.
         let is_plain = |path: &PathBuf| {
@@ -93,8 +93,8 @@ impl AgentDefinition {
             parts.all(|part| matches!(part, Component::Normal(_)))
         };
         if let Some(path) = self.files.keys().find(|path| !is_plain(path)) {
-            let what = format!("`{}` leads out of the workspace", path.display());
-            return wrong("files", format!("{what}; give a path below it"));
+            let why = format!("`{}` leads out of the workspace", path.display());
+            return wrong("files", format!("{why}; give a path below it"));
         }
         Ok(())
     }

@@ -41,99 +41,100 @@ pub(super) enum CollectOutcome {
 pub(super) async fn collect_work(
     relay: &Arc<DeliveryService>,
     extractor: &WorkExtractor,
-    desk: &WorkspaceRow,
+    row: &WorkspaceRow,
     words: Option<PullRequestText>,
 ) -> anyhow::Result<CollectOutcome> {
     // 1. An earlier process has committed the outcome and then died. Only the archiving is missing.
-    if desk.needs_archiving() {
-        return Ok(CollectOutcome::Retained(archive_workspace(relay, desk.clone()).await?));
+    if row.needs_archiving() {
+        return Ok(CollectOutcome::Retained(archive_workspace(relay, row.clone()).await?));
     }
-    let place = ArtifactDir::create(&desk.plan.artifacts)?;
+    let artifacts = ArtifactDir::create(&row.plan.artifacts)?;
     // 2. Git must not hang on a pipe or read a file outside of the workspace, so the workspace is checked before git
     //    runs.
-    let workspace = desk.workspace.clone();
+    let workspace = row.workspace.clone();
     if let Err(error) =
         spawn_blocking(move || special_files::check_special_files(&workspace)).await?
     {
         let why = format!("{error:#}");
-        tracing::warn!(run = desk.plan.facts.run, why, "the work is not collected");
-        return Ok(CollectOutcome::Retained(retain_workspace(relay, desk, why).await?));
+        tracing::warn!(run = row.plan.facts.run, why, "the work is not collected");
+        return Ok(CollectOutcome::Retained(retain_workspace(relay, row, why).await?));
     }
     let mut inspection =
-        WorkspaceInspection::new(extractor, (desk, &place), relay.extract_limits());
+        WorkspaceInspection::new(extractor, (row, &artifacts), relay.extract_limits());
     let found = inspection.inspect().await;
     if !matches!(found, Ok(WorkspaceContent::Work { .. })) {
         // Nothing is delivered, so what git has printed about commits is not kept.
-        place.remove_work()?;
+        artifacts.remove_work()?;
     }
     let why = match found {
         Ok(WorkspaceContent::Work { announced, rest: None }) => {
-            let added = Box::pin(enqueue_work(relay, desk, (announced, place, None), words));
+            let added = Box::pin(enqueue_work(relay, row, (announced, artifacts, None), words));
             return Ok(CollectOutcome::Work(added.await?));
         }
         Ok(WorkspaceContent::Work { announced, rest }) => {
-            // 3. `place` will hold the retained workspace, so the delivered commits get a directory of their own.
-            let own = relay.create_artifacts_dir()?;
-            if let Err(error) = place.move_work_to(&own) {
-                own.discard()?;
+            // 3. `artifacts` will hold the retained workspace, so the delivered commits get a directory of their own.
+            let delivered_artifacts = relay.create_artifacts_dir()?;
+            if let Err(error) = artifacts.move_work_to(&delivered_artifacts) {
+                delivered_artifacts.discard()?;
                 return Err(error.into());
             }
             // Ignored files are removed only from a workspace that is retained.
             inspection.remove_ignored_files().await;
-            let added = Box::pin(enqueue_work(relay, desk, (announced, own, rest), words));
+            let added =
+                Box::pin(enqueue_work(relay, row, (announced, delivered_artifacts, rest), words));
             return Ok(CollectOutcome::Work(added.await?));
         }
         Ok(WorkspaceContent::Nothing) => {
-            clear_workspace(relay, desk, place.clone()).await?;
+            clear_workspace(relay, row, artifacts.clone()).await?;
             return Ok(CollectOutcome::Nothing);
         }
-        Ok(WorkspaceContent::Undeliverable(what)) => what.to_owned(),
+        Ok(WorkspaceContent::Undeliverable(reason)) => reason.to_owned(),
         Err(error) => {
-            tracing::error!(run = desk.plan.facts.run, "cannot collect the work: {error:#}");
+            tracing::error!(run = row.plan.facts.run, "cannot collect the work: {error:#}");
             // 4. An error of this machine, such as a full disk, may pass, so the collection is tried again later. An
             //    error of the work itself would come again, so the workspace is retained for a person.
             let wait =
-                is_host_failure(&error).then(|| delivery::retry_delay(desk.attempts)).flatten();
+                is_host_failure(&error).then(|| delivery::retry_delay(row.attempts)).flatten();
             if let Some(wait) = wait {
                 return Ok(CollectOutcome::Retained(
-                    reschedule(relay, desk, (wait, format!("{error:#}"))).await?,
+                    reschedule(relay, row, (wait, format!("{error:#}"))).await?,
                 ));
             }
             format!("{error:#}")
         }
     };
     inspection.remove_ignored_files().await;
-    Ok(CollectOutcome::Retained(retain_workspace(relay, desk, why).await?))
+    Ok(CollectOutcome::Retained(retain_workspace(relay, row, why).await?))
 }
 
 /// Adds the work to the outbox and, in the same statement, the reason for a workspace that is retained beside the work.
 async fn enqueue_work(
     relay: &Arc<DeliveryService>,
-    desk: &WorkspaceRow,
-    (announced, place, rest): (AnnouncedBranch, ArtifactDir, Option<String>),
+    row: &WorkspaceRow,
+    (announced, artifacts, rest): (AnnouncedBranch, ArtifactDir, Option<String>),
     words: Option<PullRequestText>,
 ) -> anyhow::Result<Box<DeliveryJob>> {
-    let DeliveryPlan { repository, state, facts, rules, host, .. } = desk.plan.clone();
-    let order = DeliveryRequest {
+    let DeliveryPlan { repository, state, facts, rules, host, .. } = row.plan.clone();
+    let request = DeliveryRequest {
         repository,
         state,
         announced,
         facts,
         rules: Some(rules),
         host: Some(host),
-        artifacts: place.directory().to_owned(),
+        artifacts: artifacts.directory().to_owned(),
         pull_request: words,
     };
-    let (outbox, desk) = (relay.clone(), desk.clone());
+    let (outbox, row) = (relay.clone(), row.clone());
     let add = move || {
         if let Some(why) = rest {
-            let (job, left) = outbox.outbox().add_keeping_workspace(&order, &desk, &why)?;
+            let (job, left) = outbox.outbox().add_keeping_workspace(&request, &row, &why)?;
             return anyhow::Ok((job, Some(left)));
         }
-        let job = outbox.enqueue(order)?;
+        let job = outbox.enqueue(request)?;
         // The workspace is removed after the statement, so that no work is lost if this process dies in between.
         let is_gone =
-            if desk.is_exclusive() { dir_tree::remove_tree(&desk.workspace) } else { Ok(()) };
+            if row.is_exclusive() { dir_tree::remove_tree(&row.workspace) } else { Ok(()) };
         if let Err(error) = is_gone {
             // The workspace is removed later, together with the artifacts of the job.
             tracing::warn!(%error, relay = job.id, "cannot remove a collected workspace");
@@ -152,13 +153,13 @@ async fn enqueue_work(
 
 async fn clear_workspace(
     relay: &Arc<DeliveryService>,
-    desk: &WorkspaceRow,
-    place: ArtifactDir,
+    row: &WorkspaceRow,
+    artifacts: ArtifactDir,
 ) -> anyhow::Result<()> {
-    let (relay, desk) = (relay.clone(), desk.clone());
+    let (relay, row) = (relay.clone(), row.clone());
     let clear = move || {
-        relay.outbox().remove_workspace(&desk)?;
-        Ok(place.discard()?)
+        relay.outbox().remove_workspace(&row)?;
+        Ok(artifacts.discard()?)
     };
     spawn_blocking(clear).await?
 }
@@ -172,32 +173,32 @@ fn is_host_failure(error: &anyhow::Error) -> bool {
 /// Leaves everything as it is until the next attempt. No run begins at the branch before that attempt.
 async fn reschedule(
     relay: &Arc<DeliveryService>,
-    desk: &WorkspaceRow,
+    row: &WorkspaceRow,
     (wait, why): (Duration, String),
 ) -> anyhow::Result<Box<WorkspaceRow>> {
-    let (relay, desk) = (relay.clone(), desk.clone());
-    let put_off = move || relay.outbox().reschedule_workspace(&desk, wait, &why);
-    Ok(Box::new(spawn_blocking(put_off).await??))
+    let (relay, row) = (relay.clone(), row.clone());
+    let reschedule_row = move || relay.outbox().reschedule_workspace(&row, wait, &why);
+    Ok(Box::new(spawn_blocking(reschedule_row).await??))
 }
 
 /// Gives a retained workspace back to its own user, so that git can read the workspace as that user.
-pub(super) async fn restore_ownership(desk: &WorkspaceRow) -> anyhow::Result<()> {
-    if desk.left.is_none() || !desk.is_exclusive() {
+pub(super) async fn restore_ownership(row: &WorkspaceRow) -> anyhow::Result<()> {
+    if row.left.is_none() || !row.is_exclusive() {
         return Ok(());
     }
-    let workspace = desk.workspace.clone();
+    let workspace = row.workspace.clone();
     Ok(spawn_blocking(move || archive::restore_ownership(&workspace)).await??)
 }
 
 /// Retains a workspace with a reason. Archives the workspace if other runs use its path.
 async fn retain_workspace(
     relay: &Arc<DeliveryService>,
-    desk: &WorkspaceRow,
+    row: &WorkspaceRow,
     why: String,
 ) -> anyhow::Result<Box<WorkspaceRow>> {
-    let (outbox, desk) = (relay.clone(), desk.clone());
-    let leave = move || outbox.outbox().retain_workspace(&desk, &desk.workspace, &why);
-    let left = spawn_blocking(leave).await??;
+    let (outbox, row) = (relay.clone(), row.clone());
+    let retain_row = move || outbox.outbox().retain_workspace(&row, &row.workspace, &why);
+    let left = spawn_blocking(retain_row).await??;
     if left.needs_collection() { archive_workspace(relay, left).await } else { Ok(Box::new(left)) }
 }
 
@@ -209,21 +210,22 @@ async fn retain_workspace(
 /// the next run at the branch tries again.
 async fn archive_workspace(
     relay: &Arc<DeliveryService>,
-    desk: WorkspaceRow,
+    row: WorkspaceRow,
 ) -> anyhow::Result<Box<WorkspaceRow>> {
-    let place = ArtifactDir::create(&desk.plan.artifacts)?;
-    let put = archive::copy_or_move(&desk.workspace, &place).await;
-    let mut why = desk.left.clone().unwrap_or_default();
-    if let Err(error) = put {
+    let artifacts = ArtifactDir::create(&row.plan.artifacts)?;
+    let archived = archive::copy_or_move(&row.workspace, &artifacts).await;
+    let mut why = row.left.clone().unwrap_or_default();
+    if let Err(error) = archived {
         if disk::is_transient(error.as_ref()) {
             return Err(error.context("the workspace cannot be archived yet"));
         }
-        tracing::error!(relay = desk.id, "cannot archive a workspace: {error:#}");
+        tracing::error!(relay = row.id, "cannot archive a workspace: {error:#}");
         why = format!("not all of the workspace can be kept: {error:#}; {why}");
     }
-    let (relay, kept) = (relay.clone(), place.workspace_path());
+    let (relay, archived_path) = (relay.clone(), artifacts.workspace_path());
     Ok(Box::new(
-        spawn_blocking(move || relay.outbox().retain_workspace(&desk, &kept, &why)).await??,
+        spawn_blocking(move || relay.outbox().retain_workspace(&row, &archived_path, &why))
+            .await??,
     ))
 }
 

@@ -55,10 +55,10 @@ impl WorkExtractor {
     /// Returns an error if the sandbox's first process cannot be written to the relay's directory.
     pub(super) fn for_delivery(
         driver: &SandboxDriver,
-        order: &sandbox::SandboxRequest,
+        request: &sandbox::SandboxRequest,
         relay: &DeliveryService,
     ) -> anyhow::Result<Self> {
-        let init = if let Some(path) = &order.spec.init {
+        let init = if let Some(path) = &request.spec.init {
             path.clone()
         } else {
             // The agent's image has its own bridge in place of cogni-init. Git needs no bridge, but needs the filter of
@@ -66,7 +66,7 @@ impl WorkExtractor {
             let first = InitBinary::BuiltIn { directory: relay.state_dir().to_owned() };
             first.install_file()?.context("the built-in cogni-init has no file")?
         };
-        Ok(Self::new(driver, order, relay.git(), (init, relay.extract_limits().time)))
+        Ok(Self::new(driver, request, relay.git(), (init, relay.extract_limits().time)))
     }
 
     fn new(
@@ -123,7 +123,7 @@ impl WorkExtractor {
         head: Option<ObjectId>,
     ) -> anyhow::Result<[anyhow::Result<Vec<u8>>; N]> {
         let listed = commands.each_ref().map(|(command, _)| self.listed_command(command));
-        let order = self.sandbox_request(&listed, head)?;
+        let request = self.sandbox_request(&listed, head)?;
         // 1. Each command's output goes to a place of its own, of bounded size.
         let mut outputs = CommandOutputs::new(commands.map(|(command, target)| (target, command)));
         let mut output =
@@ -133,16 +133,16 @@ impl WorkExtractor {
             StopReason::Deadline
         };
         // 2. The sandbox runs until the last command has ended, or until the extractor's time is over.
-        let ended = Box::pin(self.driver.run(&order, &mut output, until)).await;
-        fs::remove_dir_all(&order.directory)?;
-        let said = output.stderr.finish().text;
+        let ended = Box::pin(self.driver.run(&request, &mut output, until)).await;
+        fs::remove_dir_all(&request.directory)?;
+        let stderr = output.stderr.finish().text;
         let ended = ended.context("the sandbox that collects the work failed")?;
         // 3. A command whose end was not reported has the sandbox's end as its reason.
         let why = if ended.cause.is_some() {
             format!("git took more than {:?} to collect the work", self.time)
         } else {
-            let said = ended.not_started.unwrap_or(said);
-            format!("git cannot collect the work: {}", said.trim())
+            let stderr = ended.not_started.unwrap_or(stderr);
+            format!("git cannot collect the work: {}", stderr.trim())
         };
         Ok(outputs.into_results(&why))
     }
@@ -152,24 +152,24 @@ impl WorkExtractor {
         commands: &[ListedCommand],
         head: Option<ObjectId>,
     ) -> anyhow::Result<sandbox::SandboxRequest> {
-        let mut order = self.request.clone();
+        let mut request = self.request.clone();
         // The sandbox has the name of the agent's sandbox, which is gone. A directory of its own keeps it apart from
         // the files that the agent's sandbox left in the run's directory.
-        order.directory.push("extract");
-        fs::create_dir(&order.directory)?;
+        request.directory.push("extract");
+        fs::create_dir(&request.directory)?;
         // A new directory without a socket: git has no way to the run's gateway.
-        order.spec.socket_dir = order.directory.join("sock");
-        create_socket_dir(&order.spec.socket_dir)?;
+        request.spec.socket_dir = request.directory.join("sock");
+        create_socket_dir(&request.spec.socket_dir)?;
         if let Some(head) = head {
-            let source = order.directory.join("git");
+            let source = request.directory.join("git");
             create_stub_repository(&source, head)?;
             let target = PathBuf::from(RELAY_REPOSITORY_TARGET);
-            order.spec.mounts = vec![BindMount { source, target, access: MountAccess::ReadOnly }];
+            request.spec.mounts = vec![BindMount { source, target, access: MountAccess::ReadOnly }];
         }
-        order.spec.argv = encode_commands(commands);
-        order.spec.env = BTreeMap::new();
-        order.spec.limits.max_runtime = self.time + WATCHDOG_MARGIN;
-        Ok(order)
+        request.spec.argv = encode_commands(commands);
+        request.spec.env = BTreeMap::new();
+        request.spec.limits.max_runtime = self.time + WATCHDOG_MARGIN;
+        Ok(request)
     }
 
     fn listed_command(
@@ -220,12 +220,12 @@ mod tests {
     /// L3, R5: the collecting sandbox has no way to the run's gateway, none of the run's mounts, and no grace period.
     #[test]
     fn an_extractor_has_nothing_of_the_runs_but_the_workspace() {
-        let place = tempfile::tempdir().expect("there is a place for it");
-        let own = |name: &str| place.path().join(name);
+        let temp_dir = tempfile::tempdir().expect("there is a place for it");
+        let own = |name: &str| temp_dir.path().join(name);
         let (driver, run) =
             (SandboxDriver::Embedded(embedded::EmbeddedDriverConfig::default()), own("run"));
         fs::create_dir_all(run.join("sock")).expect("made");
-        let shown = BindMount {
+        let secret_mount = BindMount {
             source: own("secret"),
             target: "/secret".into(),
             access: MountAccess::ReadWrite,
@@ -242,30 +242,30 @@ mod tests {
                 path: own("workspace"),
                 access: MountAccess::ReadWrite,
             },
-            mounts: vec![shown],
+            mounts: vec![secret_mount],
             volumes: vec![],
             socket_dir: run.join("sock"),
             init: Some(own("cogni-init")),
             task: SandboxTask::Agent,
         };
         let owner = sandbox::OwnerProcess::this_process().expect("it is there");
-        let (run_dir, deadline) = (place.path().to_owned(), SystemTime::now());
-        let order = sandbox::SandboxRequest {
+        let (run_dir, deadline) = (temp_dir.path().to_owned(), SystemTime::now());
+        let request = sandbox::SandboxRequest {
             spec,
             labels: OwnerLabels { owner, run_dir, deadline },
             directory: run,
         };
         let git = GitProgram::find(&own("home")).expect("there is a git");
-        let given = (own("cogni-init"), Duration::from_mins(2));
-        let extractor = WorkExtractor::new(&driver, &order, &git, given);
+        let init_and_time = (own("cogni-init"), Duration::from_mins(2));
+        let extractor = WorkExtractor::new(&driver, &request, &git, init_and_time);
         let command = ExtractCommand {
             argv: vec!["git".to_owned(), "version".to_owned()],
             env: vec![("TZ", "UTC".to_owned())],
             output_bytes: 9,
         };
         let listed = [extractor.listed_command(&command)];
-        let order = extractor.sandbox_request(&listed, Some(ObjectId::NONE)).expect("made");
-        let spec = &order.spec;
+        let request = extractor.sandbox_request(&listed, Some(ObjectId::NONE)).expect("made");
+        let spec = &request.spec;
         assert_eq!(spec.socket_dir, own("run/extract/sock"));
         let names = fs::read_dir(&spec.socket_dir).expect("made");
         let names: Vec<_> = names.map(|entry| entry.expect("it is there").file_name()).collect();
@@ -286,7 +286,7 @@ mod tests {
 
     /// Returns the first process of a sandbox and its arguments.
     fn started_with(spec: &SandboxSpec) -> Vec<String> {
-        let place = OciHostSettings {
+        let settings = OciHostSettings {
             root: "/root".into(),
             programs: vec![],
             max_files: 1024,
@@ -294,8 +294,9 @@ mod tests {
             is_rootless: false,
             limits_sockets: false,
         };
-        let made = serde_json::to_value(oci::build_oci_spec(spec, &place)).expect("it is JSON");
-        let args = made["process"]["args"].as_array().expect("it has arguments").iter();
+        let spec_json =
+            serde_json::to_value(oci::build_oci_spec(spec, &settings)).expect("it is JSON");
+        let args = spec_json["process"]["args"].as_array().expect("it has arguments").iter();
         args.filter_map(|argument| Some(argument.as_str()?.to_owned())).collect()
     }
 }

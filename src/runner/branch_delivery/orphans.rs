@@ -38,14 +38,14 @@ pub(super) async fn recover_at_branch(
     repository: &RepositoryUrl,
     lease: &BranchLease,
 ) -> anyhow::Result<()> {
-    let (owner, place, key) = (relay.clone(), repository.clone(), lease.branch().key().clone());
-    for desk in spawn_blocking(move || owner.outbox().workspaces_at(&place, &key)).await?? {
-        let taken = Box::pin(recover_workspace(relay, &desk)).await?;
+    let (service, url, key) = (relay.clone(), repository.clone(), lease.branch().key().clone());
+    for row in spawn_blocking(move || service.outbox().workspaces_at(&url, &key)).await?? {
+        let outcome = Box::pin(recover_workspace(relay, &row)).await?;
         // A rescheduled collection still needs the branch as it is. A workspace that is retained for good does not.
-        if let CollectOutcome::Retained(desk) = taken
-            && desk.due.is_some()
+        if let CollectOutcome::Retained(row) = outcome
+            && row.due.is_some()
         {
-            let (id, why) = (desk.id, desk.left.unwrap_or_default());
+            let (id, why) = (row.id, row.left.unwrap_or_default());
             return Err(delivery::DeliveryError::Waiting { id, why }.into());
         }
     }
@@ -57,15 +57,15 @@ pub(super) async fn recover_at_branch(
 /// # Errors
 /// Returns an error if the outbox cannot be used.
 pub async fn recover_all(relay: &Arc<DeliveryService>) -> anyhow::Result<()> {
-    let owner = relay.clone();
-    let desks = spawn_blocking(move || owner.outbox().workspaces()).await??;
-    let due = desks.into_iter().filter(|desk| desk.needs_collection() && desk.is_due());
-    for desk in delivery::interleave_by_owner(due.collect(), |desk| desk.plan.grant.clone()) {
-        match Box::pin(recover_unleased(relay, &desk.id)).await {
+    let service = relay.clone();
+    let rows = spawn_blocking(move || service.outbox().workspaces()).await??;
+    let due = rows.into_iter().filter(|row| row.needs_collection() && row.is_due());
+    for row in delivery::interleave_by_owner(due.collect(), |row| row.plan.grant.clone()) {
+        match Box::pin(recover_unleased(relay, &row.id)).await {
             // The run has ended since the list was read, and has collected the work itself.
             Err(error) if is_unknown_job(&error) => (),
             Err(error) => {
-                tracing::warn!(relay = desk.id, "cannot collect a run's leftover work: {error:#}");
+                tracing::warn!(relay = row.id, "cannot collect a run's leftover work: {error:#}");
             }
             Ok(_) => (),
         }
@@ -83,14 +83,14 @@ fn is_unknown_job(error: &anyhow::Error) -> bool {
 /// # Errors
 /// Returns an error if a process of the run may still run, or if the outbox cannot be used.
 pub async fn recover_for_run(relay: &Arc<DeliveryService>, run: &str) -> anyhow::Result<()> {
-    let owner = relay.clone();
-    let desks = spawn_blocking(move || owner.outbox().workspaces()).await??;
-    let is_its = |desk: &WorkspaceRow| desk.plan.facts.run == run && desk.needs_collection();
-    for desk in desks.into_iter().filter(is_its) {
-        match Box::pin(recover_unleased(relay, &desk.id)).await {
+    let service = relay.clone();
+    let rows = spawn_blocking(move || service.outbox().workspaces()).await??;
+    let is_of_run = |row: &WorkspaceRow| row.plan.facts.run == run && row.needs_collection();
+    for row in rows.into_iter().filter(is_of_run) {
+        match Box::pin(recover_unleased(relay, &row.id)).await {
             // The branch's holder has collected the work since the list was read.
             Err(error) if is_unknown_job(&error) => (),
-            taken => drop(taken?),
+            recovered => drop(recovered?),
         }
     }
     Ok(())
@@ -106,20 +106,20 @@ pub async fn retry_delivery(
     id: &str,
     new_rules: bool,
 ) -> anyhow::Result<Option<DeliveryStatus>> {
-    let (owner, known) = (relay.clone(), id.to_owned());
-    let desk = spawn_blocking(move || owner.outbox().workspace(&known)).await?;
+    let (service, known) = (relay.clone(), id.to_owned());
+    let workspace = spawn_blocking(move || service.outbox().workspace(&known)).await?;
     // 1. An ID that names no workspace is that of a delivery.
-    if desk.is_err() {
+    if workspace.is_err() {
         return Ok(Box::pin(relay.retry_delivery(id, new_rules)).await?);
     }
-    let taken = match Box::pin(recover_unleased(relay, id)).await {
+    let recovered = match Box::pin(recover_unleased(relay, id)).await {
         // 2. The branch's holder has collected the work since the lookup. A delivery of the same ID may exist now.
         Err(error) if is_unknown_job(&error) => {
             return Ok(Box::pin(relay.retry_delivery(id, new_rules)).await?);
         }
-        taken => taken?,
+        recovered => recovered?,
     };
-    match taken {
+    match recovered {
         Some((_, CollectOutcome::Work(job))) => {
             match Box::pin(relay.retry_delivery(&job.id, new_rules)).await {
                 // 3. The job was made a moment ago with the current rules, so new rules do not apply.
@@ -129,11 +129,11 @@ pub async fn retry_delivery(
                 retried => Ok(retried?),
             }
         }
-        Some((_, CollectOutcome::Retained(desk))) => {
-            Ok(Some(DeliveryStatus::from_workspace(&desk)))
+        Some((_, CollectOutcome::Retained(workspace))) => {
+            Ok(Some(DeliveryStatus::from_workspace(&workspace)))
         }
-        Some((desk, CollectOutcome::Nothing)) => {
-            Ok(Some(DeliveryStatus::no_work(&desk, collect::NO_WORK_MESSAGE)))
+        Some((workspace, CollectOutcome::Nothing)) => {
+            Ok(Some(DeliveryStatus::no_work(&workspace, collect::NO_WORK_MESSAGE)))
         }
         None => Ok(None),
     }
@@ -144,49 +144,49 @@ async fn recover_unleased(
     relay: &Arc<DeliveryService>,
     id: &str,
 ) -> anyhow::Result<Option<(WorkspaceRow, CollectOutcome)>> {
-    let (owner, id) = (relay.clone(), id.to_owned());
-    let taken = spawn_blocking(move || {
-        let DeliveryPlan { repository, state, .. } = owner.outbox().workspace(&id)?.plan;
-        let lease = owner.try_lease_branch(&repository, state.branch.key())?;
+    let (service, id) = (relay.clone(), id.to_owned());
+    let lookup = spawn_blocking(move || {
+        let DeliveryPlan { repository, state, .. } = service.outbox().workspace(&id)?.plan;
+        let lease = service.try_lease_branch(&repository, state.branch.key())?;
         // The row is read again under the lease: another holder may have cleared the workspace before.
-        Ok((owner.outbox().workspace(&id)?, lease))
+        Ok((service.outbox().workspace(&id)?, lease))
     });
-    let (desk, lease) = match taken.await? {
+    let (row, lease) = match lookup.await? {
         Err(delivery::DeliveryError::Relay(repo::RepoError::BranchInUse { .. })) => {
             return Ok(None);
         }
-        taken => taken?,
+        found => found?,
     };
-    let taken = Box::pin(recover_workspace(relay, &desk)).await?;
+    let outcome = Box::pin(recover_workspace(relay, &row)).await?;
     drop(lease);
-    Ok(Some((desk, taken)))
+    Ok(Some((row, outcome)))
 }
 
 async fn recover_workspace(
     relay: &Arc<DeliveryService>,
-    desk: &WorkspaceRow,
+    row: &WorkspaceRow,
 ) -> anyhow::Result<CollectOutcome> {
     // 1. No process of the killed run may write to the workspace while git reads it.
-    remove_sandbox(&desk.plan)
+    remove_sandbox(&row.plan)
         .await
         .context("something of an earlier run at this branch may still run")?;
-    let DeliveryPlan { run_dir, facts, .. } = &desk.plan;
-    tracing::info!(run = facts.run, relay = desk.id, "collecting a run's leftover work");
+    let DeliveryPlan { run_dir, facts, .. } = &row.plan;
+    tracing::info!(run = facts.run, relay = row.id, "collecting a run's leftover work");
     // 2. The collecting sandbox gets a run directory of its own, as the run's directory is removed.
     let owner = OwnerProcess::this_process().context("`/proc` cannot be read")?;
-    let name = format!("left-{}", desk.id);
+    let name = format!("left-{}", row.id);
     let directory = RunDirectory::create(run_dir, &name, &owner)?;
-    collect::restore_ownership(desk).await?;
+    collect::restore_ownership(row).await?;
     let spec = SandboxSpec {
         run: name,
         root: RootSource::Host,
         argv: vec![],
-        uid: workspace_user(&desk.workspace),
+        uid: workspace_user(&row.workspace),
         env: BTreeMap::new(),
         limits: SandboxLimits::default(),
         grace: Duration::ZERO,
         workspace: WorkspaceMount::Directory {
-            path: desk.workspace.clone(),
+            path: row.workspace.clone(),
             access: MountAccess::ReadOnly,
         },
         mounts: vec![],
@@ -195,7 +195,7 @@ async fn recover_workspace(
         init: None,
         task: SandboxTask::Commands,
     };
-    let order = sandbox::SandboxRequest {
+    let request = sandbox::SandboxRequest {
         spec,
         labels: OwnerLabels {
             owner,
@@ -206,15 +206,15 @@ async fn recover_workspace(
     };
     // 3. The row does not store the run's driver; the embedded driver needs no engine and no image.
     let driver = SandboxDriver::Embedded(embedded::EmbeddedDriverConfig::default());
-    let owner = relay.clone();
+    let service = relay.clone();
     let extractor =
-        spawn_blocking(move || WorkExtractor::for_delivery(&driver, &order, &owner)).await??;
-    let taken = Box::pin(collect::collect_work(relay, &extractor, desk, None)).await?;
-    if let CollectOutcome::Work(job) = &taken {
+        spawn_blocking(move || WorkExtractor::for_delivery(&driver, &request, &service)).await??;
+    let outcome = Box::pin(collect::collect_work(relay, &extractor, row, None)).await?;
+    if let CollectOutcome::Work(job) = &outcome {
         // The run's audit log is closed, so the collection is recorded in the row's own log.
         relay.log_late_extraction(job).await?;
     }
-    Ok(taken)
+    Ok(outcome)
 }
 
 /// Returns the user that worked in the workspace. A directory of root was never given to a sandbox, so its user is the

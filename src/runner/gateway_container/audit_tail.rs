@@ -47,8 +47,8 @@ impl GatewayAuditTail {
         };
         let log = open().with_context(|| read_error(&path))?;
         let calls = CallSummary::default();
-        let begun = String::new();
-        Ok(Self { path, log, begun, is_started: false, is_exhausted: false, calls })
+        let partial_line = String::new();
+        Ok(Self { path, log, begun: partial_line, is_started: false, is_exhausted: false, calls })
     }
 
     /// Reads the lines that were added since the last call.
@@ -110,18 +110,18 @@ impl GatewayAuditTail {
 
 /// Returns the length of a log's complete lines. The next writer of the log removes a torn last line.
 fn complete_lines_len(file: &mut File) -> std::io::Result<u64> {
-    let (mut length, mut whole) = (0, 0);
+    let (mut length, mut complete) = (0, 0);
     let mut reader = BufReader::new(file.take(u64::MAX));
     let mut line = vec![];
     loop {
         line.clear();
         let read = reader.read_until(b'\n', &mut line)?;
         if read == 0 {
-            return Ok(whole);
+            return Ok(complete);
         }
         length += read as u64;
         if line.ends_with(b"\n") {
-            whole = length;
+            complete = length;
         }
     }
 }

@@ -41,14 +41,14 @@ pub(super) fn write_files(
     change_owner(&path, owner, 0o700)?;
     // The gateway makes its socket in this directory, so the container's user has to own the directory.
     chown(directory.socket_dir(), Some(owner.0), Some(owner.1))?;
-    let mut shelf = MountedDir { path: path.clone(), owner, env: BTreeMap::new() };
-    shelf.write_secret("LITELLM_MASTER_KEY_FILE", &config.upstream.api_key)?;
+    let mut mounted_dir = MountedDir { path: path.clone(), owner, env: BTreeMap::new() };
+    mounted_dir.write_secret("LITELLM_MASTER_KEY_FILE", &config.upstream.api_key)?;
     if let Some(key) = &config.audit.signing_key {
-        shelf.write_secret("AUDIT_SIGNING_KEY_FILE", key)?;
+        mounted_dir.write_secret("AUDIT_SIGNING_KEY_FILE", key)?;
     }
-    shelf.copy_file("CONFIG", settings.config_file.as_deref())?;
-    shelf.copy_file("PRICES_FILE", config.prices.file.as_deref())?;
-    shelf.copy_file("UPSTREAM_CA_FILE", config.upstream.ca_file.as_deref())?;
+    mounted_dir.copy_file("CONFIG", settings.config_file.as_deref())?;
+    mounted_dir.copy_file("PRICES_FILE", config.prices.file.as_deref())?;
+    mounted_dir.copy_file("UPSTREAM_CA_FILE", config.upstream.ca_file.as_deref())?;
     let mut mounts = vec![BindMount {
         source: path,
         target: FILES_TARGET.into(),
@@ -59,21 +59,21 @@ pub(super) fn write_files(
     let mut log = |name: &str, file: &str, source: &Path| {
         let source = create_writable(source, owner)?;
         let target = format!("{LOGS_TARGET}/{file}");
-        shelf.env.insert(name.to_owned(), target.clone());
+        mounted_dir.env.insert(name.to_owned(), target.clone());
         mounts.push(BindMount { source, target: target.into(), access: MountAccess::ReadWrite });
         anyhow::Ok(())
     };
     log("AUDIT_LOG_PATH", "audit.jsonl", &audit)?;
     match &config.access_log {
         AccessLogDestination::Off => {
-            drop(shelf.env.insert("ACCESS_LOG_PATH".to_owned(), "off".to_owned()));
+            drop(mounted_dir.env.insert("ACCESS_LOG_PATH".to_owned(), "off".to_owned()));
         }
         AccessLogDestination::File(path) => log("ACCESS_LOG_PATH", "access.log", path)?,
         AccessLogDestination::Stdout | AccessLogDestination::Stderr => {
             bail!("`ACCESS_LOG_PATH` has to be a file where the gateway is a container")
         }
     }
-    Ok(GatewayContainerFiles { env: shelf.env, mounts, audit })
+    Ok(GatewayContainerFiles { env: mounted_dir.env, mounts, audit })
 }
 
 impl MountedDir {

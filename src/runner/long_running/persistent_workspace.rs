@@ -62,20 +62,21 @@ impl PersistentWorkspace {
     /// Opens and locks a workspace for a sandbox with one of `users`. Makes the workspace if it does not exist. Returns
     /// `None` if another process or run holds the lock.
     pub(super) fn open(
-        place: &Path,
+        parent: &Path,
         name: &str,
         tenant: &WorkspaceOwner,
         users: UserRange,
     ) -> anyhow::Result<Option<Self>> {
-        let cannot = || format!("the workspace below `{}` cannot be made", place.display());
-        let path = canonical_run_dir(place).with_context(cannot)?.join(name);
+        let cannot = || format!("the workspace below `{}` cannot be made", parent.display());
+        let path = canonical_run_dir(parent).with_context(cannot)?.join(name);
         let opened = || -> anyhow::Result<Option<Self>> {
             DirBuilder::new().recursive(true).mode(0o700).create(&path)?;
             // The lock comes before every change of the directory's content.
             let Some(label) = WorkspaceLock::try_lock(&path, true)? else { return Ok(None) };
             // The workspace's present user is preferred, so that its files do not have to change their owner.
-            let had = fs::symlink_metadata(path.join(WORKSPACE_DIR)).map(|found| found.uid());
-            let user = users.lease_user(had.ok(), &path)?;
+            let present_uid =
+                fs::symlink_metadata(path.join(WORKSPACE_DIR)).map(|found| found.uid());
+            let user = users.lease_user(present_uid.ok(), &path)?;
             let home = Self { path: path.clone(), lock: label, user };
             home.write_owner(tenant)?;
             home.create_dirs()?;
@@ -121,11 +122,11 @@ impl PersistentWorkspace {
         }
     }
 
-    /// Replaces the content of the workspace, except the names in `kept`. The directory itself stays, because a sandbox
-    /// has it mounted. The caller makes sure that no process of that sandbox runs.
+    /// Replaces the content of the workspace, except the names in `kept_names`. The directory itself stays, because a
+    /// sandbox has it mounted. The caller makes sure that no process of that sandbox runs.
     pub(super) fn replace_content(
         &self,
-        kept: &[String],
+        kept_names: &[String],
         feed: impl FnOnce(&Path) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let (workspace, incoming) = (self.workspace(), self.path.join("incoming"));
@@ -136,16 +137,16 @@ impl PersistentWorkspace {
         let fill = || -> io::Result<()> {
             for entry in fs::read_dir(&workspace)? {
                 let entry = entry?;
-                if !kept.iter().any(|kept| entry.file_name() == kept.as_str()) {
+                if !kept_names.iter().any(|name| entry.file_name() == name.as_str()) {
                     dir_tree::remove_tree(&entry.path())?;
                 }
             }
             for entry in fs::read_dir(&incoming)? {
                 let entry = entry?;
-                let place = workspace.join(entry.file_name());
+                let target = workspace.join(entry.file_name());
                 // A kept name gives way to a file of the branch with the same name.
-                dir_tree::remove_tree(&place)?;
-                fs::rename(entry.path(), place)?;
+                dir_tree::remove_tree(&target)?;
+                fs::rename(entry.path(), target)?;
             }
             fs::remove_dir(&incoming)
         };
@@ -157,39 +158,40 @@ impl PersistentWorkspace {
 /// exists. A workspace whose last run had another branch keeps its old name, because it may not belong to this branch.
 /// Logs errors: without the old workspace the run starts with a new one.
 pub(super) fn adopt_legacy_workspace(
-    place: &Path,
+    parent: &Path,
     earlier: &str,
     name: &str,
     tenant: &WorkspaceOwner,
 ) {
-    let (old, new) = (place.join(earlier), place.join(name));
+    let (old, new) = (parent.join(earlier), parent.join(name));
     if new.exists() || !old.exists() {
         return;
     }
     let inherited = || -> io::Result<bool> {
         // As long as this function holds the lock, no other process renames or prunes the workspace.
         let Some(_label) = WorkspaceLock::try_lock(&old, false)? else { return Ok(false) };
-        let is_of_line = WorkspaceLock::read_owner(&old).is_some_and(|had| had.line == tenant.line);
+        let is_of_line = WorkspaceLock::read_owner(&old)
+            .is_some_and(|earlier_owner| earlier_owner.line == tenant.line);
         if is_of_line {
             fs::rename(&old, &new)?;
         }
         Ok(is_of_line)
     };
-    let of = tracing::field::display(tenant);
+    let owner = tracing::field::display(tenant);
     match inherited() {
         Ok(true) => tracing::info!(
-            of,
+            of = owner,
             from = earlier,
             to = name,
             "a workspace of an earlier version has a new name"
         ),
         Ok(false) => tracing::info!(
-            of,
+            of = owner,
             id = earlier,
             "a workspace of an earlier version is kept, and not used"
         ),
         Err(error) => {
-            tracing::warn!(of, id = earlier, %error, "a workspace of an earlier version cannot be used");
+            tracing::warn!(of = owner, id = earlier, %error, "a workspace of an earlier version cannot be used");
         }
     }
 }
@@ -199,7 +201,7 @@ fn change_owner(workspace: &Path, uid: u32) -> io::Result<()> {
     match dir_tree::chown_tree(workspace, uid, uid) {
         // The paths are too deep for this tree. Every run reports that when it measures the workspace.
         Err(error) if Errno::from_io_error(&error) == Some(Errno::NAMETOOLONG) => Ok(()),
-        given => given,
+        result => result,
     }
 }
 
@@ -220,7 +222,7 @@ impl WorkspaceLock {
         };
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::AGAIN) => return Ok(None),
-            taken => taken?,
+            locked => locked?,
         }
         // Between the open and the lock another process may have pruned the workspace, and a run may have made a new
         // one. Then this file is no longer the file at the path, and its lock protects nothing.
@@ -287,8 +289,8 @@ mod tests {
     /// R6, R7: only the kept names of an agent's files remain, and files behind an agent's symlink are not touched.
     #[test]
     fn a_workspace_is_filled_anew_but_for_what_is_kept() {
-        let place = tempfile::tempdir().expect("there is a place for it");
-        let outside = place.path().join("outside");
+        let temp_dir = tempfile::tempdir().expect("there is a place for it");
+        let outside = temp_dir.path().join("outside");
         fs::create_dir(&outside).and_then(|()| fs::write(outside.join("file"), "")).expect("made");
         let tenant = WorkspaceOwner {
             agent: "agent".to_owned(),
@@ -299,7 +301,7 @@ mod tests {
             kind: None,
             line: None,
         };
-        let homes = place.path().join("homes");
+        let homes = temp_dir.path().join("homes");
         let open = || PersistentWorkspace::open(&homes, "one", &tenant, UserRange::SHARED_USER);
         let home = open().expect("made").expect("the workspace is free");
         assert!(open().expect("it is there").is_none());

@@ -32,26 +32,26 @@ impl SandboxSession {
         output: &mut OutputCapture<W>,
         until: impl Future<Output = StopReason>,
     ) -> Result<SandboxExit, SandboxError> {
-        let begun = Instant::now();
+        let start_time = Instant::now();
         let mut until = pin!(until);
         let Self { entry, limits, spec } = self;
-        let stay = entry.as_mut().expect("a turn is in a stay");
+        let entry = entry.as_mut().expect("a turn is in a stay");
         // `until` may end the start of the sandbox, too. Then `cause` holds the reason, and the start's error, which
         // is only a consequence, is ignored.
         let mut cause = None;
         let stop = async { cause = Some(until.as_mut().await) };
-        let made = stay.ensure_sandbox(limits, spec.limits.max_runtime, stop).await;
+        let started = entry.ensure_sandbox(limits, spec.limits.max_runtime, stop).await;
         if let Some(cause) = cause {
             return Ok(SandboxExit { cause: Some(cause), ..SandboxExit::default() });
         }
-        made?;
-        let made = begun.elapsed();
-        let resident = stay.sandbox.as_mut().expect("it was made");
+        started?;
+        let started = start_time.elapsed();
+        let resident = entry.sandbox.as_mut().expect("it was made");
         let ended = Box::pin(resident.run(spec, output, until)).await;
         // The kernel may have killed a process of the sandbox itself, so the sandbox is replaced after such a kill.
         let is_oom = ended.as_ref().is_ok_and(|ended| ended.oom_killed);
-        stay.finish_run(limits, is_oom).await;
-        ended.map(|ended| SandboxExit { start: ended.start.map(|start| made + start), ..ended })
+        entry.finish_run(limits, is_oom).await;
+        ended.map(|ended| SandboxExit { start: ended.start.map(|start| started + start), ..ended })
     }
 }
 

@@ -72,7 +72,7 @@ impl WorkspaceStore {
     /// Returns an error if the directory cannot be read.
     pub fn list(&self) -> io::Result<Vec<StoredWorkspace>> {
         let names = self.list_names()?.into_iter().filter(|name| is_workspace_name(name));
-        let kept = names.filter_map(|id| {
+        let workspaces = names.filter_map(|id| {
             let home = self.directory.join(&id);
             // A workspace without a time was removed since the names were read.
             Some(StoredWorkspace {
@@ -81,33 +81,33 @@ impl WorkspaceStore {
                 id,
             })
         });
-        let mut kept: Vec<_> = kept.collect();
-        kept.sort_by(|one, other| (one.used, &one.id).cmp(&(other.used, &other.id)));
-        Ok(kept)
+        let mut workspaces: Vec<_> = workspaces.collect();
+        workspaces.sort_by(|a, b| (a.used, &a.id).cmp(&(b.used, &b.id)));
+        Ok(workspaces)
     }
 
     /// Returns the number of bytes that a workspace takes. Blocks.
     ///
     /// # Errors
     /// Returns an error if the workspace cannot be read.
-    pub fn disk_usage(&self, kept: &StoredWorkspace) -> io::Result<u64> {
-        dir_tree::disk_usage(&self.directory.join(&kept.id), u64::MAX)
+    pub fn disk_usage(&self, workspace: &StoredWorkspace) -> io::Result<u64> {
+        dir_tree::disk_usage(&self.directory.join(&workspace.id), u64::MAX)
     }
 
     /// Returns the decision that [`WorkspaceStore::prune`] would make now, without removing the workspace. A workspace
     /// stays if it was used within `age`, or if `is_awaited` is true for its branch. Blocks.
     pub fn prune_decision(
         &self,
-        kept: &StoredWorkspace,
+        workspace: &StoredWorkspace,
         age: Duration,
         is_awaited: impl Fn(&StoredBranchRef) -> bool,
     ) -> PruneOutcome {
-        let home = self.directory.join(&kept.id);
+        let home = self.directory.join(&workspace.id);
         if !WorkspaceLock::exists_in(&home) {
-            return self.unlocked_decision(kept, age, is_awaited);
+            return self.unlocked_decision(workspace, age, is_awaited);
         }
         match WorkspaceLock::try_lock(&home, false) {
-            Ok(Some(_label)) => self.unlocked_decision(kept, age, is_awaited),
+            Ok(Some(_label)) => self.unlocked_decision(workspace, age, is_awaited),
             Ok(None) => PruneOutcome::InUse,
             Err(error) => PruneOutcome::RemoveFailed(error.to_string()),
         }
@@ -117,16 +117,16 @@ impl WorkspaceStore {
     /// Blocks.
     pub fn prune(
         &self,
-        kept: &StoredWorkspace,
+        workspace: &StoredWorkspace,
         age: Duration,
         is_awaited: impl Fn(&StoredBranchRef) -> bool,
     ) -> PruneOutcome {
-        let home = self.directory.join(&kept.id);
-        // 1. The lock. A workspace of an earlier version gets its lock file first.
-        let taken = WorkspaceLock::create_for_legacy(&home, kept.used)
+        let home = self.directory.join(&workspace.id);
+        // 1. Take the lock. A workspace of an earlier version gets its lock file first.
+        let locked = WorkspaceLock::create_for_legacy(&home, workspace.used)
             .and_then(|()| WorkspaceLock::try_lock(&home, false));
         // 2. As long as this function holds the lock, no run can start in the workspace.
-        let label = match taken {
+        let label = match locked {
             Ok(Some(label)) => label,
             Ok(None) => return PruneOutcome::InUse,
             // Another process has removed the workspace before.
@@ -134,7 +134,7 @@ impl WorkspaceStore {
             Err(error) => return PruneOutcome::RemoveFailed(error.to_string()),
         };
         // 3. The decision is made again under the lock.
-        match self.unlocked_decision(kept, age, is_awaited) {
+        match self.unlocked_decision(workspace, age, is_awaited) {
             PruneOutcome::Unused => (),
             other => return other,
         }
@@ -167,12 +167,14 @@ impl WorkspaceStore {
                 tracing::warn!(name, %error, "cannot remove the rest of a pruned workspace");
             }
         }
-        let is_old = |kept: &StoredWorkspace| kept.used.elapsed().is_ok_and(|unused| unused >= age);
+        let is_old = |workspace: &StoredWorkspace| {
+            workspace.used.elapsed().is_ok_and(|unused| unused >= age)
+        };
         let old = self.list()?.into_iter().filter(is_old);
         Ok(old
-            .map(|kept| {
-                let fate = self.prune(&kept, age, &is_awaited);
-                (kept, fate)
+            .map(|workspace| {
+                let outcome = self.prune(&workspace, age, &is_awaited);
+                (workspace, outcome)
             })
             .collect())
     }
@@ -180,19 +182,19 @@ impl WorkspaceStore {
     /// Decides about a workspace that no other process has locked.
     fn unlocked_decision(
         &self,
-        kept: &StoredWorkspace,
+        workspace: &StoredWorkspace,
         age: Duration,
         is_awaited: impl Fn(&StoredBranchRef) -> bool,
     ) -> PruneOutcome {
-        let home = self.directory.join(&kept.id);
+        let home = self.directory.join(&workspace.id);
         // A run, perhaps with another branch, may have used the workspace since it was listed.
         let tenant = WorkspaceLock::read_owner(&home);
-        if tenant != kept.owner
-            || WorkspaceLock::last_used(&home).is_ok_and(|used| used > kept.used)
+        if tenant != workspace.owner
+            || WorkspaceLock::last_used(&home).is_ok_and(|used| used > workspace.used)
         {
             return PruneOutcome::RecentlyUsed;
         }
-        if kept.used.elapsed().unwrap_or_default() < age {
+        if workspace.used.elapsed().unwrap_or_default() < age {
             return PruneOutcome::RecentlyUsed;
         }
         match tenant.and_then(|tenant| tenant.line) {
@@ -228,14 +230,15 @@ pub fn has_pending_delivery(outbox: &DeliveryOutbox, line: &StoredBranchRef) -> 
     let is_of = |repository: &RepositoryUrl, branch: &SandboxBranch| {
         repository.canonical_key() == line.repository && branch.key().as_str() == line.branch_key
     };
-    let is_way = |jobs: Vec<DeliveryJob>| {
+    let has_open_job = |jobs: Vec<DeliveryJob>| {
         jobs.iter().any(|job| is_of(&job.request.repository, job.request.branch()))
     };
-    let is_in = |desks: Vec<WorkspaceRow>| {
-        let open = desks.iter().filter(|desk| desk.needs_collection()).map(|desk| &desk.plan);
+    let has_open_workspace = |rows: Vec<WorkspaceRow>| {
+        let open = rows.iter().filter(|row| row.needs_collection()).map(|row| &row.plan);
         open.into_iter().any(|plan| is_of(&plan.repository, &plan.state.branch))
     };
-    outbox.list_jobs(true).map_or(true, is_way) || outbox.workspaces().map_or(true, is_in)
+    outbox.list_jobs(true).map_or(true, has_open_job)
+        || outbox.workspaces().map_or(true, has_open_workspace)
 }
 
 fn is_workspace_name(name: &str) -> bool {

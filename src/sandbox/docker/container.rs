@@ -140,12 +140,12 @@ impl RunningContainer {
         grace: impl Future<Output = ()>,
     ) -> Result<SandboxExit, SandboxError> {
         let Self { container, mut frames } = self;
-        let hurry = output.detach_token();
+        let detach_token = output.detach_token();
         // The wait and the output are joined, so that the last bytes are read after the exit.
         let mut following = pin!(join_with_output(
             container.wait_for_exit(),
             copy_output(&mut frames, output),
-            &hurry
+            &detach_token
         ));
         let (exit_code, cause) = tokio::select! {
             exit_code = &mut following => (Some(exit_code?), None),

@@ -80,10 +80,10 @@ impl RunningGatewayContainer {
     /// Returns the container's last five lines of output, to explain an early end.
     pub async fn log_tail(&self) -> String {
         let options = LogsOptionsBuilder::default().stdout(true).stderr(true).tail("5").build();
-        let mut said = self.docker.client.logs(self.container.id(), Some(options));
+        let mut log = self.docker.client.logs(self.container.id(), Some(options));
         let mut words = String::new();
         // The engine may keep the stream open, so each read has a timeout.
-        while let Ok(Some(Ok(chunk))) = timeout(LOG_TAIL_TIMEOUT, said.next()).await {
+        while let Ok(Some(Ok(chunk))) = timeout(LOG_TAIL_TIMEOUT, log.next()).await {
             let (LogOutput::StdErr { message }
             | LogOutput::StdOut { message }
             | LogOutput::Console { message }

@@ -20,9 +20,9 @@ impl DockerEngine {
         spec: &SandboxSpec,
     ) -> Result<String, SandboxError> {
         let image = self.inspect_image(name).await?;
-        let places = image.config.and_then(|config| config.volumes).unwrap_or_default();
+        let declared = image.config.and_then(|config| config.volumes).unwrap_or_default();
         // The engine would make an anonymous volume for each declared volume: a writable disk without a limit.
-        match places.into_iter().find(|target| !has_mount_at(spec, Path::new(target))) {
+        match declared.into_iter().find(|target| !has_mount_at(spec, Path::new(target))) {
             Some(target) => {
                 let (image, instead) = (name.to_owned(), volume_remedy(Path::new(&target)));
                 Err(SandboxError::ImageVolume { image, target, instead })
@@ -44,8 +44,8 @@ impl DockerEngine {
                 }
                 self.failure("inspect the volume")(source)
             })?;
-            if let Some(what) = unsupported_volume(&found) {
-                return Err(SandboxError::UnsupportedVolume { name: name.clone(), what });
+            if let Some(feature) = unsupported_volume(&found) {
+                return Err(SandboxError::UnsupportedVolume { name: name.clone(), what: feature });
             }
         }
         Ok(())
@@ -53,18 +53,18 @@ impl DockerEngine {
 }
 
 /// Returns true if a requested mount, a requested volume or the workspace covers this path.
-fn has_mount_at(spec: &SandboxSpec, place: &Path) -> bool {
+fn has_mount_at(spec: &SandboxSpec, path: &Path) -> bool {
     let mounts = spec.mounts.iter().map(|mount| &mount.target);
     let mut targets = mounts.chain(spec.volumes.iter().map(|volume| &volume.target));
     let has_workspace = spec.workspace_path().is_some();
-    targets.any(|target| target == place) || has_workspace && place == Path::new(WORKSPACE_TARGET)
+    targets.any(|target| target == path) || has_workspace && path == Path::new(WORKSPACE_TARGET)
 }
 
 /// Returns the part of an error that names the alternatives to a volume at this path.
-fn volume_remedy(place: &Path) -> &'static str {
-    if place == Path::new(WORKSPACE_TARGET) {
+fn volume_remedy(target: &Path) -> &'static str {
+    if target == Path::new(WORKSPACE_TARGET) {
         "give the run a workspace, or "
-    } else if is_allowed_target(place) {
+    } else if is_allowed_target(target) {
         "give a mount or a volume there, or "
     } else {
         ""

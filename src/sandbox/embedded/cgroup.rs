@@ -81,7 +81,7 @@ pub(in crate::sandbox) fn oom_kill_count(pid: i32) -> u64 {
 }
 
 fn memory_event_files(hierarchies: &[PathBuf], name: &Path) -> Vec<PathBuf> {
-    // The file of version 2, and the file of version 1. A cgroup has at most one of the two.
+    // The first file belongs to version 2, the second file to version 1. A cgroup has at most one of the two.
     let files = ["memory.events", "memory.oom_control"];
     let groups = hierarchies.iter().map(|hierarchy| cgroup_path(hierarchy, name));
     groups.flat_map(|group| files.map(|file| group.join(file))).collect()
@@ -106,12 +106,12 @@ pub fn remove_cgroup(name: &Path) -> io::Result<()> {
 }
 
 fn remove_in_hierarchy(group: &Path) -> io::Result<()> {
-    let begun = Instant::now();
+    let start = Instant::now();
     loop {
         match fs::remove_dir(group) {
             Ok(()) => return Ok(()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(error) if begun.elapsed() > KILL_TIMEOUT => return Err(error),
+            Err(error) if start.elapsed() > KILL_TIMEOUT => return Err(error),
             Err(_) => (),
         }
         // A cgroup with processes cannot be removed. A killed process may take a moment to end, so the removal is tried
@@ -160,7 +160,7 @@ pub fn list_leftovers() -> io::Result<Vec<LeftoverCgroup>> {
         }
     }
     // Version 1 lists a name once for each hierarchy.
-    names.sort_by(|one, other| one.name.cmp(&other.name));
+    names.sort_by(|a, b| a.name.cmp(&b.name));
     names.dedup();
     Ok(names)
 }

@@ -163,7 +163,7 @@ fn candidate_paths(program: &str, path: &str) -> Vec<String> {
     if program.contains('/') {
         return vec![program.to_owned()];
     }
-    path.split(':').map(|folder| format!("{folder}/{program}")).collect()
+    path.split(':').map(|directory| format!("{directory}/{program}")).collect()
 }
 
 fn to_c_strings(texts: Vec<String>) -> Result<Vec<CString>, NulError> {

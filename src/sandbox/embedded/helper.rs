@@ -81,8 +81,8 @@ impl PreparedContainer {
         network::unshare_network()?;
         let filters = seccomp::compile_profile(SECCOMP_PROFILE)?;
         let (report, reporter) = pipe_with(PipeFlags::CLOEXEC)?;
-        let this = pidfd_open(process::getpid(), PidfdFlags::empty())?;
-        let payload = SandboxExecutor::new(&task.config, filters, this, reporter)?
+        let own_process = pidfd_open(process::getpid(), PidfdFlags::empty())?;
+        let payload = SandboxExecutor::new(&task.config, filters, own_process, reporter)?
             .with_rootless(task.is_rootless);
         fs::create_dir(&task.directory)?;
         task.config.save(task.directory.join("config.json"))?;
@@ -181,7 +181,7 @@ impl HelperContainer {
         loop {
             // A driver that is gone is not polled again: its socket would stay readable for ever.
             let flags = if is_there { PollFlags::IN } else { PollFlags::empty() };
-            let (process, asked) = {
+            let (process, has_request) = {
                 let mut polled = [
                     PollFd::new(&self.process, PollFlags::IN),
                     PollFd::new(driver.get_ref(), flags),
@@ -195,7 +195,7 @@ impl HelperContainer {
             if process {
                 return Ok(());
             }
-            if asked {
+            if has_request {
                 // No signal means that the driver is gone, and its container is killed.
                 let signal = next_signal(driver);
                 is_there = signal.is_some();

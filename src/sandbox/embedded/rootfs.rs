@@ -96,14 +96,14 @@ impl RootfsBuilder {
     }
 
     fn mount_point_for(&self, target: &Path) -> io::Result<PathBuf> {
-        let place = self.path.join(target.strip_prefix("/").unwrap_or(target));
-        let parent = place.parent().unwrap_or(&self.path);
+        let mount_point = self.path.join(target.strip_prefix("/").unwrap_or(target));
+        let parent = mount_point.parent().unwrap_or(&self.path);
         fs::create_dir_all(parent)?;
         // The umask must not shut the sandbox's user out.
         if parent != self.path {
             fs::set_permissions(parent, Permissions::from_mode(0o755))?;
         }
-        Ok(place)
+        Ok(mount_point)
     }
 }
 

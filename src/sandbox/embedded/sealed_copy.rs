@@ -57,8 +57,8 @@ mod tests {
     /// R3: a container cannot change the file that its helper executes, and that file is not the installed program.
     #[test]
     fn a_copy_is_the_same_and_stays_so() {
-        let place = tempfile::tempdir().expect("there is a place for it");
-        let program = place.path().join("program");
+        let temp_dir = tempfile::tempdir().expect("there is a place for it");
+        let program = temp_dir.path().join("program");
         fs::write(&program, "the program").expect("written");
         let copied = sealed_copy(&program).expect("there is memory");
         assert!(Arc::ptr_eq(&copied, &sealed_copy(&program).expect("it is there")));

@@ -50,20 +50,20 @@ impl AccessList {
         is_known.then(|| Self { entries: entries.iter().map(entry).collect() })
     }
 
-    /// Returns true if the list grants all of `wanted` to `who`, for a file of `owner`. The first class that fits
+    /// Returns true if the list grants all of `requested` to `ids`, for a file of `owner`. The first class that fits
     /// decides: the owner, a named user, the groups, all others.
-    pub(super) fn grants(&self, wanted: u32, who: AccessIds, owner: AccessIds) -> bool {
-        let grants = |permissions: u32| permissions & wanted == wanted;
-        if who.user.is_some() && who.user == owner.user {
+    pub(super) fn grants(&self, requested: u32, ids: AccessIds, owner: AccessIds) -> bool {
+        let grants = |permissions: u32| permissions & requested == requested;
+        if ids.user.is_some() && ids.user == owner.user {
             return grants(self.class(TAG_OWNER));
         }
-        let is_named = |entry: &&AccessEntry| entry.tag == TAG_USER && who.user == Some(entry.id);
+        let is_named = |entry: &&AccessEntry| entry.tag == TAG_USER && ids.user == Some(entry.id);
         if let Some(named) = self.entries.iter().find(is_named) {
             return grants(named.permissions & self.mask());
         }
         let is_in_group = |entry: &&AccessEntry| match entry.tag {
-            TAG_OWNING_GROUP => who.group.is_some() && who.group == owner.group,
-            TAG_GROUP => who.group == Some(entry.id),
+            TAG_OWNING_GROUP => ids.group.is_some() && ids.group == owner.group,
+            TAG_GROUP => ids.group == Some(entry.id),
             _ => false,
         };
         let mut groups = self.entries.iter().filter(is_in_group).peekable();
@@ -73,11 +73,14 @@ impl AccessList {
         grants(self.class(TAG_OTHERS))
     }
 
-    /// Returns true if the list names a user or a group for which `is_it` is true, and grants `wanted` to it.
-    pub(super) fn names(&self, wanted: u32, is_it: impl Fn(u32) -> bool) -> bool {
+    /// Returns true if the list names a user or a group for which `is_relevant_id` is true, and grants `requested` to
+    /// it.
+    pub(super) fn names(&self, requested: u32, is_relevant_id: impl Fn(u32) -> bool) -> bool {
         let mut named =
             self.entries.iter().filter(|entry| matches!(entry.tag, TAG_USER | TAG_GROUP));
-        named.any(|entry| is_it(entry.id) && entry.permissions & self.mask() & wanted == wanted)
+        named.any(|entry| {
+            is_relevant_id(entry.id) && entry.permissions & self.mask() & requested == requested
+        })
     }
 
     fn class(&self, tag: u16) -> u32 {
@@ -124,7 +127,7 @@ mod tests {
         AccessList::parse(&bytes).unwrap()
     }
 
-    fn who(user: u32, group: u32) -> AccessIds {
+    fn access_ids(user: u32, group: u32) -> AccessIds {
         AccessIds { user: Some(user), group: Some(group) }
     }
 
@@ -139,18 +142,18 @@ mod tests {
             (TAG_MASK, 5, u32::MAX),
             (TAG_OTHERS, 4, u32::MAX),
         ]);
-        for (who, granted) in [
-            (who(0, 9), 7),
-            (who(1001, 9), 5),
-            (who(1002, 9), 0),
-            (who(7, 0), 5),
-            (who(7, 2000), 4),
-            (who(7, 9), 4),
+        for (ids, granted) in [
+            (access_ids(0, 9), 7),
+            (access_ids(1001, 9), 5),
+            (access_ids(1002, 9), 0),
+            (access_ids(7, 0), 5),
+            (access_ids(7, 2000), 4),
+            (access_ids(7, 9), 4),
             (AccessIds { user: None, group: None }, 4),
         ] {
             let found: u32 =
-                [1, 2, 4].into_iter().filter(|bit| list.grants(*bit, who, OWNER)).sum();
-            assert_eq!(found, granted, "{:?} {:?}", who.user, who.group);
+                [1, 2, 4].into_iter().filter(|bit| list.grants(*bit, ids, OWNER)).sum();
+            assert_eq!(found, granted, "{:?} {:?}", ids.user, ids.group);
         }
         assert!(list.names(4, |id| id == 1001) && !list.names(2, |id| id == 1001));
         assert!(!list.names(1, |id| id == 1002));

@@ -92,8 +92,8 @@ fn is_controller_name(option: &str) -> bool {
 
 fn git_version() -> Option<String> {
     let output = Command::new("git").arg("version").output().ok()?;
-    let said = String::from_utf8(output.stdout).ok()?;
-    Some(said.trim().strip_prefix("git version ")?.to_owned())
+    let text = String::from_utf8(output.stdout).ok()?;
+    Some(text.trim().strip_prefix("git version ")?.to_owned())
 }
 
 /// Returns the free bytes at the path, or at its nearest parent that exists.

@@ -79,8 +79,8 @@ impl SandboxSpec {
         if self.task == SandboxTask::Commands {
             options.push("--commands".to_owned());
         }
-        for place in self.writable_paths() {
-            options.extend(["--write".to_owned(), place]);
+        for path in self.writable_paths() {
+            options.extend(["--write".to_owned(), path]);
         }
         options
     }
@@ -95,16 +95,18 @@ impl SandboxSpec {
         let mounts = self.mounts.iter().map(|BindMount { target, access, .. }| (target, access));
         let volumes =
             self.volumes.iter().map(|VolumeMount { target, access, .. }| (target, access));
-        let given = mounts.chain(volumes).filter(|(_, access)| **access == MountAccess::ReadWrite);
-        own.chain(given.map(|(target, _)| target.display().to_string())).collect()
+        let writable =
+            mounts.chain(volumes).filter(|(_, access)| **access == MountAccess::ReadWrite);
+        own.chain(writable.map(|(target, _)| target.display().to_string())).collect()
     }
 
     pub(super) fn environment(&self) -> BTreeMap<String, String> {
         if self.is_warm_slot() {
             return BTreeMap::new();
         }
-        let given = AGENT_ENV.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-        let mut environment: BTreeMap<_, _> = given.collect();
+        let defaults =
+            AGENT_ENV.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let mut environment: BTreeMap<_, _> = defaults.collect();
         environment.insert("RUN_ID".to_owned(), self.run.clone());
         environment.extend(self.env.clone());
         environment

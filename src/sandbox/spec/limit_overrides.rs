@@ -58,12 +58,12 @@ impl LimitOverrides {
 impl std::str::FromStr for ByteSize {
     type Err = &'static str;
 
-    fn from_str(given: &str) -> Result<Self, Self::Err> {
-        let (number, shift) = match given.char_indices().last() {
-            Some((at, 'k' | 'K')) => (&given[..at], 10),
-            Some((at, 'm' | 'M')) => (&given[..at], 20),
-            Some((at, 'g' | 'G')) => (&given[..at], 30),
-            _ => (given, 0),
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (number, shift) = match text.char_indices().last() {
+            Some((at, 'k' | 'K')) => (&text[..at], 10),
+            Some((at, 'm' | 'M')) => (&text[..at], 20),
+            Some((at, 'g' | 'G')) => (&text[..at], 30),
+            _ => (text, 0),
         };
         let size = number.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
         size.map(Self).ok_or("give a number of bytes, or with k, m or g, such as 512m")

@@ -30,11 +30,11 @@ pub struct OciHostSettings {
 
 /// Builds the runtime's specification. The filters of system calls are not a part of it: the process that becomes the
 /// sandbox's first process applies [`super::seccomp`] itself.
-pub fn build_oci_spec(spec: &SandboxSpec, place: &OciHostSettings) -> Spec {
-    let uid = container_uid(spec, place);
+pub fn build_oci_spec(spec: &SandboxSpec, settings: &OciHostSettings) -> Spec {
+    let uid = container_uid(spec, settings);
     // In a rootless container, the last step maps the namespace's root user to another number, for which the kernel
     // demands this capability. The same step drops the capability.
-    let last = if place.is_rootless { vec!["CAP_SETFCAP"] } else { vec![] };
+    let last = if settings.is_rootless { vec!["CAP_SETFCAP"] } else { vec![] };
     let environment = spec.environment().into_iter();
     // An image would set the path of its programs; here no image does.
     let path = (!spec.env.contains_key("PATH")).then(|| format!("PATH={DEFAULT_PATH}"));
@@ -42,7 +42,7 @@ pub fn build_oci_spec(spec: &SandboxSpec, place: &OciHostSettings) -> Spec {
     let config = json!({
         "ociVersion": "1.0.2",
         "hostname": HOSTNAME,
-        "root": { "path": place.root, "readonly": true },
+        "root": { "path": settings.root, "readonly": true },
         "process": {
             "args": spec.init_command(),
             "env": variables.collect::<Vec<_>>(),
@@ -53,9 +53,9 @@ pub fn build_oci_spec(spec: &SandboxSpec, place: &OciHostSettings) -> Spec {
             },
             "noNewPrivileges": true,
             "oomScoreAdj": OOM_SCORE_ADJ,
-            "rlimits": ULIMITS.map(|limit| rlimit_json(limit, place)),
+            "rlimits": ULIMITS.map(|limit| rlimit_json(limit, settings)),
         },
-        "mounts": mounts_json(spec, place),
+        "mounts": mounts_json(spec, settings),
         "linux": {
             "namespaces": [
                 { "type": "pid" }, { "type": "ipc" }, { "type": "uts" }, { "type": "mount" }, { "type": "cgroup" },
@@ -70,22 +70,22 @@ pub fn build_oci_spec(spec: &SandboxSpec, place: &OciHostSettings) -> Spec {
     let mut config: Spec = serde_json::from_value(config).expect("what is written here is a spec");
     let linux = config.linux_mut().as_mut().expect("it has this part");
     // An empty path stands for the cgroup that the process is in.
-    linux.set_cgroups_path(Some(place.cgroup.clone().unwrap_or_default()));
-    if place.cgroup.is_some() {
-        let resources = serde_json::from_value(resources_json(spec, place.limits_sockets));
+    linux.set_cgroups_path(Some(settings.cgroup.clone().unwrap_or_default()));
+    if settings.cgroup.is_some() {
+        let resources = serde_json::from_value(resources_json(spec, settings.limits_sockets));
         linux.set_resources(Some(resources.expect("what is written here are limits")));
     }
     config
 }
 
 /// Returns the sandbox's user, as the runtime sees it.
-fn container_uid(spec: &SandboxSpec, place: &OciHostSettings) -> u32 {
-    if place.is_rootless { 0 } else { spec.uid }
+fn container_uid(spec: &SandboxSpec, settings: &OciHostSettings) -> u32 {
+    if settings.is_rootless { 0 } else { spec.uid }
 }
 
 /// Returns one limit, which is at most the helper's own: only a privileged process may raise a limit.
-fn rlimit_json((name, limit): (&str, u64), place: &OciHostSettings) -> Value {
-    let limit = if name == "nofile" { limit.min(place.max_files) } else { limit };
+fn rlimit_json((name, limit): (&str, u64), settings: &OciHostSettings) -> Value {
+    let limit = if name == "nofile" { limit.min(settings.max_files) } else { limit };
     json!({ "type": format!("RLIMIT_{}", name.to_uppercase()), "soft": limit, "hard": limit })
 }
 
@@ -105,15 +105,15 @@ fn resources_json(spec: &SandboxSpec, limits_sockets: bool) -> Value {
 }
 
 /// Returns the mounts in their order of creation: a mount below another comes after it.
-fn mounts_json(spec: &SandboxSpec, place: &OciHostSettings) -> Vec<Value> {
+fn mounts_json(spec: &SandboxSpec, settings: &OciHostSettings) -> Vec<Value> {
     let kernel =
         KERNEL_MOUNTS.iter().map(|(target, kind, options)| mount_json(target, kind, options));
-    let memory = spec.tmpfs_mounts(container_uid(spec, place));
+    let memory = spec.tmpfs_mounts(container_uid(spec, settings));
     let memory = memory
         .iter()
         .map(|TmpfsMount { target, options }| mount_json(target, "tmpfs", options))
         .collect();
-    let programs = place.programs.iter().map(bind_mount_json).collect();
+    let programs = settings.programs.iter().map(bind_mount_json).collect();
     let own = spec.bind_mounts().iter().map(bind_mount_json).collect();
     [programs, kernel.collect(), memory, own].into_iter().flat_map(Vec::into_iter).collect()
 }

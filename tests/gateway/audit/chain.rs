@@ -19,8 +19,8 @@ use super::*;
 
 #[test]
 fn a_whole_run_reads_like_this() {
-    let place = whole_run();
-    let text = String::from_utf8(place.bytes()).unwrap();
+    let log_dir = whole_run();
+    let text = String::from_utf8(log_dir.bytes()).unwrap();
     insta::with_settings!({filters => vec![
         (r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", "[time]"),
         (r#""prev":"[0-9a-f]{64}","hash":"[0-9a-f]{64}""#, r#""prev":"[…]","hash":"[…]""#),
@@ -78,8 +78,12 @@ fn every_changed_byte_is_found_and_its_record_named() {
             }
             log[at] = changed;
             let ChainBreakError { seq: named, offset, .. } = check(&log).unwrap_err();
-            let place = (named, usize::try_from(offset).unwrap());
-            assert_eq!(place, (seq as u64, starts[seq - 1]), "byte {at}: {original} → {changed}");
+            let name_and_offset = (named, usize::try_from(offset).unwrap());
+            assert_eq!(
+                name_and_offset,
+                (seq as u64, starts[seq - 1]),
+                "byte {at}: {original} → {changed}"
+            );
         }
         log[at] = original;
     }
@@ -207,9 +211,9 @@ fn a_log_without_its_end_is_reported_as_unfinished() {
 /// G11: A forged chain with new hashes is intact; only the key reveals the forgery.
 #[test]
 fn a_forged_chain_is_detected_with_the_key() {
-    let place = whole_run();
-    let key = verify::verify_file(&place.log(), None).unwrap().signatures.key.unwrap();
-    let pinned = verify::verify_file(&place.log(), Some(&key)).unwrap();
+    let log_dir = whole_run();
+    let key = verify::verify_file(&log_dir.log(), None).unwrap().signatures.key.unwrap();
+    let pinned = verify::verify_file(&log_dir.log(), Some(&key)).unwrap();
     assert_eq!(pinned.signatures.last, Some(8));
 
     let forged = LogDir::new();
@@ -225,25 +229,25 @@ fn a_forged_chain_is_detected_with_the_key() {
 /// G11: Checkpoints are written on time, and a run may be resumed with another key.
 #[test]
 fn checkpoints_are_signed_at_intervals_by_the_current_writer() {
-    let place = LogDir::new();
-    let signed = AuditConfig { checkpoint_every: 4, ..config(&place.log()) };
+    let log_dir = LogDir::new();
+    let signed = AuditConfig { checkpoint_every: 4, ..config(&log_dir.log()) };
     let (log, _) = AuditLog::open_log(&signed, &started()).unwrap();
     for call in 0..10 {
         at_once(log.record_admission(&admitted(&format!("call-{call}")))).unwrap();
         log.record_settlement(&settled(&format!("call-{call}")));
     }
     drop(log);
-    let first = place.verify();
+    let first = log_dir.verify();
     assert_eq!((first.records, first.signatures.checkpoints), (26, 5));
 
     let (log, _) =
         AuditLog::open_log(&AuditConfig { signing_key: None, ..signed }, &started()).unwrap();
     log.finish_log(&RunFinishedRecord { spent: amount(0, 0, 0), admitted: 0, refused: 0 }).unwrap();
-    let (before, now) = (first.signatures.key.unwrap(), place.verify().signatures.key.unwrap());
+    let (before, now) = (first.signatures.key.unwrap(), log_dir.verify().signatures.key.unwrap());
     assert_ne!(before, now);
-    for (key, theirs, last) in [(before, 1, 25), (now, 5, 29)] {
-        let signatures = verify::verify_file(&place.log(), Some(&key)).unwrap().signatures;
-        assert_eq!((signatures.foreign, signatures.last), (theirs, Some(last)));
+    for (key, key_records, last) in [(before, 1, 25), (now, 5, 29)] {
+        let signatures = verify::verify_file(&log_dir.log(), Some(&key)).unwrap().signatures;
+        assert_eq!((signatures.foreign, signatures.last), (key_records, Some(last)));
     }
 }
 
@@ -251,9 +255,10 @@ fn checkpoints_are_signed_at_intervals_by_the_current_writer() {
 /// without new records wakes no task.
 #[tokio::test]
 async fn a_flush_signs_records_that_waited_too_long() {
-    let place = LogDir::new();
+    let log_dir = LogDir::new();
     // By the next flush, any record has waited for this long.
-    let soon = AuditConfig { checkpoint_interval: Duration::from_nanos(1), ..config(&place.log()) };
+    let soon =
+        AuditConfig { checkpoint_interval: Duration::from_nanos(1), ..config(&log_dir.log()) };
     let (log, _) = AuditLog::open_log(&soon, &started()).unwrap();
     for call in 1..=3 {
         let call = call.to_string();
@@ -261,14 +266,14 @@ async fn a_flush_signs_records_that_waited_too_long() {
         log.record_settlement(&settled(&call));
         log.wait_for_data().await;
         log.flush_buffered();
-        let report = place.verify();
+        let report = log_dir.verify();
         assert_eq!(report.signatures.last, Some(report.records), "all of it is signed");
     }
-    let signed = place.bytes();
+    let signed = log_dir.bytes();
     for _ in 0..10 {
         log.flush_buffered();
     }
-    assert_eq!(place.bytes(), signed, "a signature needs none itself");
+    assert_eq!(log_dir.bytes(), signed, "a signature needs none itself");
     // The notification of the last settlement may still be pending; after it, there is nothing to wait for.
     let _ = is_ready(log.wait_for_data());
     assert!(!is_ready(log.wait_for_data()));
@@ -277,16 +282,16 @@ async fn a_flush_signs_records_that_waited_too_long() {
     log.record_admission(&admitted("4")).await.unwrap();
     log.wait_for_data().await;
     log.flush_buffered();
-    assert_eq!(place.verify().signatures.last, Some(place.verify().records));
+    assert_eq!(log_dir.verify().signatures.last, Some(log_dir.verify().records));
 }
 
 /// G11: Before the interval is over, calls are not signed individually.
 #[test]
 fn a_flush_does_not_sign_records_before_the_interval() {
-    let place = LogDir::new();
+    let log_dir = LogDir::new();
     let later =
-        AuditConfig { checkpoint_interval: Duration::from_hours(1), ..config(&place.log()) };
-    let never = AuditConfig { checkpoint_interval: Duration::ZERO, ..config(&place.log()) };
+        AuditConfig { checkpoint_interval: Duration::from_hours(1), ..config(&log_dir.log()) };
+    let never = AuditConfig { checkpoint_interval: Duration::ZERO, ..config(&log_dir.log()) };
     for config in [later, never] {
         let (log, _) = AuditLog::open_log(&config, &started()).unwrap();
         for call in 0..100 {
@@ -295,7 +300,7 @@ fn a_flush_does_not_sign_records_before_the_interval() {
             log.flush_buffered();
         }
     }
-    assert_eq!(place.verify().signatures.checkpoints, 0);
+    assert_eq!(log_dir.verify().signatures.checkpoints, 0);
 }
 
 /// G11: Verification rejects a record with an intact link and an impossible meaning.
@@ -309,8 +314,8 @@ fn a_chained_record_with_an_impossible_meaning_is_rejected() {
     impl AuditRecord for Signature {
         const EVENT: &'static str = "log.checkpoint";
     }
-    let place = whole_run();
-    let key = place.verify().signatures.key.unwrap().to_string();
+    let log_dir = whole_run();
+    let key = log_dir.verify().signatures.key.unwrap().to_string();
     let signatures = ["00".repeat(64), "00".into(), "x".into()];
     for signature in signatures {
         let (log, _) = in_memory(|chain, lines| {

@@ -51,14 +51,14 @@ fn verify_with_a_key_says_who_signed() {
 /// G11: a log without an end is either being written or damaged, and the report says which.
 #[test]
 fn verify_names_the_process_that_writes_the_log() {
-    let place = LogDir::new();
-    let (log, _) = place.open();
+    let log_dir = LogDir::new();
+    let (log, _) = log_dir.open();
     at_once(log.record_admission(&admitted("call-1"))).unwrap();
     let end_of = |text: &str| {
         let lines = text.lines().skip_while(|line| !line.starts_with("end"));
         lines.collect::<Vec<_>>().join("\n")
     };
-    let (code, text) = verified(&place, None);
+    let (code, text) = verified(&log_dir, None);
     assert_eq!(code, ExitCode::SUCCESS);
     assert!(text.contains("1 in flight\n"), "{text}");
     let own = (std::process::id().to_string(), "[own]");
@@ -70,7 +70,7 @@ fn verify_names_the_process_that_writes_the_log() {
     });
     // A copy is a log whose process is gone.
     let copy = LogDir::new();
-    fs::write(copy.log(), place.bytes()).unwrap();
+    fs::write(copy.log(), log_dir.bytes()).unwrap();
     let (code, text) = verified(&copy, None);
     assert_eq!(code, ExitCode::SUCCESS);
     assert!(text.contains("1 in flight, or lost if the process is gone\n"), "{text}");
@@ -89,10 +89,10 @@ fn verify_reports_a_key_that_did_not_sign() {
 
 #[test]
 fn verify_names_the_first_record_that_was_changed() {
-    let place = whole_run();
-    let changed = String::from_utf8(place.bytes()).unwrap().replace("client_gone", "completed");
-    fs::write(place.log(), changed).unwrap();
-    let (code, text) = verified(&place, None);
+    let log_dir = whole_run();
+    let changed = String::from_utf8(log_dir.bytes()).unwrap().replace("client_gone", "completed");
+    fs::write(log_dir.log(), changed).unwrap();
+    let (code, text) = verified(&log_dir, None);
     assert_eq!(code, ExitCode::FAILURE);
     insta::with_settings!({filters => [("byte [0-9]+", "byte [n]")]}, {
         insta::assert_snapshot!(text, @r"
@@ -104,9 +104,9 @@ fn verify_names_the_first_record_that_was_changed() {
 
 #[test]
 fn verify_does_not_praise_an_empty_file() {
-    let place = LogDir::new();
-    fs::write(place.log(), "").unwrap();
-    let (code, text) = verified(&place, None);
+    let log_dir = LogDir::new();
+    fs::write(log_dir.log(), "").unwrap();
+    let (code, text) = verified(&log_dir, None);
     assert_eq!(code, ExitCode::FAILURE);
     insta::assert_snapshot!(text, @"EMPTY: there is no record, so nothing is proved");
 }
@@ -127,9 +127,9 @@ fn a_file_that_cannot_be_read_is_named_with_the_reason_once() {
 
 #[test]
 fn show_prints_a_row_for_each_record() {
-    let place = whole_run();
+    let log_dir = whole_run();
     {
-        let (log, _) = place.open();
+        let (log, _) = log_dir.open();
         at_once(log.record_admission(&admitted("0197a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b"))).unwrap();
         for call in 0..70 {
             log.record_refusal(&CallRefusedRecord {
@@ -138,10 +138,10 @@ fn show_prints_a_row_for_each_record() {
             });
         }
     }
-    let bytes = place.bytes();
-    fs::write(place.log(), [&bytes, b"{\"v\"".as_slice()].concat()).unwrap();
-    drop(place.open());
-    let (code, text) = shown(&place);
+    let bytes = log_dir.bytes();
+    fs::write(log_dir.log(), [&bytes, b"{\"v\"".as_slice()].concat()).unwrap();
+    drop(log_dir.open());
+    let (code, text) = shown(&log_dir);
     assert_eq!(code, ExitCode::SUCCESS);
     let few: Vec<_> = text.lines().filter(|row| !(15..=75).contains(&number(row))).collect();
     insta::with_settings!({filters => TIMES.to_vec()}, {
@@ -171,32 +171,32 @@ fn show_prints_a_row_for_each_record() {
 /// A client chooses the name of a model, and a terminal obeys control characters, so they are not printed.
 #[test]
 fn show_prints_no_control_characters() {
-    let place = LogDir::new();
-    let (log, _) = place.open();
+    let log_dir = LogDir::new();
+    let (log, _) = log_dir.open();
     let model = "\u{1b}[2Jgpt\r\n\u{202e}4";
     at_once(log.record_admission(&CallAdmittedRecord { model: Some(model), ..admitted("call-1") }))
         .unwrap();
-    let (_, text) = shown(&place);
+    let (_, text) = shown(&log_dir);
     let row = text.lines().last().unwrap().split("chat_completions").last().unwrap();
     insta::assert_snapshot!(row, @r#" \u{1b}[2Jgpt\u{d}\u{a}\u{202e}4, streamed; reserves 1 turn, 600 in, 4096 out"#);
 }
 
 #[test]
 fn show_ends_where_the_proof_ends() {
-    let place = whole_run();
-    let changed = String::from_utf8(place.bytes()).unwrap().replace("client_gone", "completed");
-    fs::write(place.log(), changed).unwrap();
-    let (code, text) = shown(&place);
+    let log_dir = whole_run();
+    let changed = String::from_utf8(log_dir.bytes()).unwrap().replace("client_gone", "completed");
+    fs::write(log_dir.log(), changed).unwrap();
+    let (code, text) = shown(&log_dir);
     assert_eq!(code, ExitCode::FAILURE);
     assert_eq!(text.lines().count(), 1 + 5 + 2);
 }
 
-fn verified(place: &LogDir, public_key: Option<String>) -> (ExitCode, String) {
-    output(&AuditCommand::Verify { file: place.log(), public_key })
+fn verified(log_dir: &LogDir, public_key: Option<String>) -> (ExitCode, String) {
+    output(&AuditCommand::Verify { file: log_dir.log(), public_key })
 }
 
-fn shown(place: &LogDir) -> (ExitCode, String) {
-    output(&AuditCommand::Show { file: place.log() })
+fn shown(log_dir: &LogDir) -> (ExitCode, String) {
+    output(&AuditCommand::Show { file: log_dir.log() })
 }
 
 fn output(command: &AuditCommand) -> (ExitCode, String) {

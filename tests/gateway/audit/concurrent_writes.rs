@@ -13,8 +13,8 @@ use crate::support::allocations;
 /// G11: The records of many threads form one chain, and each call is admitted before it is settled.
 #[test]
 fn eight_threads_write_one_chain() {
-    let place = LogDir::new();
-    let (log, _) = place.open();
+    let log_dir = LogDir::new();
+    let (log, _) = log_dir.open();
     thread::scope(|scope| {
         for writer in 0..8 {
             let log = &log;
@@ -31,7 +31,7 @@ fn eight_threads_write_one_chain() {
         }
     });
     drop(log);
-    let report = place.verify();
+    let report = log_dir.verify();
     assert_eq!((report.admitted, report.settled), (8000, 8000));
     assert_eq!((report.open, report.unmatched), (0, 0));
 }
@@ -39,42 +39,45 @@ fn eight_threads_write_one_chain() {
 /// G11: A text that a client chooses is truncated to its limit, between two characters.
 #[test]
 fn a_long_text_is_cut() {
-    let place = LogDir::new();
-    let (log, _) = place.open();
-    let (given, kept) = (format!("m{}", "ü".repeat(1000)), format!("m{}", "ü".repeat(127)));
-    at_once(log.record_admission(&CallAdmittedRecord { model: Some(&given), ..admitted("1") }))
-        .unwrap();
+    let log_dir = LogDir::new();
+    let (log, _) = log_dir.open();
+    let (long_model, cut_model) =
+        (format!("m{}", "ü".repeat(1000)), format!("m{}", "ü".repeat(127)));
+    at_once(
+        log.record_admission(&CallAdmittedRecord { model: Some(&long_model), ..admitted("1") }),
+    )
+    .unwrap();
     log.record_settlement(&settled("1"));
     drop(log);
-    place.verify();
-    let models = place.entries().into_iter().filter_map(|entry| match entry.event {
+    log_dir.verify();
+    let models = log_dir.entries().into_iter().filter_map(|entry| match entry.event {
         AuditEvent::Admitted(admission) => admission.model,
         _ => None,
     });
-    assert_eq!(models.collect::<Vec<_>>(), [kept]);
+    assert_eq!(models.collect::<Vec<_>>(), [cut_model]);
 }
 
 /// G11: When an admission is acknowledged, it is in the file, and so are all earlier records.
 #[test]
 fn an_admission_takes_everything_before_it_to_the_file() {
-    let place = LogDir::new();
-    let (log, _) = place.open();
+    let log_dir = LogDir::new();
+    let (log, _) = log_dir.open();
     log.record_refusal(&refused("call-1", "route_not_served"));
     at_once(log.record_admission(&admitted("call-2"))).unwrap();
-    let report = place.verify();
+    let report = log_dir.verify();
     assert_eq!((report.records, report.refused, report.open), (3, 1, 1));
 
     log.record_settlement(&settled("call-2"));
-    assert_eq!((place.verify().records, log.lag().records), (3, 1));
+    assert_eq!((log_dir.verify().records, log.lag().records), (3, 1));
     log.flush_buffered();
-    assert_eq!((place.verify().records, log.lag().records), (4, 0));
+    assert_eq!((log_dir.verify().records, log.lag().records), (4, 0));
 }
 
 /// G11: `fsync` acknowledges every admission, and admissions that wait share one sync.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiting_admissions_share_a_sync() {
-    let place = LogDir::new();
-    let config = AuditConfig { durability: AuditDurability::Fsync, ..config(&place.log()) };
+    let log_dir = LogDir::new();
+    let config = AuditConfig { durability: AuditDurability::Fsync, ..config(&log_dir.log()) };
     let log = Arc::new(AuditLog::open_log(&config, &started()).unwrap().0);
     let mut calls = JoinSet::new();
     for call in 0..200 {
@@ -88,15 +91,15 @@ async fn waiting_admissions_share_a_sync() {
     calls.join_all().await;
     log.finish_log(&RunFinishedRecord { spent: amount(0, 0, 0), admitted: 200, refused: 0 })
         .unwrap();
-    let report = place.verify();
+    let report = log_dir.verify();
     assert_eq!((report.admitted, report.settled, report.finished), (200, 200, true));
 }
 
 /// G11: A client that disconnects while its admission becomes durable is charged nothing.
 #[test]
 fn an_abandoned_admission_is_settled_as_not_sent() {
-    let place = LogDir::new();
-    let config = AuditConfig { durability: AuditDurability::Fsync, ..config(&place.log()) };
+    let log_dir = LogDir::new();
+    let config = AuditConfig { durability: AuditDurability::Fsync, ..config(&log_dir.log()) };
     let (log, _) = AuditLog::open_log(&config, &started()).unwrap();
     // The sync may be done before the first poll; then the call cannot be abandoned.
     let left = (0..1000).map(|call| call.to_string()).find(|call| {
@@ -109,34 +112,34 @@ fn an_abandoned_admission_is_settled_as_not_sent() {
         !done
     });
     drop(log);
-    let last = place.entries().pop().unwrap();
+    let last = log_dir.entries().pop().unwrap();
     let AuditEvent::Settled(settlement) = last.event else { panic!("{last:?}") };
     assert_eq!(Some(settlement.request), left);
     assert_eq!(
         (settlement.outcome, settlement.charged),
         (CallOutcome::NotSent, BudgetAmount::default())
     );
-    assert_eq!(place.verify().open, 0);
+    assert_eq!(log_dir.verify().open, 0);
 }
 
 /// G11: `group` syncs in the background and never delays an admission.
 #[test]
 fn grouped_admissions_do_not_wait() {
-    let place = LogDir::new();
-    let config = AuditConfig { durability: AuditDurability::Group, ..config(&place.log()) };
+    let log_dir = LogDir::new();
+    let config = AuditConfig { durability: AuditDurability::Group, ..config(&log_dir.log()) };
     let (log, _) = AuditLog::open_log(&config, &started()).unwrap();
     for call in 0..100 {
         at_once(log.record_admission(&admitted(&call.to_string()))).unwrap();
     }
     drop(log);
-    assert_eq!(place.verify().admitted, 100);
+    assert_eq!(log_dir.verify().admitted, 100);
 }
 
 /// G11: Recording a call allocates nothing, including signed checkpoints.
 #[test]
 fn a_recorded_call_does_not_allocate() {
-    let place = LogDir::new();
-    let signed = AuditConfig { checkpoint_every: 256, ..config(&place.log()) };
+    let log_dir = LogDir::new();
+    let signed = AuditConfig { checkpoint_every: 256, ..config(&log_dir.log()) };
     let (log, _) = AuditLog::open_log(&signed, &started()).unwrap();
     let calls = |count: u64| {
         for _ in 0..count {

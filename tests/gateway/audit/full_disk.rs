@@ -129,8 +129,8 @@ fn a_log_that_cannot_take_its_first_record_does_not_open() {
 /// G11: The backlog for a full disk is bounded because the calls in flight are bounded.
 #[test]
 fn too_many_calls_without_an_end_are_not_admitted() {
-    let place = LogDir::new();
-    let (log, _) = place.open();
+    let log_dir = LogDir::new();
+    let (log, _) = log_dir.open();
     for call in 0..MAX_UNSETTLED_CALLS {
         at_once(log.record_admission(&admitted(&call.to_string()))).unwrap();
     }
@@ -143,8 +143,8 @@ fn too_many_calls_without_an_end_are_not_admitted() {
 /// G11: A flood of refusals does not fill the disk, and every refusal is counted.
 #[test]
 fn refusals_of_one_code_are_counted_after_the_first_64() {
-    let place = LogDir::new();
-    let (log, _) = place.open();
+    let log_dir = LogDir::new();
+    let (log, _) = log_dir.open();
     for call in 0..10_000 {
         let code = if call % 10 == 0 { "rate_limited" } else { "route_not_served" };
         log.record_refusal(&refused(&call.to_string(), code));
@@ -158,7 +158,7 @@ fn refusals_of_one_code_are_counted_after_the_first_64() {
 
     let mut singly = 0;
     let mut counted = vec![];
-    for entry in place.entries() {
+    for entry in log_dir.entries() {
         match entry.event {
             AuditEvent::Refused(refusal) if refusal.request.is_some() => singly += refusal.repeats,
             AuditEvent::Refused(refusal) => counted.push((refusal.code, refusal.repeats)),
@@ -170,15 +170,15 @@ fn refusals_of_one_code_are_counted_after_the_first_64() {
         let of_code = counted.iter().filter(|(counted, _)| counted == code);
         assert_eq!(of_code.map(|(_, repeats)| repeats).sum::<u64>() + 64, all);
     }
-    assert_eq!(place.verify().refused, 10_000);
+    assert_eq!(log_dir.verify().refused, 10_000);
 }
 
 /// G15: The log of one run has a maximum size, and calls that were admitted are settled all the same. The backlog may
 /// hold checkpoints, too.
 #[test]
 fn a_log_at_its_limit_admits_nothing_more() {
-    let place = LogDir::new();
-    let config = AuditConfig { max_bytes: 20_000, ..config(&place.log()) };
+    let log_dir = LogDir::new();
+    let config = AuditConfig { max_bytes: 20_000, ..config(&log_dir.log()) };
     let (log, _) = AuditLog::open_log(&config, &started()).unwrap();
     let mut calls = 0;
     let error = loop {
@@ -193,9 +193,9 @@ fn a_log_at_its_limit_admits_nothing_more() {
     assert!(calls > 5, "{calls}");
     log.finish_log(&RunFinishedRecord { spent: amount(0, 0, 0), admitted: 0, refused: 0 }).unwrap();
     drop(log);
-    let report = place.verify();
+    let report = log_dir.verify();
     assert_eq!((report.admitted, report.settled, report.open), (calls, calls, 0));
-    assert!(fs::metadata(place.log()).unwrap().len() < 23_000);
+    assert!(fs::metadata(log_dir.log()).unwrap().len() < 23_000);
 }
 
 fn signed_often(path: &Path) -> AuditConfig {

@@ -20,33 +20,33 @@ use super::*;
 /// G11: A last record that was torn at any byte is repaired, and no byte is lost.
 #[test]
 fn a_last_line_cut_at_any_byte_is_moved_aside_and_settled() {
-    let place = LogDir::new();
-    let (log, _) = place.open();
+    let log_dir = LogDir::new();
+    let (log, _) = log_dir.open();
     at_once(log.record_admission(&admitted("call-1"))).unwrap();
     log.record_settlement(&settled("call-1"));
     at_once(log.record_admission(&admitted("call-2"))).unwrap();
     log.record_settlement(&settled("call-2"));
     drop(log);
-    let whole = place.bytes();
+    let whole = log_dir.bytes();
     let last = *line_starts(&whole).last().unwrap();
 
     for cut in last..whole.len() {
         // Every repair is synced, and there are hundreds; a sync to memory is cheap.
-        let place = LogDir { folder: tempfile::tempdir_in("/dev/shm").unwrap() };
-        fs::write(place.log(), &whole[..cut]).unwrap();
-        let (log, recovered) = place.open();
+        let log_dir = LogDir { folder: tempfile::tempdir_in("/dev/shm").unwrap() };
+        fs::write(log_dir.log(), &whole[..cut]).unwrap();
+        let (log, recovered) = log_dir.open();
         drop(log);
         let torn = &whole[last..cut];
         assert_eq!(recovered.torn_bytes, torn.len() as u64);
         assert_eq!((recovered.crashed, recovered.resumed), (1, true));
         assert_eq!(recovered.spent, amount(1, 118, 44) + amount(1, 600, 4096));
 
-        let kept = fs::read(place.log().with_extension("jsonl.torn-5")).unwrap_or_default();
-        assert_eq!(kept, torn);
-        assert!(place.bytes().starts_with(&whole[..last]), "what was whole stays as it was");
-        let report = place.verify();
+        let torn_end = fs::read(log_dir.log().with_extension("jsonl.torn-5")).unwrap_or_default();
+        assert_eq!(torn_end, torn);
+        assert!(log_dir.bytes().starts_with(&whole[..last]), "what was whole stays as it was");
+        let report = log_dir.verify();
         assert_eq!((report.crashed, report.open, report.starts), (1, 0, 2));
-        let names: Vec<_> = place.entries()[4..].iter().map(|entry| entry.name.clone()).collect();
+        let names: Vec<_> = log_dir.entries()[4..].iter().map(|entry| entry.name.clone()).collect();
         let repaired = ["log.repaired", "request.settled", "run.started"];
         assert_eq!(names, repaired[usize::from(torn.is_empty())..]);
     }
@@ -55,25 +55,25 @@ fn a_last_line_cut_at_any_byte_is_moved_aside_and_settled() {
 /// G11: A torn admission was never acknowledged, so nothing is charged for it.
 #[test]
 fn a_torn_admission_costs_nothing() {
-    let place = LogDir::new();
-    let (log, _) = place.open();
+    let log_dir = LogDir::new();
+    let (log, _) = log_dir.open();
     at_once(log.record_admission(&admitted("call-1"))).unwrap();
     drop(log);
-    let whole = place.bytes();
-    fs::write(place.log(), &whole[..whole.len() - 1]).unwrap();
-    let (_log, recovered) = place.open();
+    let whole = log_dir.bytes();
+    fs::write(log_dir.log(), &whole[..whole.len() - 1]).unwrap();
+    let (_log, recovered) = log_dir.open();
     assert_eq!((recovered.crashed, recovered.spent), (0, BudgetAmount::default()));
 }
 
 /// G9, G11: The log knows the age of its run across all processes.
 #[test]
 fn the_age_of_a_run_is_in_its_log() {
-    let (place, begun) = (LogDir::new(), Instant::now());
-    let (log, fresh) = place.open();
+    let (log_dir, begun) = (LogDir::new(), Instant::now());
+    let (log, fresh) = log_dir.open();
     assert_eq!(fresh.age, Duration::ZERO);
     drop(log);
     loop {
-        let (_log, recovered) = place.open();
+        let (_log, recovered) = log_dir.open();
         if recovered.age > Duration::ZERO {
             // The log's clock has a resolution of one millisecond.
             assert!(recovered.age <= begun.elapsed() + Duration::from_secs(1), "{recovered:?}");
@@ -118,11 +118,11 @@ fn a_clock_that_is_set_back_makes_no_run_younger() {
 /// G11: A repair that is itself interrupted loses nothing.
 #[test]
 fn torn_bytes_are_added_to_those_already_kept() {
-    let place = whole_run();
-    let kept_in = place.log().with_extension("jsonl.torn-9");
+    let log_dir = whole_run();
+    let kept_in = log_dir.log().with_extension("jsonl.torn-9");
     fs::write(&kept_in, "before ").unwrap();
-    append(&place.log(), b"{\"v\":1,\"seq\":9");
-    let (log, recovered) = place.open();
+    append(&log_dir.log(), b"{\"v\":1,\"seq\":9");
+    let (log, recovered) = log_dir.open();
     drop(log);
     assert_eq!(recovered.torn_bytes, 14);
     assert_eq!(fs::read_to_string(&kept_in).unwrap(), "before {\"v\":1,\"seq\":9");
@@ -134,11 +134,11 @@ fn a_log_whose_writer_is_killed_reopens_and_proves_itself() {
     if let Some(path) = env::var_os(VICTIM) {
         return write_until_killed(Path::new(&path));
     }
-    let place = LogDir::new();
+    let log_dir = LogDir::new();
     let mut acknowledged = HashSet::new();
     // Each round continues the log of the round before.
     for (round, calls) in [1, 7, 60, 300, 1000].into_iter().enumerate() {
-        let mut victim = spawn_victim(&place.log());
+        let mut victim = spawn_victim(&log_dir.log());
         let mut lines = BufReader::new(victim.stderr.take().unwrap()).lines().map(Result::unwrap);
         acknowledged.extend(lines.by_ref().take(calls).map(|call| format!("{round} {call}")));
         victim.kill().unwrap();
@@ -148,17 +148,17 @@ fn a_log_whose_writer_is_killed_reopens_and_proves_itself() {
         let whole = rest.len().saturating_sub(1);
         acknowledged.extend(rest[..whole].iter().map(|call| format!("{round} {call}")));
 
-        let report = check_prefix(&place);
+        let report = check_prefix(&log_dir);
         assert_eq!(report.starts, round as u64 * 2 + 1);
-        let (log, recovered) = place.open();
+        let (log, recovered) = log_dir.open();
         drop(log);
         assert_eq!((recovered.crashed, recovered.resumed), (report.open, true));
-        assert_eq!(place.verify().open, 0);
+        assert_eq!(log_dir.verify().open, 0);
     }
 
     let mut starts = 0;
     let mut found = HashSet::new();
-    for entry in place.entries() {
+    for entry in log_dir.entries() {
         match entry.event {
             AuditEvent::Started(_) => starts += 1,
             AuditEvent::Admitted(call) => {
@@ -175,9 +175,9 @@ fn a_log_whose_writer_is_killed_reopens_and_proves_itself() {
 /// G11: Charges add up across restarts, whichever process crashed.
 #[test]
 fn charges_add_up_across_restarts() {
-    let place = LogDir::new();
+    let log_dir = LogDir::new();
     for round in 0..3 {
-        let (log, recovered) = place.open();
+        let (log, recovered) = log_dir.open();
         let charged = 118 * round + 600 * round;
         assert_eq!(recovered.spent.input, Tokens(charged));
         assert_eq!(recovered.crashed, u64::from(round > 0));
@@ -185,63 +185,63 @@ fn charges_add_up_across_restarts() {
         at_once(log.record_admission(&admitted("lost"))).unwrap();
         log.record_settlement(&settled("settled"));
     }
-    let (log, _) = place.open();
+    let (log, _) = log_dir.open();
     drop(log);
-    let report = place.verify();
+    let report = log_dir.verify();
     assert_eq!((report.starts, report.crashed, report.spent), (4, 3, amount(6, 2154, 12420)));
 }
 
 #[test]
 fn a_finished_run_can_be_taken_up_again() {
-    let place = whole_run();
-    let (log, recovered) = place.open();
+    let log_dir = whole_run();
+    let (log, recovered) = log_dir.open();
     assert_eq!((recovered.crashed, recovered.torn_bytes, recovered.resumed), (0, 0, true));
     drop(log);
-    let report = place.verify();
+    let report = log_dir.verify();
     assert_eq!((report.starts, report.finished), (2, false));
 }
 
 /// G11: Recovery adds nothing to a log that has been altered.
 #[test]
 fn a_log_broken_in_the_middle_is_left_alone() {
-    let place = whole_run();
-    let mut bytes = place.bytes();
+    let log_dir = whole_run();
+    let mut bytes = log_dir.bytes();
     let third = line_starts(&bytes)[2];
     bytes[third + 50] ^= 1;
-    fs::write(place.log(), &bytes).unwrap();
-    let error = AuditLog::open_log(&config(&place.log()), &started()).err().unwrap();
+    fs::write(log_dir.log(), &bytes).unwrap();
+    let error = AuditLog::open_log(&config(&log_dir.log()), &started()).err().unwrap();
     insta::with_settings!({filters => [(r"`/.*/audit.jsonl`", "`[log]`")]}, {
         insta::assert_snapshot!(error, @"audit log `[log]` is broken at record 3 (line 3, byte 828): the content does not match its hash; it is evidence now, so move it away and start anew");
     });
-    assert_eq!(place.bytes(), bytes);
+    assert_eq!(log_dir.bytes(), bytes);
 }
 
 #[test]
 fn a_log_of_another_run_is_left_alone() {
-    let place = whole_run();
-    let bytes = place.bytes();
+    let log_dir = whole_run();
+    let bytes = log_dir.bytes();
     let other = RunStartedRecord { run: "run-2".into(), ..started() };
-    let error = AuditLog::open_log(&config(&place.log()), &other).err().unwrap();
+    let error = AuditLog::open_log(&config(&log_dir.log()), &other).err().unwrap();
     insta::with_settings!({filters => [(r"`/.*/audit.jsonl`", "`[log]`")]}, {
         insta::assert_snapshot!(error, @"audit log `[log]` belongs to run `run-1`, this is run `run-2`; give each run its own file");
     });
-    assert_eq!(place.bytes(), bytes);
+    assert_eq!(log_dir.bytes(), bytes);
 }
 
 /// A wrong `AUDIT_LOG_PATH` must not destroy another file.
 #[test]
 fn a_file_that_is_no_log_is_left_alone() {
     for content in ["password = hunter2", "a line\n", "{}\n{}\n", "{\"v\":2,\"seq\":1"] {
-        let place = LogDir::new();
-        fs::write(place.log(), content).unwrap();
-        let error = AuditLog::open_log(&config(&place.log()), &started()).err().unwrap();
+        let log_dir = LogDir::new();
+        fs::write(log_dir.log(), content).unwrap();
+        let error = AuditLog::open_log(&config(&log_dir.log()), &started()).err().unwrap();
         assert!(matches!(error, AuditError::ChainBroken { .. }), "{content}: {error}");
-        assert_eq!(place.bytes(), content.as_bytes());
+        assert_eq!(log_dir.bytes(), content.as_bytes());
     }
-    let place = LogDir::new();
-    fs::create_dir(place.log()).unwrap();
+    let log_dir = LogDir::new();
+    fs::create_dir(log_dir.log()).unwrap();
     assert!(matches!(
-        AuditLog::open_log(&config(&place.log()), &started()),
+        AuditLog::open_log(&config(&log_dir.log()), &started()),
         Err(AuditError::NotAFile { .. })
     ));
 }
@@ -250,13 +250,13 @@ fn a_file_that_is_no_log_is_left_alone() {
 #[test]
 fn a_log_is_never_written_through_a_link() {
     for is_there in [true, false] {
-        let place = LogDir::new();
-        let other = place.log().with_extension("other");
+        let log_dir = LogDir::new();
+        let other = log_dir.log().with_extension("other");
         if is_there {
             fs::write(&other, "").unwrap();
         }
-        std::os::unix::fs::symlink(&other, place.log()).unwrap();
-        let opened = AuditLog::open_log(&config(&place.log()), &started());
+        std::os::unix::fs::symlink(&other, log_dir.log()).unwrap();
+        let opened = AuditLog::open_log(&config(&log_dir.log()), &started());
         assert!(matches!(opened, Err(AuditError::NotAFile { .. })), "{:?}", opened.err());
         assert_eq!(fs::read(&other).ok(), is_there.then(Vec::new));
     }
@@ -265,23 +265,23 @@ fn a_log_is_never_written_through_a_link() {
 /// G11: Two writers would break the chain, so the second one is refused.
 #[test]
 fn a_log_in_use_cannot_be_opened_again() {
-    let place = LogDir::new();
-    let (log, _) = place.open();
-    let error = AuditLog::open_log(&config(&place.log()), &started()).err().unwrap();
+    let log_dir = LogDir::new();
+    let (log, _) = log_dir.open();
+    let error = AuditLog::open_log(&config(&log_dir.log()), &started()).err().unwrap();
     insta::with_settings!({filters => [(r"`/.*/audit.jsonl`", "`[log]`")]}, {
         insta::assert_snapshot!(error, @"audit log `[log]` is being written by another process; stop that one, or use another file");
     });
     drop(log);
-    place.open();
+    log_dir.open();
 }
 
 #[test]
 fn only_the_owner_can_read_a_log() {
-    let place = whole_run();
-    append(&place.log(), b"torn");
-    drop(place.open());
-    assert_eq!(mode(&place.log()), 0o600);
-    assert_eq!(mode(&place.log().with_extension("jsonl.torn-9")), 0o600);
+    let log_dir = whole_run();
+    append(&log_dir.log(), b"torn");
+    drop(log_dir.open());
+    assert_eq!(mode(&log_dir.log()), 0o600);
+    assert_eq!(mode(&log_dir.log().with_extension("jsonl.torn-9")), 0o600);
 }
 
 proptest! {
@@ -338,8 +338,8 @@ fn write_until_killed(path: &Path) {
 }
 
 /// Returns the report of everything before a torn tail.
-fn check_prefix(place: &LogDir) -> AuditVerifyReport {
-    let bytes = place.bytes();
+fn check_prefix(log_dir: &LogDir) -> AuditVerifyReport {
+    let bytes = log_dir.bytes();
     check(&bytes).unwrap_or_else(|broken| {
         assert_eq!(broken.why, ChainBreakReason::Torn);
         check(&bytes[..usize::try_from(broken.offset).unwrap()]).unwrap()

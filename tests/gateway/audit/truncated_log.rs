@@ -45,7 +45,7 @@ fn verify_tells_a_cut_or_forged_end_from_a_whole_log() {
     ];
     assert_eq!(events, expected);
     let all = 11;
-    let told: Vec<_> = [
+    let messages: Vec<_> = [
         ("whole", forged(all, &[])),
         ("cut at a checkpoint", forged(8, &[])),
         ("cut after a checkpoint", forged(9, &[])),
@@ -68,7 +68,7 @@ fn verify_tells_a_cut_or_forged_end_from_a_whole_log() {
         format!("{name} ({proved})\n  {}", verdict.join("\n  "))
     })
     .collect();
-    insta::assert_snapshot!(told.join("\n"), @"
+    insta::assert_snapshot!(messages.join("\n"), @"
     whole (status 0)
       OK: 11 records are as they were written, and signed to the last
     cut at a checkpoint (another status)
@@ -170,11 +170,11 @@ fn sign(chain: &mut HashChain, log: &mut Vec<u8>) {
 }
 
 fn verified(log: &[u8]) -> (ExitCode, String) {
-    let place = LogDir::new();
-    fs::write(place.log(), log).unwrap();
+    let log_dir = LogDir::new();
+    fs::write(log_dir.log(), log).unwrap();
     let mut out = vec![];
     let public_key = Some(key().to_string());
-    let code = run(&AuditCommand::Verify { file: place.log(), public_key }, &mut out).unwrap();
+    let code = run(&AuditCommand::Verify { file: log_dir.log(), public_key }, &mut out).unwrap();
     (code, String::from_utf8(out).unwrap())
 }
 

@@ -69,21 +69,21 @@ async fn same(app: &TestApp, config: &GatewayConfig, request: &str) -> ExplainOu
             })
             .collect();
         sent.push(format!("{} {} HTTP/1.1", seen.method, seen.path));
-        let mut told: Vec<_> = head.lines().map(str::to_owned).collect();
+        let mut header_lines: Vec<_> = head.lines().map(str::to_owned).collect();
         sent.sort();
-        told.sort();
-        assert_eq!(told, sent, "{request}");
+        header_lines.sort();
+        assert_eq!(header_lines, sent, "{request}");
     }
     explained.outcome
 }
 
 fn explain(config: &GatewayConfig, request: &str) -> RequestExplanation {
-    let asked = ExplainInput::parse(request.as_bytes().to_vec(), None).unwrap();
+    let input = ExplainInput::parse(request.as_bytes().to_vec(), None).unwrap();
     let policy = compile_policy(config).unwrap();
     let ledger = Arc::new(BudgetLedger::new(config.budget.clone(), PriorUsage::default()));
     RequestExplanation::explain_request(
         &ExplainContext { config, policy: &policy, ledger: &ledger },
-        asked,
+        input,
     )
 }
 

@@ -55,12 +55,12 @@ pub(crate) async fn converse(mode: LaneMode, pieces: &[&[u8]]) -> Traces {
         // Every wait here ends because of the other side.
         app.serve_until_cancelled(closing).await.expect("an orderly end");
     };
-    let asked = async {
+    let exchange = async {
         let answers = tokio::time::timeout(TEST_TIMEOUT, ask(&socket, pieces)).await;
         stop.cancel();
         answers.expect("the gateway has closed the connection")
     };
-    let ((), answers) = tokio::join!(Box::pin(served), asked);
+    let ((), answers) = tokio::join!(Box::pin(served), exchange);
     tasks.shut_down(Duration::ZERO).await;
     let seen = seen.requests();
     let upstream = seen.iter().map(|request| {
@@ -135,9 +135,9 @@ fn answers_in(mut bytes: &[u8]) -> Vec<String> {
             field.map(|field| String::from_utf8_lossy(field.value).into_owned())
         };
         let (body, rest) = match value("content-length") {
-            Some(told) => {
-                let told: usize = told.parse().expect("a number");
-                let end = bytes.len().min(length + told);
+            Some(content_length) => {
+                let content_length: usize = content_length.parse().expect("a number");
+                let end = bytes.len().min(length + content_length);
                 (bytes[length..end].to_vec(), &bytes[end..])
             }
             None if value("transfer-encoding").is_some() => chunks(&bytes[length..]),

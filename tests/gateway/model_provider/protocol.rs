@@ -96,8 +96,8 @@ async fn an_echo_repeats_the_last_message() {
     for (path, field, last) in last {
         let first = json!({ "role": "user", "content": "six" });
         let conversation = json!({ field: [first, last] });
-        let said = ask("echo=yes", path, conversation).await.text();
-        assert!(said.contains("seven") && !said.contains("six"), "{said}");
+        let text = ask("echo=yes", path, conversation).await.text();
+        assert!(text.contains("seven") && !text.contains("six"), "{text}");
         assert!(ask("echo=yes", path, json!({})).await.text().contains("hi there"));
     }
 }
@@ -226,12 +226,12 @@ async fn a_chat_stream_reports_usage_only_where_it_is_asked_to() {
         |include: bool| json!({ "stream": true, "stream_options": { "include_usage": include } });
     assert!(!ask("", CHAT, include(false)).await.text().contains("usage"));
     assert!(!stream("", CHAT).await.text().contains("usage"));
-    let asked = ask("", CHAT, include(true)).await.events();
-    let usages: Vec<_> = asked.iter().map(|event| &event["usage"]).collect();
+    let events = ask("", CHAT, include(true)).await.events();
+    let usages: Vec<_> = events.iter().map(|event| &event["usage"]).collect();
     let (last, others) = usages.split_last().unwrap();
     assert!(others.iter().all(|usage| usage.is_null()));
     assert_snapshot!(last, @r#"{"completion_tokens":2,"completion_tokens_details":{"reasoning_tokens":0},"cost":0.000015,"prompt_tokens":11,"prompt_tokens_details":{"cached_tokens":0},"total_tokens":13}"#);
-    assert_eq!(asked.last().unwrap()["choices"], json!([]));
+    assert_eq!(events.last().unwrap()["choices"], json!([]));
 }
 
 #[tokio::test]

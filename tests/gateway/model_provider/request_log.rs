@@ -120,8 +120,8 @@ async fn the_log_is_served_over_http_and_cleared_on_demand() {
 
 #[tokio::test]
 async fn each_ended_request_is_a_line_in_the_file() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("record.jsonl");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("record.jsonl");
     let addr = SocketAddr::from(([127, 0, 0, 1], 0));
     let provider = FakeProvider::bind(addr, ProviderScript::default()).await.unwrap();
     provider.record_requests_to(std::fs::File::create(&path).unwrap());

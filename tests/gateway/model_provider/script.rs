@@ -32,9 +32,9 @@ fn the_error_explains_a_wrong_script() {
         "cached=6,cache_write=6",
         "output=1,reasoning=2",
     ];
-    let told =
+    let messages =
         errors.map(|text| format!("{text}: {}", text.parse::<ProviderScript>().unwrap_err()));
-    assert_snapshot!(told.join("\n"), @r#"
+    assert_snapshot!(messages.join("\n"), @r#"
     chunks: `chunks` is not `name=value`; a script looks like `chunks=3,interval=20ms`
     colour=red: `colour` is not a knob; there are text, chunks, size, interval, first_byte, coalesce, split, stamps, usage, input, output, cached, cache_write, reasoning, obey, status, retry_after, should_retry, tool, arguments, repeat, echo, done, gate, fault
     chunks=3,chunks=4: `chunks` is set twice; leave one out
@@ -130,7 +130,7 @@ fn knobs() -> impl Strategy<Value = String> {
 }
 
 fn value(name: &'static str) -> BoxedStrategy<String> {
-    let place = prop_oneof!["head", "end", "[0-9]{1,9}"];
+    let position = prop_oneof!["head", "end", "[0-9]{1,9}"];
     let value = match name {
         "text" | "tool" => ".{1,12}".prop_map(|text| escape(&text)).boxed(),
         "arguments" => ".{0,12}".prop_map(|text| escape(&json!(text).to_string())).boxed(),
@@ -144,9 +144,9 @@ fn value(name: &'static str) -> BoxedStrategy<String> {
         "cached" | "cache_write" => (0..6_u64).prop_map(|n| n.to_string()).boxed(),
         "reasoning" => (0..100_u64).prop_map(|n| n.to_string()).boxed(),
         "status" => "200|4[0-9]{2}|5[0-9]{2}".boxed(),
-        "gate" => place.boxed(),
-        "fault" => ("error|truncate|close|reset|garbage|stall", place)
-            .prop_map(|(trouble, place)| format!("{trouble}@{place}"))
+        "gate" => position.boxed(),
+        "fault" => ("error|truncate|close|reset|garbage|stall", position)
+            .prop_map(|(trouble, position)| format!("{trouble}@{position}"))
             .boxed(),
         // A new setting fails here until its values are added.
         _ => Just("?".to_owned()).boxed(),

@@ -73,12 +73,12 @@ fn an_open_stream_holds_no_more_than_its_figure() {
 }
 
 /// Compares the count of each server with its figure.
-fn check(what: &str, count: impl Fn(&AllocationFigures) -> (u64, u64)) {
+fn check(label: &str, count: impl Fn(&AllocationFigures) -> (u64, u64)) {
     let mut grown = vec![];
     for figures in FIGURES {
         let (counted, figure) = count(&figures);
         if counted * 100 > figure * 105 {
-            grown.push(format!("{:?}: {counted} {what}, {figure} before", figures.lane));
+            grown.push(format!("{:?}: {counted} {label}, {figure} before", figures.lane));
         }
     }
     assert!(grown.is_empty(), "{grown:?}");

@@ -195,10 +195,10 @@ async fn a_turn_is_spent_once_however_many_ask() {
 /// G9, G11: The audit log holds what was spent, and a restarted process continues from it.
 #[tokio::test]
 async fn a_budget_survives_a_restart() {
-    let place = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let start = || {
         TestApp::with(|config| {
-            config.audit.path = Some(place.path().join("audit.jsonl"));
+            config.audit.path = Some(dir.path().join("audit.jsonl"));
             config.budget.max_turns = Some(2);
         })
     };

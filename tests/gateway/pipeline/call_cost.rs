@@ -67,10 +67,10 @@ fn each_allocates(call: &Value, configure: fn(&mut GatewayConfig)) -> u64 {
 /// Counts the allocations of a whole gateway that serves this many calls. Provider and client run in threads of their
 /// own and are not counted.
 fn allocated(body: &Value, calls: u32, configure: fn(&mut GatewayConfig)) -> u64 {
-    let (place, stop) = (tempfile::tempdir().unwrap(), CancellationToken::new());
+    let (dir, stop) = (tempfile::tempdir().unwrap(), CancellationToken::new());
     let (ready, upstream) = mpsc::channel();
     let (serving, begin) = mpsc::channel::<()>();
-    let socket = place.path().join("llm.sock");
+    let socket = dir.path().join("llm.sock");
     let clients = {
         let stop = stop.clone();
         move || {
@@ -88,7 +88,7 @@ fn allocated(body: &Value, calls: u32, configure: fn(&mut GatewayConfig)) -> u64
     };
     std::thread::scope(|scope| {
         scope.spawn(clients);
-        let mut config = configuration(place.path(), upstream.recv().unwrap());
+        let mut config = configuration(dir.path(), upstream.recv().unwrap());
         configure(&mut config);
         count(config, &stop, &serving)
     })

@@ -145,7 +145,7 @@ async fn a_temporary_refusal_tells_every_client_to_wait() {
 #[tokio::test]
 async fn a_refusal_names_the_encoding_of_the_body() {
     let app = TestApp::start().await;
-    let mut told = String::new();
+    let mut messages = String::new();
     for (headers, body) in [
         ("content-encoding: gzip\r\n", &b"\x1f\x8b\x08\x00"[..]),
         ("", b"\x1f\x8b\x08\x00"),
@@ -158,9 +158,9 @@ async fn a_refusal_names_the_encoding_of_the_body() {
         let answer = app.client().raw(&[head.as_bytes(), body].concat()).await;
         let status = answer.split(' ').nth(1).unwrap();
         let body = answer.rsplit_once("\r\n").unwrap().1;
-        told.extend([status, " ", body, "\n"]);
+        messages.extend([status, " ", body, "\n"]);
     }
-    insta::assert_snapshot!(told, @r#"
+    insta::assert_snapshot!(messages, @r#"
     415 {"error":{"code":"unsupported_media_type","message":"the request body has a `content-encoding`; send plain JSON in UTF-8","param":null,"type":"invalid_request_error"}}
     415 {"error":{"code":"unsupported_media_type","message":"the request body is compressed; send plain JSON in UTF-8","param":null,"type":"invalid_request_error"}}
     415 {"error":{"code":"unsupported_media_type","message":"the request body begins with a byte order mark; send plain JSON in UTF-8","param":null,"type":"invalid_request_error"}}
@@ -262,8 +262,8 @@ async fn a_client_that_sends_garbage_harms_no_other_client() {
 /// G11, G14: A flood of refusals is counted instead of recorded one by one.
 #[tokio::test]
 async fn a_flood_of_refusals_does_not_fill_the_disk() {
-    let place = tempfile::tempdir().unwrap();
-    let log = place.path().join("audit.jsonl");
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("audit.jsonl");
     let app = TestApp::with(|config| config.audit.path = Some(log.clone())).await;
     let request = "GET /v1/keys HTTP/1.1\r\nhost: x\r\n\r\n".repeat(999);
     let last = "GET /v1/keys HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";

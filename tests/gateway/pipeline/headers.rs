@@ -33,14 +33,14 @@ async fn identity_headers_of_a_client_are_dropped() {
 #[tokio::test]
 async fn allowed_headers_of_a_client_pass() {
     let app = TestApp::start().await;
-    let said = [
+    let messages = [
         ("accept", "text/event-stream"),
         ("anthropic-version", "2026-10-21"),
         ("anthropic-beta", "claude-code-20250219, files-api-2025-04-14"),
         ("anthropic-beta", "interleaved-thinking-2025-05-14"),
         ("openai-beta", "responses=experimental, assistants=v2"),
     ];
-    app.client().post_with("/v1/messages", &body(), &said).await;
+    app.client().post_with("/v1/messages", &body(), &messages).await;
     let request = app.upstream.seen.last_request().unwrap();
     assert_eq!(request.header("accept"), Some("text/event-stream"));
     assert_eq!(request.header("anthropic-version"), Some("2026-10-21"));
@@ -59,12 +59,12 @@ async fn a_field_passes_only_with_its_beta_header() {
     }
     let betas = "context-management-2025-06-27,compact-2026-09-04,structured-outputs-2025-11-13,\
                  computer-use-2025-11-24,effort-2025-11-24,tool-search-tool-2025-10-19";
-    let asked =
+    let betas_sent =
         [betas, ",files-api-2025-04-14,mcp-client-2025-11-20,fast-mode-2026-02-01"].concat();
-    let asked = [("anthropic-beta", asked.as_str())];
+    let betas_sent = [("anthropic-beta", betas_sent.as_str())];
 
     let app = TestApp::start().await;
-    let response = app.client().post_with("/v1/messages", &body, &asked).await;
+    let response = app.client().post_with("/v1/messages", &body, &betas_sent).await;
     let request = app.upstream.seen.last_request().unwrap();
     assert_eq!(request.header("anthropic-beta"), Some(betas));
     let sent: Value = serde_json::from_str(request.text.as_deref().unwrap()).unwrap();
@@ -77,7 +77,7 @@ async fn a_field_passes_only_with_its_beta_header() {
         config.policy.body.capabilities = [ProviderCapability::RemoteMcp].into();
     })
     .await;
-    let response = app.client().post_with("/v1/messages", &body, &asked).await;
+    let response = app.client().post_with("/v1/messages", &body, &betas_sent).await;
     let request = app.upstream.seen.last_request().unwrap();
     assert_eq!(request.header("anthropic-beta"), Some("mcp-client-2025-11-20"));
     body.as_object_mut().unwrap().remove("output_format");
@@ -91,8 +91,8 @@ async fn a_field_passes_only_with_its_beta_header() {
 #[tokio::test]
 async fn a_list_header_without_allowed_values_is_dropped() {
     let app = TestApp::with(|config| config.policy.headers.openai_beta.clear()).await;
-    let said = [("openai-beta", "responses=experimental"), ("anthropic-beta", ",,")];
-    app.client().post_with("/v1/responses", &body(), &said).await;
+    let headers = [("openai-beta", "responses=experimental"), ("anthropic-beta", ",,")];
+    app.client().post_with("/v1/responses", &body(), &headers).await;
     assert_eq!(names(&app.upstream.seen.last_request().unwrap().headers), OURS);
     app.stop().await;
 }

@@ -180,12 +180,12 @@ async fn a_refused_body_is_read_and_thrown_away() {
 #[tokio::test]
 async fn a_client_that_expects_100_continue_is_answered_at_once() {
     let app = TestApp::with(|config| config.budget.max_turns = Some(0)).await;
-    let asked = head(8 * MIB).replace("\r\n\r\n", "\r\nexpect: 100-continue\r\n\r\n");
+    let request = head(8 * MIB).replace("\r\n\r\n", "\r\nexpect: 100-continue\r\n\r\n");
     let mut socket = UnixStream::connect(&app.socket).unwrap();
     let talk = move || {
         let mut trickling = socket.try_clone().unwrap();
         let begun = Instant::now();
-        socket.write_all(asked.as_bytes()).unwrap();
+        socket.write_all(request.as_bytes()).unwrap();
         // A body that is discarded may take half a minute, if it arrives without a pause.
         thread::spawn(move || {
             while trickling.write_all(b" ").is_ok() {
@@ -205,8 +205,8 @@ async fn a_client_that_expects_100_continue_is_answered_at_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn real_clients_see_the_status() {
     let app = TestApp::with(|config| config.budget.max_turns = Some(0)).await;
-    let folder = tempfile::tempdir().unwrap();
-    let body = folder.path().join("body.json");
+    let dir = tempfile::tempdir().unwrap();
+    let body = dir.path().join("body.json");
     fs::write(&body, vec![b' '; 8 * MIB]).unwrap();
     for (path, status) in [("/v1/chat/completions", 402), ("/v1/nothing", 404)] {
         for (program, argument, script) in
@@ -316,8 +316,8 @@ async fn the_limit_of_descriptors_is_raised() {
     let limits = fs::read_to_string(format!("/proc/{}/limits", gateway.process.id())).unwrap();
     let files = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
     assert_eq!(files.split_whitespace().nth(3), Some("3000"), "{files}");
-    let said = gateway.process.output();
-    assert!(said.contains("too few descriptors"), "{said}");
+    let output = gateway.process.output();
+    assert!(output.contains("too few descriptors"), "{output}");
 }
 
 /// A gateway in its own process, so that its memory can be measured.
@@ -358,7 +358,7 @@ impl Gateway {
         command.arg("--audit-log-path").arg(directory.path().join("audit.jsonl"));
         command.env("LITELLM_MASTER_KEY", "sk-real").stdin(Stdio::null());
         let mut process = Process::start(&mut command, "build the gateway");
-        process.until(|said| said.contains("ready"));
+        process.until(|output| output.contains("ready"));
         Self { process, socket, upstream, _directory: directory }
     }
 

@@ -27,14 +27,14 @@ async fn a_panic_in_one_connection_harms_no_other() {
     .await;
     let other = app.client().open("/v1/chat/completions", &streamed()).await;
     let socket = TokioIo::new(app.client().connect().await);
-    let (mut ours, connection) = http2::handshake(TokioExecutor::new(), socket).await.unwrap();
+    let (mut client, connection) = http2::handshake(TokioExecutor::new(), socket).await.unwrap();
     CLIENT.set(tokio::spawn(connection).id()).unwrap();
     let request = || post("http://x/v1/chat/completions", &streamed(), &[]);
-    let open = ours.send_request(request()).await.unwrap();
+    let open = client.send_request(request()).await.unwrap();
     app.upstream.gate.wait_for_waiting(2).await;
 
     PANICS.store(true, Ordering::Relaxed);
-    assert!(ours.send_request(request()).await.is_err(), "the connection has gone on");
+    assert!(client.send_request(request()).await.is_err(), "the connection has gone on");
     assert!(!PANICS.load(Ordering::Relaxed), "nothing has panicked");
     let settled = app.recorded("request.settled", 1).await.remove(0);
     assert_eq!((&settled["outcome"], &settled["status"]), (&json!("client_gone"), &json!(200)));

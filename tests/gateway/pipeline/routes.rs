@@ -39,8 +39,8 @@ async fn each_request_leaves_a_line_in_the_access_log() {
     let body = json!({"model": "fake", "messages": []});
     let answer = app.client().post("/v1/chat/completions", &body).await;
     let path = app.access_log();
-    let kept = tempfile::tempdir().unwrap();
-    let copy = kept.path().join("access.log");
+    let log_dir = tempfile::tempdir().unwrap();
+    let copy = log_dir.path().join("access.log");
     std::fs::hard_link(path, &copy).unwrap();
     app.stop().await;
     let log = std::fs::read_to_string(copy).unwrap();
@@ -174,7 +174,7 @@ async fn an_absolute_target_that_names_this_host_is_served() {
 async fn only_a_listed_query_goes_upstream() {
     let app = TestApp::start().await;
     let body = json!({"model": "fake", "messages": []});
-    for (query, kept) in [
+    for (query, forwarded) in [
         ("", ""),
         ("?beta=true", "?beta=true"),
         ("?beta=true&api_base=http://evil", ""),
@@ -184,7 +184,10 @@ async fn only_a_listed_query_goes_upstream() {
     ] {
         let response = app.client().post(&format!("/v1/messages{query}"), &body).await;
         assert_eq!((query, response.status.as_u16()), (query, 200));
-        assert_eq!(app.upstream.seen.last_request().unwrap().path, format!("/v1/messages{kept}"));
+        assert_eq!(
+            app.upstream.seen.last_request().unwrap().path,
+            format!("/v1/messages{forwarded}")
+        );
     }
     app.stop().await;
 }

@@ -76,8 +76,8 @@ async fn a_broken_stream_is_never_ended_in_order() {
                 assert!(!rest.contains(end), "{path} {fault}: {rest}");
             }
             let settled = app.recorded("request.settled", 1).await.remove(0);
-            let told = (&settled["outcome"], &settled["code"], &settled["status"]);
-            assert_eq!(told, (&json!("upstream_failed"), &json!(code), &json!(200)), "{path}");
+            let recorded = (&settled["outcome"], &settled["code"], &settled["status"]);
+            assert_eq!(recorded, (&json!("upstream_failed"), &json!(code), &json!(200)), "{path}");
             assert_eq!(settled["usage"]["source"], "estimated");
             app.stop().await;
         }

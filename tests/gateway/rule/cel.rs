@@ -51,16 +51,17 @@ fn same(when: &str) {
             return assert!(error.to_string().contains("cannot be evaluated"), "{when}: {error}");
         }
     };
-    let ours = match rules.evaluate_rules(&facts(CALL)) {
+    let own_result = match rules.evaluate_rules(&facts(CALL)) {
         Ok(_) => Some(false),
         Err(RuleError::Refused { .. }) => Some(true),
         Err(RuleError::Failed { .. }) => None,
     };
     let text = when.to_owned();
     let reading = std::thread::Builder::new().stack_size(64 << 20);
-    let theirs = reading.spawn(move || Program::compile(&text).unwrap().execute(&context()).ok());
-    let theirs = theirs.unwrap().join().unwrap().map(|value| value == Value::Bool(true));
-    assert_eq!(ours, theirs, "{when}");
+    let cel_result =
+        reading.spawn(move || Program::compile(&text).unwrap().execute(&context()).ok());
+    let cel_result = cel_result.unwrap().join().unwrap().map(|value| value == Value::Bool(true));
+    assert_eq!(own_result, cel_result, "{when}");
 }
 
 const CALL: &str = "
@@ -97,14 +98,14 @@ fn bool(choices: &mut impl Iterator<Item = u32>, depth: u32) -> String {
         return ["request.stream", "true", "false"][choice as usize % 3].to_owned();
     }
     let depth = depth - 1;
-    let order = ["==", "!=", "<", "<=", ">", ">="][choice as usize / 16 % 6];
+    let operator = ["==", "!=", "<", "<=", ">", ">="][choice as usize / 16 % 6];
     match choice % 11 {
         0 => format!("!({})", bool(choices, depth)),
         1 | 2 => format!("({} && {})", bool(choices, depth), bool(choices, depth)),
         3 | 4 => format!("({} || {})", bool(choices, depth), bool(choices, depth)),
-        5 => format!("{} {order} {}", int(choices, depth), int(choices, depth)),
-        6 => format!("{} {order} {}", int(choices, depth), double(choices, depth)),
-        7 => format!("{} {order} {}", text(choices), text(choices)),
+        5 => format!("{} {operator} {}", int(choices, depth), int(choices, depth)),
+        6 => format!("{} {operator} {}", int(choices, depth), double(choices, depth)),
+        7 => format!("{} {operator} {}", text(choices), text(choices)),
         8 => {
             format!("{} in [{}, {}]", int(choices, depth), int(choices, depth), double(choices, 0))
         }

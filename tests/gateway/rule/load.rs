@@ -17,7 +17,7 @@ fn wrong_rule(lines: &str) -> String {
 /// G13: The loader refuses an unknown name; the error has its position and lists the known names.
 #[test]
 fn the_error_of_an_unknown_name_lists_the_known_names() {
-    let said = [
+    let messages = [
         "modle == 'x'",
         "request.modle == 'x'",
         "request.stream &&\n  usage.left.dollars < 1.0",
@@ -28,7 +28,7 @@ fn the_error_of_an_unknown_name_lists_the_known_names() {
         "'é' == request.modle",
     ]
     .map(wrong);
-    insta::assert_snapshot!(said.join("\n"), @r"
+    insta::assert_snapshot!(messages.join("\n"), @r"
     rule `r`: `when`, line 1, column 1: `modle` is not a fact; facts begin with `run`, `agent`, `request` or `usage`
     rule `r`: `when`, line 1, column 1: `request.modle` is not a fact; `request` has `route`, `protocol`, `model`, `stream`, `bytes`, `input_tokens`, `max_output_tokens`, `choices`
     rule `r`: `when`, line 2, column 3: `usage.left.dollars` is not a fact; `usage.left` has `turns`, `input_tokens`, `output_tokens`, `total_tokens`, `cost_usd`
@@ -43,7 +43,7 @@ fn the_error_of_an_unknown_name_lists_the_known_names() {
 /// G13: Types are checked when a rule is loaded, not when it is evaluated.
 #[test]
 fn a_type_error_names_its_position() {
-    let said = [
+    let messages = [
         "request.model",
         "request.model > 5",
         "usage.cost_usd + usage.turns > 1",
@@ -63,7 +63,7 @@ fn a_type_error_names_its_position() {
         "usage.turns > 5u",
     ]
     .map(wrong);
-    insta::assert_snapshot!(said.join("\n"), @r#"
+    insta::assert_snapshot!(messages.join("\n"), @r#"
     rule `r`: `when` is a string; it has to be true or false
     rule `r`: `when`, line 1, column 15: this operation is not possible for a string and an int
     rule `r`: `when`, line 1, column 16: this operation is not possible for a double and an int; write numbers as `1.0`, facts as `double(usage.turns)`
@@ -87,7 +87,7 @@ fn a_type_error_names_its_position() {
 /// G13: CEL features that hide a rule's cost are not supported, and the error says so.
 #[test]
 fn unsupported_cel_features_are_named() {
-    let said = [
+    let messages = [
         "[1, 2].all(x, x > 1)",
         "has(run.metadata.team)",
         "{'a': 1}.a == 1",
@@ -104,7 +104,7 @@ fn unsupported_cel_features_are_named() {
         "a.b{c: 1}",
     ]
     .map(wrong);
-    insta::assert_snapshot!(said.join("\n"), @r"
+    insta::assert_snapshot!(messages.join("\n"), @r"
     rule `r`: `when`, line 1, column 11: `all` is not known here; there are `startsWith`, `endsWith`, `contains`, `matches`, `size`, `double`
     rule `r`: `when`, line 1, column 4: `has` is not known here; there are `startsWith`, `endsWith`, `contains`, `matches`, `size`, `double`
     rule `r`: `when`, line 1, column 9: only facts have parts
@@ -126,13 +126,13 @@ fn unsupported_cel_features_are_named() {
 /// never match.
 #[test]
 fn an_impossible_word_is_refused() {
-    let said = [
+    let messages = [
         "request.route == 'chat'",
         "'gemini' != request.protocol",
         "request.route in ['messages', 'models']",
     ]
     .map(wrong);
-    insta::assert_snapshot!(said.join("\n"), @r"
+    insta::assert_snapshot!(messages.join("\n"), @r"
     rule `r`: `when`, line 1, column 18: `request.route` is never `chat`; it is one of `chat_completions`, `completions`, `responses`, `messages`, `count_tokens`, `embeddings`
     rule `r`: `when`, line 1, column 1: `request.protocol` is never `gemini`; it is one of `chat`, `responses`, `messages`
     rule `r`: `when`, line 1, column 31: `request.route` is never `models`; it is one of `chat_completions`, `completions`, `responses`, `messages`, `count_tokens`, `embeddings`
@@ -142,7 +142,7 @@ fn an_impossible_word_is_refused() {
 /// G13: The error of a syntax error has its position.
 #[test]
 fn a_syntax_error_names_its_position() {
-    let said = [
+    let messages = [
         "",
         "request.stream &&",
         "request.stream && (usage.turns > 1",
@@ -153,7 +153,7 @@ fn a_syntax_error_names_its_position() {
         "'\\uD800' == 'x'",
     ]
     .map(wrong);
-    insta::assert_snapshot!(said.join("\n"), @r#"
+    insta::assert_snapshot!(messages.join("\n"), @r#"
     rule `r`: `when`, line 1, column 1: is not CEL: the expression ends too early
     rule `r`: `when`, line 1, column 18: is not CEL: the expression ends too early
     rule `r`: `when`, line 1, column 35: is not CEL: missing ')' at the end
@@ -178,8 +178,8 @@ fn a_condition_has_a_largest_size() {
     let long = format!("request.model == '{}'", "x".repeat(2048 - 19 + 1));
     let nested = |times| format!("{}true{}", "(".repeat(times), ")".repeat(times));
     let chain = |times: usize| vec!["true"; times].join("||");
-    let said = [&long, &nested(33), &chain(129)].map(|when| wrong(when));
-    insta::assert_snapshot!(said.join("\n"), @r"
+    let messages = [&long, &nested(33), &chain(129)].map(|when| wrong(when));
+    insta::assert_snapshot!(messages.join("\n"), @r"
     rule `r`: `when` is 2049 bytes long, the limit is 2048
     rule `r`: `when` has 33 opening brackets and `?`, the limit is 32; make it two rules
     rule `r`: `when` has more than 256 names, values and operators; make it two rules
@@ -194,7 +194,7 @@ fn a_condition_has_a_largest_size() {
 /// G13: The loader refuses a rule without effects, or with effects that exclude each other.
 #[test]
 fn a_rule_has_to_make_sense() {
-    let said = [
+    let messages = [
         "",
         "refuse = 'no'\nset_model = 'x'",
         "refuse = ''",
@@ -203,7 +203,7 @@ fn a_rule_has_to_make_sense() {
         "max_output_tokens = 0",
     ]
     .map(wrong_rule);
-    insta::assert_snapshot!(said.join("\n"), @r"
+    insta::assert_snapshot!(messages.join("\n"), @r"
     rule `r`: the rule has no effect; give `refuse`, `set_model`, `max_output_tokens` or `headers`
     rule `r`: `refuse` ends the call, so `set_model` has no effect; remove `set_model` or `refuse`
     rule `r`: `refuse` is empty, longer than 256 bytes, or has a control character
@@ -238,9 +238,9 @@ fn a_rule_cannot_set_the_gateways_headers() {
         "x-\u{e9}",
         "",
     ] {
-        let said = wrong_rule(&format!("headers = {{ {name:?} = 'a' }}"));
+        let messages = wrong_rule(&format!("headers = {{ {name:?} = 'a' }}"));
         assert_eq!(
-            said,
+            messages,
             format!(
                 "rule `r`: the header `{name}` may not be set; use a name of your own in small letters that begins with `x-`"
             )
@@ -262,13 +262,13 @@ fn a_failing_example_is_refused() {
     let one = "{ request = { model = 'a', bytes = 1 } }";
     let other = "{ request = { model = 'b', bytes = 1 } }";
     assert!(with(&format!("match = [{one}]\nnot_match = [{other}]")).is_ok());
-    let said = [
+    let messages = [
         format!("match = [{one}, {other}]"),
         format!("not_match = [{other}, {one}]"),
         "match = [{ request = { model = 'a' } }]".to_owned(),
     ]
     .map(|examples| with(&examples).unwrap_err().to_string());
-    insta::assert_snapshot!(said.join("\n"), @r"
+    insta::assert_snapshot!(messages.join("\n"), @r"
     rule `r`: example 2 of `match` does not match
     rule `r`: example 2 of `not_match` matches
     rule `r`: example 1 of `match` cannot be evaluated: a number is divided by zero

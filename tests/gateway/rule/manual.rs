@@ -27,21 +27,21 @@ fn the_rule_in_the_example_configuration_loads() {
 #[test]
 fn every_fact_is_in_the_manual() {
     let manual = page();
-    let mut told: Vec<_> =
+    let mut names: Vec<_> =
         manual.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();
     let mut facts: Vec<_> = ["run", "agent", "request", "usage"].map(parts).concat();
     // The facts below these have rows of their own.
     facts.retain(|fact| !fact.starts_with("usage.left") && fact != "run.metadata.NAME");
     facts.extend(["run.metadata".to_owned(), "usage.left".to_owned()]);
     facts.sort();
-    told.sort_unstable();
-    assert_eq!(told, facts);
+    names.sort_unstable();
+    assert_eq!(names, facts);
 }
 
 /// Returns the facts that begin with a word, taken from the error for an unknown fact.
 fn parts(word: &str) -> Vec<String> {
-    let said = super::rule(&format!("{word} == 1")).unwrap_err().to_string();
-    let (_, parts) = said.split_once(" has `").unwrap();
+    let message = super::rule(&format!("{word} == 1")).unwrap_err().to_string();
+    let (_, parts) = message.split_once(" has `").unwrap();
     parts.trim_end_matches('`').split("`, `").map(|part| format!("{word}.{part}")).collect()
 }
 

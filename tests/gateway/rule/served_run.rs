@@ -9,13 +9,13 @@ use crate::support::client::Response;
 #[tokio::test]
 async fn a_rule_refuses_in_the_shape_of_each_protocol() {
     let app = with_rules(NO_OPUS).await;
-    let mut said = vec![];
+    let mut messages = vec![];
     for path in ["/v1/chat/completions", "/v1/messages", "/v1/responses"] {
         let answer = app.client().post(path, &call("claude-opus-4-5")).await;
-        said.push(format!("{}\n{}", refusal_text(&answer), answer.text()));
+        messages.push(format!("{}\n{}", refusal_text(&answer), answer.text()));
         assert_eq!(app.client().post(path, &call("fake")).await.status, 200, "{path}");
     }
-    insta::assert_snapshot!(said.join("\n"), @r#"
+    insta::assert_snapshot!(messages.join("\n"), @r#"
     403 Forbidden x-should-retry: false
     {"error":{"code":"refused_by_rule","message":"refused by the rule `no-opus`: use claude-haiku","param":null,"type":"permission_error"}}
     403 Forbidden x-should-retry: false

@@ -62,9 +62,9 @@ async fn only_the_required_user_is_served() {
     "#);
     let records = app.stop().await;
     let refused = events(&records, "request.refused");
-    let said = |record: &Value| (record["code"].clone(), record["status"].clone());
+    let code_and_status = |record: &Value| (record["code"].clone(), record["status"].clone());
     assert_eq!(
-        refused.iter().map(said).collect::<Vec<_>>(),
+        refused.iter().map(code_and_status).collect::<Vec<_>>(),
         vec![(json!("peer_not_allowed"), json!(403)); 3]
     );
     let opened = events(&records, "connection.opened");
@@ -115,8 +115,8 @@ fn ask_as(app: &TestApp, uid: u32, gid: u32) -> String {
     let mut ask = Command::new(binary);
     ask.args(["health", "--socket-path"]).arg(&app.socket).env_clear().uid(uid).gid(gid);
     let output = ask.output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    if output.status.success() { "200".to_owned() } else { said }
+    let printed = String::from_utf8(output.stderr).unwrap();
+    if output.status.success() { "200".to_owned() } else { printed }
 }
 
 fn events(records: &[Value], event: &str) -> Vec<Value> {

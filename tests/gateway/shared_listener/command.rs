@@ -31,7 +31,7 @@ fn a_wrong_configuration_is_explained() {
         format!("{error:#}").replace(path, "[file]")
     };
     let shared = |rest: &str| error(&format!("[shared]\ntoken_keys_file = 'keys'\n{rest}"));
-    let said = [
+    let messages = [
         error(""),
         error("[shared]"),
         shared(""),
@@ -41,7 +41,7 @@ fn a_wrong_configuration_is_explained() {
         shared("[[shared.runs]]\naccount = 'a'"),
         shared("[[shared.runs]]\nrun_id = 'r'\nbudget = { turns = 1 }"),
     ];
-    insta::assert_snapshot!(said.join("\n\n"), @r"
+    insta::assert_snapshot!(messages.join("\n\n"), @r"
     there is no `[shared]`; name a file that has it with `--config`
 
     `shared.token_keys_file` is not set; tokens tell the runs apart
@@ -110,41 +110,44 @@ fn the_help_has_no_settings_of_one_run() {
 #[tokio::test(flavor = "multi_thread")]
 async fn keys_and_certificates_rotate_while_streams_go_on() {
     let upstream = model_provider::start_default().await;
-    let place = SharedCommand::new(&upstream.addr.to_string());
-    let mut gateway = place.start();
+    let command = SharedCommand::new(&upstream.addr.to_string());
+    let mut gateway = command.start();
     let old = keys().mint_token("run-1", HOUR, None, std::time::SystemTime::now()).unwrap();
-    let mut stream = place.open(&old, "fake/gate=1").await.unwrap();
+    let mut stream = command.open(&old, "fake/gate=1").await.unwrap();
     assert!(stream.frame().await.unwrap().is_some());
     upstream.gate.wait_for_waiting(1).await;
 
     let both = format!("k2 = {}\n{KEYS}", "22".repeat(32));
     let new = cogni_gateway::gateway::run::token::RunTokenKeys::parse_keys(&both).unwrap();
     let new = new.mint_token("run-1", HOUR, None, std::time::SystemTime::now()).unwrap();
-    assert_eq!(place.open(&new, "fake").await.unwrap().status, 401);
-    fs::write(place.path("keys"), "k2 = hunter2").unwrap();
+    assert_eq!(command.open(&new, "fake").await.unwrap().status, 401);
+    fs::write(command.path("keys"), "k2 = hunter2").unwrap();
     gateway.signal("HUP");
-    gateway.until(|said| said.contains("nothing has changed: line 1 of the run token keys"));
+    gateway.until(|output| output.contains("nothing has changed: line 1 of the run token keys"));
     assert!(!gateway.output().contains("hunter2"));
-    assert_eq!(place.open(&old, "fake").await.unwrap().status, 200);
+    assert_eq!(command.open(&old, "fake").await.unwrap().status, 200);
 
-    fs::write(place.path("keys"), &both).unwrap();
+    fs::write(command.path("keys"), &both).unwrap();
     let next = TestCa::new();
-    place.write_certificates(&next);
+    command.write_certificates(&next);
     gateway.signal("HUP");
-    gateway.until(|said| said.contains("the policy has changed"));
-    assert!(place.open(&new, "fake").await.is_err(), "the certificate is another authority's now");
-    let place = SharedCommand { authority: next, ..place };
+    gateway.until(|printed| printed.contains("the policy has changed"));
+    assert!(
+        command.open(&new, "fake").await.is_err(),
+        "the certificate is another authority's now"
+    );
+    let command = SharedCommand { authority: next, ..command };
     for token in [&old, &new] {
-        assert_eq!(place.open(token, "fake").await.unwrap().status, 200);
+        assert_eq!(command.open(token, "fake").await.unwrap().status, 200);
     }
 
     gateway.signal("TERM");
-    gateway.until(|said| said.contains("draining"));
+    gateway.until(|output| output.contains("draining"));
     upstream.gate.allow_answers(1);
     assert!(stream.rest().await.1);
     assert!(gateway.wait().success());
     let report = cogni_gateway::telemetry::audit::verify::verify_file(
-        &place.path("audit/run-1.jsonl"),
+        &command.path("audit/run-1.jsonl"),
         None,
     )
     .unwrap();
@@ -161,12 +164,12 @@ struct SharedCommand {
 impl SharedCommand {
     fn new(upstream: &str) -> Self {
         let (directory, authority) = (tempfile::tempdir().unwrap(), TestCa::new());
-        let place = Self { directory, authority, port: crate::support::process::free_port() };
-        fs::create_dir(place.path("audit")).unwrap();
-        fs::write(place.path("keys"), KEYS).unwrap();
-        place.write_certificates(&place.authority);
-        place.configure(upstream);
-        place
+        let command = Self { directory, authority, port: crate::support::process::free_port() };
+        fs::create_dir(command.path("audit")).unwrap();
+        fs::write(command.path("keys"), KEYS).unwrap();
+        command.write_certificates(&command.authority);
+        command.configure(upstream);
+        command
     }
 
     fn path(&self, name: &str) -> std::path::PathBuf {
@@ -198,7 +201,7 @@ impl SharedCommand {
         command.args(["shared", "--config"]).arg(self.path("gateway.toml")).env_clear();
         command.env("LITELLM_MASTER_KEY", "sk-real");
         let mut process = Process::start(&mut command, "build it with cargo");
-        process.until(|said| said.contains("ready"));
+        process.until(|output| output.contains("ready"));
         process
     }
 

@@ -42,8 +42,9 @@ async fn clients_show_a_certificate_where_they_must() {
         config.shared.as_mut().unwrap().client_ca_file = Some(authority.file.clone());
     })
     .await;
-    let (ours, theirs) = (app.authority.files("agent"), strangers.files("agent"));
-    for (files, is_served) in [(Some(&ours), true), (Some(&theirs), false), (None, false)] {
+    let (own_files, other_files) = (app.authority.files("agent"), strangers.files("agent"));
+    for (files, is_served) in [(Some(&own_files), true), (Some(&other_files), false), (None, false)]
+    {
         // In TLS 1.3 the client finishes before the server has checked its certificate.
         let answer = match app.tls(files, &["http/1.1"]).await {
             Ok(mut stream) => {

@@ -15,7 +15,7 @@ use crate::support::shared_app::{SharedApp, keys};
 #[tokio::test]
 async fn a_bad_token_is_refused_in_the_protocols_shape() {
     let app = SharedApp::start().await;
-    let told = async |key: &str, path: &str| {
+    let response_to = async |key: &str, path: &str| {
         let answer = app.call(key, path, &call()).await;
         assert_eq!(answer.header("x-should-retry"), Some("false"));
         assert_eq!(answer.header("www-authenticate"), Some("Bearer"));
@@ -25,16 +25,16 @@ async fn a_bad_token_is_refused_in_the_protocols_shape() {
     let now = SystemTime::now();
     let forged = strangers.mint_token("run-1", Duration::from_hours(1), None, now).unwrap();
     let (expired, unknown) = (app.token_until("run-1", -1), app.token("run-3"));
-    let said = [
-        told("sk-1234", "/v1/chat/completions").await,
-        told("sk-1234", "/v1/messages").await,
-        told("sk-1234", "/v1/responses").await,
-        told("sk-1234", "/nothing").await,
-        told(&forged, "/v1/chat/completions").await,
-        told(&expired, "/v1/messages").await,
-        told(&unknown, "/v1/messages").await,
+    let messages = [
+        response_to("sk-1234", "/v1/chat/completions").await,
+        response_to("sk-1234", "/v1/messages").await,
+        response_to("sk-1234", "/v1/responses").await,
+        response_to("sk-1234", "/nothing").await,
+        response_to(&forged, "/v1/chat/completions").await,
+        response_to(&expired, "/v1/messages").await,
+        response_to(&unknown, "/v1/messages").await,
     ];
-    insta::assert_snapshot!(said.join("\n"), @r#"
+    insta::assert_snapshot!(messages.join("\n"), @r#"
     401 {"error":{"code":"run_token_missing","message":"the request has no run token; send the run token as the API key","param":null,"type":"authentication_error"}}
     401 {"error":{"code":"run_token_missing","message":"the request has no run token; send the run token as the API key","type":"authentication_error"},"type":"error"}
     401 {"error":{"code":"run_token_missing","message":"the request has no run token; send the run token as the API key","param":null,"type":"authentication_error"}}

@@ -188,8 +188,8 @@ async fn a_run_is_opened_once_and_well_described() {
         let error = format!("{:#}", app.runs.open_run(spec(run, account)).err().unwrap());
         error.replace(app.directory.path().to_str().unwrap(), "[dir]")
     };
-    let said = [error("run-1", "acct-1"), error("run 3", "acct-3"), error("run-3", "")];
-    insta::assert_snapshot!(said.join("\n"), @r"
+    let messages = [error("run-1", "acct-1"), error("run 3", "acct-3"), error("run-3", "")];
+    insta::assert_snapshot!(messages.join("\n"), @r"
     run `run-1` is open already
     `run 3` is not a valid run id; use 1 to 128 letters, digits, `.`, `_`, `:`, `@`, `/` or `-`
     run `run-3` has no `account`; LiteLLM bills it as the end user
@@ -241,8 +241,8 @@ fn an_idle_run_costs_little() {
         };
         // The first runs pay for buffers that grow in steps.
         open(0);
-        let kept = allocation_counter::measure(|| open(100)).bytes_current;
-        let each = u64::try_from(kept).unwrap() / 100;
+        let bytes_per_run = allocation_counter::measure(|| open(100)).bytes_current;
+        let each = u64::try_from(bytes_per_run).unwrap() / 100;
         assert!(each <= MOST_FOR_A_RUN, "{each} bytes for each run");
         app.stop().await;
     });

@@ -32,11 +32,11 @@ pub(super) struct Postgres {
 impl Postgres {
     /// Starts Postgres with LiteLLM's tables.
     pub(super) fn start() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let data = folder.path().join("data");
+        let dir = tempfile::tempdir().unwrap();
+        let data = dir.path().join("data");
         // Postgres refuses to run as root.
         if rustix::process::geteuid().is_root() {
-            chown(folder.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+            chown(dir.path(), Some(NOBODY), Some(NOBODY)).unwrap();
         }
         let programs = programs();
         let port = free_port().to_string();
@@ -79,7 +79,7 @@ impl Postgres {
         let schema = venv("prisma").join("schema.sql");
         assert!(schema.exists(), "{REMEDY}");
         output(psql("litellm").arg("--file").arg(schema));
-        Self { url: format!("{url}/litellm"), _process: process, _folder: folder }
+        Self { url: format!("{url}/litellm"), _process: process, _folder: dir }
     }
 }
 
@@ -88,7 +88,7 @@ fn programs() -> PathBuf {
     let versions = fs::read_dir("/usr/lib/postgresql")
         .unwrap_or_else(|error| panic!("PostgreSQL: {error}; {REMEDY}"));
     let folders = versions.map(|version| version.unwrap().path().join("bin"));
-    folders.filter(|folder| folder.join("initdb").exists()).max().expect(REMEDY)
+    folders.filter(|directory| directory.join("initdb").exists()).max().expect(REMEDY)
 }
 
 fn as_nobody(command: &mut Command) -> &mut Command {
@@ -151,11 +151,11 @@ pub(super) struct Receiver {
 }
 
 impl Receiver {
-    pub(super) fn start(books: BillingStore) -> Self {
+    pub(super) fn start(store: BillingStore) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let told: Arc<Mutex<Vec<String>>> = Arc::default();
-        let (keeper, telling) = (books.clone(), Arc::clone(&told));
+        let lines: Arc<Mutex<Vec<String>>> = Arc::default();
+        let (keeper, telling) = (store.clone(), Arc::clone(&lines));
         thread::spawn(move || {
             let runtime = Runtime::new().unwrap();
             for connection in listener.incoming() {
@@ -165,7 +165,7 @@ impl Receiver {
                 });
             }
         });
-        Self { address, books, told, runtime: Runtime::new().unwrap() }
+        Self { address, books: store, told: lines, runtime: Runtime::new().unwrap() }
     }
 
     pub(super) fn endpoint(&self) -> String {

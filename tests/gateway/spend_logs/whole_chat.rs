@@ -25,33 +25,33 @@ async fn a_chat_ends_in_a_pull_request_and_its_calls_have_their_receipts() {
     let commit = "echo hello > greeting && git add greeting && git commit --quiet --message=Greet";
     // The provider reports as many tokens as its text has, because a report below the observed text is not accepted.
     let model = format!("{},output=60", tool_call_script(commit));
-    let mut place = ServiceSetup::new(&model).await;
-    let forge = github_server::RunningGithub::start().await;
-    let (litellm, _postgres) = tokio::task::block_in_place(|| behind(&place));
+    let mut setup = ServiceSetup::new(&model).await;
+    let github = github_server::RunningGithub::start().await;
+    let (litellm, _postgres) = tokio::task::block_in_place(|| behind(&setup));
     let prices = here("prices.toml").display().to_string();
     for (name, value) in [
         ("LITELLM_HOST", &*litellm.address),
         ("LITELLM_MASTER_KEY", KEY),
         ("PRICES_FILE", &prices),
-        ("GITHUB_API_URL", forge.hub.url()),
+        ("GITHUB_API_URL", github.hub.url()),
         ("GITHUB_TOKEN", github_server::TOKEN),
     ] {
-        place.set(name, value);
+        setup.set(name, value);
     }
-    let service = place.start();
+    let service = setup.start();
     let body = json!({
         "graphName": "sandbox:agent", "model": "gpt", "messages": [{"role": "user", "content": "greet"}],
-        "repo": forge.clone_url(), "branchKey": "task-1", "pullRequest": true,
+        "repo": github.clone_url(), "branchKey": "task-1", "pullRequest": true,
     });
     let answer = service.post("/api/v1/ai/chat", &body).await;
     let named = answer.header("x-run-id").unwrap_or_else(|| panic!("{}", answer.text())).to_owned();
-    let told = parse_events(answer.text());
-    let SseEvent { data: end, .. } = told.last().unwrap();
+    let events = parse_events(answer.text());
+    let SseEvent { data: end, .. } = events.last().unwrap();
     assert_eq!(end["ok"], true, "{end}; {}", litellm.output());
     assert!(end["relay"]["pull_request_url"].is_string(), "{end}");
-    assert_eq!(forge.hub.pulls(github_server::NAME)[0].head, "sandbox/task-1");
-    assert_eq!(git(&forge.bare(), &["show", "sandbox/task-1:greeting"]), "hello");
-    let calls = told.iter().filter(|told| told.kind == "usage_report").count();
+    assert_eq!(github.hub.pulls(github_server::NAME)[0].head, "sandbox/task-1");
+    assert_eq!(git(&github.bare(), &["show", "sandbox/task-1:greeting"]), "hello");
+    let calls = events.iter().filter(|event| event.kind == "usage_report").count();
     assert_eq!(
         calls, 2,
         "one in which it wants to run a program, and one in which it says what came of it"
@@ -64,7 +64,7 @@ async fn a_chat_ends_in_a_pull_request_and_its_calls_have_their_receipts() {
         receipts.as_array().unwrap().iter().any(|receipt| receipt["source"] == "litellm_callback")
     };
     let handle = tokio::runtime::Handle::current();
-    let state = place.state_dir();
+    let state = setup.state_dir();
     let report = tokio::task::block_in_place(|| {
         wait_until(|| handle.block_on(by_callback()), || litellm.output());
         settled(&state, &litellm, &named, 2).0
@@ -83,8 +83,8 @@ async fn a_chat_ends_in_a_pull_request_and_its_calls_have_their_receipts() {
     assert_eq!(shown["bill"]["amount_usd"], report["charged_usd"], "{shown}");
     let charged: Vec<_> =
         shown["receipts"].as_array().unwrap().iter().map(|one| &one["call_id"]).collect();
-    let reported = told.iter().filter(|told| told.kind == "usage_report");
-    assert_eq!(charged, reported.map(|told| &told.data["call_id"]).collect::<Vec<_>>());
+    let reported = events.iter().filter(|event| event.kind == "usage_report");
+    assert_eq!(charged, reported.map(|event| &event.data["call_id"]).collect::<Vec<_>>());
 
     // A call of another gateway with the same LiteLLM does not belong to this service.
     tokio::task::block_in_place(|| {
@@ -95,17 +95,17 @@ async fn a_chat_ends_in_a_pull_request_and_its_calls_have_their_receipts() {
         let whole = run(&state, &litellm, &["status"]);
         assert!(whole.ends_with("nothing is flagged\nexit 0"), "{whole}");
     });
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// Starts LiteLLM in front of the test's provider; its callback has a grant for nothing else.
-fn behind(place: &ServiceSetup) -> (Litellm, Postgres) {
-    let teller = place.mint(&["--access", "billing"]);
+fn behind(setup: &ServiceSetup) -> (Litellm, Postgres) {
+    let teller = setup.mint(&["--access", "billing"]);
     let endpoint = format!(
         "http://{}/api/internal/billing/ingest",
-        start_tcp_proxy(place.path().join("api.sock"))
+        start_tcp_proxy(setup.path().join("api.sock"))
     );
-    let provider = place.provider.addr.to_string();
+    let provider = setup.provider.addr.to_string();
     let postgres = Postgres::start();
     (Litellm::start(&provider, &postgres, (&endpoint, &teller.token)), postgres)
 }

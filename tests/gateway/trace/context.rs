@@ -18,8 +18,8 @@ async fn a_client_cannot_say_which_trace_it_is_part_of() {
         .await;
         app.client().post_with("/v1/chat/completions", &body(), &lies).await;
         let request = app.upstream.seen.last_request().unwrap();
-        let told = request.header("traceparent");
-        assert_eq!(told.map(|told| &told[3..35]), given.map(|given| &given[3..35]));
+        let header = request.header("traceparent");
+        assert_eq!(header.map(|header| &header[3..35]), given.map(|given| &given[3..35]));
         assert_eq!([request.header("tracestate"), request.header("baggage")], [None, None]);
         app.stop().await;
     }
@@ -29,16 +29,16 @@ async fn a_client_cannot_say_which_trace_it_is_part_of() {
 #[tokio::test]
 async fn each_call_is_a_span_of_the_runs_trace() {
     let app = TestApp::with(|config| config.identity.trace = Some(OURS.parse().unwrap())).await;
-    let mut told = vec![];
+    let mut messages = vec![];
     for _ in 0..2 {
         app.client().post("/v1/messages", &body()).await;
         let request = app.upstream.seen.last_request().unwrap();
         let traceparent = request.header("traceparent").unwrap().to_owned();
         let call = request.header("x-litellm-call-id").unwrap().replace('-', "");
         assert_eq!(traceparent, format!("{}-{}-01", &OURS[..35], &call[16..]));
-        told.push(traceparent);
+        messages.push(traceparent);
     }
-    assert_ne!(told[0], told[1]);
+    assert_ne!(messages[0], messages[1]);
     let records = app.stop().await;
     assert_eq!(records[0]["trace"], OURS[3..35]);
 }
@@ -51,8 +51,8 @@ async fn a_trace_that_litellm_knows_is_the_runs() {
         let app = TestApp::with(|config| config.identity.metadata = known(id)).await;
         app.client().post("/v1/messages", &body()).await;
         let request = app.upstream.seen.last_request().unwrap();
-        let told = request.header("traceparent").map(|told| told[3..35].to_owned());
-        assert_eq!(told, is_told.then(|| id.to_owned()));
+        let trace_id = request.header("traceparent").map(|header| header[3..35].to_owned());
+        assert_eq!(trace_id, is_told.then(|| id.to_owned()));
         app.stop().await;
     }
 }

@@ -107,14 +107,14 @@ async fn a_run_without_a_trace_gets_one_where_it_is_sampled() {
         })
         .await;
         app.client().post("/v1/messages", &call()).await;
-        let told =
+        let header =
             app.upstream.seen.last_request().unwrap().header("traceparent").unwrap().to_owned();
-        assert_eq!(told.ends_with("-01"), recorded);
+        assert_eq!(header.ends_with("-01"), recorded);
         let records = app.stop().await;
-        assert_eq!(records[0]["trace"], told[3..35]);
+        assert_eq!(records[0]["trace"], header[3..35]);
         let spans = collector.seen().spans();
         assert_eq!(spans.len(), if recorded { 2 } else { 0 });
-        assert!(spans.iter().all(|span| hex::encode(&span.trace_id) == told[3..35]));
+        assert!(spans.iter().all(|span| hex::encode(&span.trace_id) == header[3..35]));
     }
 }
 

@@ -15,8 +15,8 @@ use crate::support::process::Process;
 #[tokio::test(flavor = "multi_thread")]
 async fn a_name_that_moves_is_followed() {
     for scheme in ["http", "h2c"] {
-        let place = tempfile::tempdir().unwrap();
-        let (hosts, socket) = (place.path().join("hosts"), place.path().join("llm.sock"));
+        let dir = tempfile::tempdir().unwrap();
+        let (hosts, socket) = (dir.path().join("hosts"), dir.path().join("llm.sock"));
         let first = model_provider::start_at(SocketAddr::from(([127, 0, 0, 2], 0)), "").await;
         let port = first.addr.port();
         fs::write(&hosts, "127.0.0.2 llm.test\n").unwrap();
@@ -31,7 +31,7 @@ async fn a_name_that_moves_is_followed() {
             .env("SOCKET_PATH", &socket)
             .env("ACCESS_LOG_PATH", "off");
         let mut gateway = Process::start(&mut command, "run it as root");
-        tokio::task::block_in_place(|| gateway.until(|said| said.contains("ready")));
+        tokio::task::block_in_place(|| gateway.until(|output| output.contains("ready")));
         let client = Client::new(&socket);
         let call = json!({"model": "fake", "messages": []});
         let answer = client.post("/v1/chat/completions", &call).await;

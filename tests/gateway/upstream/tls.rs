@@ -67,18 +67,18 @@ async fn a_certificate_for_another_name_is_refused() {
 /// G8: An error in the CA file is reported before anything is served.
 #[tokio::test]
 async fn authorities_that_cannot_be_loaded_are_an_error_at_the_start() {
-    let place = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let attempt = |name: &str, text: Option<&str>| {
-        let file = place.path().join(name);
+        let file = dir.path().join(name);
         if let Some(text) = text {
             fs::write(&file, text).unwrap();
         }
-        let mut config = configuration(place.path(), SocketAddr::from(([127, 0, 0, 1], 1)));
+        let mut config = configuration(dir.path(), SocketAddr::from(([127, 0, 0, 1], 1)));
         config.upstream.url = "https://127.0.0.1:1".parse().unwrap();
         config.upstream.ca_file = Some(file);
         let error = GatewayProcess::build_process(config).err().unwrap();
-        assert!(!place.path().join("llm.sock").exists(), "the socket is there already");
-        format!("{error:#}").replace(place.path().to_str().unwrap(), "[dir]")
+        assert!(!dir.path().join("llm.sock").exists(), "the socket is there already");
+        format!("{error:#}").replace(dir.path().to_str().unwrap(), "[dir]")
     };
     insta::assert_snapshot!(attempt("missing", None), @"the upstream's authorities cannot be loaded: `[dir]/missing` cannot be read: No such file or directory (os error 2)");
     insta::assert_snapshot!(attempt("empty", Some("")), @"the upstream's authorities cannot be loaded: `[dir]/empty` holds no certificate");

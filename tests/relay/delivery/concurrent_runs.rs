@@ -18,28 +18,28 @@ use crate::support::repository::git;
 /// statement.
 #[tokio::test(flavor = "multi_thread")]
 async fn eight_runs_at_eight_branches_deliver_at_once() {
-    let forge = RunningGithub::start().await;
-    let relay = relay(&forge);
+    let github = RunningGithub::start().await;
+    let relay = relay(&github);
     let together = Arc::new(Barrier::new(BRANCHES));
     let runs = (0..BRANCHES).map(async |at| {
         let (key, run) = (format!("many-{at}"), format!("run-{at}"));
-        let (order, begun) = work(&forge, &relay, &key, &run).await;
+        let (request, begun) = work(&github, &relay, &key, &run).await;
         // Every run has its branch now, and none has delivered.
         together.wait().await;
-        deliver(&relay, order, &begun).await
+        deliver(&relay, request, &begun).await
     });
     let delivered = join_all(runs).await;
     for (at, one) in delivered.iter().enumerate() {
         assert_eq!((one.step, &one.why), ("done", &None), "{one:?}");
         let head = one.head.map(|head: ObjectId| head.to_string()).unwrap();
-        assert_eq!(git(&forge.bare(), &["rev-parse", &format!("sandbox/many-{at}")]), head);
-        let files = git(&forge.bare(), &["ls-tree", "--name-only", &head]);
+        assert_eq!(git(&github.bare(), &["rev-parse", &format!("sandbox/many-{at}")]), head);
+        let files = git(&github.bare(), &["ls-tree", "--name-only", &head]);
         assert_eq!(files, format!("README\nmade-by-run-{at}"));
-        let note = git(&forge.bare(), &["notes", "--ref=cogni", "show", &head]);
+        let note = git(&github.bare(), &["notes", "--ref=cogni", "show", &head]);
         let statement = ProvenanceStatement::verify(&note, key().public_key()).unwrap();
         assert_eq!(statement.facts.run, format!("run-{at}"));
     }
-    let mut heads: Vec<_> = forge.hub.pulls(NAME).into_iter().map(|pull| pull.head).collect();
+    let mut heads: Vec<_> = github.hub.pulls(NAME).into_iter().map(|pull| pull.head).collect();
     heads.sort();
     assert_eq!(heads, (0..BRANCHES).map(|at| format!("sandbox/many-{at}")).collect::<Vec<_>>());
 }
@@ -47,14 +47,14 @@ async fn eight_runs_at_eight_branches_deliver_at_once() {
 /// L7: A push that hangs blocks its own branch, and no other branch of the repository.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_push_that_hangs_blocks_its_own_branch_only() {
-    let forge = RunningGithub::start().await;
-    let relay = relay(&forge);
-    let (order, begun) = work(&forge, &relay, "hangs", "run-1").await;
-    forge.hub.inject(GithubOperation::Push, InjectedFailure::HoldBefore, 1);
-    let hanging = deliver(&relay, order, &begun);
+    let github = RunningGithub::start().await;
+    let relay = relay(&github);
+    let (request, begun) = work(&github, &relay, "hangs", "run-1").await;
+    github.hub.inject(GithubOperation::Push, InjectedFailure::HoldBefore, 1);
+    let hanging = deliver(&relay, request, &begun);
     let meanwhile = async {
-        forge.hub.response_gate().wait_for_waiting(1).await;
-        let repository: RepositoryUrl = forge.clone_url().parse().unwrap();
+        github.hub.response_gate().wait_for_waiting(1).await;
+        let repository: RepositoryUrl = github.clone_url().parse().unwrap();
         let own = BranchKey::parse("hangs").unwrap();
         let busy = Box::pin(begin(&relay, &repository, &own, Duration::ZERO)).await.unwrap_err();
         assert!(
@@ -64,9 +64,9 @@ async fn a_push_that_hangs_blocks_its_own_branch_only() {
             ),
             "{busy}"
         );
-        let (order, begun) = work(&forge, &relay, "free", "run-2").await;
-        assert_eq!(deliver(&relay, order, &begun).await.step, "done");
-        forge.hub.response_gate().allow_answers(1);
+        let (request, begun) = work(&github, &relay, "free", "run-2").await;
+        assert_eq!(deliver(&relay, request, &begun).await.step, "done");
+        github.hub.response_gate().allow_answers(1);
     };
     let (held, ()) = tokio::join!(hanging, meanwhile);
     assert_eq!(held.step, "done");
@@ -75,13 +75,13 @@ async fn a_push_that_hangs_blocks_its_own_branch_only() {
 /// L7: A run that waits for a branch gets it when it is free, and starts from the earlier run's work.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_waits_for_a_branch_builds_on_the_earlier_work() {
-    let forge = RunningGithub::start().await;
-    let relay = relay(&forge);
-    let (order, begun) = work(&forge, &relay, "shared", "run-1").await;
-    let (repository, key) = (order.repository.clone(), BranchKey::parse("shared").unwrap());
+    let github = RunningGithub::start().await;
+    let relay = relay(&github);
+    let (request, begun) = work(&github, &relay, "shared", "run-1").await;
+    let (repository, key) = (request.repository.clone(), BranchKey::parse("shared").unwrap());
     let waiting = Box::pin(begin(&relay, &repository, &key, Duration::from_mins(2)));
     let first = async {
-        assert_eq!(deliver(&relay, order, &begun).await.step, "done");
+        assert_eq!(deliver(&relay, request, &begun).await.step, "done");
         drop(begun);
     };
     let (second, ()) = tokio::join!(waiting, first);

@@ -19,14 +19,14 @@ use crate::support::repository::git;
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pull_request_mentions_earlier_work_for_review() {
     for keeps_state in [true, false] {
-        let forge = RunningGithub::start().await;
-        run(&forge, "AGENTS.md", (None, false)).await;
-        assert!(forge.hub.pulls(NAME).is_empty());
+        let github = RunningGithub::start().await;
+        run(&github, "AGENTS.md", (None, false)).await;
+        assert!(github.hub.pulls(NAME).is_empty());
         if !keeps_state {
-            fs::remove_dir_all(forge.place.path().join("state")).unwrap();
+            fs::remove_dir_all(github.place.path().join("state")).unwrap();
         }
-        run(&forge, "run-2", (None, true)).await;
-        let pull = forge.hub.pulls(NAME).remove(0);
+        run(&github, "run-2", (None, true)).await;
+        let pull = github.hub.pulls(NAME).remove(0);
         assert!(pull.is_draft);
         let body = pull.body.unwrap().replace('\u{200b}', "·");
         let (_, notice) = body.split_once("<!-- cogni:review -->\n").unwrap();
@@ -43,8 +43,8 @@ async fn a_pull_request_mentions_earlier_work_for_review() {
 /// when the person marks it ready.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_ready_pull_request_becomes_a_draft_before_it_mentions_earlier_work() {
-    let forge = RunningGithub::start().await;
-    run(&forge, "AGENTS.md", (None, false)).await;
+    let github = RunningGithub::start().await;
+    run(&github, "AGENTS.md", (None, false)).await;
     let by_hand = pull_request::PullRequestSpec {
         head: SandboxBranch::from_key(BranchKey::parse("task-9").unwrap()),
         base: None,
@@ -58,69 +58,71 @@ async fn a_ready_pull_request_becomes_a_draft_before_it_mentions_earlier_work() 
         reasons: vec![],
         earlier_reasons: vec![],
     };
-    let (api, hosted) = (forge.api(), forge.hosted());
+    let (api, hosted) = (github.api(), github.hosted());
     pull_request::publish_pull_request(&api, &credential(), &hosted, &by_hand).await.unwrap();
-    assert!(!forge.hub.pulls(NAME)[0].is_draft);
-    run(&forge, "run-2", (None, true)).await;
-    let pull = forge.hub.pulls(NAME).remove(0);
+    assert!(!github.hub.pulls(NAME)[0].is_draft);
+    run(&github, "run-2", (None, true)).await;
+    let pull = github.hub.pulls(NAME).remove(0);
     assert!(pull.is_draft && pull.body.unwrap().contains("- `made-by-AGENTS.md`: it is ours"));
-    let calls: Vec<_> = forge.hub.recorded_calls().into_iter().map(|call| call.operation).collect();
+    let calls: Vec<_> =
+        github.hub.recorded_calls().into_iter().map(|call| call.operation).collect();
     let at = |wanted| calls.iter().rposition(|operation| *operation == wanted);
     assert!(at(GithubOperation::Withdraw) < at(GithubOperation::UpdatePull), "{calls:?}");
-    forge.hub.edit_pull(NAME, 1, |pull| pull.is_draft = false);
-    run(&forge, "run-3", (None, true)).await;
-    assert!(!forge.hub.pulls(NAME)[0].is_draft);
+    github.hub.edit_pull(NAME, 1, |pull| pull.is_draft = false);
+    run(&github, "run-3", (None, true)).await;
+    assert!(!github.hub.pulls(NAME)[0].is_draft);
 }
 
 /// The notice is given once. After a person has marked the pull request ready, it stays ready until there is another
 /// notice.
 #[tokio::test(flavor = "multi_thread")]
 async fn earlier_work_is_mentioned_once() {
-    let forge = RunningGithub::start().await;
-    run(&forge, "AGENTS.md", (None, false)).await;
-    run(&forge, "run-2", (None, true)).await;
-    forge.hub.edit_pull(NAME, 1, |pull| pull.is_draft = false);
-    run(&forge, "run-3", (None, true)).await;
-    let pull = forge.hub.pulls(NAME).remove(0);
+    let github = RunningGithub::start().await;
+    run(&github, "AGENTS.md", (None, false)).await;
+    run(&github, "run-2", (None, true)).await;
+    github.hub.edit_pull(NAME, 1, |pull| pull.is_draft = false);
+    run(&github, "run-3", (None, true)).await;
+    let pull = github.hub.pulls(NAME).remove(0);
     let body = pull.body.unwrap();
     assert!(!pull.is_draft && body.contains("run-3"));
     assert_eq!(body.matches("<!-- cogni:review -->").count(), 1, "{body}");
-    forge.hub.edit_pull(NAME, 1, |pull| pull.is_open = false);
-    run(&forge, "run-4", (None, true)).await;
-    assert!(forge.hub.pulls(NAME)[1].is_draft);
+    github.hub.edit_pull(NAME, 1, |pull| pull.is_open = false);
+    run(&github, "run-4", (None, true)).await;
+    assert!(github.hub.pulls(NAME)[1].is_draft);
 }
 
 /// The verdict of another agent's own rules about earlier work counts as well.
 #[tokio::test(flavor = "multi_thread")]
 async fn another_agents_rules_count_for_its_work() {
-    let forge = RunningGithub::start().await;
+    let github = RunningGithub::start().await;
     let own: AgentReviewRules = toml::from_str(
         "[[policy.paths]]\nwhy = 'people read it'\nverdict = 'review'\nmatch = ['made-by-run-1']\n",
     )
     .unwrap();
     let rules = ReviewRules::new(&RelayConfig::default().policy, Some(&own));
-    run(&forge, "run-1", (Some(rules), false)).await;
-    run(&forge, "run-2", (None, true)).await;
-    let pull = forge.hub.pulls(NAME).remove(0);
+    run(&github, "run-1", (Some(rules), false)).await;
+    run(&github, "run-2", (None, true)).await;
+    let pull = github.hub.pulls(NAME).remove(0);
     assert!(pull.is_draft && pull.body.unwrap().contains("- `made-by-run-1`: people read it"));
 }
 
 /// Merged work causes no notice.
 #[tokio::test(flavor = "multi_thread")]
 async fn merged_work_is_not_mentioned() {
-    let forge = RunningGithub::start().await;
-    run(&forge, "AGENTS.md", (None, false)).await;
-    git(&forge.bare(), &["update-ref", "refs/heads/main", "refs/heads/sandbox/task-9"]);
-    run(&forge, "run-2", (None, true)).await;
-    let pull = forge.hub.pulls(NAME).remove(0);
+    let github = RunningGithub::start().await;
+    run(&github, "AGENTS.md", (None, false)).await;
+    git(&github.bare(), &["update-ref", "refs/heads/main", "refs/heads/sandbox/task-9"]);
+    run(&github, "run-2", (None, true)).await;
+    let pull = github.hub.pulls(NAME).remove(0);
     assert!(!pull.is_draft && !pull.body.unwrap().contains("review"));
 }
 
 /// Makes one run, from its begin to its delivery.
-async fn run(forge: &RunningGithub, name: &str, (rules, asks): (Option<ReviewRules>, bool)) {
-    let relay = relay(forge);
-    let (order, begun) = Box::pin(work(forge, &relay, "task-9", name)).await;
-    let pull_request = order.pull_request.clone().filter(|_| asks);
-    let delivered = deliver(&relay, DeliveryRequest { rules, pull_request, ..order }, &begun).await;
+async fn run(github: &RunningGithub, name: &str, (rules, asks): (Option<ReviewRules>, bool)) {
+    let relay = relay(github);
+    let (request, begun) = Box::pin(work(github, &relay, "task-9", name)).await;
+    let pull_request = request.pull_request.clone().filter(|_| asks);
+    let delivered =
+        deliver(&relay, DeliveryRequest { rules, pull_request, ..request }, &begun).await;
     assert_eq!((delivered.step, delivered.is_pushed), ("done", true), "{:?}", delivered.why);
 }

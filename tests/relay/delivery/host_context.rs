@@ -21,113 +21,113 @@ use crate::support::repository::git;
 /// credential, whether the work is held or under way.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_retry_needs_the_credentials_that_the_work_must_not_contain() {
-    let forge = RunningGithub::start().await;
+    let github = RunningGithub::start().await;
     // The agent's commits have this author address.
     let known =
         KnownSecret { name: "LITELLM_MASTER_KEY", secret: SecretString::new("agent@example.com") };
-    let settings = DeliveryConfig { known_secrets: vec![known], ..settings(&forge) };
+    let settings = DeliveryConfig { known_secrets: vec![known], ..settings(&github) };
     let first = Arc::new(DeliveryService::open(settings).unwrap());
-    let (order, begun) = work(&forge, &first, "task-9", "run-1").await;
-    forge.hub.inject(
+    let (request, begun) = work(&github, &first, "task-9", "run-1").await;
+    github.hub.inject(
         GithubOperation::Branch,
         InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
         3,
     );
-    let id = deliver(&first, order, &begun).await.id;
+    let id = deliver(&first, request, &begun).await.id;
     drop(begun);
     let unknown = "cannot check this work for the secret `LITELLM_MASTER_KEY`";
-    let branches = || git(&forge.bare(), &["branch", "--list", "sandbox/task-9"]);
+    let branches = || git(&github.bare(), &["branch", "--list", "sandbox/task-9"]);
 
-    let (code, said) = retry(&forge, &[&id]).await;
-    assert!(code == Some(1) && said.contains(unknown) && branches().is_empty(), "{said}");
+    let (code, output) = retry(&github, &[&id]).await;
+    assert!(code == Some(1) && output.contains(unknown) && branches().is_empty(), "{output}");
     assert_eq!(
         first.outbox().get(&id).unwrap().step,
         DeliveryStep::Extracted,
         "it waits for who knows"
     );
     let knowing = || -> Output {
-        let mut command = command(&forge, &[&id]);
+        let mut command = command(&github, &[&id]);
         tokio::task::block_in_place(|| {
             command.env("LITELLM_MASTER_KEY", "agent@example.com").output()
         })
         .unwrap()
     };
-    let said = String::from_utf8(knowing().stdout).unwrap();
-    assert!(said.contains("it holds this host's own") && branches().is_empty(), "{said}");
-    let (code, said) = retry(&forge, &[&id]).await;
-    assert!(code == Some(2) && said.contains(unknown), "{said}");
+    let output = String::from_utf8(knowing().stdout).unwrap();
+    assert!(output.contains("it holds this host's own") && branches().is_empty(), "{output}");
+    let (code, output) = retry(&github, &[&id]).await;
+    assert!(code == Some(2) && output.contains(unknown), "{output}");
     assert_eq!(
         first.outbox().get(&id).unwrap().step,
         DeliveryStep::Held,
         "and it is held as before"
     );
-    let (code, said) = retry(&forge, &["--new-rules", &id]).await;
-    assert_eq!((code, branches().as_str()), (Some(0), "  sandbox/task-9"), "{said}");
+    let (code, output) = retry(&github, &["--new-rules", &id]).await;
+    assert_eq!((code, branches().as_str()), (Some(0), "  sandbox/task-9"), "{output}");
 
     // Work that was never reviewed may be resumed, too.
-    git(&forge.bare(), &["branch", "-D", "sandbox/task-9"]);
-    let (order, begun) = work(&forge, &first, "task-9", "run-2").await;
+    git(&github.bare(), &["branch", "-D", "sandbox/task-9"]);
+    let (request, begun) = work(&github, &first, "task-9", "run-2").await;
     drop(begun);
-    let again = first.enqueue(order).unwrap();
-    assert_eq!(retry(&forge, &[&again.id]).await.0, Some(1));
-    let (code, said) = retry(&forge, &["--new-rules", &again.id]).await;
-    assert_eq!(code, Some(0), "{said}");
+    let again = first.enqueue(request).unwrap();
+    assert_eq!(retry(&github, &[&again.id]).await.0, Some(1));
+    let (code, output) = retry(&github, &["--new-rules", &again.id]).await;
+    assert_eq!(code, Some(0), "{output}");
 }
 
 /// L7: The commits of a row have the committer of the process that began the row, whatever the current committer is.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_keeps_its_committer() {
-    let forge = RunningGithub::start().await;
-    let relay = relay(&forge);
-    let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
-    forge.hub.inject(
+    let github = RunningGithub::start().await;
+    let relay = relay(&github);
+    let (request, begun) = work(&github, &relay, "task-9", "run-1").await;
+    github.hub.inject(
         GithubOperation::Push,
         InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
         1,
     );
-    let first = deliver(&relay, order, &begun).await;
+    let first = deliver(&relay, request, &begun).await;
     assert_eq!((first.step, first.is_pushed), ("judged", false), "{:?}", first.why);
     drop(begun);
     let wait = relay.outbox().get(&first.id).unwrap().due.duration_since(SystemTime::now());
     assert!(wait.unwrap_or_default() <= Duration::from_secs(30), "as the manual says");
-    let (code, said) = retry(&forge, &[&first.id]).await;
-    assert_eq!(code, Some(0), "{said}");
-    let by = git(&forge.bare(), &["log", "-1", "--format=%H %cn <%ce>", "sandbox/task-9"]);
+    let (code, output) = retry(&github, &[&first.id]).await;
+    assert_eq!(code, Some(0), "{output}");
+    let by = git(&github.bare(), &["log", "-1", "--format=%H %cn <%ce>", "sandbox/task-9"]);
     assert_eq!(by, format!("{} Relay <relay@example.com>", first.head.unwrap()));
 }
 
 /// L7: A row is resumed only by the process that has the branch's lease, and only if the delivery can succeed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_is_resumed_by_the_holder_of_the_branch() {
-    let forge = RunningGithub::start().await;
-    let relay = relay(&forge);
-    let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
+    let github = RunningGithub::start().await;
+    let relay = relay(&github);
+    let (request, begun) = work(&github, &relay, "task-9", "run-1").await;
     // While this branch exists, git cannot create `sandbox/task-9`.
-    git(&forge.bare(), &["branch", "-D", "sandbox/task-1"]);
-    git(&forge.bare(), &["branch", "sandbox", "main"]);
-    let held = deliver(&relay, order, &begun).await;
+    git(&github.bare(), &["branch", "-D", "sandbox/task-1"]);
+    git(&github.bare(), &["branch", "sandbox", "main"]);
+    let held = deliver(&relay, request, &begun).await;
     assert_eq!(held.step, "held", "it does not pass by itself: {:?}", held.why);
-    let (code, said) = retry(&forge, &[&held.id]).await;
+    let (code, output) = retry(&github, &[&held.id]).await;
     assert_eq!(
-        (code, said.as_str()),
+        (code, output.as_str()),
         (Some(2), "error: another process uses this branch; retry after it has finished\n")
     );
     assert_eq!(relay.outbox().get(&held.id).unwrap().step, DeliveryStep::Held);
     drop(begun);
-    git(&forge.bare(), &["branch", "-D", "sandbox"]);
-    assert_eq!(retry(&forge, &[&held.id]).await.0, Some(0));
+    git(&github.bare(), &["branch", "-D", "sandbox"]);
+    assert_eq!(retry(&github, &[&held.id]).await.0, Some(0));
 
-    let (order, begun) = work(&forge, &relay, "task-1", "run-2").await;
-    let repository = order.repository.clone();
-    let tree = git(&forge.bare(), &["rev-parse", "main^{tree}"]);
-    let other = git(&forge.bare(), &["commit-tree", &tree, "-m", "somebody else's"]);
-    git(&forge.bare(), &["update-ref", "refs/heads/sandbox/task-1", &other]);
-    let moved = deliver(&relay, order, &begun).await;
+    let (request, begun) = work(&github, &relay, "task-1", "run-2").await;
+    let repository = request.repository.clone();
+    let tree = git(&github.bare(), &["rev-parse", "main^{tree}"]);
+    let other = git(&github.bare(), &["commit-tree", &tree, "-m", "somebody else's"]);
+    git(&github.bare(), &["update-ref", "refs/heads/sandbox/task-1", &other]);
+    let moved = deliver(&relay, request, &begun).await;
     drop(begun);
-    let (code, said) = retry(&forge, &[&moved.id]).await;
-    assert!(code == Some(2) && said.contains("its branch has moved on"), "{said}");
+    let (code, output) = retry(&github, &[&moved.id]).await;
+    assert!(code == Some(2) && output.contains("its branch has moved on"), "{output}");
     assert_eq!(relay.outbox().get(&moved.id).unwrap().step, DeliveryStep::Held);
-    let mirror = RepoMirror::open(relay.git(), &state(&forge), &repository).unwrap();
+    let mirror = RepoMirror::open(relay.git(), &state(&github), &repository).unwrap();
     assert!(
         mirror.lease_branch(relay.outbox().get(&moved.id).unwrap().request.branch().key()).is_ok()
     );

@@ -17,7 +17,7 @@ use crate::support::repository::git;
 /// makes exactly one update of the branch and one pull request.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_relay_goes_on_in_the_next_process() {
-    let forge = RunningGithub::start().await;
+    let github = RunningGithub::start().await;
     let operations = [
         GithubOperation::Branch,
         GithubOperation::Advertise,
@@ -28,22 +28,22 @@ async fn a_killed_relay_goes_on_in_the_next_process() {
     let ways = [InjectedFailure::HoldBefore, InjectedFailure::HoldAfter];
     let points = operations.into_iter().flat_map(|at| ways.clone().map(|way| (at, way)));
     for (number, (operation, way)) in points.enumerate() {
-        let (key, what) = (format!("kill-{number}"), format!("{operation:?} {way:?}"));
-        let id = begin(&forge, &key).await;
-        forge.hub.inject(operation, way, 1);
-        let mut first = start(&forge, &id);
-        forge.hub.response_gate().wait_for_waiting(1).await;
+        let (key, description) = (format!("kill-{number}"), format!("{operation:?} {way:?}"));
+        let id = begin(&github, &key).await;
+        github.hub.inject(operation, way, 1);
+        let mut first = start(&github, &id);
+        github.hub.response_gate().wait_for_waiting(1).await;
         first.signal("KILL");
         first.wait();
-        forge.hub.response_gate().allow_answers(1);
+        github.hub.response_gate().allow_answers(1);
 
-        let second = finish(&forge, &id).await;
-        let outbox = DeliveryOutbox::open(&state(&forge).join("outbox.sqlite")).unwrap();
-        assert_eq!(outbox.get(&id).unwrap().step, DeliveryStep::Done, "{what}: {second}");
-        let count = git(&forge.bare(), &["rev-list", "--count", &format!("main..sandbox/{key}")]);
-        let pulls = forge.hub.pulls(NAME);
+        let second = finish(&github, &id).await;
+        let outbox = DeliveryOutbox::open(&state(&github).join("outbox.sqlite")).unwrap();
+        assert_eq!(outbox.get(&id).unwrap().step, DeliveryStep::Done, "{description}: {second}");
+        let count = git(&github.bare(), &["rev-list", "--count", &format!("main..sandbox/{key}")]);
+        let pulls = github.hub.pulls(NAME);
         let own = pulls.iter().filter(|pull| pull.head == format!("sandbox/{key}")).count();
-        assert_eq!((count.as_str(), own), ("1", 1), "{what}: {second}");
+        assert_eq!((count.as_str(), own), ("1", 1), "{description}: {second}");
         assert!(!second.contains(TOKEN));
     }
 }
@@ -51,37 +51,37 @@ async fn a_killed_relay_goes_on_in_the_next_process() {
 /// L4, L7: The same holds for a process that is killed during the quarantine, when it makes no call.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_that_is_killed_in_quarantine_goes_on_in_the_next_process() {
-    let forge = RunningGithub::start().await;
-    let id = begin(&forge, "kill").await;
-    let outbox = DeliveryOutbox::open(&state(&forge).join("outbox.sqlite")).unwrap();
+    let github = RunningGithub::start().await;
+    let id = begin(&github, "kill").await;
+    let outbox = DeliveryOutbox::open(&state(&github).join("outbox.sqlite")).unwrap();
     let patches = outbox.get(&id).unwrap().request.artifacts.join("patches");
-    let kept = patches.with_extension("kept");
-    fs::rename(&patches, &kept).unwrap();
+    let renamed = patches.with_extension("kept");
+    fs::rename(&patches, &renamed).unwrap();
     // The relay reads this pipe when the objects are in quarantine, and waits for a writer.
     assert!(Command::new("mkfifo").arg(&patches).status().unwrap().success());
-    let mut first = start(&forge, &id);
+    let mut first = start(&github, &id);
     let fifo = patches.clone();
     let writer = tokio::task::spawn_blocking(move || File::options().write(true).open(fifo));
     let writer = writer.await.unwrap().unwrap();
     first.signal("KILL");
     first.wait();
     drop(writer);
-    fs::rename(&kept, &patches).unwrap();
+    fs::rename(&renamed, &patches).unwrap();
     assert_eq!(outbox.get(&id).unwrap().step, DeliveryStep::Extracted);
-    let second = finish(&forge, &id).await;
+    let second = finish(&github, &id).await;
     assert_eq!(outbox.get(&id).unwrap().step, DeliveryStep::Done, "{second}");
-    let count = git(&forge.bare(), &["rev-list", "--count", "main..sandbox/kill"]);
-    assert_eq!((count.as_str(), forge.hub.pulls(NAME).len()), ("1", 1), "{second}");
+    let count = git(&github.bare(), &["rev-list", "--count", "main..sandbox/kill"]);
+    assert_eq!((count.as_str(), github.hub.pulls(NAME).len()), ("1", 1), "{second}");
 }
 
 /// L6: While git pushes, the token is in no process's arguments. Afterwards it is in no file and in no output.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_is_in_no_argument_and_in_no_file() {
-    let forge = RunningGithub::start().await;
-    let id = begin(&forge, "secret").await;
-    forge.hub.inject(GithubOperation::Push, InjectedFailure::HoldBefore, 1);
-    let mut process = start(&forge, &id);
-    forge.hub.response_gate().wait_for_waiting(1).await;
+    let github = RunningGithub::start().await;
+    let id = begin(&github, "secret").await;
+    github.hub.inject(GithubOperation::Push, InjectedFailure::HoldBefore, 1);
+    let mut process = start(&github, &id);
+    github.hub.response_gate().wait_for_waiting(1).await;
     let basic = basic(TOKEN);
     let holding = |file: &str| {
         let processes = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
@@ -93,61 +93,61 @@ async fn a_token_is_in_no_argument_and_in_no_file() {
     };
     assert!(holding("environ") >= 2, "git has it now, or this looks at nothing");
     assert_eq!(holding("cmdline"), 0);
-    forge.hub.response_gate().allow_answers(1);
-    let (status, said) =
+    github.hub.response_gate().allow_answers(1);
+    let (status, output) =
         tokio::task::spawn_blocking(move || (process.wait(), process.output())).await.unwrap();
-    assert!(status.success(), "{said}");
-    assert!(!said.contains(TOKEN) && !said.contains(&basic), "{said}");
-    assert_eq!(leaks(forge.place.path(), &[TOKEN, &basic]), Vec::<PathBuf>::new());
+    assert!(status.success(), "{output}");
+    assert!(!output.contains(TOKEN) && !output.contains(&basic), "{output}");
+    assert_eq!(leaks(github.place.path(), &[TOKEN, &basic]), Vec::<PathBuf>::new());
 }
 
 /// Adds a run's work to the outbox without a process that delivers it.
-pub(super) async fn begin(forge: &RunningGithub, key: &str) -> String {
-    let relay = relay(forge);
-    let (order, begun) = work(forge, &relay, key, key).await;
+pub(super) async fn begin(github: &RunningGithub, key: &str) -> String {
+    let relay = relay(github);
+    let (request, begun) = work(github, &relay, key, key).await;
     drop(begun);
-    relay.outbox().add_job(&order).unwrap().id
+    relay.outbox().add_job(&request).unwrap().id
 }
 
 /// Retries until the delivery is done: a git process that outlives its killed parent may hold the branch for a moment.
-async fn finish(forge: &RunningGithub, id: &str) -> String {
-    let (mut said, begun) = (String::new(), Instant::now());
+async fn finish(github: &RunningGithub, id: &str) -> String {
+    let (mut output, begun) = (String::new(), Instant::now());
     while begun.elapsed() < TEST_TIMEOUT {
-        let mut process = start(forge, id);
+        let mut process = start(github, id);
         let ended = tokio::task::spawn_blocking(move || (process.wait(), process.output())).await;
         let (status, more) = ended.unwrap();
-        said += &more;
+        output += &more;
         if status.success() {
             break;
         }
     }
-    said
+    output
 }
 
 /// Runs `relay retry` to its end.
-pub(super) async fn retry(forge: &RunningGithub, words: &[&str]) -> (Option<i32>, String) {
-    let mut command = command(forge, words);
+pub(super) async fn retry(github: &RunningGithub, words: &[&str]) -> (Option<i32>, String) {
+    let mut command = command(github, words);
     let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
-    let said = [output.stdout, output.stderr].concat();
-    (output.status.code(), String::from_utf8(said).unwrap())
+    let printed = [output.stdout, output.stderr].concat();
+    (output.status.code(), String::from_utf8(printed).unwrap())
 }
 
-fn start(forge: &RunningGithub, id: &str) -> Process {
-    Process::start(&mut command(forge, &[id]), "build it")
+fn start(github: &RunningGithub, id: &str) -> Process {
+    Process::start(&mut command(github, &[id]), "build it")
 }
 
-pub(super) fn command(forge: &RunningGithub, words: &[&str]) -> Command {
+pub(super) fn command(github: &RunningGithub, words: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));
     command
         .args(["relay", "retry"])
         .args(words)
-        .env("COGNI_STATE_DIR", state(forge))
-        .env("GITHUB_API_URL", forge.hub.url())
+        .env("COGNI_STATE_DIR", state(github))
+        .env("GITHUB_API_URL", github.hub.url())
         .env("GITHUB_TOKEN", TOKEN)
         .env("AUDIT_SIGNING_KEY", "7".repeat(64));
     command
 }
 
-pub(super) fn state(forge: &RunningGithub) -> PathBuf {
-    Path::new(forge.place.path()).join("state")
+pub(super) fn state(github: &RunningGithub) -> PathBuf {
+    Path::new(github.place.path()).join("state")
 }

@@ -16,21 +16,21 @@ use crate::support::repository::git;
 /// L5, L7: A retry reviews by the rules of the run. It uses the host's current rules only if an operator asks for them.
 #[tokio::test(flavor = "multi_thread")]
 async fn work_is_reviewed_by_its_recorded_rules() {
-    let forge = RunningGithub::start().await;
+    let github = RunningGithub::start().await;
     let strict = RelayConfig::parse("[policy]\nhold_files = 0\n").unwrap().policy;
-    let first = begin(&forge, ReviewRules::new(&strict, None)).await;
-    let (code, said) = retry(&forge, &["--new-rules", &first.id]).await;
+    let first = begin(&github, ReviewRules::new(&strict, None)).await;
+    let (code, output) = retry(&github, &["--new-rules", &first.id]).await;
     let unheld = "error: cannot apply new rules: this delivery is still in progress; new rules are for work that is held or has failed\n";
-    assert_eq!((code, said.as_str()), (Some(2), unheld));
+    assert_eq!((code, output.as_str()), (Some(2), unheld));
     for _ in 0..2 {
-        let (code, said) = retry(&forge, &[&first.id]).await;
-        assert!(code == Some(1) && said.contains("1 paths are changed"), "{said}");
+        let (code, output) = retry(&github, &[&first.id]).await;
+        assert!(code == Some(1) && output.contains("1 paths are changed"), "{output}");
     }
-    let (code, said) = retry(&forge, &["--new-rules", &first.id]).await;
-    assert_eq!(code, Some(0), "{said}");
-    let done = row(&forge, &first.id);
+    let (code, output) = retry(&github, &["--new-rules", &first.id]).await;
+    assert_eq!(code, Some(0), "{output}");
+    let done = row(&github, &first.id);
     let (before, after) = (first.request.rules.unwrap(), done.request.rules.unwrap());
-    let log = state(&forge).join("audit").join(format!("{}.jsonl", first.id));
+    let log = state(&github).join("audit").join(format!("{}.jsonl", first.id));
     let log = fs::read_to_string(log).unwrap();
     let judged: Vec<_> = log.lines().filter(|line| line.contains("relay.judged")).collect();
     let by =
@@ -38,18 +38,18 @@ async fn work_is_reviewed_by_its_recorded_rules() {
     assert_eq!((by(&before), by(&after)), (2, 1), "{log}");
 
     let head = done.head.unwrap().to_string();
-    let note = git(&forge.bare(), &["notes", "--ref=cogni", "show", &head]);
+    let note = git(&github.bare(), &["notes", "--ref=cogni", "show", &head]);
     let statement = ProvenanceStatement::verify(&note, key().public_key()).unwrap();
     assert_eq!(statement.rules, after.digest());
     let shown = tokio::task::block_in_place(|| {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));
-        command.args(["relay", "rules", &first.id]).env("COGNI_STATE_DIR", state(&forge));
+        command.args(["relay", "rules", &first.id]).env("COGNI_STATE_DIR", state(&github));
         command.output().unwrap()
     });
     assert_eq!(String::from_utf8(shown.stdout).unwrap(), after.as_str());
-    let (code, said) = retry(&forge, &["--new-rules", &first.id]).await;
+    let (code, output) = retry(&github, &["--new-rules", &first.id]).await;
     assert_eq!(
-        (code, said.as_str()),
+        (code, output.as_str()),
         (Some(2), "error: a delivery cannot go from state `done` to `judged`\n")
     );
 }
@@ -57,41 +57,41 @@ async fn work_is_reviewed_by_its_recorded_rules() {
 /// A1, L5: An agent's own rules stay with its work, also if the host's current rules are used.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agents_own_rules_stay_with_its_work() {
-    let forge = RunningGithub::start().await;
+    let github = RunningGithub::start().await;
     let own: AgentReviewRules = toml::from_str(
         "[[policy.paths]]\nwhy = 'people make it'\nverdict = 'hold'\nmatch = ['made-by-*']\n",
     )
     .unwrap();
-    let job = begin(&forge, ReviewRules::new(&RelayConfig::default().policy, Some(&own))).await;
+    let job = begin(&github, ReviewRules::new(&RelayConfig::default().policy, Some(&own))).await;
     for words in [&[&*job.id][..], &["--new-rules", &job.id]] {
-        let (code, said) = retry(&forge, words).await;
-        assert!(code == Some(1) && said.contains("people make it"), "{said}");
+        let (code, output) = retry(&github, words).await;
+        assert!(code == Some(1) && output.contains("people make it"), "{output}");
     }
-    assert_eq!(row(&forge, &job.id).step, DeliveryStep::Held);
+    assert_eq!(row(&github, &job.id).step, DeliveryStep::Held);
 }
 
 /// L7: A row of an earlier version has no rules, and is reviewed by the current rules.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_without_rules_is_reviewed_by_the_current_rules() {
-    let forge = RunningGithub::start().await;
-    let id = super::killed::begin(&forge, "task-9").await;
-    let strict = forge.place.path().join("relay.toml");
+    let github = RunningGithub::start().await;
+    let id = super::killed::begin(&github, "task-9").await;
+    let strict = github.place.path().join("relay.toml");
     fs::write(&strict, "[policy]\nhold_files = 0\n").unwrap();
-    let mut held = command(&forge, &[&id]);
+    let mut held = command(&github, &[&id]);
     let held = tokio::task::block_in_place(|| held.env("COGNI_RELAY_CONFIG", strict).output());
     assert_eq!(held.unwrap().status.code(), Some(1));
-    assert_eq!(retry(&forge, &[&id]).await.0, Some(0));
+    assert_eq!(retry(&github, &[&id]).await.0, Some(0));
 }
 
 /// Adds a run's work to the outbox.
-async fn begin(forge: &RunningGithub, rules: ReviewRules) -> DeliveryJob {
-    let relay = relay(forge);
-    let (mut order, begun) = work(forge, &relay, "task-9", "run-1").await;
+async fn begin(github: &RunningGithub, rules: ReviewRules) -> DeliveryJob {
+    let relay = relay(github);
+    let (mut request, begun) = work(github, &relay, "task-9", "run-1").await;
     drop(begun);
-    order.rules = Some(rules);
-    relay.outbox().add_job(&order).unwrap()
+    request.rules = Some(rules);
+    relay.outbox().add_job(&request).unwrap()
 }
 
-fn row(forge: &RunningGithub, id: &str) -> DeliveryJob {
-    DeliveryOutbox::open(&state(forge).join("outbox.sqlite")).unwrap().get(id).unwrap()
+fn row(github: &RunningGithub, id: &str) -> DeliveryJob {
+    DeliveryOutbox::open(&state(github).join("outbox.sqlite")).unwrap().get(id).unwrap()
 }

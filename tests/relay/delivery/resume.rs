@@ -25,20 +25,20 @@ use crate::support::small_disk::SmallDisk;
 /// in the same way.
 #[tokio::test(flavor = "multi_thread")]
 async fn later_events_are_in_the_rows_own_log() {
-    let forge = RunningGithub::start().await;
-    let relay = relay(&forge);
-    let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
-    forge.hub.inject(
+    let github = RunningGithub::start().await;
+    let relay = relay(&github);
+    let (request, begun) = work(&github, &relay, "task-9", "run-1").await;
+    github.hub.inject(
         GithubOperation::Branch,
         InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
         3,
     );
-    forge.hub.inject(
+    github.hub.inject(
         GithubOperation::ListPulls,
         InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
         3,
     );
-    let first = deliver(&relay, order, &begun).await;
+    let first = deliver(&relay, request, &begun).await;
     assert_eq!((first.step, first.audit), ("extracted", None), "{:?}", first.why);
     drop(begun);
     let second = relay.resume_delivery(&first.id).await.unwrap().unwrap();
@@ -61,22 +61,22 @@ async fn later_events_are_in_the_rows_own_log() {
 /// warning is logged.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_that_another_process_resumes_is_no_error() {
-    let forge = RunningGithub::start().await;
-    let relay = relay(&forge);
-    let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
+    let github = RunningGithub::start().await;
+    let relay = relay(&github);
+    let (request, begun) = work(&github, &relay, "task-9", "run-1").await;
     drop(begun);
-    let plan = plan(&order);
-    let mirrors = fs::read_dir(state(&forge).join("mirrors")).unwrap();
+    let plan = plan(&request);
+    let mirrors = fs::read_dir(state(&github).join("mirrors")).unwrap();
     let mut mirrors = mirrors.map(|entry| entry.unwrap().path());
     let lock = mirrors.find(|path| path.extension().is_some_and(|end| end == "lock")).unwrap();
-    let said = NamedTempFile::new().unwrap();
+    let log_file = NamedTempFile::new().unwrap();
     for is_asked_by_run in [true, false] {
-        let desk =
+        let row =
             relay.outbox().register_workspace(&plan, &plan.artifacts.join("workspace")).unwrap();
         // The retry has listed the row, and waits for this lock.
         let mirror = File::open(&lock).unwrap();
         mirror.lock().unwrap();
-        let log = said.reopen().unwrap();
+        let log = log_file.reopen().unwrap();
         let log = tracing_subscriber::fmt().with_writer(Mutex::new(log)).finish();
         let owner = relay.clone();
         let taking = async move {
@@ -88,22 +88,22 @@ async fn a_row_that_another_process_resumes_is_no_error() {
         };
         let taking = tokio::spawn(taking.with_subscriber(log));
         tokio::time::sleep(Duration::from_millis(300)).await;
-        relay.outbox().remove_workspace(&desk).unwrap();
+        relay.outbox().remove_workspace(&row).unwrap();
         drop(mirror);
         taking.await.unwrap().unwrap();
     }
-    assert_eq!(fs::read_to_string(&said).unwrap(), "");
+    assert_eq!(fs::read_to_string(&log_file).unwrap(), "");
 }
 
 /// L7: A run that delivers an earlier run's work records that delivery in the earlier run's log.
 #[tokio::test(flavor = "multi_thread")]
 async fn delivering_another_runs_work_is_recorded_in_its_log() {
-    let forge = RunningGithub::start().await;
-    let relay = relay(&forge);
-    let id = begin(&forge, "task-9").await;
-    let (_, begun) = work(&forge, &relay, "task-9", "run-2").await;
+    let github = RunningGithub::start().await;
+    let relay = relay(&github);
+    let id = begin(&github, "task-9").await;
+    let (_, begun) = work(&github, &relay, "task-9", "run-2").await;
     assert!(begun.state.exists);
-    let log = job_audit_log::log_path(&state(&forge), &id);
+    let log = job_audit_log::log_path(&state(&github), &id);
     assert_eq!(events(&log).first().unwrap(), r#"relay.resumed step="extracted""#);
     assert_eq!(verify::verify_file(&log, Some(key().public_key())).unwrap().run, "task-9");
 }
@@ -112,12 +112,12 @@ async fn delivering_another_runs_work_is_recorded_in_its_log() {
 /// work for good. The refused run does not count as a delivery attempt.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_does_not_begin_before_older_work_is_delivered() {
-    let forge = RunningGithub::start().await;
-    let relay = relay(&forge);
-    let id = begin(&forge, "task-9").await;
-    let order = relay.outbox().get(&id).unwrap().request;
+    let github = RunningGithub::start().await;
+    let relay = relay(&github);
+    let id = begin(&github, "task-9").await;
+    let request = relay.outbox().get(&id).unwrap().request;
     let away = || {
-        forge.hub.inject(
+        github.hub.inject(
             GithubOperation::Branch,
             InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
             3,
@@ -126,7 +126,8 @@ async fn a_run_does_not_begin_before_older_work_is_delivered() {
     let mut put_off = None;
     for _ in 0..2 {
         away();
-        let begun = run_job::begin(&relay, &order.repository, order.branch().key(), Duration::ZERO);
+        let begun =
+            run_job::begin(&relay, &request.repository, request.branch().key(), Duration::ZERO);
         let error = begun.await.unwrap_err().to_string();
         insta::allow_duplicates!(
             insta::assert_snapshot!(error.replace(&id, "ID"), @"relay `ID` has to come to this branch first, and cannot be delivered yet: GitHub is unwell (502 Bad Gateway); try again later, or run `cogni-gateway relay retry ID`")
@@ -135,7 +136,7 @@ async fn a_run_does_not_begin_before_older_work_is_delivered() {
         assert_eq!((row.step, row.attempts), (DeliveryStep::Extracted, 1));
         assert_eq!(*put_off.get_or_insert(row.due), row.due);
     }
-    let (_, begun) = work(&forge, &relay, "task-9", "run-2").await;
+    let (_, begun) = work(&github, &relay, "task-9", "run-2").await;
     assert!(begun.state.exists, "it does not build on the work before it");
     assert_eq!(relay.outbox().get(&id).unwrap().step, DeliveryStep::Done);
 }
@@ -143,15 +144,15 @@ async fn a_run_does_not_begin_before_older_work_is_delivered() {
 /// L6, L7: Work that has reached its branch blocks no run, although its pull request is still missing.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_does_not_wait_for_a_pull_request() {
-    let forge = RunningGithub::start().await;
-    let relay = relay(&forge);
-    let id = begin(&forge, "task-9").await;
-    forge.hub.inject(
+    let github = RunningGithub::start().await;
+    let relay = relay(&github);
+    let id = begin(&github, "task-9").await;
+    github.hub.inject(
         GithubOperation::ListPulls,
         InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
         3,
     );
-    let (_, begun) = work(&forge, &relay, "task-9", "run-2").await;
+    let (_, begun) = work(&github, &relay, "task-9", "run-2").await;
     assert_eq!(relay.outbox().get(&id).unwrap().step, DeliveryStep::Pushed);
     assert!(begun.state.exists);
 }
@@ -159,17 +160,17 @@ async fn a_run_does_not_wait_for_a_pull_request() {
 /// L7: Nothing further is done to a row whose log was changed from outside.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_whose_log_is_broken_is_not_touched() {
-    let forge = RunningGithub::start().await;
-    let relay = relay(&forge);
-    let id = begin(&forge, "task-9").await;
-    let log = job_audit_log::log_path(&state(&forge), &id);
+    let github = RunningGithub::start().await;
+    let relay = relay(&github);
+    let id = begin(&github, "task-9").await;
+    let log = job_audit_log::log_path(&state(&github), &id);
     fs::create_dir_all(log.parent().unwrap()).unwrap();
     fs::write(&log, "nothing of ours\n").unwrap();
     let error = relay.resume_delivery(&id).await.unwrap_err();
     assert!(error.to_string().contains("it is evidence now"), "{error}");
     assert_eq!(relay.outbox().get(&id).unwrap().step, DeliveryStep::Extracted);
     // The broken row does not block other rows.
-    let other = begin(&forge, "task-8").await;
+    let other = begin(&github, "task-8").await;
     let done = relay.resume_due_jobs(&CancellationToken::new()).await.unwrap();
     assert_eq!(ids(&done), [other]);
 }
@@ -177,18 +178,18 @@ async fn a_row_whose_log_is_broken_is_not_touched() {
 /// L7: A delivery that has failed too often ends, and its log says so.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_last_failure_is_in_the_log() {
-    let forge = RunningGithub::start().await;
-    let relay = relay(&forge);
-    let id = begin(&forge, "task-9").await;
-    let rows = rusqlite::Connection::open(state(&forge).join("outbox.sqlite")).unwrap();
+    let github = RunningGithub::start().await;
+    let relay = relay(&github);
+    let id = begin(&github, "task-9").await;
+    let rows = rusqlite::Connection::open(state(&github).join("outbox.sqlite")).unwrap();
     rows.execute("UPDATE job SET attempts = 1000", []).unwrap();
-    forge.hub.inject(
+    github.hub.inject(
         GithubOperation::Branch,
         InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
         3,
     );
     assert_eq!(relay.resume_delivery(&id).await.unwrap().unwrap().step, "failed");
-    insta::assert_snapshot!(events(&job_audit_log::log_path(&state(&forge), &id)).join("\n"), @r#"
+    insta::assert_snapshot!(events(&job_audit_log::log_path(&state(&github), &id)).join("\n"), @r#"
     relay.resumed step="extracted"
     relay.held code="failed"
     "#);
@@ -197,15 +198,15 @@ async fn the_last_failure_is_in_the_log() {
 /// L7: A full disk during the review says nothing about the work; the work is delivered when there is room.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_disk_is_no_reason_to_hold_work() {
-    let forge = RunningGithub::start().await;
+    let github = RunningGithub::start().await;
     let disk = SmallDisk::mount(1 << 20);
     fs::create_dir(disk.path("branches")).unwrap();
-    fs::create_dir(state(&forge)).unwrap();
-    symlink(disk.path("branches"), state(&forge).join("branches")).unwrap();
-    let relay = relay(&forge);
-    let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
+    fs::create_dir(state(&github)).unwrap();
+    symlink(disk.path("branches"), state(&github).join("branches")).unwrap();
+    let relay = relay(&github);
+    let (request, begun) = work(&github, &relay, "task-9", "run-1").await;
     disk.fill();
-    let first = deliver(&relay, order, &begun).await;
+    let first = deliver(&relay, request, &begun).await;
     assert_eq!((first.step, first.is_pushed), ("extracted", false), "{:?}", first.why);
     insta::assert_snapshot!(first.why.unwrap(), @"`git index-pack` has failed (exit status: 128): fatal: write error: No space left on device");
     disk.free();
@@ -216,38 +217,38 @@ async fn a_full_disk_is_no_reason_to_hold_work() {
 /// L7: Everything that is due is delivered in one pass, except branches that a run holds.
 #[tokio::test(flavor = "multi_thread")]
 async fn everything_due_is_delivered_except_on_branches_of_runs() {
-    let forge = RunningGithub::start().await;
+    let github = RunningGithub::start().await;
     let mut due = vec![];
     for at in 0..3 {
-        due.push(begin(&forge, &format!("due-{at}")).await);
+        due.push(begin(&github, &format!("due-{at}")).await);
     }
-    let relay = relay(&forge);
-    let order = relay.outbox().get(&due[1]).unwrap().request;
+    let relay = relay(&github);
+    let request = relay.outbox().get(&due[1]).unwrap().request;
     let mirror = cogni_gateway::relay::repo::RepoMirror::open(
         relay.git(),
-        &state(&forge),
-        &order.repository,
+        &state(&github),
+        &request.repository,
     );
-    let lease = mirror.unwrap().lease_branch(order.branch().key()).unwrap();
+    let lease = mirror.unwrap().lease_branch(request.branch().key()).unwrap();
 
     let stopped = CancellationToken::new();
     stopped.cancel();
     assert!(relay.resume_due_jobs(&stopped).await.unwrap().is_empty(), "it has been told to stop");
-    let (code, said) = super::killed::retry(&forge, &["--due"]).await;
-    assert_eq!(code, Some(0), "{said}");
-    let mut told: Vec<_> = said
+    let (code, output) = super::killed::retry(&github, &["--due"]).await;
+    assert_eq!(code, Some(0), "{output}");
+    let mut lines: Vec<_> = output
         .lines()
         .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
         .map(|line| (line["id"].as_str().unwrap().to_owned(), line["step"] == "done"))
         .collect();
-    told.sort();
-    assert_eq!(told, [(due[0].clone(), true), (due[2].clone(), true)], "{said}");
+    lines.sort();
+    assert_eq!(lines, [(due[0].clone(), true), (due[2].clone(), true)], "{output}");
 
     drop(lease);
     let left = relay.resume_due_jobs(&CancellationToken::new()).await.unwrap();
     assert_eq!((ids(&left), left[0].step), (vec![due[1].clone()], "done"));
     assert!(relay.resume_due_jobs(&CancellationToken::new()).await.unwrap().is_empty());
-    assert_eq!(forge.hub.pulls(NAME).len(), 3);
+    assert_eq!(github.hub.pulls(NAME).len(), 3);
 }
 
 fn ids(delivered: &[DeliveryStatus]) -> Vec<String> {

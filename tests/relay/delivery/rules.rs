@@ -46,18 +46,18 @@ fn the_stricter_of_two_rules_holds() {
 /// A1, L5: With real work that violates every kind of rule, every reason that the host's rules give remains.
 #[test]
 fn an_agents_rules_remove_no_reason() {
-    let mut place = RelaySetup::new();
-    let run = place.begin("rules", "one");
+    let mut setup = RelaySetup::new();
+    let run = setup.begin("rules", "one");
     for path in ["docs/a", "src/a/b", ".github/b", "b"] {
         run.workspace.write(path, "abc7 bca1 caa9 aab4\n".repeat(30));
     }
     run.workspace.git(["add", "--all"]);
     run.workspace.git(["update-index", "--chmod=+x", "b"]);
     run.workspace.git(["commit", "--quiet", "--message", "Work\n\nSandbox-Run: run-9"]);
-    let announced = place.extract(&run).unwrap().unwrap();
+    let announced = setup.extract(&run).unwrap().unwrap();
     let mut judged = |policy: &ReviewPolicy| {
-        place.config.policy = policy.clone();
-        place.judge(&run, announced.clone()).unwrap().verdict().clone()
+        setup.config.policy = policy.clone();
+        setup.judge(&run, announced.clone()).unwrap().verdict().clone()
     };
     let mut runner = TestRunner::deterministic();
     let mut stricter_ones = 0;
@@ -65,9 +65,9 @@ fn an_agents_rules_remove_no_reason() {
         let (host, own) = (policy(), stricter()).new_tree(&mut runner).unwrap().current();
         let (alone, both) = (judged(&host), judged(&own.tighten(&host)));
         for reason in alone.reasons() {
-            let is_kept = |kept: &ReviewReason| {
-                (&kept.path, &kept.why) == (&reason.path, &reason.why)
-                    && kept.ruling >= reason.ruling
+            let is_kept = |other_reason: &ReviewReason| {
+                (&other_reason.path, &other_reason.why) == (&reason.path, &reason.why)
+                    && other_reason.ruling >= reason.ruling
             };
             assert!(both.reasons().iter().any(is_kept), "{reason:?}: {host:?} {own:?}");
         }
@@ -88,12 +88,12 @@ fn recorded_rules_have_the_format_of_a_file() {
     hold_files = 10000
     "#);
     assert!(text.ends_with("[agent.policy]\nhold_files = 3\n"), "{text}");
-    let kept = |text: &str| serde_json::from_value::<ReviewRules>(text.into()).unwrap();
-    assert_eq!(kept(text), rules);
-    let later = kept(&text.replace("hold_files = 3", "hold_on_tuesdays = true"));
+    let stored_rules = |text: &str| serde_json::from_value::<ReviewRules>(text.into()).unwrap();
+    assert_eq!(stored_rules(text), rules);
+    let later = stored_rules(&text.replace("hold_files = 3", "hold_on_tuesdays = true"));
     assert!(later.parse_policy().is_err());
     // A rule that did not exist then has its built-in value.
-    let earlier = kept(&text.replace("lfs_pointer = \"review\"\n", ""));
+    let earlier = stored_rules(&text.replace("lfs_pointer = \"review\"\n", ""));
     assert_eq!(earlier.parse_policy().unwrap(), rules.parse_policy().unwrap());
     let now = rules.with_host_policy(&host("review_files = 1")).unwrap().parse_policy().unwrap();
     assert_eq!((now.review_files, now.hold_files), (1, 3));

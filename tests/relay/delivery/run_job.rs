@@ -30,64 +30,66 @@ use crate::support::repository::git;
 /// L6, L7: The agent's commits reach the branch, a pull request and a statement, and the audit log records it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_runs_work_is_delivered() {
-    let forge = RunningGithub::start().await;
-    let relay = relay(&forge);
-    let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
-    let audit = Audit::new(&forge);
-    let kept = order.artifacts.clone();
-    let delivered = relay.deliver(order, &begun.lease, &audit.log).await.unwrap();
+    let github = RunningGithub::start().await;
+    let relay = relay(&github);
+    let (request, begun) = work(&github, &relay, "task-9", "run-1").await;
+    let audit = Audit::new(&github);
+    let artifacts = request.artifacts.clone();
+    let delivered = relay.deliver(request, &begun.lease, &audit.log).await.unwrap();
 
-    let head = git(&forge.bare(), &["rev-parse", "sandbox/task-9"]);
+    let head = git(&github.bare(), &["rev-parse", "sandbox/task-9"]);
     assert_eq!(delivered.head.unwrap().to_string(), head);
-    let pull = forge.hub.pulls(NAME).remove(0);
-    let url = format!("{}/{NAME}/pull/1", forge.hub.url());
+    let pull = github.hub.pulls(NAME).remove(0);
+    let url = format!("{}/{NAME}/pull/1", github.hub.url());
     assert_eq!((pull.head.as_str(), delivered.pull_request_url), ("sandbox/task-9", Some(url)));
-    let note = git(&forge.bare(), &["notes", "--ref=cogni", "show", &head]);
+    let note = git(&github.bare(), &["notes", "--ref=cogni", "show", &head]);
     let statement = ProvenanceStatement::verify(&note, key().public_key()).unwrap();
     assert_eq!((statement.facts.run.as_str(), statement.verdict.as_str()), ("run-1", "push"));
-    assert!(!kept.exists(), "what was delivered is not kept");
+    assert!(!artifacts.exists(), "what was delivered is not kept");
     insta::assert_snapshot!(events(&audit.path).join("\n"), @r#"
     relay.extracted commits=1 branch="sandbox/task-9"
     relay.judged verdict="push" mode="replayed" files=1
     relay.pushed was_there=false
     relay.pull_requested is_new=true
     "#);
-    assert_eq!(leaks(forge.place.path(), &[TOKEN, &basic(TOKEN)]), Vec::<PathBuf>::new());
+    assert_eq!(leaks(github.place.path(), &[TOKEN, &basic(TOKEN)]), Vec::<PathBuf>::new());
 }
 
 /// L6: A pull request is made only on request.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_pull_request_is_made_unasked() {
-    let forge = RunningGithub::start().await;
-    let relay = relay(&forge);
-    let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
-    let delivered = deliver(&relay, DeliveryRequest { pull_request: None, ..order }, &begun).await;
+    let github = RunningGithub::start().await;
+    let relay = relay(&github);
+    let (request, begun) = work(&github, &relay, "task-9", "run-1").await;
+    let delivered =
+        deliver(&relay, DeliveryRequest { pull_request: None, ..request }, &begun).await;
     assert_eq!((delivered.step, delivered.pull_request_url), ("done", None));
-    assert!(delivered.is_pushed && forge.hub.pulls(NAME).is_empty());
+    assert!(delivered.is_pushed && github.hub.pulls(NAME).is_empty());
 }
 
 /// L5, L6: For work that needs a review, every report says why, and a ready pull request becomes a draft before the
 /// push.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_report_of_work_for_review_says_why() {
-    let forge = RunningGithub::start().await;
-    let relay = relay(&forge);
-    let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
-    deliver(&relay, order, &begun).await;
+    let github = RunningGithub::start().await;
+    let relay = relay(&github);
+    let (request, begun) = work(&github, &relay, "task-9", "run-1").await;
+    deliver(&relay, request, &begun).await;
     drop(begun);
-    forge.hub.edit_pull(NAME, 1, |pull| pull.is_draft = false);
-    let (order, begun) = work(&forge, &relay, "task-9", "AGENTS.md").await;
-    let audit = Audit::new(&forge);
-    let delivered = relay.deliver(order, &begun.lease, &audit.log).await.unwrap();
+    github.hub.edit_pull(NAME, 1, |pull| pull.is_draft = false);
+    let (request, begun) = work(&github, &relay, "task-9", "AGENTS.md").await;
+    let audit = Audit::new(&github);
+    let delivered = relay.deliver(request, &begun.lease, &audit.log).await.unwrap();
     let reason = "`made-by-AGENTS.md`: it is ours";
     assert_eq!((delivered.step, delivered.verdict), ("done", Some("review")));
     assert_eq!(delivered.reasons, [reason]);
     let row = relay.outbox().get(&delivered.id).unwrap();
     assert_eq!(row.reasons.iter().map(ToString::to_string).collect::<Vec<_>>(), [reason]);
     assert!(fs::read_to_string(&audit.path).unwrap().contains(&format!("\"said\":[\"{reason}\"]")));
-    let pull = forge.hub.pulls(NAME).remove(0);
+    let pull = github.hub.pulls(NAME).remove(0);
     assert!(pull.is_draft && pull.body.unwrap().contains("- `made-by-AGENTS.md`: it is ours"));
-    let calls: Vec<_> = forge.hub.recorded_calls().into_iter().map(|call| call.operation).collect();
+    let calls: Vec<_> =
+        github.hub.recorded_calls().into_iter().map(|call| call.operation).collect();
     let at = |wanted| calls.iter().rposition(|operation| *operation == wanted);
     assert!(at(GithubOperation::Withdraw) < at(GithubOperation::Push), "{calls:?}");
 }
@@ -95,19 +97,19 @@ async fn every_report_of_work_for_review_says_why() {
 /// L5, L6: If the pull request cannot become a draft, nothing is pushed.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_for_review_is_pushed_to_a_pull_request_that_is_ready() {
-    let forge = RunningGithub::start().await;
-    let relay = relay(&forge);
-    let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
-    deliver(&relay, order, &begun).await;
+    let github = RunningGithub::start().await;
+    let relay = relay(&github);
+    let (request, begun) = work(&github, &relay, "task-9", "run-1").await;
+    deliver(&relay, request, &begun).await;
     drop(begun);
-    let before = git(&forge.bare(), &["rev-parse", "sandbox/task-9"]);
-    forge.hub.inject(GithubOperation::Withdraw, InjectedFailure::not_permitted(), 1);
-    let (order, begun) = work(&forge, &relay, "task-9", "AGENTS.md").await;
-    let delivered = deliver(&relay, order, &begun).await;
+    let before = git(&github.bare(), &["rev-parse", "sandbox/task-9"]);
+    github.hub.inject(GithubOperation::Withdraw, InjectedFailure::not_permitted(), 1);
+    let (request, begun) = work(&github, &relay, "task-9", "AGENTS.md").await;
+    let delivered = deliver(&relay, request, &begun).await;
     assert_eq!((delivered.step, delivered.is_pushed), ("held", false));
     insta::assert_snapshot!(delivered.why.unwrap(), @"cannot keep this work from being merged before a review: its pull request cannot be made a draft: the token may not do this: Resource not accessible by integration; it needs `contents: write` and `pull_requests: write` for this repository");
     assert!(delivered.apply.is_some() && !delivered.reasons.is_empty());
-    assert_eq!(git(&forge.bare(), &["rev-parse", "sandbox/task-9"]), before);
+    assert_eq!(git(&github.bare(), &["rev-parse", "sandbox/task-9"]), before);
     drop(begun);
     let job = relay.outbox().get(&delivered.id).unwrap();
     relay.outbox().restart(&job).unwrap();
@@ -117,18 +119,18 @@ async fn nothing_for_review_is_pushed_to_a_pull_request_that_is_ready() {
 /// L5, L6: A change of a protected path is not pushed. The work is kept, and one command applies it in a clone.
 #[tokio::test(flavor = "multi_thread")]
 async fn held_work_is_kept_and_can_be_applied() {
-    let forge = RunningGithub::start().await;
-    let relay = relay(&forge);
-    forge.hub.protect_branch(NAME, "sandbox/task-1");
-    let (order, begun) = work(&forge, &relay, "task-1", "run-1").await;
-    let before = git(&forge.bare(), &["rev-parse", "sandbox/task-1"]);
-    let delivered = deliver(&relay, order, &begun).await;
+    let github = RunningGithub::start().await;
+    let relay = relay(&github);
+    github.hub.protect_branch(NAME, "sandbox/task-1");
+    let (request, begun) = work(&github, &relay, "task-1", "run-1").await;
+    let before = git(&github.bare(), &["rev-parse", "sandbox/task-1"]);
+    let delivered = deliver(&relay, request, &begun).await;
     assert_eq!((delivered.step, delivered.is_pushed), ("held", false));
     assert_eq!(delivered.why.as_deref(), Some("`sandbox/task-1` is a protected branch"));
-    assert_eq!(git(&forge.bare(), &["rev-parse", "sandbox/task-1"]), before);
+    assert_eq!(git(&github.bare(), &["rev-parse", "sandbox/task-1"]), before);
 
-    let clone = forge.place.path().join("clone");
-    git(forge.place.path(), &["clone", "--quiet", "site.git", "clone"]);
+    let clone = github.place.path().join("clone");
+    git(github.place.path(), &["clone", "--quiet", "site.git", "clone"]);
     let line = delivered.apply.unwrap();
     let applied =
         std::process::Command::new("sh").arg("-c").arg(&line).current_dir(&clone).output();
@@ -143,27 +145,27 @@ async fn held_work_is_kept_and_can_be_applied() {
 /// again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_later_process_makes_the_missing_pull_request() {
-    let forge = RunningGithub::start().await;
-    let first = relay(&forge);
-    let (order, begun) = work(&forge, &first, "task-9", "run-1").await;
-    forge.hub.inject(
+    let github = RunningGithub::start().await;
+    let first = relay(&github);
+    let (request, begun) = work(&github, &first, "task-9", "run-1").await;
+    github.hub.inject(
         GithubOperation::ListPulls,
         InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
         3,
     );
-    let delivered = deliver(&first, order, &begun).await;
+    let delivered = deliver(&first, request, &begun).await;
     assert_eq!((delivered.step, delivered.is_pushed), ("pushed", true));
     assert_eq!(delivered.why.as_deref(), Some("GitHub is unwell (502 Bad Gateway)"));
-    let pushes = forge.hub.count_calls(GithubOperation::Push);
+    let pushes = github.hub.count_calls(GithubOperation::Push);
     drop((first, begun));
 
-    let second = relay(&forge);
+    let second = relay(&github);
     let due = second.resume_due_jobs(&CancellationToken::new()).await.unwrap();
     assert!(due.is_empty(), "it is not due yet");
     let again = second.resume_delivery(&delivered.id).await.unwrap().unwrap();
-    assert_eq!((again.step, forge.hub.pulls(NAME).len()), ("done", 1));
+    assert_eq!((again.step, github.hub.pulls(NAME).len()), ("done", 1));
     // One more push, for the statement, which is the last step.
-    assert_eq!(forge.hub.count_calls(GithubOperation::Push), pushes + 1);
+    assert_eq!(github.hub.count_calls(GithubOperation::Push), pushes + 1);
 }
 
 /// L7: If the process ends after the remote has acted but before the answer arrives, there is still one update and one
@@ -177,20 +179,20 @@ async fn a_crash_after_each_call_brings_one_update_and_one_pull_request() {
         GithubOperation::ListPulls,
         GithubOperation::CreatePull,
     ] {
-        let forge = RunningGithub::start().await;
-        let first = relay(&forge);
-        let (order, begun) = work(&forge, &first, "task-9", "run-1").await;
-        forge.hub.inject(operation, InjectedFailure::HoldAfter, 1);
+        let github = RunningGithub::start().await;
+        let first = relay(&github);
+        let (request, begun) = work(&github, &first, "task-9", "run-1").await;
+        github.hub.inject(operation, InjectedFailure::HoldAfter, 1);
         {
-            let delivering = deliver(&first, order.clone(), &begun);
+            let delivering = deliver(&first, request.clone(), &begun);
             tokio::select! {
                 delivered = delivering => panic!("{operation:?}: not held: {delivered:?}"),
-                () = forge.hub.response_gate().wait_for_waiting(1) => (),
+                () = github.hub.response_gate().wait_for_waiting(1) => (),
             }
         }
-        forge.hub.response_gate().allow_answers(1);
+        github.hub.response_gate().allow_answers(1);
         drop((first, begun));
-        let second = relay(&forge);
+        let second = relay(&github);
         let id = second.outbox().list_jobs(false).unwrap().remove(0).id;
         // Threads of the first process may still hold the branch.
         let done = loop {
@@ -200,11 +202,11 @@ async fn a_crash_after_each_call_brings_one_update_and_one_pull_request() {
             }
         };
         assert_eq!((done.step, done.why), ("done", None), "{operation:?}");
-        assert_eq!(forge.hub.pulls(NAME).len(), 1, "{operation:?}");
-        let count = git(&forge.bare(), &["rev-list", "--count", "main..sandbox/task-9"]);
+        assert_eq!(github.hub.pulls(NAME).len(), 1, "{operation:?}");
+        let count = git(&github.bare(), &["rev-list", "--count", "main..sandbox/task-9"]);
         assert_eq!(count, "1", "{operation:?}");
         let again = second
-            .deliver(order, &second_lease(&second, &forge).await, &AuditLog::disabled())
+            .deliver(request, &second_lease(&second, &github).await, &AuditLog::disabled())
             .await;
         assert_eq!(again.unwrap().id, id, "{operation:?}");
     }
@@ -213,37 +215,37 @@ async fn a_crash_after_each_call_brings_one_update_and_one_pull_request() {
 /// L6, L7: If another person has moved the branch, nothing is overwritten and the work is kept.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_branch_that_was_moved_is_not_overwritten() {
-    let forge = RunningGithub::start().await;
-    let relay = relay(&forge);
-    let (order, begun) = work(&forge, &relay, "task-1", "run-1").await;
-    let tree = git(&forge.bare(), &["rev-parse", "main^{tree}"]);
-    let other = git(&forge.bare(), &["commit-tree", &tree, "-m", "somebody else's"]);
-    git(&forge.bare(), &["update-ref", "refs/heads/sandbox/task-1", &other]);
-    let delivered = deliver(&relay, order, &begun).await;
+    let github = RunningGithub::start().await;
+    let relay = relay(&github);
+    let (request, begun) = work(&github, &relay, "task-1", "run-1").await;
+    let tree = git(&github.bare(), &["rev-parse", "main^{tree}"]);
+    let other = git(&github.bare(), &["commit-tree", &tree, "-m", "somebody else's"]);
+    git(&github.bare(), &["update-ref", "refs/heads/sandbox/task-1", &other]);
+    let delivered = deliver(&relay, request, &begun).await;
     assert_eq!(delivered.step, "held");
     assert!(delivered.why.unwrap().contains("is not where the run began any more"));
-    assert_eq!(git(&forge.bare(), &["rev-parse", "sandbox/task-1"]), other);
+    assert_eq!(git(&github.bare(), &["rev-parse", "sandbox/task-1"]), other);
     assert!(delivered.apply.is_some());
 }
 
 /// L7: A run starts from an earlier run's work that is not delivered yet.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_builds_on_undelivered_work() {
-    let forge = RunningGithub::start().await;
-    let relay = relay(&forge);
-    let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
-    forge.hub.inject(
+    let github = RunningGithub::start().await;
+    let relay = relay(&github);
+    let (request, begun) = work(&github, &relay, "task-9", "run-1").await;
+    github.hub.inject(
         GithubOperation::Branch,
         InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
         3,
     );
-    let delivered = deliver(&relay, order, &begun).await;
+    let delivered = deliver(&relay, request, &begun).await;
     assert_eq!((delivered.step, delivered.is_pushed), ("extracted", false));
     drop(begun);
-    let (order, begun) = work(&forge, &relay, "task-9", "run-2").await;
+    let (request, begun) = work(&github, &relay, "task-9", "run-2").await;
     assert!(begun.state.exists);
-    assert_eq!(deliver(&relay, order, &begun).await.step, "done");
-    let files = git(&forge.bare(), &["ls-tree", "--name-only", "sandbox/task-9"]);
+    assert_eq!(deliver(&relay, request, &begun).await.step, "done");
+    let files = git(&github.bare(), &["ls-tree", "--name-only", "sandbox/task-9"]);
     assert_eq!(files, "README\nmade-by-run-1\nmade-by-run-2");
 }
 
@@ -251,21 +253,21 @@ async fn a_run_builds_on_undelivered_work() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_statement_and_the_audit_log_describe_patches_alike() {
     for mode in ["replayed", "bundled: other patches"] {
-        let forge = RunningGithub::start().await;
-        let relay = relay(&forge);
-        let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
+        let github = RunningGithub::start().await;
+        let relay = relay(&github);
+        let (request, begun) = work(&github, &relay, "task-9", "run-1").await;
         if mode != "replayed" {
-            fs::remove_file(ArtifactDir::from_path(&order.artifacts).patches_path()).unwrap();
+            fs::remove_file(ArtifactDir::from_path(&request.artifacts).patches_path()).unwrap();
         }
-        let audit = Audit::new(&forge);
-        forge.hub.inject(GithubOperation::CreatePull, InjectedFailure::not_permitted(), 1);
-        let first = relay.deliver(order, &begun.lease, &audit.log).await.unwrap();
+        let audit = Audit::new(&github);
+        github.hub.inject(GithubOperation::CreatePull, InjectedFailure::not_permitted(), 1);
+        let first = relay.deliver(request, &begun.lease, &audit.log).await.unwrap();
         assert_eq!((first.step, first.is_pushed), ("failed", true));
         drop((begun, relay));
-        let again = self::relay(&forge);
+        let again = self::relay(&github);
         let done = again.retry_delivery(&first.id, false).await.unwrap().unwrap();
         let head = done.head.unwrap().to_string();
-        let note = git(&forge.bare(), &["notes", "--ref=cogni", "show", &head]);
+        let note = git(&github.bare(), &["notes", "--ref=cogni", "show", &head]);
         assert_eq!(ProvenanceStatement::verify(&note, key().public_key()).unwrap().mode, mode);
         let judged = format!("relay.judged verdict=\"push\" mode=\"{mode}\" files=1");
         assert!(events(&audit.path).contains(&judged), "{:?}", events(&audit.path));
@@ -275,24 +277,24 @@ async fn the_statement_and_the_audit_log_describe_patches_alike() {
 /// L6: A repository on this machine needs no token, and has no pull requests.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_repository_on_this_machine_needs_no_token() {
-    let forge = RunningGithub::start().await;
-    let relay = relay(&forge);
-    let here: RepositoryUrl = format!("file://{}", forge.bare().display()).parse().unwrap();
-    let (order, begun) = work_at(&forge, &relay, here, "task-9", "run-1").await;
-    let delivered = deliver(&relay, order, &begun).await;
+    let github = RunningGithub::start().await;
+    let relay = relay(&github);
+    let here: RepositoryUrl = format!("file://{}", github.bare().display()).parse().unwrap();
+    let (request, begun) = work_at(&github, &relay, here, "task-9", "run-1").await;
+    let delivered = deliver(&relay, request, &begun).await;
     assert_eq!((delivered.step, delivered.is_pushed), ("failed", true));
     assert!(delivered.why.unwrap().contains("a pull request needs a repository on a forge"));
-    assert!(forge.hub.recorded_calls().is_empty());
+    assert!(github.hub.recorded_calls().is_empty());
 }
 
 /// L7: A failed delivery is resumed on request, at the step where it failed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failed_delivery_is_resumed_on_request() {
-    let forge = RunningGithub::start().await;
-    let relay = relay(&forge);
-    let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
-    forge.hub.inject(GithubOperation::CreatePull, InjectedFailure::not_permitted(), 1);
-    let delivered = deliver(&relay, order, &begun).await;
+    let github = RunningGithub::start().await;
+    let relay = relay(&github);
+    let (request, begun) = work(&github, &relay, "task-9", "run-1").await;
+    github.hub.inject(GithubOperation::CreatePull, InjectedFailure::not_permitted(), 1);
+    let delivered = deliver(&relay, request, &begun).await;
     assert_eq!((delivered.step, delivered.is_pushed), ("failed", true));
     drop(begun);
     let job = relay.outbox().get(&delivered.id).unwrap();
@@ -302,17 +304,17 @@ async fn a_failed_delivery_is_resumed_on_request() {
 
 pub(super) async fn deliver(
     relay: &Arc<DeliveryService>,
-    order: DeliveryRequest,
+    request: DeliveryRequest,
     begun: &LeasedBranch,
 ) -> DeliveryStatus {
-    Box::pin(relay.deliver(order, &begun.lease, &AuditLog::disabled())).await.unwrap()
+    Box::pin(relay.deliver(request, &begun.lease, &AuditLog::disabled())).await.unwrap()
 }
 
 async fn second_lease(
     relay: &Arc<DeliveryService>,
-    forge: &RunningGithub,
+    github: &RunningGithub,
 ) -> cogni_gateway::relay::repo::BranchLease {
-    let repository: RepositoryUrl = forge.clone_url().parse().unwrap();
+    let repository: RepositoryUrl = github.clone_url().parse().unwrap();
     let key = BranchKey::parse("task-9").unwrap();
     begin(relay, &repository, &key, Duration::ZERO).await.unwrap().lease
 }
@@ -330,17 +332,17 @@ pub(super) async fn begin(
 
 /// Makes a run whose agent commits one file, and returns the work that is collected from its sandbox.
 pub(super) async fn work(
-    forge: &RunningGithub,
+    github: &RunningGithub,
     relay: &Arc<DeliveryService>,
     key: &str,
     run: &str,
 ) -> (DeliveryRequest, LeasedBranch) {
-    let repository: RepositoryUrl = forge.clone_url().parse().unwrap();
-    Box::pin(work_at(forge, relay, repository, key, run)).await
+    let repository: RepositoryUrl = github.clone_url().parse().unwrap();
+    Box::pin(work_at(github, relay, repository, key, run)).await
 }
 
 async fn work_at(
-    forge: &RunningGithub,
+    github: &RunningGithub,
     relay: &Arc<DeliveryService>,
     repository: RepositoryUrl,
     key: &str,
@@ -358,8 +360,8 @@ async fn work_at(
             Err(error) => panic!("{error}"),
         }
     };
-    let workspace = forge.place.path().join(run);
-    let own = forge.place.path().metadata().unwrap();
+    let workspace = github.place.path().join(run);
+    let own = github.place.path().metadata().unwrap();
     let owner = FileOwner { uid: own.uid(), gid: own.gid() };
     let author = CommitAuthor { name: "An Agent".into(), email: "agent@example.com".into() };
     begun
@@ -371,7 +373,7 @@ async fn work_at(
     git(&workspace, &["commit", "--quiet", "--message", "Do the work"]);
     let artifacts = relay.create_artifacts_dir().unwrap();
     let announced = extracted(&begun.state, &workspace, &artifacts);
-    let order = DeliveryRequest {
+    let request = DeliveryRequest {
         repository,
         state: begun.state.clone(),
         announced,
@@ -386,7 +388,7 @@ async fn work_at(
             model: "gpt-4o-mini".to_owned(),
         }),
     };
-    (order, begun)
+    (request, begun)
 }
 
 fn extracted(state: &BranchState, workspace: &Path, artifacts: &ArtifactDir) -> AnnouncedBranch {
@@ -411,8 +413,8 @@ struct Audit {
 }
 
 impl Audit {
-    fn new(forge: &RunningGithub) -> Self {
-        let path = forge.place.path().join("audit.jsonl");
+    fn new(github: &RunningGithub) -> Self {
+        let path = github.place.path().join("audit.jsonl");
         let started = records::RunStartedRecord {
             run: "run-1".to_owned(),
             attempt: "1".to_owned(),
@@ -435,7 +437,7 @@ pub(super) fn events(log: &Path) -> Vec<String> {
     let text = fs::read_to_string(log).unwrap();
     let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     let relayed = lines.filter(|line| line["event"].as_str().unwrap().starts_with("relay."));
-    let told = |line: Value| {
+    let summary = |line: Value| {
         let names = [
             "step",
             "verdict",
@@ -447,11 +449,11 @@ pub(super) fn events(log: &Path) -> Vec<String> {
             "is_new",
             "code",
         ];
-        let said =
+        let values =
             names.iter().filter_map(|&name| line.get(name).map(|value| format!(" {name}={value}")));
-        said.fold(line["event"].as_str().unwrap().to_owned(), |text, more| text + &more)
+        values.fold(line["event"].as_str().unwrap().to_owned(), |text, more| text + &more)
     };
-    relayed.map(told).collect()
+    relayed.map(summary).collect()
 }
 
 /// Returns the files that contain one of these secrets.

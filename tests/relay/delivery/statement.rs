@@ -21,9 +21,9 @@ fn a_statement_proves_who_made_a_commit() {
 /// L6: A statement with another key's signature, or without a signature, proves nothing.
 #[test]
 fn a_statement_of_another_key_proves_nothing() {
-    let (ours, theirs) = (key("1"), key("2"));
-    let note = statement().sign(&theirs);
-    let public = AuditPublicKey::parse_public_key(&ours.public_key().to_string()).unwrap();
+    let (own_key, other_key) = (key("1"), key("2"));
+    let note = statement().sign(&other_key);
+    let public = AuditPublicKey::parse_public_key(&own_key.public_key().to_string()).unwrap();
     assert_eq!(
         ProvenanceStatement::verify(&note, &public),
         Err(StatementError::WrongSignature(public))

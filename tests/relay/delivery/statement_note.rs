@@ -17,53 +17,57 @@ use crate::support::repository::git;
 /// L6: A person with a clone and the relay's public key can verify a statement with one command.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_statement_is_proved_in_a_clone() {
-    let forge = RunningGithub::start().await;
-    let relay = relay(&forge);
-    let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
-    let done = deliver(&relay, order, &begun).await;
+    let github = RunningGithub::start().await;
+    let relay = relay(&github);
+    let (request, begun) = work(&github, &relay, "task-9", "run-1").await;
+    let done = deliver(&relay, request, &begun).await;
     assert_eq!(done.statement.as_deref(), Some("beside the commit"));
-    git(forge.place.path(), &["clone", "--quiet", "site.git", "clone"]);
-    let clone = forge.place.path().join("clone");
+    git(github.place.path(), &["clone", "--quiet", "site.git", "clone"]);
+    let clone = github.place.path().join("clone");
     git(&clone, &["fetch", "--quiet", "origin", "refs/notes/cogni:refs/notes/cogni"]);
     let (public, head) = (key().public_key().to_string(), done.head.unwrap().to_string());
-    let (code, said) = verify(&clone, &["origin/sandbox/task-9", "--public-key", &public]);
-    assert!(code == 0 && said.contains(&head) && said.contains("\"run\":\"run-1\""), "{said}");
-    let (code, said) = verify(&clone, &["origin/main", "--public-key", &public]);
+    let (code, output) = verify(&clone, &["origin/sandbox/task-9", "--public-key", &public]);
+    assert!(
+        code == 0 && output.contains(&head) && output.contains("\"run\":\"run-1\""),
+        "{output}"
+    );
+    let (code, output) = verify(&clone, &["origin/main", "--public-key", &public]);
     assert_eq!(
-        (code, said.as_str()),
+        (code, output.as_str()),
         (
             1,
             "UNPROVED: the commit has no statement here; fetch it with `git fetch origin refs/notes/cogni:refs/notes/cogni`\n"
         )
     );
     let stranger = "1".repeat(64);
-    let (code, said) = verify(&clone, &[&head, "--public-key", &stranger]);
-    assert!(code == 1 && said.contains("the statement was not signed by"), "{said}");
+    let (code, output) = verify(&clone, &[&head, "--public-key", &stranger]);
+    assert!(code == 1 && output.contains("the statement was not signed by"), "{output}");
     // A commit that cannot be read is neither proved nor disproved.
     assert_eq!(verify(&clone, &["nothing", "--public-key", &public]).0, 2);
     // A statement is valid only for its own commit, whatever commit it was copied to.
     git(&clone, &["notes", "--ref=cogni", "copy", &head, "origin/main"]);
-    let (code, said) = verify(&clone, &["origin/main", "--public-key", &public]);
-    assert!(code == 1 && said.contains("is about another commit"), "{said}");
+    let (code, output) = verify(&clone, &["origin/main", "--public-key", &public]);
+    assert!(code == 1 && output.contains("is about another commit"), "{output}");
 }
 
 /// L6: A remote that refuses notes still gets the work, and the row says that there is no statement.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_remote_that_refuses_notes_is_reported() {
-    let forge = RunningGithub::start().await;
-    let hook = forge.bare().join("hooks/update");
+    let github = RunningGithub::start().await;
+    let hook = github.bare().join("hooks/update");
     fs::create_dir_all(hook.parent().unwrap()).unwrap();
     fs::write(&hook, "#!/bin/sh\ncase $1 in refs/notes/*) echo no notes here; exit 1; esac\n")
         .unwrap();
     fs::set_permissions(&hook, Permissions::from_mode(0o755)).unwrap();
-    let relay = relay(&forge);
-    let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
-    let done = deliver(&relay, order, &begun).await;
+    let relay = relay(&github);
+    let (request, begun) = work(&github, &relay, "task-9", "run-1").await;
+    let done = deliver(&relay, request, &begun).await;
     assert_eq!((done.step, done.is_pushed), ("done", true), "{:?}", done.why);
-    let said = done.statement.unwrap();
+    let statement = done.statement.unwrap();
     assert!(
-        said.starts_with("none: the remote does not take it") && said.contains("no notes here"),
-        "{said}"
+        statement.starts_with("none: the remote does not take it")
+            && statement.contains("no notes here"),
+        "{statement}"
     );
 }
 
@@ -71,19 +75,19 @@ async fn a_remote_that_refuses_notes_is_reported() {
 /// done.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_statement_that_cannot_be_pushed_now_is_pushed_later() {
-    let forge = RunningGithub::start().await;
-    let relay = relay(&forge);
-    let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
-    forge.hub.inject(
+    let github = RunningGithub::start().await;
+    let relay = relay(&github);
+    let (request, begun) = work(&github, &relay, "task-9", "run-1").await;
+    github.hub.inject(
         GithubOperation::ListPulls,
         InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
         3,
     );
-    let first = deliver(&relay, order, &begun).await;
+    let first = deliver(&relay, request, &begun).await;
     assert_eq!((first.step, first.statement), ("pushed", None));
     drop(begun);
     // The only push from here on is the statement's.
-    forge.hub.inject(
+    github.hub.inject(
         GithubOperation::Push,
         InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
         1,
@@ -97,22 +101,22 @@ async fn a_statement_that_cannot_be_pushed_now_is_pushed_later() {
 /// L6: A key that is lost with its process would prove nothing, so nothing is signed with it.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_signed_with_a_key_that_is_lost() {
-    let forge = RunningGithub::start().await;
-    let relay = DeliveryService::open(DeliveryConfig { signing_key: None, ..settings(&forge) });
+    let github = RunningGithub::start().await;
+    let relay = DeliveryService::open(DeliveryConfig { signing_key: None, ..settings(&github) });
     let relay = Arc::new(relay.unwrap());
-    let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
-    let done = deliver(&relay, order, &begun).await;
+    let (request, begun) = work(&github, &relay, "task-9", "run-1").await;
+    let done = deliver(&relay, request, &begun).await;
     assert_eq!(
         done.statement.as_deref(),
         Some("none: there is no `AUDIT_SIGNING_KEY` to sign it with")
     );
-    assert_eq!(git(&forge.bare(), &["for-each-ref", "refs/notes"]), "");
+    assert_eq!(git(&github.bare(), &["for-each-ref", "refs/notes"]), "");
 }
 
 fn verify(clone: &Path, words: &[&str]) -> (i32, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));
     let output = command.args(["relay", "verify"]).args(words).current_dir(clone).output();
     let output = output.unwrap();
-    let said = [output.stdout, output.stderr].concat();
-    (output.status.code().unwrap(), String::from_utf8(said).unwrap())
+    let printed = [output.stdout, output.stderr].concat();
+    (output.status.code().unwrap(), String::from_utf8(printed).unwrap())
 }

@@ -16,30 +16,30 @@ use crate::support::repository::git;
 /// L4, L5: Delivered work and unused mirrors are removed. Undelivered work is kept with everything that it needs.
 #[tokio::test(flavor = "multi_thread")]
 async fn data_without_a_use_is_removed() {
-    let forge = RunningGithub::start().await;
-    let relay = relay(&forge);
-    let (order, begun) = work(&forge, &relay, "done", "run-1").await;
-    let artifacts = order.artifacts.clone();
-    assert_eq!(deliver(&relay, order, &begun).await.step, "done");
+    let github = RunningGithub::start().await;
+    let relay = relay(&github);
+    let (request, begun) = work(&github, &relay, "done", "run-1").await;
+    let artifacts = request.artifacts.clone();
+    assert_eq!(deliver(&relay, request, &begun).await.step, "done");
     drop(begun);
     assert!(!artifacts.exists());
     // The state after a process was killed between writing the row and removing the directory.
     fs::create_dir(&artifacts).and_then(|()| fs::write(artifacts.join("bundle"), "")).unwrap();
     let removed =
-        sweep_relay_state(&state(&forge), relay.outbox(), Duration::from_hours(2)).unwrap();
+        sweep_relay_state(&state(&github), relay.outbox(), Duration::from_hours(2)).unwrap();
     assert_eq!(
         (removed, artifacts.exists()),
         (RelaySweepReport { works: 1, ..RelaySweepReport::default() }, false)
     );
-    let held = begin(&forge, "held").await;
+    let held = begin(&github, "held").await;
     let outbox = relay.outbox();
     let row = outbox.get(&held).unwrap();
     let row = outbox
         .advance_job(&row, StepOutcome::Held { code: "policy", why: "it is ours".to_owned() })
         .unwrap();
-    let state = state(&forge);
-    let kept = state.join("work/kept/workspace");
-    fs::create_dir_all(&kept).unwrap();
+    let state = state(&github);
+    let workspace = state.join("work/kept/workspace");
+    fs::create_dir_all(&workspace).unwrap();
     let branches = fs::read_dir(state.join("branches")).unwrap().next().unwrap().unwrap().path();
     let names = |path: &Path| {
         let entries = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name());
@@ -64,7 +64,9 @@ async fn data_without_a_use_is_removed() {
         RelaySweepReport { works: 1, ..RelaySweepReport::default() },
         "the held work needs its mirror"
     );
-    assert!(row.request.artifacts.join("bundle").exists() && !kept.exists() && mirror.exists());
+    assert!(
+        row.request.artifacts.join("bundle").exists() && !workspace.exists() && mirror.exists()
+    );
 
     outbox.restart(&row).unwrap();
     assert_eq!(relay.resume_delivery(&held).await.unwrap().unwrap().step, "done");
@@ -76,7 +78,7 @@ async fn data_without_a_use_is_removed() {
     grow_old(&mirror.join("relay-made"));
     let removed = sweep_relay_state(&state, outbox, age).unwrap();
     assert_eq!(removed, RelaySweepReport { mirrors: 1, ..RelaySweepReport::default() });
-    let (_, begun) = work(&forge, &relay, "done", "run-2").await;
+    let (_, begun) = work(&github, &relay, "done", "run-2").await;
     assert!(begun.state.exists, "the mirror is made anew");
     assert_eq!(outbox.list_jobs(false).unwrap().len(), 2);
     let tomorrow = SystemTime::now() + Duration::from_hours(24);
@@ -89,12 +91,12 @@ async fn data_without_a_use_is_removed() {
 /// L4: If a power cut or a person has removed a lease's file, the sweep continues and removes what is old.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_lease_file_ends_no_sweep() {
-    let forge = RunningGithub::start().await;
-    let relay = relay(&forge);
+    let github = RunningGithub::start().await;
+    let relay = relay(&github);
     for key in ["old", "young", "other"] {
-        drop(work(&forge, &relay, key, key).await);
+        drop(work(&github, &relay, key, key).await);
     }
-    let state = state(&forge);
+    let state = state(&github);
     let branches = fs::read_dir(state.join("branches")).unwrap().next().unwrap().unwrap().path();
     let mirror = state.join("mirrors").join(branches.file_name().unwrap()).with_extension("git");
     for key in ["old", "young"] {

@@ -74,7 +74,7 @@ async fn a_redirect_is_not_followed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_that_cannot_be_used_says_why() {
     let long = format!("{{\"default_branch\": \"main\", \"x\": \"{}\"}}", "x".repeat(4 << 20));
-    let mut told = vec![];
+    let mut messages = vec![];
     for reply in [
         answer("200 OK", &long),
         answer("200 OK", r#"{"default_branch": 1}"#),
@@ -85,9 +85,9 @@ async fn an_answer_that_cannot_be_used_says_why() {
     ] {
         let error = Server::start([reply]).about().await.unwrap_err();
         assert_eq!(error.retry_after(), Some(Duration::ZERO), "{error}");
-        told.push(error.to_string());
+        messages.push(error.to_string());
     }
-    insta::assert_snapshot!(told.join("\n"), @r#"
+    insta::assert_snapshot!(messages.join("\n"), @r#"
     GitHub did not answer: its answer is longer than 4 MiB
     GitHub did not answer: its answer is not what its API describes (invalid type: integer `1`, expected a string at line 1 column 20)
     GitHub did not answer: its answer broke off (end of file before message length reached)
@@ -110,34 +110,34 @@ async fn a_token_that_is_no_header_is_not_sent() {
 /// L6: If the API cannot be reached, the error names the setting to check.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unreachable_api_names_its_setting() {
-    let (ours, another) = (TestCa::new(), TestCa::new());
-    let mut told = vec![];
+    let (trusted_ca, another) = (TestCa::new(), TestCa::new());
+    let mut messages = vec![];
     for (host, ca_file, proxy) in [
         ("localhost", None, None),
         ("localhost", Some(another.file.clone()), None),
-        ("other.example", Some(ours.file.clone()), None),
+        ("other.example", Some(trusted_ca.file.clone()), None),
         (
             "localhost",
-            Some(ours.file.clone()),
+            Some(trusted_ca.file.clone()),
             Some(HttpProxy::parse_proxy(&NO_LISTENER.to_string(), "").unwrap()),
         ),
     ] {
-        let address = serve_tls(ours.server(host, &["http/1.1"])).await;
+        let address = serve_tls(trusted_ca.server(host, &["http/1.1"])).await;
         let api = api(
             &format!("https://localhost:{}", address.port()),
             OutboundConfig { ca_file, proxy },
         );
         let site = hosted(&format!("https://localhost:{}/acme/site", address.port()));
-        told.push(
+        messages.push(
             api.repository_info(&SecretString::new(TOKEN), &site).await.unwrap_err().to_string(),
         );
     }
     let nobody = api(&format!("http://{NO_LISTENER}"), OutboundConfig::default());
     let site = hosted(&format!("http://{NO_LISTENER}/acme/site"));
-    told.push(
+    messages.push(
         nobody.repository_info(&SecretString::new(TOKEN), &site).await.unwrap_err().to_string(),
     );
-    insta::assert_snapshot!(told.join("\n"), @r#"
+    insta::assert_snapshot!(messages.join("\n"), @r#"
     GitHub did not answer: its certificate is not accepted (UnknownIssuer); name the PEM file of the authority that signed it in `GITHUB_CA_FILE`
     GitHub did not answer: its certificate is not accepted (BadSignature); name the PEM file of the authority that signed it in `GITHUB_CA_FILE`
     GitHub did not answer: its certificate is not accepted (certificate not valid for name "localhost"; certificate is only valid for DnsName("other.example")); check `GITHUB_API_URL`
@@ -157,12 +157,12 @@ impl Server {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let address = listener.local_addr().unwrap();
         let seen = Arc::<Mutex<Vec<String>>>::default();
-        let theirs = Arc::clone(&seen);
+        let seen_by_server = Arc::clone(&seen);
         let replies = replies.into_iter().collect::<Vec<_>>();
         thread::spawn(move || {
             for reply in replies {
                 let mut socket = listener.accept().unwrap().0;
-                theirs.lock().unwrap().push(request(&socket));
+                seen_by_server.lock().unwrap().push(request(&socket));
                 if reply == HANG {
                     // The client speaks first.
                     let _ = socket.read(&mut [0]);

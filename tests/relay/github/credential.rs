@@ -22,18 +22,18 @@ use crate::support::github_server::{NAME, RunningGithub, credential};
 #[tokio::test(flavor = "multi_thread")]
 async fn an_app_gets_a_token_for_one_repository() {
     for form in [&["-traditional"][..], &[]] {
-        let forge = RunningGithub::start().await;
-        let app = install(&forge, form);
-        let (api, repository) = (forge.api(), forge.hosted());
+        let github = RunningGithub::start().await;
+        let app = install(&github, form);
+        let (api, repository) = (github.api(), github.hosted());
         let token = app.token(&api, &repository).await.unwrap();
         assert_eq!(api.repository_info(&token, &repository).await.unwrap().default_branch, "main");
-        let asked = forge
+        let requests = github
             .hub
             .recorded_calls()
             .into_iter()
             .find(|call| call.operation == GithubOperation::AccessToken);
         insta::allow_duplicates! {
-            insta::assert_snapshot!(asked.unwrap().body, @r#"{"permissions":{"contents":"write","pull_requests":"write"},"repositories":["site"]}"#);
+            insta::assert_snapshot!(requests.unwrap().body, @r#"{"permissions":{"contents":"write","pull_requests":"write"},"repositories":["site"]}"#);
         }
     }
 }
@@ -41,22 +41,22 @@ async fn an_app_gets_a_token_for_one_repository() {
 /// L6: One token is used for all calls until shortly before it expires.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_is_asked_for_once_and_kept() {
-    let forge = RunningGithub::start().await;
-    let app = install(&forge, &[]);
-    let (api, repository) = (forge.api(), forge.hosted());
+    let github = RunningGithub::start().await;
+    let app = install(&github, &[]);
+    let (api, repository) = (github.api(), github.hosted());
     let asking = (0..20).map(|_| app.token(&api, &repository));
     let tokens: Vec<_> = join_all(asking).await.into_iter().map(Result::unwrap).collect();
     assert!(tokens.iter().all(|token| *token == tokens[0]));
-    assert_eq!(forge.hub.count_calls(GithubOperation::AccessToken), 1);
+    assert_eq!(github.hub.count_calls(GithubOperation::AccessToken), 1);
 }
 
 /// L6: A token that would expire during a push is not used.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_near_its_end_is_replaced() {
-    let forge = RunningGithub::start().await;
-    forge.hub.set_token_lifetime(240);
-    let app = install(&forge, &[]);
-    let (api, repository) = (forge.api(), forge.hosted());
+    let github = RunningGithub::start().await;
+    github.hub.set_token_lifetime(240);
+    let app = install(&github, &[]);
+    let (api, repository) = (github.api(), github.hosted());
     let first = app.token(&api, &repository).await.unwrap();
     assert_ne!(first, app.token(&api, &repository).await.unwrap());
 }
@@ -64,30 +64,30 @@ async fn a_token_near_its_end_is_replaced() {
 /// L6: A token that was revoked is replaced within the same call.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_that_was_taken_back_is_replaced() {
-    let forge = RunningGithub::start().await;
-    let app = install(&forge, &[]);
-    let (api, repository) = (forge.api(), forge.hosted());
+    let github = RunningGithub::start().await;
+    let app = install(&github, &[]);
+    let (api, repository) = (github.api(), github.hosted());
     app.token(&api, &repository).await.unwrap();
-    forge.hub.revoke_tokens();
+    github.hub.revoke_tokens();
     pull_request::publish_pull_request(&api, &app, &repository, &pull_request_spec())
         .await
         .unwrap();
-    assert_eq!(forge.hub.count_calls(GithubOperation::AccessToken), 2);
+    assert_eq!(github.hub.count_calls(GithubOperation::AccessToken), 2);
 }
 
 /// L6: The error of an app that is not installed in a repository says so. Temporary API failures are retried.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_error_says_why_an_app_gets_no_token() {
-    let forge = RunningGithub::start().await;
-    let api = forge.api();
-    forge.hub.inject(
+    let github = RunningGithub::start().await;
+    let api = github.api();
+    github.hub.inject(
         GithubOperation::AccessToken,
         InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
         2,
     );
-    let app = install(&forge, &[]);
-    app.token(&api, &forge.hosted()).await.unwrap();
-    let other: RepositoryUrl = format!("{}/acme/other", forge.hub.url()).parse().unwrap();
+    let app = install(&github, &[]);
+    app.token(&api, &github.hosted()).await.unwrap();
+    let other: RepositoryUrl = format!("{}/acme/other", github.hub.url()).parse().unwrap();
     let error = app.token(&api, other.as_hosted().unwrap()).await.unwrap_err();
     insta::assert_snapshot!(error, @"GitHub has no such repository, or the token has no access to it; check the URL and the token's repositories");
 }
@@ -95,21 +95,21 @@ async fn the_error_says_why_an_app_gets_no_token() {
 /// L6: A token is never sent to a host that does not belong to its API.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_is_not_for_another_host() {
-    let forge = RunningGithub::start().await;
-    let api = forge.api();
+    let github = RunningGithub::start().await;
+    let api = github.api();
     for url in ["https://github.com/acme/site", "https://127.0.0.1.example/acme/site"] {
         let other: RepositoryUrl = url.parse().unwrap();
         let error = credential().token(&api, other.as_hosted().unwrap()).await.unwrap_err();
         assert!(matches!(error, GithubError::OtherHost { .. }), "{error}");
     }
-    assert!(forge.hub.recorded_calls().is_empty());
+    assert!(github.hub.recorded_calls().is_empty());
 }
 
 /// L6: Neither debug output nor an error contains a secret.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_credential_prints_its_secret() {
-    let forge = RunningGithub::start().await;
-    let app = install(&forge, &[]);
+    let github = RunningGithub::start().await;
+    let app = install(&github, &[]);
     let shown = format!("{:?} {app:?}", credential());
     assert_eq!(shown, "Token(***) App(GithubApp { id: \"Iv1.cogni\", .. })");
     let bad = GithubApp::new("1", &SecretString::new("-----BEGIN hunter2")).unwrap_err();
@@ -117,8 +117,8 @@ async fn no_credential_prints_its_secret() {
 }
 
 /// Installs an app with its own key in the one repository.
-fn install(forge: &RunningGithub, form: &[&str]) -> Arc<ForgeCredential> {
-    let key = forge.place.path().join("key.pem");
+fn install(github: &RunningGithub, form: &[&str]) -> Arc<ForgeCredential> {
+    let key = github.place.path().join("key.pem");
     let key = key.to_str().unwrap();
     openssl(&["genrsa", "-out", key, "2048"]);
     let pem = if form.is_empty() {
@@ -131,10 +131,10 @@ fn install(forge: &RunningGithub, form: &[&str]) -> Arc<ForgeCredential> {
         _ => &[],
     };
     assert_eq!(pkcs1, form);
-    let public = forge.place.path().join("public.der");
+    let public = github.place.path().join("public.der");
     let public_path = public.to_str().unwrap();
     openssl(&["rsa", "-in", key, "-RSAPublicKey_out", "-outform", "DER", "-out", public_path]);
-    forge.hub.install_app("Iv1.cogni", &std::fs::read(&public).unwrap(), &[NAME]);
+    github.hub.install_app("Iv1.cogni", &std::fs::read(&public).unwrap(), &[NAME]);
     Arc::new(ForgeCredential::App(Box::new(
         GithubApp::new("Iv1.cogni", &SecretString::new(pem)).unwrap(),
     )))

@@ -6,8 +6,8 @@ use crate::support::repository::{command, git};
 /// L6: A push over HTTP uses real git on both ends, and requires the token.
 #[tokio::test(flavor = "multi_thread")]
 async fn git_pushes_with_the_token_and_not_without() {
-    let forge = RunningGithub::start().await;
-    let (work, url) = (forge.place.path().join("work"), forge.clone_url());
+    let github = RunningGithub::start().await;
+    let (work, url) = (github.place.path().join("work"), github.clone_url());
     let push = ["push", "--porcelain", &url, "HEAD:refs/heads/sandbox/other"];
     let refused = command("git", &work).args(push).output().unwrap();
     assert!(!refused.status.success());
@@ -20,6 +20,6 @@ async fn git_pushes_with_the_token_and_not_without() {
     ];
     let pushed = command("git", &work).args(push).envs(config).output().unwrap();
     assert!(pushed.status.success(), "{pushed:?}");
-    let tip = git(&forge.bare(), &["rev-parse", "sandbox/other"]);
+    let tip = git(&github.bare(), &["rev-parse", "sandbox/other"]);
     assert_eq!(tip, git(&work, &["rev-parse", "HEAD"]));
 }

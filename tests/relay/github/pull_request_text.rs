@@ -9,7 +9,7 @@ use proptest::prelude::*;
 /// L6: Text of an agent notifies no user, closes no issue and loads no image.
 #[test]
 fn text_of_an_agent_has_no_side_effects() {
-    let told = [
+    let messages = [
         "@acme/owners and @alice, mail a@b.example",
         "Fixes #12, closes acme/site#3, resolves GH-7 and gh-8",
         "fixes: https://github.com/acme/site/issues/1, closed HTTP://x.example/2",
@@ -21,7 +21,7 @@ fn text_of_an_agent_has_no_side_effects() {
         "fixes\\: https://github.com/acme/site/issues/1",
     ]
     .map(|words| safe_text::format_body(words).replace('\u{200b}', "·"));
-    insta::assert_snapshot!(told.join("\n"), @r"
+    insta::assert_snapshot!(messages.join("\n"), @r"
     @·acme/owners and @·alice, mail a@·b.example
     Fixes #·12, closes acme/site#·3, resolves GH-·7 and gh-·8
     fixes·: https:·//github.com/acme/site/issues/1, closed· HTTP:·//x.example/2

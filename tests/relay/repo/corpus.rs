@@ -39,16 +39,16 @@ type Claim = Result<Option<AnnouncedBranch>, ExtractOutputError>;
 
 impl Case {
     fn new(seed: &Repository) -> Self {
-        let mut place = RelaySetup::copy_of(seed);
+        let mut setup = RelaySetup::copy_of(seed);
         // The limits are small, so that a test can exceed them.
-        let config = &mut place.config;
+        let config = &mut setup.config;
         (config.quarantine.commits, config.extract.commits) = (10, 10);
         (config.quarantine.bytes, config.quarantine.memory_bytes) = (8 << 20, 256 << 20);
         (config.policy.hold_files, config.policy.review_file_bytes) = (1000, 1 << 20);
-        let run = place.begin("case", "workspace");
-        fs::create_dir(place.path("canary")).unwrap();
-        fs::write(place.path("outside"), "untouched").unwrap();
-        Self { place, run }
+        let run = setup.begin("case", "workspace");
+        fs::create_dir(setup.path("canary")).unwrap();
+        fs::write(setup.path("outside"), "untouched").unwrap();
+        Self { place: setup, run }
     }
 
     pub(crate) fn agent(&self) -> &Repository {
@@ -84,7 +84,8 @@ impl Case {
 
     fn carried_out(&self, judged: ReviewedWork) -> String {
         let reasons: Vec<_> = judged.verdict().reasons().iter().map(ToString::to_string).collect();
-        let said = format!("{}; {}", judged.work().patch_comparison().as_str(), reasons.join(", "));
+        let outcome =
+            format!("{}; {}", judged.work().patch_comparison().as_str(), reasons.join(", "));
         let verdict = judged.verdict().as_str();
         match judged.verdict() {
             ReviewVerdict::Hold(_) => assert!(judged.into_approved().is_err()),
@@ -95,19 +96,19 @@ impl Case {
                 self.assert_commits_name_the_run();
             }
         }
-        format!("{verdict}: {}", said.trim_end_matches([';', ' ']))
+        format!("{verdict}: {}", outcome.trim_end_matches([';', ' ']))
     }
 
     /// Asserts that pushed commits name their real committer and run, whatever the agent claims.
     fn assert_commits_name_the_run(&self) {
         let start = format!("^{}", self.run.state.start);
-        let told = |format| self.place.remote.git(["log", format, "sandbox/case", &start, "^main"]);
-        let made = told("--format=%cn <%ce>");
+        let log = |format| self.place.remote.git(["log", format, "sandbox/case", &start, "^main"]);
+        let made = log("--format=%cn <%ce>");
         assert!(made.lines().all(|by| by == "Relay <relay@example.com>"), "{made}");
         // Git may or may not treat the agent's text above these lines as the end of the message.
-        let said = told("--format=%B");
-        let trailers = said.lines().filter(|line| *line == "Sandbox-Run: run-1").count();
-        assert_eq!(trailers, made.lines().count(), "{said}");
+        let message = log("--format=%B");
+        let trailers = message.lines().filter(|line| *line == "Sandbox-Run: run-1").count();
+        assert_eq!(trailers, made.lines().count(), "{message}");
     }
 
     /// Asserts what holds for every outcome.
@@ -131,8 +132,8 @@ impl Case {
     fn mirrored(&self) -> Vec<PathBuf> {
         let mut folders = vec![self.place.path("state").join("mirrors")];
         let mut files = vec![];
-        while let Some(folder) = folders.pop() {
-            for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
+        while let Some(directory) = folders.pop() {
+            for entry in fs::read_dir(directory).unwrap().map(Result::unwrap) {
                 let is_folder = entry.file_type().unwrap().is_dir();
                 if is_folder { &mut folders } else { &mut files }.push(entry.path());
             }
@@ -187,8 +188,8 @@ fn no_hostile_work_escapes_or_executes_or_is_lost() {
     lines.sort();
     let table: Vec<_> = lines.into_iter().map(|(_, line)| line).collect();
     // The table for a person who runs the suite.
-    let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join("relay.txt");
-    fs::write(place, table.join("\n") + "\n").unwrap();
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("relay.txt");
+    fs::write(dir, table.join("\n") + "\n").unwrap();
     insta::with_settings!({filters => vec![("[0-9a-f]{40}", "[name]")]}, {
         insta::assert_snapshot!(table.join("\n"));
     });

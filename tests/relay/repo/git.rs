@@ -43,10 +43,10 @@ fn a_killed_git_is_distinguished_from_a_limit() {
     let input = GitInput::File(File::from(std::os::fd::OwnedFd::from(read)));
     let ended = thread::scope(|scope| {
         let call = git.subcommand("hash-object").arg("--stdin").input(input);
-        let asked = scope.spawn(|| call.execute().unwrap_err());
+        let caller = scope.spawn(|| call.execute().unwrap_err());
         wait_until(|| child("hash-object").is_some(), || "git has not begun".to_owned());
         kill_process(child("hash-object").unwrap(), Signal::KILL).unwrap();
-        asked.join().unwrap()
+        caller.join().unwrap()
     });
     insta::assert_snapshot!(ended, @"`git hash-object` has failed (signal: 9 (SIGKILL))");
     assert!(ended.is_transient() && !ended.is_resource_limit());
@@ -85,9 +85,9 @@ fn no_git_is_ever_without_limits() {
     thread::scope(|scope| {
         let askers: Vec<_> =
             (0..24).map(|_| scope.spawn(|| [ask(), ask(), ask(), ask()])).collect();
-        for said in askers.into_iter().flat_map(|asker| asker.join().unwrap()) {
-            let [memory, file, core] = said.lines().collect::<Vec<_>>()[..] else {
-                panic!("{said}")
+        for message in askers.into_iter().flat_map(|asker| asker.join().unwrap()) {
+            let [memory, file, core] = message.lines().collect::<Vec<_>>()[..] else {
+                panic!("{message}")
             };
             assert_eq!((memory, core), ("524288", "0"));
             // Shells count in blocks of 512 or of 1,024 bytes.
@@ -133,9 +133,9 @@ fn a_secret_is_in_nothing_that_comes_back() {
     let (_directory, git) = git();
     let secret = SecretString::new("Authorization: Basic c2VjcmV0LXNlY3JldA==");
     let call = git.subcommand("config").args(["--get", "http.https://x/.extraHeader"]);
-    let (said, ended) = call.http_header("https://x/", &secret).output_and_status().unwrap();
+    let (output, ended) = call.http_header("https://x/", &secret).output_and_status().unwrap();
     assert!(ended.is_ok());
-    insta::assert_snapshot!(said, @"*** Basic ***");
+    insta::assert_snapshot!(output, @"*** Basic ***");
     let call = git.subcommand("config").arg("--c2VjcmV0LXNlY3JldA==").redact_secret(&secret);
     let error = call.execute().unwrap_err();
     assert!(matches!(error, GitError::Failed { .. }));
@@ -149,8 +149,8 @@ fn the_relays_git_reads_no_configuration() {
     let home = directory.path().join("home");
     let git = GitProgram::find(&home).unwrap();
     fs::write(home.join(".gitconfig"), "[user]\n\tname = Evil\n").unwrap();
-    let said = git.subcommand("config").args(["--list", "--show-origin"]).output_text().unwrap();
-    let others: Vec<_> = said.lines().filter(|line| !line.starts_with("command line:")).collect();
+    let output = git.subcommand("config").args(["--list", "--show-origin"]).output_text().unwrap();
+    let others: Vec<_> = output.lines().filter(|line| !line.starts_with("command line:")).collect();
     assert_eq!(others, Vec::<&str>::new());
     // Git does not look for a repository in the parent directories either.
     Repository::with_files(&home);

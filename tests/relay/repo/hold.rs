@@ -13,22 +13,22 @@ use crate::support::repository::{Repository, command};
 /// L5: The printed command applies the work in a clone of the repository.
 #[test]
 fn held_work_is_applied_by_one_line() {
-    let place = RelaySetup::new();
-    let run = place.begin("held", "it's one");
+    let setup = RelaySetup::new();
+    let run = setup.begin("held", "it's one");
     run.workspace.write(".github/workflows/ci.yml", "on: push\n");
     let tip = run.workspace.commit("A workflow");
-    let announced = place.extract(&run).unwrap().unwrap();
-    let held = place.judge(&run, announced).unwrap().into_approved().unwrap_err();
-    assert_eq!(place.tip("sandbox/held"), "");
+    let announced = setup.extract(&run).unwrap().unwrap();
+    let held = setup.judge(&run, announced).unwrap().into_approved().unwrap_err();
+    assert_eq!(setup.tip("sandbox/held"), "");
     let line = run.artifacts.apply_command(&held.state.branch, "0123456789abcdef");
-    let shown = line.replace(place.directory.path().to_str().unwrap(), "");
+    let shown = line.replace(setup.directory.path().to_str().unwrap(), "");
     insta::assert_snapshot!(
         shown,
         @r"git -c fetch.fsckObjects=true fetch '/it'\''s one.artifacts/bundle' 'refs/heads/sandbox/held:refs/heads/held/held-89abcdef'"
     );
-    let clone = place.path("clone");
-    let url = place.remote.path.display().to_string();
-    Repository::at(place.directory.path()).git(["clone", "-q", &url, clone.to_str().unwrap()]);
+    let clone = setup.path("clone");
+    let url = setup.remote.path.display().to_string();
+    Repository::at(setup.directory.path()).git(["clone", "-q", &url, clone.to_str().unwrap()]);
     let applied = command("sh", &clone).args(["-c", &line]).status().unwrap();
     assert!(applied.success());
     assert_eq!(Repository::at(&clone).git(["rev-parse", "held/held-89abcdef"]), tip);
@@ -64,17 +64,17 @@ fn the_shipped_rules_equal_the_built_in_rules() {
 /// L5: An operator's own rules replace the built-in ones.
 #[test]
 fn an_operators_rules_decide() {
-    let mut place = RelaySetup::new();
-    place.config = RelayConfig::parse(
+    let mut setup = RelaySetup::new();
+    setup.config = RelayConfig::parse(
         "[[policy.paths]]\nwhy = \"it is ours\"\nverdict = \"hold\"\nmatch = [\"docs/**\"]\n",
     )
     .unwrap();
-    let run = place.begin("rules", "one");
+    let run = setup.begin("rules", "one");
     run.workspace.write("docs/more.md", "more\n");
     run.workspace.write(".vscode/tasks.json", "{}\n");
     run.workspace.commit("Docs");
-    let announced = place.extract(&run).unwrap().unwrap();
-    let judged = place.judge(&run, announced).unwrap();
+    let announced = setup.extract(&run).unwrap().unwrap();
+    let judged = setup.judge(&run, announced).unwrap();
     let reasons: Vec<_> = judged.verdict().reasons().iter().map(ToString::to_string).collect();
     assert_eq!(
         (judged.verdict().as_str(), reasons),
@@ -85,16 +85,16 @@ fn an_operators_rules_decide() {
 /// L5: A credential of this host is found anywhere in a file, also across the border of two pieces.
 #[test]
 fn a_credential_of_this_host_is_found_anywhere() {
-    let place = RelaySetup::new();
-    let run = place.begin("leak", "one");
+    let setup = RelaySetup::new();
+    let run = setup.begin("leak", "one");
     let secret = "correct-horse-battery-staple";
     for at in [0, 16_370, 65_500] {
         let name = format!("{at}.bin");
         run.workspace.write(&name, [vec![b'.'; at], secret.into(), vec![b'.'; 40_000]].concat());
     }
     run.workspace.commit("Leaks");
-    let announced = place.extract(&run).unwrap().unwrap();
-    let judged = place.judge_beside(&[SecretString::new(secret)], &run, announced).unwrap();
+    let announced = setup.extract(&run).unwrap().unwrap();
+    let judged = setup.judge_beside(&[SecretString::new(secret)], &run, announced).unwrap();
     let ReviewVerdict::Hold(reasons) = judged.verdict() else { panic!("{:?}", judged.verdict()) };
     assert_eq!(reasons.len(), 3, "{reasons:?}");
     assert!(!format!("{reasons:?}").contains(secret));
@@ -126,18 +126,18 @@ fn a_long_credential_is_found_at_every_split() {
 /// L5: A credential that was in the repository before is not attributed to the agent.
 #[test]
 fn a_credential_that_was_there_is_not_found_again() {
-    let place = RelaySetup::new();
-    let work = Repository::with_files(&place.path("work"));
-    let url = place.remote.path.display().to_string();
+    let setup = RelaySetup::new();
+    let work = Repository::with_files(&setup.path("work"));
+    let url = setup.remote.path.display().to_string();
     work.git(["pull", "-q", &url, "main"]);
     let token = format!("token = \"ghp_{}\"\n", "a1B2c3D4e5F6".repeat(3));
     work.write("conf.txt", &token);
     work.commit("A token of long ago");
     work.git(["push", "-q", &url, "main"]);
-    let run = place.begin("old", "one");
+    let run = setup.begin("old", "one");
     run.workspace.write("conf.txt", token.clone() + "more = 1\n");
     run.workspace.commit("More");
-    let pushed = place.deliver(&run).unwrap();
+    let pushed = setup.deliver(&run).unwrap();
     assert_eq!(pushed.verdict, ReviewVerdict::Push);
 }
 
@@ -145,23 +145,23 @@ fn a_credential_that_was_there_is_not_found_again() {
 /// refused as too costly.
 #[test]
 fn work_that_takes_too_much_room_is_too_costly() {
-    let mut place = RelaySetup::new();
-    let work = Repository::with_files(&place.path("work"));
-    let url = place.remote.path.display().to_string();
+    let mut setup = RelaySetup::new();
+    let work = Repository::with_files(&setup.path("work"));
+    let url = setup.remote.path.display().to_string();
     work.git(["pull", "-q", &url, "main"]);
     let noise = (0..500_000_u32).flat_map(|at| at.wrapping_mul(0x9e37_79b1).to_le_bytes());
     let mut noise: Vec<u8> = noise.collect();
     work.write("noise.bin", &noise);
     work.commit("A large file");
     work.git(["push", "-q", &url, "main"]);
-    place.config.quarantine.pack_bytes = 100 << 10;
-    let run = place.begin("large", "one");
+    setup.config.quarantine.pack_bytes = 100 << 10;
+    let run = setup.begin("large", "one");
     noise.extend(b"more");
     run.workspace.write("noise.bin", &noise);
     run.workspace.commit("A little more");
-    let announced = place.extract(&run).unwrap().unwrap();
+    let announced = setup.extract(&run).unwrap().unwrap();
     assert!(run.artifacts.bundle_path().metadata().unwrap().len() < 10_000);
-    let error = place.judge(&run, announced).unwrap_err();
+    let error = setup.judge(&run, announced).unwrap_err();
     assert!(
         matches!(error, RepoError::QuarantineRefused(QuarantineError::LimitExceeded(_))),
         "{error:?}"
@@ -204,8 +204,8 @@ fn patterns_match_whole_paths() {
 /// L4, L6: A thousand commits stay a thousand commits.
 #[test]
 fn a_thousand_commits_arrive() {
-    let place = RelaySetup::new();
-    let run = place.begin("long", "one");
+    let setup = RelaySetup::new();
+    let run = setup.begin("long", "one");
     let commit = |at: usize| {
         let from = if at == 0 { "from refs/heads/sandbox/long^0\n" } else { "" };
         format!(
@@ -215,7 +215,7 @@ fn a_thousand_commits_arrive() {
     };
     let stream: String = (0..1000).map(commit).collect();
     run.workspace.git_with(["fast-import", "--quiet"], stream.as_bytes());
-    let pushed = place.deliver(&run).unwrap();
+    let pushed = setup.deliver(&run).unwrap();
     assert_eq!((pushed.commits, pushed.mode.as_str()), (1000, "replayed"));
-    assert_eq!(place.remote.git(["rev-list", "--count", "main..sandbox/long"]), "1000");
+    assert_eq!(setup.remote.git(["rev-list", "--count", "main..sandbox/long"]), "1000");
 }

@@ -53,14 +53,14 @@ fn git_uses_the_configured_proxy() {
     };
     let url = "https://git.example/o/site.git";
     company.relays(url, by(tunnel.address, "other.example"));
-    let asked = tunnel.asked();
-    let let_in = asked.iter().filter(|one| *one == "CONNECT git.example:443 with a password");
-    assert!(let_in.count() >= 3, "{asked:?}");
+    let requests = tunnel.asked();
+    let let_in = requests.iter().filter(|one| *one == "CONNECT git.example:443 with a password");
+    assert!(let_in.count() >= 3, "{requests:?}");
 
     // Without the proxy, the host's name does not resolve.
     let error = company.ask(url, by(tunnel.address, "git.example")).unwrap_err();
     assert!(matches!(error, RepoError::Unreachable { .. }), "{error}");
-    assert_eq!(tunnel.asked(), asked);
+    assert_eq!(tunnel.asked(), requests);
     let error = company.ask(url, by(NO_LISTENER, "")).unwrap_err();
     assert!(matches!(error, RepoError::Unreachable { .. }), "{error}");
     assert!(!format!("{error} {error:?}").contains(PASSWORD), "{error}");
@@ -301,25 +301,25 @@ impl Company {
     fn relays(&self, url: &str, network: OutboundConfig) {
         let mirror = self.mirror(url, network, HostReach::Named);
         let token = SecretString::new(TOKEN);
-        let place = RelaySetup {
+        let setup = RelaySetup {
             mirror,
             directory: tempfile::tempdir().unwrap(),
             remote: self.place.remote.clone(),
             config: self.place.config.clone(),
         };
-        let lease = place.mirror.lease_branch(&BranchKey::parse("work").unwrap()).unwrap();
-        let state = place.mirror.ensure_branch(&lease, None, Some(&token)).unwrap();
-        let run = place.begin_with(lease, state, "one");
+        let lease = setup.mirror.lease_branch(&BranchKey::parse("work").unwrap()).unwrap();
+        let state = setup.mirror.ensure_branch(&lease, None, Some(&token)).unwrap();
+        let run = setup.begin_with(lease, state, "one");
         run.workspace.write("more.txt", "more\n");
         run.workspace.commit("More");
-        let announced = place.extract(&run).unwrap().unwrap();
-        let pushed = place
+        let announced = setup.extract(&run).unwrap().unwrap();
+        let pushed = setup
             .judge(&run, announced)
             .unwrap()
             .into_approved()
             .unwrap()
             .push_branch(Some(&token));
-        assert_eq!(place.tip("sandbox/work"), pushed.unwrap().tip.to_string());
+        assert_eq!(setup.tip("sandbox/work"), pushed.unwrap().tip.to_string());
     }
 }
 

@@ -95,8 +95,8 @@ fn an_announcement_is_read() {
 /// L4: A commit is accepted only in the form that git writes.
 #[test]
 fn a_commit_has_one_form() {
-    let who = "A <a@b> 1 +0000";
-    let head = format!("tree {NAME}\nparent {NAME}\nauthor {who}\ncommitter {who}\n");
+    let identity = "A <a@b> 1 +0000";
+    let head = format!("tree {NAME}\nparent {NAME}\nauthor {identity}\ncommitter {identity}\n");
     let parsed = |text: &str| ParsedCommit::parse(ObjectId::NONE, text.as_bytes());
     let signed = "encoding utf8\ngpgsig a\n \n b\nmergetag c\n parent x\nmergetag d\n";
     for more in ["", signed, "gpgsig-sha256 a\n"] {
@@ -117,7 +117,7 @@ fn a_commit_has_one_form() {
     let parents = |count: usize| {
         let parents: Vec<_> = (0..count).map(|at| format!("parent {at:040}\n")).collect();
         let parents = parents.concat();
-        parsed(&format!("tree {NAME}\n{parents}author {who}\ncommitter {who}\n\n"))
+        parsed(&format!("tree {NAME}\n{parents}author {identity}\ncommitter {identity}\n\n"))
     };
     assert_eq!(parents(MAX_PARENTS).unwrap().parents.len(), MAX_PARENTS);
     assert!(parents(MAX_PARENTS + 1).is_err());
@@ -151,7 +151,7 @@ fn a_commit_has_one_form() {
 
 /// The lines of a commit as git may write it, with its message.
 fn commit() -> impl Strategy<Value = Vec<String>> {
-    let who = "A B <a@b.example> 1767323045 +0000";
+    let identity = "A B <a@b.example> 1767323045 +0000";
     let optional = |line: &str| prop_oneof![Just(None), Just(Some(line.to_owned()))];
     let lines = (
         optional(&format!("parent {NAME}\n")),
@@ -161,7 +161,8 @@ fn commit() -> impl Strategy<Value = Vec<String>> {
         optional(&format!("mergetag object {NAME}\n type commit\n \n parent x\n")),
     );
     lines.prop_map(move |(one, two, encoding, signature, tag)| {
-        let [author, committer] = ["author", "committer"].map(|it| Some(format!("{it} {who}\n")));
+        let [author, committer] =
+            ["author", "committer"].map(|it| Some(format!("{it} {identity}\n")));
         // Git allows one object id for one kind of object only.
         let tree = Some(format!("tree {}\n", "2".repeat(40)));
         let message = Some("\nOdd\n\nparent of all\n".to_owned());

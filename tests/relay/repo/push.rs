@@ -25,30 +25,30 @@ fn lease(mirror: &RepoMirror, key: &str) -> BranchLease {
     mirror.lease_branch(&BranchKey::parse(key).unwrap()).unwrap()
 }
 
-fn begin(place: &RelaySetup, token: &SecretString, name: &str) -> Run {
-    let lease = lease(&place.mirror, "over-http");
-    let state = place.mirror.ensure_branch(&lease, None, Some(token)).unwrap();
-    place.begin_with(lease, state, name)
+fn begin(setup: &RelaySetup, token: &SecretString, name: &str) -> Run {
+    let lease = lease(&setup.mirror, "over-http");
+    let state = setup.mirror.ensure_branch(&lease, None, Some(token)).unwrap();
+    setup.begin_with(lease, state, name)
 }
 
-fn push(place: &RelaySetup, run: &Run, token: &SecretString) -> Result<PushOutcome, RepoError> {
-    let announced = place.extract(run).unwrap().unwrap();
-    place.judge(run, announced)?.into_approved().unwrap().push_branch(Some(token))
+fn push(setup: &RelaySetup, run: &Run, token: &SecretString) -> Result<PushOutcome, RepoError> {
+    let announced = setup.extract(run).unwrap().unwrap();
+    setup.judge(run, announced)?.into_approved().unwrap().push_branch(Some(token))
 }
 
 /// L6: Fetch and push use a token, which is in no file and in no argument.
 #[test]
 fn work_is_pushed_with_a_token_that_is_written_nowhere() {
-    let (place, server) = served();
+    let (setup, server) = served();
     let token = SecretString::new(TOKEN);
-    let run = begin(&place, &token, "one");
+    let run = begin(&setup, &token, "one");
     run.workspace.write("more.txt", "more\n");
     run.workspace.commit("More");
-    let pushed = push(&place, &run, &token).unwrap();
-    assert_eq!(place.tip("sandbox/over-http"), pushed.tip.to_string());
+    let pushed = push(&setup, &run, &token).unwrap();
+    assert_eq!(setup.tip("sandbox/over-http"), pushed.tip.to_string());
     assert!(server.seen().iter().any(|line| line == "POST /o/remote.git/git-receive-pack 200"));
     let encoded = "eC1hY2Nlc3MtdG9rZW46Z2hz";
-    let found = Repository::at(place.directory.path());
+    let found = Repository::at(setup.directory.path());
     for words in [TOKEN, encoded] {
         let grep = found.try_git(["grep", "--no-index", "-rlF", words, "."], b"");
         assert_eq!(String::from_utf8_lossy(&grep.stdout), "", "{words} is in a file");
@@ -58,16 +58,16 @@ fn work_is_pushed_with_a_token_that_is_written_nowhere() {
 /// L6: After a lost answer, the relay looks at the remote and pushes again if necessary.
 #[test]
 fn a_lost_answer_is_no_lost_push() {
-    let (place, server) = served();
+    let (setup, server) = served();
     let token = SecretString::new(TOKEN);
-    let run = begin(&place, &token, "one");
+    let run = begin(&setup, &token, "one");
     run.workspace.write("more.txt", "more\n");
     run.workspace.commit("More");
     server.lose_an_answer();
-    let lost = push(&place, &run, &token).unwrap();
-    let again = push(&place, &run, &token).unwrap();
+    let lost = push(&setup, &run, &token).unwrap();
+    let again = push(&setup, &run, &token).unwrap();
     assert!(lost.was_there && again.was_there);
-    assert_eq!((lost.tip, place.tip("sandbox/over-http")), (again.tip, again.tip.to_string()));
+    assert_eq!((lost.tip, setup.tip("sandbox/over-http")), (again.tip, again.tip.to_string()));
     let pushes = |line: &&String| line.starts_with("POST") && line.contains("receive-pack");
     assert!(server.seen().iter().filter(pushes).count() >= 1);
 }
@@ -75,74 +75,74 @@ fn a_lost_answer_is_no_lost_push() {
 /// L6: An invalid or revoked token is distinguished from an unreachable remote.
 #[test]
 fn a_bad_token_is_denied_and_never_shown() {
-    let (place, server) = served();
+    let (setup, server) = served();
     let token = SecretString::new(TOKEN);
-    let run = begin(&place, &token, "one");
+    let run = begin(&setup, &token, "one");
     run.workspace.write("more.txt", "more\n");
     run.workspace.commit("More");
     server.accept("another");
-    let denied = push(&place, &run, &token).unwrap_err();
+    let denied = push(&setup, &run, &token).unwrap_err();
     assert!(matches!(denied, RepoError::Unauthorized { .. }), "{denied}");
-    let said = format!("{denied} {denied:?}");
-    assert!(!said.contains("0123456789abc") && !said.contains("eC1hY2Nlc3M"), "{said}");
+    let message = format!("{denied} {denied:?}");
+    assert!(!message.contains("0123456789abc") && !message.contains("eC1hY2Nlc3M"), "{message}");
     drop(run);
-    let lease = lease(&place.mirror, "over-http");
-    let asked = place.mirror.ensure_branch(&lease, None, Some(&token)).unwrap_err();
-    assert!(matches!(asked, RepoError::Unauthorized { .. }), "{asked}");
+    let lease = lease(&setup.mirror, "over-http");
+    let error = setup.mirror.ensure_branch(&lease, None, Some(&token)).unwrap_err();
+    assert!(matches!(error, RepoError::Unauthorized { .. }), "{error}");
     drop(server);
-    let gone = place.mirror.ensure_branch(&lease, None, Some(&token)).unwrap_err();
+    let gone = setup.mirror.ensure_branch(&lease, None, Some(&token)).unwrap_err();
     assert!(matches!(gone, RepoError::Unreachable { .. }), "{gone}");
 }
 
 /// L6: Another person's push is never overwritten, and a branch that a person deleted is not created again.
 #[test]
 fn a_branch_that_was_moved_is_not_touched() {
-    let place = RelaySetup::new();
+    let setup = RelaySetup::new();
     let work = |run: &Run| {
         run.workspace.write("more.txt", "more\n");
         run.workspace.commit("More");
     };
     // The branch was created after the relay looked.
-    let run = place.begin("moved", "made");
+    let run = setup.begin("moved", "made");
     work(&run);
-    let main = place.tip("main");
-    place.remote.git(["branch", "sandbox/moved", "main"]);
-    let error = place.deliver(&run).unwrap_err();
+    let main = setup.tip("main");
+    setup.remote.git(["branch", "sandbox/moved", "main"]);
+    let error = setup.deliver(&run).unwrap_err();
     assert!(matches!(error, RepoError::BranchMoved { found: Some(_), .. }), "{error}");
-    assert_eq!(place.tip("sandbox/moved"), main);
+    assert_eq!(setup.tip("sandbox/moved"), main);
     drop(run);
     // The branch was moved by force.
-    let run = place.begin("moved", "forced");
+    let run = setup.begin("moved", "forced");
     work(&run);
-    let other = place.remote.git(["commit-tree", "-m", "Other", "main^{tree}"]);
-    place.remote.git(["update-ref", "refs/heads/sandbox/moved", &other]);
-    let error = place.deliver(&run).unwrap_err();
+    let other = setup.remote.git(["commit-tree", "-m", "Other", "main^{tree}"]);
+    setup.remote.git(["update-ref", "refs/heads/sandbox/moved", &other]);
+    let error = setup.deliver(&run).unwrap_err();
     insta::with_settings!({filters => vec![("[0-9a-f]{40}", "[name]")]}, {
         insta::assert_snapshot!(error, @"`sandbox/moved` is not where the run began any more; it is at [name]");
     });
-    assert_eq!(place.tip("sandbox/moved"), other);
+    assert_eq!(setup.tip("sandbox/moved"), other);
     drop(run);
     // The branch was deleted.
-    let run = place.begin("moved", "deleted");
+    let run = setup.begin("moved", "deleted");
     work(&run);
-    place.remote.git(["branch", "-D", "sandbox/moved"]);
-    let error = place.deliver(&run).unwrap_err();
+    setup.remote.git(["branch", "-D", "sandbox/moved"]);
+    let error = setup.deliver(&run).unwrap_err();
     insta::assert_snapshot!(error, @"`sandbox/moved` is not where the run began any more; it is gone");
-    assert_eq!(place.tip("sandbox/moved"), "");
+    assert_eq!(setup.tip("sandbox/moved"), "");
 }
 
 /// L6: The remote's own rules hold, and the error repeats the remote's reason.
 #[test]
 fn a_protected_branch_is_declined_with_the_remotes_reason() {
-    let place = RelaySetup::new();
-    let hook = place.remote.path.join("hooks/update");
+    let setup = RelaySetup::new();
+    let hook = setup.remote.path.join("hooks/update");
     fs::write(&hook, "#!/bin/sh\necho \"$1 is protected\" >&2\nexit 1\n").unwrap();
     fs::set_permissions(hook, PermissionsExt::from_mode(0o755)).unwrap();
-    let run = place.begin("protected", "one");
+    let run = setup.begin("protected", "one");
     run.workspace.write("more.txt", "more\n");
     run.workspace.commit("More");
     insta::assert_snapshot!(
-        place.deliver(&run).unwrap_err(),
+        setup.deliver(&run).unwrap_err(),
         @"the remote declines the update: [remote rejected] (hook declined): refs/heads/sandbox/protected is protected error: hook declined to update refs/heads/sandbox/protected"
     );
 }
@@ -150,11 +150,11 @@ fn a_protected_branch_is_declined_with_the_remotes_reason() {
 /// L6: The work is never pushed to its base branch.
 #[test]
 fn the_default_branch_is_never_the_branch() {
-    let place = RelaySetup::new();
-    place.remote.git(["branch", "-m", "main", "sandbox/trunk"]);
-    let trunk = lease(&place.mirror, "trunk");
+    let setup = RelaySetup::new();
+    setup.remote.git(["branch", "-m", "main", "sandbox/trunk"]);
+    let trunk = lease(&setup.mirror, "trunk");
     for base in [None, Some("sandbox/trunk")] {
-        let error = place.mirror.ensure_branch(&trunk, base, None).unwrap_err();
+        let error = setup.mirror.ensure_branch(&trunk, base, None).unwrap_err();
         assert!(matches!(error, RepoError::DefaultBranch { .. }), "{error}");
     }
 }
@@ -162,14 +162,14 @@ fn the_default_branch_is_never_the_branch() {
 /// L2: A missing base branch is an error, and so is an invalid name.
 #[test]
 fn a_missing_base_is_an_error() {
-    let place = RelaySetup::new();
-    let lease = lease(&place.mirror, "key");
+    let setup = RelaySetup::new();
+    let lease = lease(&setup.mirror, "key");
     for base in ["nowhere", "main:refs/heads/x", "--upload-pack=evil", "*", ""] {
-        let error = place.mirror.ensure_branch(&lease, Some(base), None).unwrap_err();
+        let error = setup.mirror.ensure_branch(&lease, Some(base), None).unwrap_err();
         assert!(matches!(error, RepoError::UnknownBase { .. }), "{base}: {error}");
     }
-    place.remote.git(["branch", "release/1", "main"]);
-    let state = place.mirror.ensure_branch(&lease, Some("release/1"), None).unwrap();
+    setup.remote.git(["branch", "release/1", "main"]);
+    let state = setup.mirror.ensure_branch(&lease, Some("release/1"), None).unwrap();
     assert_eq!((state.base.as_str(), state.exists), ("release/1", false));
-    assert_eq!(place.mirror.ensure_branch(&lease, Some("release/1"), None).unwrap(), state);
+    assert_eq!(setup.mirror.ensure_branch(&lease, Some("release/1"), None).unwrap(), state);
 }

@@ -50,8 +50,8 @@ fn a_url_that_holds_a_secret_or_a_trick_is_refused() {
     ]
     .map(|url| (url, url.parse::<RepositoryUrl>().unwrap_err().to_string()));
     assert!(answers.iter().all(|(_, answer)| !answer.contains("hunter2")));
-    let told = answers.map(|(url, answer)| refusal_text(url, &answer));
-    insta::assert_snapshot!(told.join("\n"), @r"
+    let messages = answers.map(|(url, answer)| refusal_text(url, &answer));
+    insta::assert_snapshot!(messages.join("\n"), @r"
     https://hunter2@github.com/acme/site: holds a user or a password, which has no place there
     https://u:hunter2@github.com/acme/site: holds a user or a password, which has no place there
     http://github.com/acme/site: would send a token over a network in the clear
@@ -81,7 +81,7 @@ fn a_url_that_holds_a_secret_or_a_trick_is_refused() {
 /// user name.
 #[test]
 fn a_host_that_can_be_read_in_two_ways_is_refused() {
-    let told = [
+    let messages = [
         "https://127.1/acme/site",
         "https://2130706433/acme/site",
         "https://0x7f000001/acme/site",
@@ -98,8 +98,10 @@ fn a_host_that_can_be_read_in_two_ways_is_refused() {
         "ssh://git@github.com:hunter2@evil.example/acme/site",
     ]
     .map(|url| refusal_text(url, &url.parse::<RepositoryUrl>().unwrap_err().to_string()));
-    assert!(told.iter().all(|told| !told.split_once(": ").unwrap().1.contains("hunter2")));
-    insta::assert_snapshot!(told.join("\n"), @r"
+    assert!(
+        messages.iter().all(|message| !message.split_once(": ").unwrap().1.contains("hunter2"))
+    );
+    insta::assert_snapshot!(messages.join("\n"), @r"
     https://127.1/acme/site: has a host that is neither a name nor an address in full
     https://2130706433/acme/site: has a host that is neither a name nor an address in full
     https://0x7f000001/acme/site: has a host that is neither a name nor an address in full

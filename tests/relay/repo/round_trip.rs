@@ -9,22 +9,22 @@ use super::setup::RelaySetup;
 /// run.
 #[test]
 fn the_agents_commits_reach_their_branch() {
-    let place = RelaySetup::new();
-    let run = place.begin("ISSUE-7", "one");
+    let setup = RelaySetup::new();
+    let run = setup.begin("ISSUE-7", "one");
     assert_eq!(run.workspace.git(["branch", "--show-current"]), "sandbox/ISSUE-7");
     run.workspace.write("docs/guide.md", "one\n2\nthree\n");
     run.workspace.commit("Number two\n\nAs [asked] for.");
     run.workspace.write("docs/more.md", "four\n");
     run.workspace.commit("[WIP] Number four");
-    let pushed = place.deliver(&run).unwrap();
+    let pushed = setup.deliver(&run).unwrap();
     assert_eq!(
         (pushed.mode.clone(), pushed.verdict.clone()),
         (PatchComparison::Replayed, ReviewVerdict::Push)
     );
-    assert_eq!(place.tip("sandbox/ISSUE-7"), pushed.tip.to_string());
-    assert_eq!(place.tip("main"), run.state.start.to_string());
+    assert_eq!(setup.tip("sandbox/ISSUE-7"), pushed.tip.to_string());
+    assert_eq!(setup.tip("main"), run.state.start.to_string());
     insta::assert_snapshot!(
-        place.remote.git(["log", "--date=iso", "--format=%an <%ae> %ad | %cn <%ce> %cd%n%B", "main..sandbox/ISSUE-7"]),
+        setup.remote.git(["log", "--date=iso", "--format=%an <%ae> %ad | %cn <%ce> %cd%n%B", "main..sandbox/ISSUE-7"]),
         @"
     An Agent <agent@example.com> 2026-01-02 03:04:05 +0000 | Relay <relay@example.com> 2026-01-02 03:04:05 +0000
     [WIP] Number four
@@ -46,12 +46,12 @@ fn the_agents_commits_reach_their_branch() {
 /// L6: A replay after a lost answer finds its own commit at the remote.
 #[test]
 fn the_same_work_comes_to_the_same_commit() {
-    let place = RelaySetup::new();
-    let run = place.begin("twice", "one");
+    let setup = RelaySetup::new();
+    let run = setup.begin("twice", "one");
     run.workspace.write("more.txt", "more\n");
     run.workspace.commit("More");
-    let first = place.deliver(&run).unwrap();
-    let second = place.deliver(&run).unwrap();
+    let first = setup.deliver(&run).unwrap();
+    let second = setup.deliver(&run).unwrap();
     assert_eq!(first.tip, second.tip);
     assert!(!first.was_there && second.was_there);
 }
@@ -59,44 +59,44 @@ fn the_same_work_comes_to_the_same_commit() {
 /// L1: Several runs append to one branch.
 #[test]
 fn runs_append_to_their_branch() {
-    let place = RelaySetup::new();
+    let setup = RelaySetup::new();
     let mut tips = vec![];
     for name in ["one", "two", "three"] {
-        let run = place.begin("many", name);
+        let run = setup.begin("many", name);
         assert_eq!(run.state.exists, name != "one");
         run.workspace.write(&format!("{name}.txt"), name);
         run.workspace.commit(name);
-        tips.push(place.deliver(&run).unwrap().tip.to_string());
+        tips.push(setup.deliver(&run).unwrap().tip.to_string());
     }
     tips.reverse();
-    let history = place.remote.git(["rev-list", "main..sandbox/many"]);
+    let history = setup.remote.git(["rev-list", "main..sandbox/many"]);
     assert_eq!(history.lines().collect::<Vec<_>>(), tips);
 }
 
 /// L7: A second run on a branch gets an error.
 #[test]
 fn two_runs_are_never_at_one_branch() {
-    let place = RelaySetup::new();
+    let setup = RelaySetup::new();
     let key = BranchKey::parse("busy").unwrap();
-    let first = place.mirror.lease_branch(&key).unwrap();
-    assert!(matches!(place.mirror.lease_branch(&key), Err(RepoError::BranchInUse { .. })));
-    place.mirror.lease_branch(&BranchKey::parse("other").unwrap()).unwrap();
+    let first = setup.mirror.lease_branch(&key).unwrap();
+    assert!(matches!(setup.mirror.lease_branch(&key), Err(RepoError::BranchInUse { .. })));
+    setup.mirror.lease_branch(&BranchKey::parse("other").unwrap()).unwrap();
     let fence = first.fence();
     drop(first);
-    assert!(place.mirror.lease_branch(&key).unwrap().fence() > fence);
+    assert!(setup.mirror.lease_branch(&key).unwrap().fence() > fence);
 }
 
 /// L7: A second run may instead wait for the first one, and their work does not interleave.
 #[tokio::test]
 async fn a_second_run_may_wait_for_the_first() {
-    let place = RelaySetup::new();
+    let setup = RelaySetup::new();
     let key = BranchKey::parse("busy").unwrap();
-    let first = place.mirror.lease_branch(&key).unwrap();
+    let first = setup.mirror.lease_branch(&key).unwrap();
     let patience = std::time::Duration::from_millis(1);
-    let told = place.mirror.lease_with_timeout(&key, patience).await;
-    assert!(matches!(told, Err(RepoError::BranchInUse { .. })));
+    let outcome = setup.mirror.lease_with_timeout(&key, patience).await;
+    assert!(matches!(outcome, Err(RepoError::BranchInUse { .. })));
     let mut waiting =
-        Box::pin(place.mirror.lease_with_timeout(&key, std::time::Duration::from_mins(1)));
+        Box::pin(setup.mirror.lease_with_timeout(&key, std::time::Duration::from_mins(1)));
     assert!(futures_util::poll!(&mut waiting).is_pending());
     let fence = first.fence();
     drop(first);

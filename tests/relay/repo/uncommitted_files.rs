@@ -17,21 +17,21 @@ const GITS: [&str; 2] = ["/usr/bin/git", "/usr/local/bin/git"];
 #[test]
 fn no_program_of_the_workspace_is_started_to_look_for_files() {
     for git in GITS.into_iter().filter(|git| Path::new(git).exists()) {
-        let place = RelaySetup::new();
-        let run = place.begin("hostile", "workspace");
-        fs::create_dir(place.path("canary")).unwrap();
-        configure(&place, &run);
+        let setup = RelaySetup::new();
+        let run = setup.begin("hostile", "workspace");
+        fs::create_dir(setup.path("canary")).unwrap();
+        configure(&setup, &run);
         make_racy(&run);
-        assert_eq!(ask(&place, &run, git), "", "{git}: nothing has changed");
+        assert_eq!(ask(&setup, &run, git), "", "{git}: nothing has changed");
         // The new content has the same size, so git has to read the file.
         fs::write(run.workspace.path.join("README.md"), "# a PROJECT\n").unwrap();
         make_racy(&run);
-        assert_eq!(ask(&place, &run, git), " M README.md\0", "{git}");
+        assert_eq!(ask(&setup, &run, git), " M README.md\0", "{git}");
         run.workspace.write("new", "new");
         run.workspace.write("ignored/file", "ignored");
         run.workspace.write("nested/.git/config", "[core]\n\tfsmonitor = touch sung\n");
-        assert_eq!(ask(&place, &run, git), " M README.md\0?? new\0", "{git}");
-        let sung: Vec<_> = fs::read_dir(place.path("canary")).unwrap().collect();
+        assert_eq!(ask(&setup, &run, git), " M README.md\0?? new\0", "{git}");
+        let sung: Vec<_> = fs::read_dir(setup.path("canary")).unwrap().collect();
         assert!(sung.is_empty(), "{git}: something of the agent's was executed: {sung:?}");
     }
 }
@@ -39,17 +39,17 @@ fn no_program_of_the_workspace_is_started_to_look_for_files() {
 /// Files that are only in the index, and deleted files, count as uncommitted.
 #[test]
 fn a_file_that_is_only_in_the_index_is_uncommitted() {
-    let place = RelaySetup::new();
-    let run = place.begin("index", "workspace");
-    assert_eq!(ask(&place, &run, GITS[0]), "");
+    let setup = RelaySetup::new();
+    let run = setup.begin("index", "workspace");
+    assert_eq!(ask(&setup, &run, GITS[0]), "");
     run.workspace.write("staged", "staged");
     run.workspace.git(["add", "staged"]);
     fs::remove_file(run.workspace.path.join("README.md")).unwrap();
-    assert_eq!(ask(&place, &run, GITS[0]), " D README.md\0A  staged\0");
+    assert_eq!(ask(&setup, &run, GITS[0]), " D README.md\0A  staged\0");
 }
 
-fn configure(place: &RelaySetup, run: &Run) {
-    let canary = |name: &str| format!("touch {}/{name}; cat", place.path("canary").display());
+fn configure(setup: &RelaySetup, run: &Run) {
+    let canary = |name: &str| format!("touch {}/{name}; cat", setup.path("canary").display());
     let mut config = String::new();
     for name in ["evil", "text", "lfs"] {
         for kind in ["clean", "smudge", "process"] {
@@ -85,14 +85,14 @@ fn make_racy(run: &Run) {
     File::options().write(true).open(index).unwrap().set_modified(old).unwrap();
 }
 
-fn ask(place: &RelaySetup, run: &Run, git: &str) -> String {
-    let own = place.path("own.git");
+fn ask(setup: &RelaySetup, run: &Run, git: &str) -> String {
+    let own = setup.path("own.git");
     if !own.exists() {
         create_stub_repository(&own, run.state.start).unwrap();
     }
-    let mut command = place.commands(run).uncommitted;
+    let mut command = setup.commands(run).uncommitted;
     git.clone_into(&mut command.argv[0]);
-    let (said, code) = execute(&command);
+    let (output, code) = execute(&command);
     assert_eq!(code, 0, "{git}");
-    String::from_utf8(said).unwrap()
+    String::from_utf8(output).unwrap()
 }

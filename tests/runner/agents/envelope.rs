@@ -10,7 +10,7 @@ fn an_unambiguous_answer_is_found() {
         "{\n  \"payloads\": [\n    {\n      \"text\": \"a\"\n    }\n  ],\n  \"meta\": {}\n}";
     let one = r#"{"payloads":[{"text":"one"}],"meta":{}}"#;
     let broken = "{\"payloads\":[{\"text\":\"half";
-    let mut told = vec![];
+    let mut messages = vec![];
     for stdout in [
         one.to_owned(),
         pretty.to_owned(),
@@ -32,9 +32,9 @@ fn an_unambiguous_answer_is_found() {
         r#"{"payloads":{},"meta":{}}"#.to_owned(),
         r#"{"payloads":[],"meta":null}"#.to_owned(),
     ] {
-        told.push(told_of(&stdout));
+        messages.push(told_of(&stdout));
     }
-    insta::assert_snapshot!(told.join("\n"), @r#"
+    insta::assert_snapshot!(messages.join("\n"), @r#"
     "one" error None
     "a" error None
     "a" error None
@@ -60,7 +60,7 @@ fn an_unambiguous_answer_is_found() {
 /// A1: An answer may report its own failure, in several forms.
 #[test]
 fn an_answer_may_report_a_failure() {
-    let mut told = vec![];
+    let mut messages = vec![];
     for stdout in [
         r#"{"payloads":[],"meta":{}}"#.to_owned(),
         r#"{"payloads":[null,7,{"text":null},{"text":"a"},{"text":"b"}],"meta":{}}"#.to_owned(),
@@ -76,9 +76,9 @@ fn an_answer_may_report_a_failure() {
         format!("{}1{}", "[".repeat(500), "]".repeat(500)),
         format!("{{\"payloads\":[{}{}],\"meta\":{{}}}}", "[".repeat(500), "]".repeat(500)),
     ] {
-        told.push(told_of(&stdout));
+        messages.push(told_of(&stdout));
     }
-    insta::assert_snapshot!(told.join("\n"), @r#"
+    insta::assert_snapshot!(messages.join("\n"), @r#"
     "" error None
     "a\n\nb" error None
     "/workspace/a.png" error None

@@ -43,11 +43,11 @@ async fn openclaw_finds_its_settings_and_its_conversation() {
     fs::write(runs.path("agents/soul.txt"), "from beside").unwrap();
     let task = task(&runs);
     fs::write(task.join("AGENTS.md"), "theirs").unwrap();
-    let said = "run = 'team/run-1'\n[[messages]]\nrole = 'system'\ncontent = 'Be brief.'\n\
+    let request_toml = "run = 'team/run-1'\n[[messages]]\nrole = 'system'\ncontent = 'Be brief.'\n\
                 [[messages]]\nrole = 'user'\ncontent = 'What is 2 + 2?'\n\
                 [[messages]]\nrole = 'assistant'\ncontent = '4'\n\
                 [[messages]]\nrole = 'user'\ncontent = \"And `$(id)`\\n'twice'?\"\n";
-    fs::write(runs.path("run.toml"), said).unwrap();
+    fs::write(runs.path("run.toml"), request_toml).unwrap();
     let flags = ["--spec", "run.toml", "--workspace", "task:rw", "--max-runtime", "4m"];
     let agent = agent.each_ref().map(String::as_str);
     let result = runs.run(&[&agent[..], &flags].concat()).await;
@@ -115,7 +115,7 @@ async fn a_request_that_does_not_fit_an_agent_is_refused() {
     let agent = agent.each_ref().map(String::as_str);
     let ask = ["--message", "x", "--model", "m-1"];
     let ask_in = ["--message", "x", "--model", "m-1", "--workspace", "task:rw"];
-    let mut told = String::new();
+    let mut messages = String::new();
     for flags in [
         &["--message", "x"][..],
         &["--message", "x", "--model", "gpt-5"],
@@ -123,27 +123,27 @@ async fn a_request_that_does_not_fit_an_agent_is_refused() {
         &["--model", "m-1", "--workspace", "task"],
         &["--message", "x", "--model", "m-1", "--workspace", "task"],
     ] {
-        told += &runs.wrong_use(&[&agent[..], flags].concat()).await;
+        messages += &runs.wrong_use(&[&agent[..], flags].concat()).await;
     }
     fs::create_dir(runs.path("outside")).unwrap();
     symlink(runs.path("outside"), task.join(".openclaw")).unwrap();
-    told += &runs.wrong_use(&[&agent[..], &ask_in].concat()).await;
+    messages += &runs.wrong_use(&[&agent[..], &ask_in].concat()).await;
     fs::write(runs.path("said.toml"), "[[messages]]\nrole = 'assistant'\ncontent = 'x'\n").unwrap();
-    told +=
+    messages +=
         &runs.wrong_use(&[&agent[..], &["--spec", "said.toml", "--model", "m-1"]].concat()).await;
     let long = format!("message = '{}'\n", "x".repeat(5 << 20));
     fs::write(runs.path("long.toml"), long).unwrap();
-    told +=
+    messages +=
         &runs.wrong_use(&[&agent[..], &["--spec", "long.toml", "--model", "m-1"]].concat()).await;
     let text =
         "name = 'word'\ndescription = 'd'\nversion = 1\nargv = ['echo', 'you said: ${MESSAGE}']\n";
     fs::write(runs.path("agents/word.toml"), text).unwrap();
     let word = ["--agents-dir", "agents", "--agent", "word", "--model", "m-1"];
-    told += &runs.wrong_use(&[&word[..], &["--spec", "long.toml"]].concat()).await;
+    messages += &runs.wrong_use(&[&word[..], &["--spec", "long.toml"]].concat()).await;
     fs::write(runs.path("agents/claw.toml"), "name = 'claw'").unwrap();
-    told += &runs.wrong_use(&[&agent[..], &ask].concat()).await;
+    messages += &runs.wrong_use(&[&agent[..], &ask].concat()).await;
     assert_eq!(fs::read_dir(runs.path("outside")).unwrap().count(), 0);
-    insta::assert_snapshot!(told, @r"
+    insta::assert_snapshot!(messages, @r"
     error: no model is named, and the agent has none of its own: name one with `--model` or `COGNI_MODEL`
     error: `claw` may not use the model `gpt-5`; take `m-1`, `m-2`
     error: there is nothing to answer; give `--message`, or a workspace with `.cogni/prompt.txt` in it

@@ -83,8 +83,8 @@ impl Runs {
         command.env("BILLING_ACCOUNT_ID", "acct-1");
         let Ended { status, stdout, stderr } = self.ended(command).await;
         assert_eq!((status, stdout.as_str()), (2, ""), "{stderr}");
-        let folder = self.folder.path().canonicalize().unwrap();
-        stderr.replace(folder.to_str().unwrap(), "/here")
+        let directory = self.folder.path().canonicalize().unwrap();
+        stderr.replace(directory.to_str().unwrap(), "/here")
     }
 }
 
@@ -178,7 +178,7 @@ async fn each_failure_of_an_agent_has_its_code() {
     let runs = Runs::new().await;
     let envelope = |meta: &str| format!("echo '{{\"payloads\":[],\"meta\":{meta}}}'");
     let error = r#"{"error":{"kind":"context_overflow","message":"too long"}}"#;
-    let mut told = vec![];
+    let mut messages = vec![];
     for (agent, flags) in [
         (envelope(r#"{"error":null}"#), &[][..]),
         (format!("{}; exit 3", envelope("{}")), &[]),
@@ -203,9 +203,9 @@ async fn each_failure_of_an_agent_has_its_code() {
         let init = ["--init", program.to_str().unwrap()];
         let result = runs.ask("m", &[&init, flags].concat()).await;
         let answered = !result["agent"].is_null();
-        told.push(format!("{} {answered} {}", facts(&result), result["error"]));
+        messages.push(format!("{} {answered} {}", facts(&result), result["error"]));
     }
-    insta::assert_snapshot!(told.join("\n"), @r#"
+    insta::assert_snapshot!(messages.join("\n"), @r#"
     [true,0,null] true null
     [false,3,"container_failed"] true "the agent has answered, and then ended with exit code 3"
     [false,0,"agent_failed"] true "context_overflow: too long"
@@ -234,7 +234,7 @@ async fn an_agent_that_spends_its_budget_is_ended() {
 #[tokio::test]
 async fn contradictory_options_are_refused() {
     let runs = Runs::new().await;
-    let mut told = String::new();
+    let mut messages = String::new();
     for flags in [
         &["--agent", "sandbox:nobody", "--message", "x", "--model", "m"][..],
         &["--agent", "sandbox:agent", "--message", "x"],
@@ -244,9 +244,9 @@ async fn contradictory_options_are_refused() {
         &["--message", "x", "--", "true"],
         &["--spec", "nowhere.toml"],
     ] {
-        told += &runs.wrong_use(flags).await;
+        messages += &runs.wrong_use(flags).await;
     }
-    insta::assert_snapshot!(told, @r"
+    insta::assert_snapshot!(messages, @r"
     error: there is no agent `sandbox:nobody`; there is `sandbox:agent`, `sandbox:openclaw`
     error: no model is named, and the agent has none of its own: name one with `--model` or `COGNI_MODEL`
     error: there is nothing to answer; give `--message`, or a workspace with `.cogni/messages.json` in it
@@ -305,7 +305,7 @@ async fn a_file_says_what_to_run_and_flags_win() {
 #[tokio::test]
 async fn the_error_of_a_wrong_file_names_its_line() {
     let runs = Runs::new().await;
-    let mut told = vec![];
+    let mut messages = vec![];
     for text in [
         "argv = ['true']\nnetwork = 'host'\n",
         "argv = 'true'\n",
@@ -316,9 +316,9 @@ async fn the_error_of_a_wrong_file_names_its_line() {
     ] {
         fs::write(runs.path("run.toml"), text).unwrap();
         let shown = runs.wrong_use(&["--spec", "run.toml"]).await;
-        told.push(shown.lines().next().unwrap().to_owned());
+        messages.push(shown.lines().next().unwrap().to_owned());
     }
-    insta::assert_snapshot!(told.join("\n"), @r"
+    insta::assert_snapshot!(messages.join("\n"), @r"
     error: run.toml:2: this is no run: TOML parse error at line 2, column 1
     error: run.toml:1: this is no run: TOML parse error at line 1, column 8
     error: run.toml:4: this is no run: TOML parse error at line 4, column 14

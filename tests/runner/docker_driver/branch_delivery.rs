@@ -18,28 +18,28 @@ use crate::support::run_command::{Result, entries};
 /// L1, L2, L6: One run's commits are pushed and get a pull request, and the next run starts from them.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_runs_commits_reach_a_pull_request() {
-    let place = DeliverySetup::new().await;
+    let setup = DeliverySetup::new().await;
     let flags = ["--branch-key", "task-9", "--pull-request"];
-    let first = place.run(&flags, "echo one > one && git add one && git commit -qm 'Add one'");
+    let first = setup.run(&flags, "echo one > one && git add one && git commit -qm 'Add one'");
     assert_eq!(first.facts(), json!([true, 0, null]), "{}", first.json);
     let relay = &first.json["relay"];
     assert_eq!(
         json!([relay["branch"], relay["verdict"], relay["step"]]),
         json!(["sandbox/task-9", "push", "done"])
     );
-    let pull = place.forge.hub.pulls(NAME).remove(0);
+    let pull = setup.forge.hub.pulls(NAME).remove(0);
     assert_eq!((pull.head.as_str(), pull.base.as_str()), ("sandbox/task-9", "main"));
-    assert_eq!(relay["pull_request_url"], format!("{}/{NAME}/pull/1", place.forge.hub.url()));
+    assert_eq!(relay["pull_request_url"], format!("{}/{NAME}/pull/1", setup.forge.hub.url()));
 
     let second =
-        place.run(&flags, "cat one && echo two > two && git add two && git commit -qm 'Add two'");
+        setup.run(&flags, "cat one && echo two > two && git add two && git commit -qm 'Add two'");
     assert_eq!(second.json["stdout"], "one\n", "{}", second.json);
-    assert_eq!(place.forge.hub.pulls(NAME).len(), 1, "the second run has asked again");
-    let log = git(&place.forge.bare(), &["log", "--format=%s", "sandbox/task-9"]);
+    assert_eq!(setup.forge.hub.pulls(NAME).len(), 1, "the second run has asked again");
+    let log = git(&setup.forge.bare(), &["log", "--format=%s", "sandbox/task-9"]);
     assert_eq!(log, "Add two\nAdd one\nchange README");
     assert_eq!(
         second.json["relay"]["head"],
-        git(&place.forge.bare(), &["rev-parse", "sandbox/task-9"])
+        git(&setup.forge.bare(), &["rev-parse", "sandbox/task-9"])
     );
     assert_no_token([&first, &second]);
 }
@@ -47,17 +47,17 @@ async fn a_runs_commits_reach_a_pull_request() {
 /// L5: Work that a rule forbids is kept here complete, and the printed command applies it in a clone.
 #[tokio::test(flavor = "multi_thread")]
 async fn work_that_is_held_is_kept() {
-    let place = DeliverySetup::new().await;
+    let setup = DeliverySetup::new().await;
     let workflow = "mkdir -p .github/workflows && echo on: > .github/workflows/x.yml && git add . && git commit -qm x";
-    let result = place.run(&["--branch-key", "held"], workflow);
+    let result = setup.run(&["--branch-key", "held"], workflow);
     let relay = &result.json["relay"];
     assert_eq!(json!([relay["step"], relay["is_pushed"]]), json!(["held", false]), "{relay}");
     assert_eq!((result.json["ok"].clone(), result.status), (json!(true), 3));
     let line = relay["apply"].as_str().unwrap();
-    let clone = place.runner.path().join("clone");
+    let clone = setup.runner.path().join("clone");
     git(
-        &place.runner.path(),
-        &["clone", "--quiet", &place.forge.bare().display().to_string(), "clone"],
+        &setup.runner.path(),
+        &["clone", "--quiet", &setup.forge.bare().display().to_string(), "clone"],
     );
     let words: Vec<_> =
         line.strip_prefix("git ").unwrap().split(' ').map(|word| word.trim_matches('\'')).collect();
@@ -71,41 +71,42 @@ async fn work_that_is_held_is_kept() {
 /// L1: A run without a branch key is no error, and a run without commits delivers nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_may_have_nothing_to_deliver() {
-    let place = DeliverySetup::new().await;
+    let setup = DeliverySetup::new().await;
     // The workspace would be empty, and the agent would be paid for working in it.
     for flags in [&[][..], &["--state-key", "memory"]] {
-        let refused = place.prepare(flags, &["true"]).output().unwrap();
-        let said = String::from_utf8(refused.stderr).unwrap();
-        assert_eq!(refused.status.code(), Some(2), "{said}");
-        assert!(said.contains("`--branch-key KEY`"), "{said}");
+        let refused = setup.prepare(flags, &["true"]).output().unwrap();
+        let output = String::from_utf8(refused.stderr).unwrap();
+        assert_eq!(refused.status.code(), Some(2), "{output}");
+        assert!(output.contains("`--branch-key KEY`"), "{output}");
     }
-    let root = place.runner.path();
+    let root = setup.runner.path();
     let files = root.join("files");
     fs::create_dir(&files).unwrap();
     let own = ["--root", root.to_str().unwrap(), "--workspace", files.to_str().unwrap()];
-    let without = place.run(&own, "ls -A");
+    let without = setup.run(&own, "ls -A");
     assert_eq!(json!([without.json["ok"], without.json["stdout"]]), json!([true, ""]));
     assert_eq!(
         without.json["relay"]["why"],
         "the run has no branch: give `--branch-key` or `--work-item`, or `--branch-by-state`"
     );
-    let unasked = place.run(&[&own[..], &["--state-key", "memory"]].concat(), "true");
+    let unasked = setup.run(&[&own[..], &["--state-key", "memory"]].concat(), "true");
     assert_eq!(unasked.json["relay"], without.json["relay"]);
-    let asked = place.run(&["--state-key", "memory", "--branch-by-state"], "true");
-    assert_eq!(asked.json["relay"]["branch"], "sandbox/memory");
-    let idle = place.run(&["--work-item", "idle"], "git log --format=%s");
+    let run = setup.run(&["--state-key", "memory", "--branch-by-state"], "true");
+    assert_eq!(run.json["relay"]["branch"], "sandbox/memory");
+    let idle = setup.run(&["--work-item", "idle"], "git log --format=%s");
     assert_eq!(idle.json["stdout"], "change README\n", "{}", idle.json);
     assert_eq!(
         idle.json["relay"],
         json!({"branch": "sandbox/idle", "why": "nothing was committed"})
     );
-    assert_eq!(entries(&place.runner.path().join("state/work")), [""; 0]);
+    assert_eq!(entries(&setup.runner.path().join("state/work")), [""; 0]);
 }
 
-/// L3, R5: A delivery starts one sandbox if there are only commits, and two sandboxes at most whatever the workspace holds.
+/// L3, R5: A delivery starts one sandbox if there are only commits, and two sandboxes at most whatever the workspace
+/// holds.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_delivery_starts_two_sandboxes_at_most() {
-    let place = DeliverySetup::new().await;
+    let setup = DeliverySetup::new().await;
     let commit = "echo one > one && git add one && git commit -qm 'Add one'";
     let beside = format!("{commit} && git checkout -qb x && git commit -q --allow-empty -m 2");
     for (key, script, expected) in [
@@ -117,7 +118,7 @@ async fn a_delivery_starts_two_sandboxes_at_most() {
         ("beside", &*beside, 2),
         ("unreadable", "rm -rf .git", 2),
     ] {
-        let result = place.run(&["--branch-key", key], script);
+        let result = setup.run(&["--branch-key", key], script);
         // The agent's own sandbox is one of them.
         let started = result.shown.matches("the sandbox runs").count();
         assert_eq!(started, 1 + expected, "{key}: {}\n{}", result.json, result.shown);
@@ -127,53 +128,53 @@ async fn a_delivery_starts_two_sandboxes_at_most() {
 /// R5, L7: A second interrupt ends the wait for a remote that hangs; the delivery continues later from the outbox.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_interrupt_detaches_a_delivery() {
-    let place = DeliverySetup::new().await;
-    place.forge.hub.inject(GithubOperation::Push, InjectedFailure::HoldBefore, 1);
+    let setup = DeliverySetup::new().await;
+    setup.forge.hub.inject(GithubOperation::Push, InjectedFailure::HoldBefore, 1);
     let work = sh("echo work > work && git add work && git commit -qm work");
-    let mut process = Process::start(&mut place.prepare(&["--branch-key", "left"], &work), "");
-    place.forge.hub.response_gate().wait_for_waiting(1).await;
+    let mut process = Process::start(&mut setup.prepare(&["--branch-key", "left"], &work), "");
+    setup.forge.hub.response_gate().wait_for_waiting(1).await;
     let is_over = || {
         process.signal("INT");
         process.has_ended()
     };
     wait_until(is_over, || "it waits for the remote".to_owned());
     assert_eq!(process.wait().code(), Some(3), "{}", process.output());
-    place.forge.hub.response_gate().allow_answers(1);
-    let (_, said) = place.relay(&["retry", "--due"]);
-    let branches = git(&place.forge.bare(), &["branch", "--list", "sandbox/left"]);
-    assert_eq!(branches.trim(), "sandbox/left", "{said}");
+    setup.forge.hub.response_gate().allow_answers(1);
+    let (_, output) = setup.relay(&["retry", "--due"]);
+    let branches = git(&setup.forge.bare(), &["branch", "--list", "sandbox/left"]);
+    assert_eq!(branches.trim(), "sandbox/left", "{output}");
 }
 
 /// L6: The key that signs the run's log also signs its statement, and must not be in the work, however the key is
 /// configured.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_key_of_a_runs_log_signs_its_statement() {
-    let place = DeliverySetup::new().await;
-    let (seed, file) = ("5".repeat(64), place.runner.path().join("seed"));
+    let setup = DeliverySetup::new().await;
+    let (seed, file) = ("5".repeat(64), setup.runner.path().join("seed"));
     fs::write(&file, &seed).unwrap();
     let key = ["--audit-signing-key-file", file.to_str().unwrap()];
     let flags = |branch| [&["--branch-key", branch][..], &key].concat();
-    let result = place.run(&flags("signed"), "echo 1 > one && git add one && git commit -qm one");
+    let result = setup.run(&flags("signed"), "echo 1 > one && git add one && git commit -qm one");
     let head = result.json["relay"]["head"].as_str().unwrap();
-    let note = git(&place.forge.bare(), &["notes", "--ref=cogni", "show", head]);
+    let note = git(&setup.forge.bare(), &["notes", "--ref=cogni", "show", head]);
     let public =
         *AuditSigningKey::new(Some(&SecretString::new(seed.clone()))).unwrap().public_key();
     assert!(ProvenanceStatement::verify(&note, &public).is_ok(), "{note}");
-    let told = format!("echo {seed} > one && git add one && git commit -qm one");
-    let result = place.run(&flags("told"), &told);
+    let script = format!("echo {seed} > one && git add one && git commit -qm one");
+    let result = setup.run(&flags("told"), &script);
     assert_eq!(result.json["relay"]["verdict"], "hold", "{}", result.json);
 }
 
 /// L3: If an agent deletes its repository, the rest of its work is kept.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_workspace_that_cannot_be_read_is_kept() {
-    let place = DeliverySetup::new().await;
-    let result = place.run(&["--branch-key", "gone"], "echo work > work && rm -rf .git");
+    let setup = DeliverySetup::new().await;
+    let result = setup.run(&["--branch-key", "gone"], "echo work > work && rm -rf .git");
     let why = result.json["relay"]["why"].as_str().unwrap();
-    let kept = why.rsplit('`').nth(1).unwrap();
-    assert_eq!(fs::read_to_string(format!("{kept}/work")).unwrap(), "work\n", "{why}");
+    let workspace = why.rsplit('`').nth(1).unwrap();
+    assert_eq!(fs::read_to_string(format!("{workspace}/work")).unwrap(), "work\n", "{why}");
     // The workspace is in its own directory, and there is no other.
-    let works = place.runner.path().join("state/work");
+    let works = setup.runner.path().join("state/work");
     let [id] = &entries(&works)[..] else { panic!("{:?}", entries(&works)) };
     assert_eq!(entries(&works.join(id)), ["workspace"]);
 }
@@ -182,8 +183,8 @@ async fn a_workspace_that_cannot_be_read_is_kept() {
 /// stay.
 #[tokio::test(flavor = "multi_thread")]
 async fn files_given_to_an_agent_are_not_its_work() {
-    let place = DeliverySetup::new().await;
-    let agents = place.runner.path().join("agents");
+    let setup = DeliverySetup::new().await;
+    let agents = setup.runner.path().join("agents");
     fs::create_dir(&agents).unwrap();
     let script = "cat README >&2; echo work > work; git add -A && git commit -qm work; echo '{\"payloads\":[],\"meta\":{}}'";
     let entry = format!(
@@ -193,9 +194,9 @@ async fn files_given_to_an_agent_are_not_its_work() {
     fs::write(agents.join("claw.toml"), entry).unwrap();
     let agents = agents.to_str().unwrap();
     let agent = ["--agents-dir", agents, "--agent", "claw", "--message", "x", "--model", "m"];
-    let result = place.run_argv(&[&["--branch-key", "given"], &agent[..]].concat(), &[]);
+    let result = setup.run_argv(&[&["--branch-key", "given"], &agent[..]].concat(), &[]);
     assert_eq!(result.facts(), json!([true, 0, null]), "{}", result.json);
-    let files = git(&place.forge.bare(), &["ls-tree", "-r", "--name-only", "sandbox/given"]);
+    let files = git(&setup.forge.bare(), &["ls-tree", "-r", "--name-only", "sandbox/given"]);
     assert_eq!(files, "README\nwork");
     assert_ne!(result.json["stderr"], "ours, too", "a file of the repository is replaced");
 }
@@ -204,8 +205,8 @@ async fn files_given_to_an_agent_are_not_its_work() {
 /// agent's rules are reviewed as usual.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agents_own_rules_judge_its_work() {
-    let place = DeliverySetup::new().await;
-    let agents = place.runner.path().join("agents");
+    let setup = DeliverySetup::new().await;
+    let agents = setup.runner.path().join("agents");
     fs::create_dir(&agents).unwrap();
     let script = "mkdir docs; echo x > docs/x; git add -A && git commit -qm work; echo '{\"payloads\":[],\"meta\":{}}'";
     let rule =
@@ -219,7 +220,7 @@ async fn an_agents_own_rules_judge_its_work() {
     let agents = agents.to_str().unwrap();
     let relayed = |name: &str| {
         let agent = ["--agents-dir", agents, "--agent", name, "--message", "x", "--model", "m"];
-        let result = place.run_argv(&[&["--branch-key", name], &agent[..]].concat(), &[]);
+        let result = setup.run_argv(&[&["--branch-key", name], &agent[..]].concat(), &[]);
         let relay = &result.json["relay"];
         json!([relay["step"], relay["verdict"], relay["why"]])
     };
@@ -252,8 +253,8 @@ impl DeliverySetup {
         let mut command = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));
         command.env_clear().arg("relay").args(words);
         let output = self.reaching(command).output().unwrap();
-        let said = [output.stdout, output.stderr].concat();
-        (output.status.code().unwrap(), String::from_utf8(said).unwrap())
+        let printed = [output.stdout, output.stderr].concat();
+        (output.status.code().unwrap(), String::from_utf8(printed).unwrap())
     }
 
     fn reaching(&self, mut command: Command) -> Command {

@@ -26,8 +26,8 @@ fn an_engine_whose_answers_are_lost_costs_the_run_and_leaves_nothing() {
         Call::Remove,
     ] {
         for fault in [Fault::AnswerLost, Fault::AnswerCut, Fault::Refused] {
-            let what = came_of(call, fault);
-            writeln!(table, "{:8} {:11} {what}", format!("{call:?}"), format!("{fault:?}"))
+            let outcome = came_of(call, fault);
+            writeln!(table, "{:8} {:11} {outcome}", format!("{call:?}"), format!("{fault:?}"))
                 .unwrap();
         }
     }
@@ -90,7 +90,7 @@ fn an_engine_that_goes_away_and_comes_back_keeps_nothing() {
     let run = format!("run-engine-back-{}", std::process::id());
     let mut process = started(&runner, &engine_proxy, &run);
     engine_proxy.disconnect();
-    process.until(|said| said.contains("cannot remove the container yet"));
+    process.until(|output| output.contains("cannot remove the container yet"));
     engine_proxy.reconnect();
     assert_eq!(result(&mut process)["error_code"], "internal");
     runner.assert_nothing_is_left(&run);
@@ -115,13 +115,13 @@ fn started(runner: &Sandboxed, engine_proxy: &EngineProxy, run: &str) -> Process
     let flags = ["--run-id", run, "--docker-socket", engine_proxy.socket()];
     let mut command = runner.prepare(&flags, &sh("echo up; sleep 600"));
     let mut process = Process::start(command.env("LOG", "debug"), "");
-    process.until(|said| said.contains("up\n"));
+    process.until(|output| output.contains("up\n"));
     process
 }
 
 fn result(process: &mut Process) -> Value {
     assert_eq!(process.wait().code(), Some(1));
-    let said = process.output();
-    let line = said.lines().find(|line| line.starts_with("{\"run_id\"")).expect("a result");
+    let output = process.output();
+    let line = output.lines().find(|line| line.starts_with("{\"run_id\"")).expect("a result");
     serde_json::from_str(line).unwrap()
 }

@@ -25,18 +25,18 @@ fn an_engine_that_is_restarted_keeps_nothing_of_the_run() {
         let flags = ["--run-id", &run, "--docker-socket", &socket];
         let mut process =
             Process::start(&mut runner.prepare(&flags, &sh("echo up; sleep 600")), "");
-        process.until(|said| said.contains("up\n"));
+        process.until(|output| output.contains("up\n"));
         end(&mut dockerd);
         dockerd.start_again(containers);
 
         assert_eq!(process.wait().code(), Some(1));
-        let said = process.output();
-        let line = said.lines().find(|line| line.starts_with("{\"run_id\"")).expect("a result");
+        let printed = process.output();
+        let line = printed.lines().find(|line| line.starts_with("{\"run_id\"")).expect("a result");
         let result: Value = serde_json::from_str(line).unwrap();
         // An engine that ends its containers may or may not report how they ended.
         let code = result["error_code"].as_str().unwrap();
         assert!(["internal", "container_failed"].contains(&code), "{result}");
-        assert_eq!(dockerd.containers(), "", "{said}");
+        assert_eq!(dockerd.containers(), "", "{printed}");
         runner.assert_nothing_is_left(&run);
     }
 }

@@ -60,7 +60,7 @@ fn the_key_is_not_shown_and_the_container_is_swept() {
     let run = format!("run-proxy-{}", std::process::id());
     let flags = [&ON_THIS_MACHINE[..], &["--run-id", &run]].concat();
     let mut process = Process::start(&mut runner.prepare(&flags, &sh("echo up; sleep 600")), "");
-    process.until(|said| said.contains("up\n"));
+    process.until(|output| output.contains("up\n"));
     let ids = containers(&run);
     let both: Vec<_> = ids.split_whitespace().collect();
     assert_eq!(both.len(), 2, "{ids}");
@@ -68,15 +68,16 @@ fn the_key_is_not_shown_and_the_container_is_swept() {
     assert!(shown.contains("LITELLM_MASTER_KEY_FILE=") && !shown.contains("sk-real"), "{shown}");
     process.signal("KILL");
     process.wait();
-    let said = super::sweep::sweep(&runner, &["--apply"]).1;
+    let printed = super::sweep::sweep(&runner, &["--apply"]).1;
     for name in [sandbox_name(&run), gateway_container_name(&run)] {
-        assert!(said.contains(&format!("container {name}: removed\n")), "{said}");
+        assert!(printed.contains(&format!("container {name}: removed\n")), "{printed}");
     }
     runner.assert_nothing_is_left(&run);
 }
 
 /// R1: If the gateway does not start, the result says why, and the agent does not run. The sandbox starts beside the
-/// gateway. On a busy machine its first process may give up waiting for the socket, and end with an exit code of its own.
+/// gateway. On a busy machine its first process may give up waiting for the socket, and end with an exit code of its
+/// own.
 #[test]
 fn a_gateway_that_does_not_come_up_says_why() {
     let runner = Sandboxed::new();
@@ -88,11 +89,14 @@ fn a_gateway_that_does_not_come_up_says_why() {
         result.json["error"].as_str().unwrap().to_owned()
     };
     insta::assert_snapshot!(with(&["--proxy-image", "cogni-gateway-test:absent"], "image_not_found"), @"image `cogni-gateway-test:absent` is not on this machine; build or load it first, nothing is pulled");
-    let said = with(&["--proxy-image", docker_engine::HOST], "internal");
-    assert!(said.starts_with("Docker Engine cannot start the gateway's container"), "{said}");
-    let said = with(&["--metrics-addr", "192.0.2.1:9464"], "internal");
-    assert!(said.starts_with("the gateway's container has ended: exit code"), "{said}");
-    assert!(said.contains("`METRICS_ADDR` is `192.0.2.1:9464`, which cannot be bound"), "{said}");
+    let message = with(&["--proxy-image", docker_engine::HOST], "internal");
+    assert!(message.starts_with("Docker Engine cannot start the gateway's container"), "{message}");
+    let message = with(&["--metrics-addr", "192.0.2.1:9464"], "internal");
+    assert!(message.starts_with("the gateway's container has ended: exit code"), "{message}");
+    assert!(
+        message.contains("`METRICS_ADDR` is `192.0.2.1:9464`, which cannot be bound"),
+        "{message}"
+    );
 }
 
 /// The upstream is on this machine's loopback, which a container can reach only through the host's network.

@@ -109,12 +109,12 @@ fn has_cgroup(id: &str) -> bool {
 }
 
 fn read_until(child: &mut Child, line: &str) {
-    let mut said = String::new();
+    let mut messages = String::new();
     let stderr = child.stderr.as_mut().unwrap();
     let mut byte = [0];
-    while !said.ends_with(line) {
+    while !messages.ends_with(line) {
         stderr.read_exact(&mut byte).unwrap();
-        said.push(byte[0].into());
+        messages.push(byte[0].into());
     }
 }
 

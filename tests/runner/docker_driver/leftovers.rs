@@ -17,51 +17,54 @@ use crate::support::process::wait_until;
 /// R5: The engine is away when a run ends, for longer than the run waits.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_container_that_an_engine_did_not_remove_in_time_is_swept() {
-    let place = Installation::docker();
-    let engine_proxy = EngineProxy::new(&place.path(), Path::new(docker_engine::SOCKET));
+    let installation = Installation::docker();
+    let engine_proxy = EngineProxy::new(&installation.path(), Path::new(docker_engine::SOCKET));
     let name = format!("run-away-{}", std::process::id());
-    let prepared = prepare(&place, &engine_proxy, &name, &sh("sleep 1000"));
+    let prepared = prepare(&installation, &engine_proxy, &name, &sh("sleep 1000"));
     let goes = async {
         until(|| engine_proxy.calls().contains(&Call::Wait)).await;
         engine_proxy.disconnect();
     };
     let (ended, ()) = tokio::join!(run(prepared), goes);
     assert_eq!(ended["error_code"], "internal", "{ended}");
-    assert_eq!(place.left(), sandbox_name(&name), "it is removed already");
-    place.sweep().await;
+    assert_eq!(installation.left(), sandbox_name(&name), "it is removed already");
+    installation.sweep().await;
 }
 
 /// R5: The engine makes a container after the connection has ended, and after the runner has looked for it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_container_that_an_engine_makes_late_is_swept() {
-    let place = Installation::docker();
-    let engine_proxy = EngineProxy::new(&place.path(), Path::new(docker_engine::SOCKET));
+    let installation = Installation::docker();
+    let engine_proxy = EngineProxy::new(&installation.path(), Path::new(docker_engine::SOCKET));
     let name = format!("run-forsaken-{}", std::process::id());
     engine_proxy.inject(Call::Create, Fault::Forsaken);
-    let ended = run(prepare(&place, &engine_proxy, &name, &["true"])).await;
+    let ended = run(prepare(&installation, &engine_proxy, &name, &["true"])).await;
     assert_eq!(ended["error_code"], "internal", "{ended}");
-    assert_eq!(place.left(), sandbox_name(&name), "it was looked for, and found");
-    place.sweep().await;
+    assert_eq!(installation.left(), sandbox_name(&name), "it was looked for, and found");
+    installation.sweep().await;
 
     // The container's name can be used again.
     engine_proxy.resume();
-    let next = run(prepare(&place, &engine_proxy, &name, &["true"])).await;
+    let next = run(prepare(&installation, &engine_proxy, &name, &["true"])).await;
     assert_eq!(next["ok"], true, "{next}");
 }
 
 /// R5: The run's directory contains something that cannot be removed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_directory_that_could_not_be_removed_is_swept() {
-    let place = Installation::embedded();
+    let installation = Installation::embedded();
     let prepared =
-        PreparedRun::new(place.run_plan("run-mounted", &["true"]), RunInputs::default()).unwrap();
-    let [directory] = &entries(&place.run_dir())[..] else { panic!("{}", place.left()) };
-    let mounted = Mounted::at(place.run_dir().join(directory).join("sock"));
+        PreparedRun::new(installation.run_plan("run-mounted", &["true"]), RunInputs::default())
+            .unwrap();
+    let [directory] = &entries(&installation.run_dir())[..] else {
+        panic!("{}", installation.left())
+    };
+    let mounted = Mounted::at(installation.run_dir().join(directory).join("sock"));
     drop(prepared);
     wait_until(|| is_noted(directory), || "nobody tells that it is left behind".to_owned());
     drop(mounted);
-    assert_eq!(place.left(), *directory);
-    place.sweep().await;
+    assert_eq!(installation.left(), *directory);
+    installation.sweep().await;
 }
 
 fn is_noted(directory: &str) -> bool {
@@ -69,13 +72,14 @@ fn is_noted(directory: &str) -> bool {
 }
 
 fn prepare(
-    place: &Installation,
+    installation: &Installation,
     engine_proxy: &EngineProxy,
     run: &str,
     argv: &[&str],
 ) -> PreparedRun {
     let driver = SandboxDriver::Docker { socket: engine_proxy.socket().into() };
-    PreparedRun::new(RunPlan { driver, ..place.run_plan(run, argv) }, RunInputs::default()).unwrap()
+    PreparedRun::new(RunPlan { driver, ..installation.run_plan(run, argv) }, RunInputs::default())
+        .unwrap()
 }
 
 /// Waits as [`wait_until`] does, without blocking other tasks.

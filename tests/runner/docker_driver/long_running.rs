@@ -42,14 +42,14 @@ async fn two_runs_share_a_sandbox_and_a_workspace_and_nothing_else() {
         echo told >&2; exit 3
     ");
     let provider = model_provider::start_default().await;
-    for place in installations() {
-        let kept = PoolFixture::new(&place, LIMITS);
+    for installation in installations() {
+        let pool = PoolFixture::new(&installation, LIMITS);
         let mut results = vec![];
         for name in ["run-one", "run-two"] {
-            let mut order = place.run_plan(name, &script);
-            order.config.upstream.url = format!("http://{}", provider.addr).parse().unwrap();
-            order.config.audit.path = Some(place.path().join(name));
-            results.push(run(kept.claim(order).await).await);
+            let mut plan = installation.run_plan(name, &script);
+            plan.config.upstream.url = format!("http://{}", provider.addr).parse().unwrap();
+            plan.config.audit.path = Some(installation.path().join(name));
+            results.push(run(pool.claim(plan).await).await);
         }
         let [one, two] = &results[..] else { unreachable!() };
         let stdout = |result: &Value| result["stdout"].as_str().unwrap().to_owned();
@@ -61,21 +61,21 @@ async fn two_runs_share_a_sandbox_and_a_workspace_and_nothing_else() {
             assert_eq!(result["exit_code"], 3);
             assert_eq!(result["stderr"], "told\n");
             assert_eq!(result["usage"]["turns"], 1, "{result}");
-            let log = fs::read_to_string(place.path().join(name)).unwrap();
+            let log = fs::read_to_string(installation.path().join(name)).unwrap();
             let records = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
             let runs: BTreeSet<_> = records.map(|record| record["run"].to_string()).collect();
             assert!(runs.iter().all(|run| run.contains(name)), "{runs:?}");
             assert!(log.contains("request.settled"), "{log}");
         }
-        kept.stop().await;
+        pool.stop().await;
     }
 }
 
 /// R1, R7: A run in a long-running sandbox ends with the same results as in its own sandbox.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_ends_in_a_long_running_sandbox_as_elsewhere() {
-    for place in installations() {
-        let kept = PoolFixture::new(&place, LIMITS);
+    for installation in installations() {
+        let pool = PoolFixture::new(&installation, LIMITS);
         let mut ends = vec![];
         for (number, argv) in [
             vec!["true"],
@@ -90,9 +90,9 @@ async fn a_run_ends_in_a_long_running_sandbox_as_elsewhere() {
         .enumerate()
         {
             let limits = SandboxLimits { max_memory: 64 << 20, ..SandboxLimits::default() };
-            let order = place.run_plan(&format!("run-{number}"), &argv);
-            let spec = SandboxSpec { limits, ..order.spec.clone() };
-            let result = run(kept.claim(RunPlan { spec, ..order }).await).await;
+            let plan = installation.run_plan(&format!("run-{number}"), &argv);
+            let spec = SandboxSpec { limits, ..plan.spec.clone() };
+            let result = run(pool.claim(RunPlan { spec, ..plan }).await).await;
             ends.push(format!("{} {}", result["exit_code"], result["error_code"]));
         }
         insta::allow_duplicates!(insta::assert_snapshot!(ends.join("\n"), @r#"
@@ -104,7 +104,7 @@ async fn a_run_ends_in_a_long_running_sandbox_as_elsewhere() {
         137 "oom_killed"
         0 null
         "#));
-        kept.stop().await;
+        pool.stop().await;
     }
 }
 
@@ -114,30 +114,30 @@ async fn a_run_that_is_ended_at_its_deadline_leaves_nothing_running() {
     let stubborn = sh("trap '' TERM; (trap '' TERM; setsid sleep 1000) & sleep 1000; sleep 1000");
     let bomb = sh("bomb() { bomb | bomb & }; trap '' TERM; (bomb) & exec sleep 1000");
     let look = sh("set -- /proc/[0-9]*; echo $#; stat -c %i /proc/1/ns/pid");
-    for place in installations() {
-        let kept = PoolFixture::new(&place, LIMITS);
+    for installation in installations() {
+        let pool = PoolFixture::new(&installation, LIMITS);
         let short = |run: &str, argv: &[&str]| {
-            let order = place.run_plan(run, argv);
+            let plan = installation.run_plan(run, argv);
             let max_runtime = Duration::from_secs(2);
             let limits = SandboxLimits { max_runtime, pids: 32, ..SandboxLimits::default() };
             let grace = Duration::from_millis(100);
-            RunPlan { spec: SandboxSpec { limits, grace, ..order.spec.clone() }, ..order }
+            RunPlan { spec: SandboxSpec { limits, grace, ..plan.spec.clone() }, ..plan }
         };
         let like_them = |run: &str| {
-            let mut order = short(run, &look);
-            order.spec.limits.max_runtime = Duration::from_mins(1);
-            order
+            let mut plan = short(run, &look);
+            plan.spec.limits.max_runtime = Duration::from_mins(1);
+            plan
         };
-        let first = run(kept.claim(like_them("run-before")).await).await;
+        let first = run(pool.claim(like_them("run-before")).await).await;
         assert_eq!(first["ok"], json!(true), "{first}");
         for (name, argv) in [("run-stubborn", &stubborn), ("run-bomb", &bomb)] {
-            let ended = run(kept.claim(short(name, argv)).await).await;
+            let ended = run(pool.claim(short(name, argv)).await).await;
             assert_eq!(ended["error_code"], "timeout", "{ended}");
             let next = format!("{name}-next");
-            let next = run(kept.claim(like_them(&next)).await).await;
+            let next = run(pool.claim(like_them(&next)).await).await;
             assert_eq!(next["stdout"], first["stdout"], "{next}");
         }
-        kept.stop().await;
+        pool.stop().await;
     }
 }
 
@@ -145,27 +145,27 @@ async fn a_run_that_is_ended_at_its_deadline_leaves_nothing_running() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unhealthy_sandbox_is_replaced() {
     let look = ["stat", "-c", "%i", "/proc/1/ns/pid"];
-    for place in installations() {
-        let kept = PoolFixture::new(&place, LIMITS);
-        let first = run(kept.claim(place.run_plan("run-1", &look)).await).await;
-        for pid in place.waiting_slots() {
+    for installation in installations() {
+        let pool = PoolFixture::new(&installation, LIMITS);
+        let first = run(pool.claim(installation.run_plan("run-1", &look)).await).await;
+        for pid in installation.waiting_slots() {
             assert!(Command::new("kill").args(["-KILL", &pid]).status().unwrap().success());
         }
-        let second = run(kept.claim(place.run_plan("run-2", &look)).await).await;
+        let second = run(pool.claim(installation.run_plan("run-2", &look)).await).await;
         assert_eq!(second["ok"], json!(true), "{second}");
         assert_ne!(first["stdout"], second["stdout"]);
 
         let forever = sh("echo > begun; sleep 1000");
-        let abandoned = kept.claim(place.run_plan("run-3", &forever)).await;
+        let abandoned = pool.claim(installation.run_plan("run-3", &forever)).await;
         let begun = abandoned.workspace_path().unwrap().join("begun");
         tokio::select! {
             result = run(abandoned) => panic!("{result}"),
             () = exists(&begun) => (),
         }
-        let fourth = run(kept.claim(place.run_plan("run-4", &look)).await).await;
+        let fourth = run(pool.claim(installation.run_plan("run-4", &look)).await).await;
         assert_eq!(fourth["ok"], json!(true), "{fourth}");
         assert_ne!(second["stdout"], fourth["stdout"]);
-        kept.stop().await;
+        pool.stop().await;
     }
 }
 
@@ -173,48 +173,49 @@ async fn an_unhealthy_sandbox_is_replaced() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sandbox_is_replaced_at_its_limits() {
     let look = sh("[ -e state ] && wc -l < state; echo >> state; stat -c %i /proc/1/ns/pid >&2");
-    let place = Installation::embedded();
-    let kept = PoolFixture::new(
-        &place,
+    let installation = Installation::embedded();
+    let pool = PoolFixture::new(
+        &installation,
         LongRunningPoolLimits { max_runs: 2, max_idle: Duration::from_secs(2), ..LIMITS },
     );
     let mut seen = vec![];
     for name in ["run-1", "run-2", "run-3"] {
-        let result = run(kept.claim(place.run_plan(name, &look)).await).await;
+        let result = run(pool.claim(installation.run_plan(name, &look)).await).await;
         seen.push((result["stdout"].clone(), result["stderr"].clone()));
     }
     let states: Vec<_> = seen.iter().map(|(state, _)| state.as_str().unwrap()).collect();
     assert_eq!(states, ["", "1\n", "2\n"]);
     assert!(seen[0].1 == seen[1].1 && seen[1].1 != seen[2].1, "{seen:?}");
-    let is_gone = || place.left().is_empty() && kept.pool.count() == 0;
-    wait_until(is_gone, || place.left());
+    let is_gone = || installation.left().is_empty() && pool.pool.count() == 0;
+    wait_until(is_gone, || installation.left());
 
-    let result = run(kept.claim(place.run_plan("run-4", &look)).await).await;
+    let result = run(pool.claim(installation.run_plan("run-4", &look)).await).await;
     assert_eq!(result["stdout"], "3\n", "{result}");
-    kept.stop().await;
+    pool.stop().await;
 }
 
 /// R7: A key has one run at a time, and the number of sandboxes is limited.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_without_a_free_sandbox_is_refused() {
-    let place = Installation::embedded();
+    let installation = Installation::embedded();
     let wait = Duration::from_millis(50);
-    let kept = PoolFixture::new(&place, LongRunningPoolLimits { max_sandboxes: 1, wait, ..LIMITS });
-    let first = kept.claim(place.run_plan("run-1", &["true"])).await;
+    let pool =
+        PoolFixture::new(&installation, LongRunningPoolLimits { max_sandboxes: 1, wait, ..LIMITS });
+    let first = pool.claim(installation.run_plan("run-1", &["true"])).await;
     let other = SandboxKey::new("agent", "other");
     let claim = async |key: &SandboxKey, run, change: fn(&mut RunPlan)| {
-        let mut order = place.run_plan(run, &["true"]);
-        change(&mut order);
-        Box::pin(kept.pool.claim(key, order)).await.err().map(|error| error.to_string())
+        let mut plan = installation.run_plan(run, &["true"]);
+        change(&mut plan);
+        Box::pin(pool.pool.claim(key, plan)).await.err().map(|error| error.to_string())
     };
-    let told = [
+    let messages = [
         claim(&key(), "run-2", |_| ()).await,
         claim(&other, "run-3", |_| ()).await,
-        claim(&key(), "run-4", |order| order.spec.init = None).await,
-        claim(&key(), "run-5", |order| order.spec.argv.clear()).await,
+        claim(&key(), "run-4", |plan| plan.spec.init = None).await,
+        claim(&key(), "run-5", |plan| plan.spec.argv.clear()).await,
     ];
-    let told: Vec<_> = told.into_iter().flatten().collect();
-    insta::assert_snapshot!(told.join("\n"), @r"
+    let messages: Vec<_> = messages.into_iter().flatten().collect();
+    insta::assert_snapshot!(messages.join("\n"), @r"
     another run of `agent on branch` goes on
     there are 1 resident sandboxes, and all are in use
     a resident sandbox has no first process but cogni-init
@@ -223,23 +224,24 @@ async fn a_run_without_a_free_sandbox_is_refused() {
     let first = run(first).await;
     assert_eq!(first["ok"], json!(true), "{first}");
     // A run that has ended makes room for another.
-    let third = kept.pool.claim(&other, place.run_plan("run-6", &["true"]));
+    let third = pool.pool.claim(&other, installation.run_plan("run-6", &["true"]));
     let third = Box::pin(third).await.unwrap();
     assert_eq!(run(third).await["ok"], json!(true));
-    assert_eq!(kept.pool.count(), 1);
-    kept.stop().await;
-    let late = kept_claim_after_stop(&place).await;
+    assert_eq!(pool.pool.count(), 1);
+    pool.stop().await;
+    let late = kept_claim_after_stop(&installation).await;
     assert!(matches!(late, Err(LongRunningClaimError::Closed)));
 }
 
 /// R7: If all sandboxes are busy, the next run waits before it is refused.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_waits_for_a_free_sandbox() {
-    let place = Installation::embedded();
-    let kept = PoolFixture::new(&place, LongRunningPoolLimits { max_sandboxes: 1, ..LIMITS });
-    let first = kept.claim(place.run_plan("run-1", &["true"])).await;
+    let installation = Installation::embedded();
+    let pool =
+        PoolFixture::new(&installation, LongRunningPoolLimits { max_sandboxes: 1, ..LIMITS });
+    let first = pool.claim(installation.run_plan("run-1", &["true"])).await;
     let other = SandboxKey::new("agent", "other");
-    let mut second = kept.claim_for(other.clone(), place.run_plan("run-2", &["true"]));
+    let mut second = pool.claim_for(other.clone(), installation.run_plan("run-2", &["true"]));
     let waits = tokio::time::timeout(Duration::from_secs(1), &mut second).await;
     assert!(waits.is_err(), "there is one place, and somebody has it");
     let (first, second) = tokio::join!(run(first), second);
@@ -247,13 +249,14 @@ async fn a_run_waits_for_a_free_sandbox() {
 
     let cancel = CancellationToken::new();
     let key = key();
-    let third = kept.pool.claim_with_cancel(&cancel, &key, place.run_plan("run-3", &["true"]));
+    let third =
+        pool.pool.claim_with_cancel(&cancel, &key, installation.run_plan("run-3", &["true"]));
     let (third, ()) = tokio::join!(Box::pin(third), async { cancel.cancel() });
     assert!(matches!(third.err(), Some(LongRunningClaimError::Cancelled)));
     let second = run(second).await;
     assert_eq!(second["ok"], json!(true), "{second}");
-    assert_eq!(kept.pool.count(), 1);
-    kept.stop().await;
+    assert_eq!(pool.pool.count(), 1);
+    pool.stop().await;
 }
 
 /// Waits as [`wait_until`] does, without blocking other tasks.
@@ -265,37 +268,37 @@ async fn exists(path: &Path) {
     }
 }
 
-async fn kept_claim_after_stop(place: &Installation) -> Result<(), LongRunningClaimError> {
-    let pool = LongRunningPool::new(&workspace_store(place), LIMITS);
+async fn kept_claim_after_stop(installation: &Installation) -> Result<(), LongRunningClaimError> {
+    let pool = LongRunningPool::new(&workspace_store(installation), LIMITS);
     let stop = CancellationToken::new();
     stop.cancel();
     pool.maintain(stop).await;
-    Box::pin(pool.claim(&key(), place.run_plan("run-late", &["true"]))).await.map(drop)
+    Box::pin(pool.claim(&key(), installation.run_plan("run-late", &["true"]))).await.map(drop)
 }
 
 /// R5, R7: Long-running sandboxes of a killed process end by themselves, and a sweep removes the rest.
 #[tokio::test(flavor = "multi_thread")]
 async fn long_running_sandboxes_end_with_their_process() {
-    if let Some(place) = installation::inherited_installation() {
-        let kept = PoolFixture::new(&place, LIMITS);
+    if let Some(installation) = installation::inherited_installation() {
+        let pool = PoolFixture::new(&installation, LIMITS);
         let idle = SandboxKey::new("agent", "idle");
-        let order = place.run_plan("run-idle", &["true"]);
-        run(Box::pin(kept.pool.claim(&idle, order)).await.unwrap()).await;
+        let plan = installation.run_plan("run-idle", &["true"]);
+        run(Box::pin(pool.pool.claim(&idle, plan)).await.unwrap()).await;
         let busy = sh("echo > begun; setsid sleep 1000 & sleep 1000");
-        let busy = kept.claim(place.run_plan("run-busy", &busy)).await;
+        let busy = pool.claim(installation.run_plan("run-busy", &busy)).await;
         let begun = busy.workspace_path().unwrap().join("begun");
-        std::os::unix::fs::symlink(begun, place.path().join("begun")).unwrap();
+        std::os::unix::fs::symlink(begun, installation.path().join("begun")).unwrap();
         run(busy).await;
         return future::pending().await;
     }
-    for place in installations() {
-        let keeper = place.start_keeper(
+    for installation in installations() {
+        let keeper = installation.start_keeper(
             "docker_driver::long_running::long_running_sandboxes_end_with_their_process",
         );
-        let begun = place.path().join("begun");
+        let begun = installation.path().join("begun");
         wait_until(|| begun.exists(), || "the run does not begin".to_owned());
-        assert_eq!(place.waiting_slots().len(), 2);
-        keeper.kill(&place).await;
+        assert_eq!(installation.waiting_slots().len(), 2);
+        keeper.kill(&installation).await;
     }
 }
 
@@ -319,25 +322,27 @@ struct PoolFixture<'place> {
 }
 
 impl<'place> PoolFixture<'place> {
-    fn new(place: &'place Installation, terms: LongRunningPoolLimits) -> Self {
-        let pool = Arc::new(LongRunningPool::new(&workspace_store(place), terms));
-        let kept = Arc::clone(&pool);
+    fn new(installation: &'place Installation, terms: LongRunningPoolLimits) -> Self {
+        let pool = Arc::new(LongRunningPool::new(&workspace_store(installation), terms));
+        let pool_handle = Arc::clone(&pool);
         Self {
             pool,
-            keeping: BackgroundPool::new(place, async move |stop| kept.maintain(stop).await),
+            keeping: BackgroundPool::new(installation, async move |stop| {
+                pool_handle.maintain(stop).await;
+            }),
         }
     }
 
-    fn claim(&self, order: RunPlan) -> Pin<Box<dyn Future<Output = PreparedRun> + '_>> {
-        self.claim_for(key(), order)
+    fn claim(&self, plan: RunPlan) -> Pin<Box<dyn Future<Output = PreparedRun> + '_>> {
+        self.claim_for(key(), plan)
     }
 
     fn claim_for(
         &self,
         key: SandboxKey,
-        order: RunPlan,
+        plan: RunPlan,
     ) -> Pin<Box<dyn Future<Output = PreparedRun> + '_>> {
-        Box::pin(async move { Box::pin(self.pool.claim(&key, order)).await.unwrap() })
+        Box::pin(async move { Box::pin(self.pool.claim(&key, plan)).await.unwrap() })
     }
 
     /// Stops the pool; afterwards only workspaces remain.
@@ -347,6 +352,6 @@ impl<'place> PoolFixture<'place> {
 }
 
 /// The store of the pool's workspaces.
-fn workspace_store(place: &Installation) -> WorkspaceStore {
-    WorkspaceStore::in_state_dir(&place.path().join("state"))
+fn workspace_store(installation: &Installation) -> WorkspaceStore {
+    WorkspaceStore::in_state_dir(&installation.path().join("state"))
 }

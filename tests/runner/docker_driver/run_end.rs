@@ -70,14 +70,14 @@ fn an_interrupt_from_a_terminal_leaves_the_program_its_grace() {
     let polite = sh("trap 'echo bye; exit 7' TERM; echo up; while true; do sleep 0.1; done");
     let mut command = runner.prepare(&["--run-id", &run], &polite);
     let mut process = Process::start(command.process_group(0), "");
-    process.until(|said| said.contains("up\n"));
+    process.until(|output| output.contains("up\n"));
     let group = format!("-{}", process.id());
     assert!(Command::new("kill").args(["-INT", "--", &group]).status().unwrap().success());
     assert_eq!(process.wait().code(), Some(1));
-    let said = process.output();
-    let result = said.lines().find_map(|line| serde_json::from_str::<Value>(line).ok()).unwrap();
+    let printed = process.output();
+    let result = printed.lines().find_map(|line| serde_json::from_str::<Value>(line).ok()).unwrap();
     let facts = json!([result["exit_code"], result["error_code"], result["stdout"]]);
-    assert_eq!(facts, json!([7, "cancelled", "up\nbye\n"]), "{said}");
+    assert_eq!(facts, json!([7, "cancelled", "up\nbye\n"]), "{printed}");
     runner.assert_nothing_is_left(&run);
 }
 
@@ -89,9 +89,9 @@ fn a_run_that_is_cancelled_twice_has_no_grace() {
     let deaf = sh("trap 'echo asked' TERM; echo up; while true; do sleep 0.1; done");
     let flags = ["--run-id", &run, "--grace", "1h"];
     let mut process = Process::start(&mut runner.prepare(&flags, &deaf), "");
-    process.until(|said| said.contains("up\n"));
+    process.until(|output| output.contains("up\n"));
     process.signal("INT");
-    process.until(|said| said.contains("asked\n"));
+    process.until(|text| text.contains("asked\n"));
     process.signal("INT");
     assert_eq!(process.wait().code(), Some(1));
     assert!(process.output().contains(r#""error_code":"cancelled""#), "{}", process.output());
@@ -115,7 +115,7 @@ fn a_run_has_one_sandbox_at_a_time() {
     let run = format!("run-twice-{}", std::process::id());
     let flags = ["--run-id", &run, "--grace", "300ms"];
     let mut first = Process::start(&mut runner.prepare(&flags, &sh("echo up; sleep 600")), "");
-    first.until(|said| said.contains("up\n"));
+    first.until(|output| output.contains("up\n"));
     let (status, stdout, _) = runner.command(&flags, &["true"]);
     let second: Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!((status, &second["error_code"]), (2, &json!("sandbox_unavailable")), "{second}");

@@ -22,19 +22,19 @@ use crate::support::service::{
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chat_in_a_container_ends_in_a_pull_request() {
     let commit = "ls /sys/class/net > nets && git add nets && git commit --quiet --message=Look";
-    let mut place = place(commit, "").await;
-    let forge = github_server::RunningGithub::start().await;
-    place.set("GITHUB_API_URL", forge.hub.url());
-    place.set("GITHUB_TOKEN", github_server::TOKEN);
-    let mut service = place.start();
-    let line = json!({"repo": forge.clone_url(), "branchKey": "nets", "pullRequest": true});
+    let mut setup = place(commit, "").await;
+    let github = github_server::RunningGithub::start().await;
+    setup.set("GITHUB_API_URL", github.hub.url());
+    setup.set("GITHUB_TOKEN", github_server::TOKEN);
+    let mut service = setup.start();
+    let line = json!({"repo": github.clone_url(), "branchKey": "nets", "pullRequest": true});
     let chat = Chat::new(&service, line).await;
     assert_eq!(chat.end()["ok"], true, "{}", chat.end());
     assert_eq!(chat.end()["relay"]["branch"], "sandbox/nets", "{}", chat.end());
-    assert_eq!(forge.hub.pulls(github_server::NAME)[0].head, "sandbox/nets");
-    assert_eq!(git(&forge.bare(), &["show", "sandbox/nets:nets"]), "lo");
+    assert_eq!(github.hub.pulls(github_server::NAME)[0].head, "sandbox/nets");
+    assert_eq!(git(&github.bare(), &["show", "sandbox/nets:nets"]), "lo");
 
-    let facts = place.books().calls_of_run(&chat.run).await.unwrap();
+    let facts = setup.books().calls_of_run(&chat.run).await.unwrap();
     let reported: Vec<_> = chat.all("usage_report").map(|data| &data["call_id"]).collect();
     assert_eq!(reported, facts.iter().map(|fact| &*fact.call_id).collect::<Vec<_>>());
     let audit = service.get(&format!("/api/v1/runs/{}/audit", chat.run)).await.json();
@@ -45,8 +45,8 @@ async fn a_chat_in_a_container_ends_in_a_pull_request() {
     assert_eq!(containers(&chat.run), "");
 
     let items: Vec<_> = facts.iter().map(charged).collect();
-    let told = service.post("/api/internal/billing/ingest", &json!(items)).await.json();
-    assert_eq!((&told["new"], &told["foreign"]), (&json!(2), &json!(0)), "{told}");
+    let answer = service.post("/api/internal/billing/ingest", &json!(items)).await.json();
+    assert_eq!((&answer["new"], &answer["foreign"]), (&json!(2), &json!(0)), "{answer}");
     let shown = service.get(&format!("/api/v1/runs/{}/receipts", chat.run)).await.json();
     assert_eq!(
         (&shown["bill"]["state"], &shown["bill"]["amount_usd"], &shown["bill"]["flags"]),
@@ -54,7 +54,7 @@ async fn a_chat_in_a_container_ends_in_a_pull_request() {
         "{shown}"
     );
     service.process.terminate();
-    assert_nothing_is_left(&place);
+    assert_nothing_is_left(&setup);
 }
 
 /// Returns the charge that LiteLLM's callback would report for a call.
@@ -75,20 +75,20 @@ fn charged(fact: &CallUsage) -> Value {
 #[tokio::test(flavor = "multi_thread")]
 async fn chats_of_one_conversation_share_a_container() {
     let look = "cat said 2>/dev/null; echo $RUN_ID >> said; stat -c %i /proc/1/ns/pid >&2";
-    let place = place(look, "mode = 'long_running'\n").await;
-    let mut service = place.start();
+    let setup = place(look, "mode = 'long_running'\n").await;
+    let mut service = setup.start();
     let mut chats = vec![];
     let mut found = vec![];
     let talk = |account| json!({"stateKey": "talk", "branchKey": "talk", "account": account});
     for _ in 0..2 {
         chats.push(Chat::new(&service, talk("acct-1")).await);
-        found.push(service_containers(&place));
+        found.push(service_containers(&setup));
     }
     let other = Chat::new(&service, talk("acct-2")).await;
 
     let [first, second] = &chats[..] else { unreachable!() };
     assert_eq!((found[0].lines().count(), &found[0]), (1, &found[1]), "it is another container");
-    assert_eq!(service_containers(&place).lines().count(), 2);
+    assert_eq!(service_containers(&setup).lines().count(), 2);
     let (before, after) = (first.printed(), second.printed());
     assert_eq!(before["stdout"], "");
     assert_eq!(after["stdout"], format!("{}\n", first.run));
@@ -101,14 +101,14 @@ async fn chats_of_one_conversation_share_a_container() {
         let raw = service.get(&format!("/api/v1/runs/{}/audit?raw=1", chat.run)).await;
         let records = raw.text().lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
         assert!(records.into_iter().all(|record| record["run"] == *chat.run), "{}", raw.text());
-        let facts = place.books().calls_of_run(&chat.run).await.unwrap();
+        let facts = setup.books().calls_of_run(&chat.run).await.unwrap();
         assert_eq!(facts.len(), 2);
         assert!(facts.iter().all(|fact| fact.account == account), "{facts:?}");
         // The container carries no run's label.
         assert_eq!(containers(&chat.run), "");
     }
     service.process.terminate();
-    assert_nothing_is_left(&place);
+    assert_nothing_is_left(&setup);
 }
 
 /// R5, R7: If the service is killed while a long-running sandbox works, that run is lost, but not what the branch had
@@ -116,44 +116,44 @@ async fn chats_of_one_conversation_share_a_container() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_workspace_outlives_a_killed_service_and_expires() {
     let work = "cat said 2>/dev/null; echo $RUN_ID >> said; [ -e go ] || sleep 1000";
-    let place = place(work, "mode = 'long_running'\n").await;
-    let mut service = place.start();
+    let setup = place(work, "mode = 'long_running'\n").await;
+    let mut service = setup.start();
     let mut body = ask("go");
     body["agent"] = json!("worker");
     body["branch_key"] = json!("talk");
     let first = service.run(&body).await;
-    let said = || kept(&place).into_iter().next().map(|home| home.join("workspace/said"));
+    let said_file = || kept(&setup).into_iter().next().map(|home| home.join("workspace/said"));
     block_in_place(|| {
-        let is_said = || said().is_some_and(|said| said.exists());
+        let is_said = || said_file().is_some_and(|path| path.exists());
         wait_until(is_said, || "it does not begin".to_owned());
     });
     service.process.signal("KILL");
     service.process.wait();
 
-    service = place.start();
+    service = setup.start();
     let row = service.get(&format!("/api/v1/runs/{first}")).await.json();
     assert_eq!((&row["state"], &row["error_code"]), (&json!("ended"), &json!("interrupted")));
-    assert_eq!(service_containers(&place), "", "its container is still there");
-    fs::write(said().unwrap().with_file_name("go"), "").unwrap();
+    assert_eq!(service_containers(&setup), "", "its container is still there");
+    fs::write(said_file().unwrap().with_file_name("go"), "").unwrap();
     let next = Chat::new(&service, json!({"branchKey": "talk"})).await;
     assert_eq!(next.printed()["stdout"], format!("{first}\n"));
-    assert_eq!(service_containers(&place).lines().count(), 1);
+    assert_eq!(service_containers(&setup).lines().count(), 1);
     service.process.terminate();
-    assert_nothing_is_left(&place);
-    assert_eq!(kept(&place).len(), 1);
+    assert_nothing_is_left(&setup);
+    assert_eq!(kept(&setup).len(), 1);
 
-    place.write_config("workspace_retention = \"0s\"");
-    service = place.start();
+    setup.write_config("workspace_retention = \"0s\"");
+    service = setup.start();
     block_in_place(|| {
-        wait_until(|| kept(&place).is_empty(), || format!("{:?}", kept(&place)));
-        service.process.until(|said| said.contains("forgot an unused workspace"));
+        wait_until(|| kept(&setup).is_empty(), || format!("{:?}", kept(&setup)));
+        service.process.until(|printed| printed.contains("forgot an unused workspace"));
     });
     service.process.terminate();
 }
 
 /// Returns the stored workspaces.
-fn kept(place: &ServiceSetup) -> Vec<PathBuf> {
-    let entries = fs::read_dir(place.state_dir().join("workspaces"));
+fn kept(setup: &ServiceSetup) -> Vec<PathBuf> {
+    let entries = fs::read_dir(setup.state_dir().join("workspaces"));
     entries.into_iter().flatten().map(|entry| entry.unwrap().path()).collect()
 }
 
@@ -177,7 +177,7 @@ impl Chat {
     }
 
     fn all<'chat>(&'chat self, kind: &'chat str) -> impl Iterator<Item = &'chat Value> {
-        self.told.iter().filter(move |told| told.kind == kind).map(|told| &told.data)
+        self.told.iter().filter(move |event| event.kind == kind).map(|event| &event.data)
     }
 
     fn end(&self) -> &Value {
@@ -195,8 +195,8 @@ impl Chat {
 /// Starts a service whose only agent is `cogni-agent`, which runs `command` in an image that contains nothing of it.
 async fn place(command: &str, more: &str) -> ServiceSetup {
     docker_engine::need(&[docker_engine::HOST]);
-    let mut place = ServiceSetup::new(&tool_call_script(command)).await;
-    let agents = place.path().join("agents");
+    let mut setup = ServiceSetup::new(&tool_call_script(command)).await;
+    let agents = setup.path().join("agents");
     fs::create_dir(&agents).unwrap();
     let entry = format!(
         "name = 'worker'\ndescription = 'd'\nversion = 1\nimage = '{}'\nargv = ['/cogni-agent']\n\
@@ -204,19 +204,19 @@ async fn place(command: &str, more: &str) -> ServiceSetup {
         docker_engine::HOST
     );
     fs::write(agents.join("worker.toml"), entry).unwrap();
-    place.set("COGNI_AGENTS_DIR", agents.to_str().unwrap());
-    place.set("COGNI_DRIVER", "docker");
-    place.set("COGNI_INIT", docker_engine::init());
-    place
+    setup.set("COGNI_AGENTS_DIR", agents.to_str().unwrap());
+    setup.set("COGNI_DRIVER", "docker");
+    setup.set("COGNI_INIT", docker_engine::init());
+    setup
 }
 
 /// Returns the ids of this service's containers.
-fn service_containers(place: &ServiceSetup) -> String {
-    let filter = format!("label=cogni.dir={}", place.run_dir().display());
+fn service_containers(setup: &ServiceSetup) -> String {
+    let filter = format!("label=cogni.dir={}", setup.run_dir().display());
     must(&["ps", "--all", "--quiet", "--no-trunc", "--filter", &filter])
 }
 
-fn assert_nothing_is_left(place: &ServiceSetup) {
-    assert_eq!(service_containers(place), "");
-    place.assert_nothing_is_left();
+fn assert_nothing_is_left(setup: &ServiceSetup) {
+    assert_eq!(service_containers(setup), "");
+    setup.assert_nothing_is_left();
 }

@@ -16,44 +16,44 @@ fn leftovers_of_a_killed_runner_are_swept() {
     let container = sandbox_name(&run);
     let directory = entries(&runner.run_dir()).pop().unwrap();
 
-    let said = sweep(&runner, &["--apply"]).1;
-    assert!(said.contains(&format!("container {container}: in use\n")), "{said}");
-    assert!(said.contains(&format!("directory {directory}: in use\n")), "{said}");
+    let output = sweep(&runner, &["--apply"]).1;
+    assert!(output.contains(&format!("container {container}: in use\n")), "{output}");
+    assert!(output.contains(&format!("directory {directory}: in use\n")), "{output}");
 
     process.signal("KILL");
     process.wait();
-    let (status, said) = sweep(&runner, &[]);
+    let (status, output) = sweep(&runner, &[]);
     assert_eq!(status, 1);
-    assert!(said.contains(&format!("container {container}: orphaned\n")), "{said}");
-    assert!(said.contains(&format!("directory {directory}: orphaned\n")), "{said}");
+    assert!(output.contains(&format!("container {container}: orphaned\n")), "{output}");
+    assert!(output.contains(&format!("directory {directory}: orphaned\n")), "{output}");
     assert!(!containers(&run).is_empty(), "a dry run has removed it");
 
-    let said = sweep(&runner, &["--apply"]).1;
-    assert!(said.contains(&format!("container {container}: removed\n")), "{said}");
-    assert!(said.contains(&format!("directory {directory}: removed\n")), "{said}");
+    let output = sweep(&runner, &["--apply"]).1;
+    assert!(output.contains(&format!("container {container}: removed\n")), "{output}");
+    assert!(output.contains(&format!("directory {directory}: removed\n")), "{output}");
     runner.assert_nothing_is_left(&run);
 }
 
 /// R5: One engine may have runs of several installations; each installation sweeps its own.
 #[test]
 fn leftovers_of_another_installation_are_reported_and_not_touched() {
-    let (ours, theirs) = (Sandboxed::new(), Sandboxed::new());
+    let (own_host, other_host) = (Sandboxed::new(), Sandboxed::new());
     let run = format!("run-theirs-{}", std::process::id());
-    let mut process = started(&theirs, &run);
+    let mut process = started(&other_host, &run);
     process.signal("KILL");
     process.wait();
 
-    assert_eq!(sweep(&ours, &["--apply"]), (0, "nothing is left behind\n".to_owned()));
-    let said = sweep(&ours, &["--apply", "--all"]).1;
+    assert_eq!(sweep(&own_host, &["--apply"]), (0, "nothing is left behind\n".to_owned()));
+    let output = sweep(&own_host, &["--apply", "--all"]).1;
     let line = format!(
         "container {}: kept: of the runs in `{}`\n",
         sandbox_name(&run),
-        theirs.run_dir().display()
+        other_host.run_dir().display()
     );
-    assert!(said.contains(&line), "{said}");
+    assert!(output.contains(&line), "{output}");
     assert!(!containers(&run).is_empty(), "it is removed");
-    assert_eq!(sweep(&theirs, &["--apply"]).0, 0);
-    theirs.assert_nothing_is_left(&run);
+    assert_eq!(sweep(&other_host, &["--apply"]).0, 0);
+    other_host.assert_nothing_is_left(&run);
 }
 
 /// R5: The second of two concurrent sweeps waits for the first and finds nothing to do.
@@ -67,8 +67,8 @@ fn concurrent_sweeps_do_not_conflict() {
     let start = |_| command(&runner, &["--apply"]).stdout(Stdio::piped()).spawn().unwrap();
     let sweeps: Vec<Child> = (0..4).map(start).collect();
     for sweep in sweeps {
-        let (status, said) = ended(sweep.wait_with_output().unwrap());
-        assert_eq!(status, 0, "{said}");
+        let (status, output) = ended(sweep.wait_with_output().unwrap());
+        assert_eq!(status, 0, "{output}");
     }
     runner.assert_nothing_is_left(&run);
 }
@@ -78,8 +78,8 @@ fn concurrent_sweeps_do_not_conflict() {
 fn objects_without_a_known_owner_are_kept() {
     let runner = Sandboxed::new();
     fs::create_dir_all(runner.run_dir().join("somebody-elses")).unwrap();
-    let said = sweep(&runner, &["--apply"]).1;
-    assert!(said.contains("directory somebody-elses: kept: its owner is unknown\n"), "{said}");
+    let output = sweep(&runner, &["--apply"]).1;
+    assert!(output.contains("directory somebody-elses: kept: its owner is unknown\n"), "{output}");
     assert_eq!(entries(&runner.run_dir()), ["somebody-elses"]);
 }
 
@@ -89,16 +89,16 @@ fn an_engine_that_cannot_be_reached_is_reported() {
     let runner = Sandboxed::new();
     let socket = runner.path().join("engine.sock");
     let flags = ["--docker-socket", socket.to_str().unwrap()];
-    let told = |(status, said): (i32, String)| {
-        format!("{status}\n{}", said.replace(socket.to_str().unwrap(), "SOCKET"))
+    let redacted = |(status, output): (i32, String)| {
+        format!("{status}\n{}", output.replace(socket.to_str().unwrap(), "SOCKET"))
     };
-    insta::assert_snapshot!(told(sweep(&runner, &flags)), @r"
+    insta::assert_snapshot!(redacted(sweep(&runner, &flags)), @r"
     0
     engine SOCKET: not found, so it has no containers
     nothing is left behind
     ");
     fs::write(&socket, "").unwrap();
-    insta::assert_snapshot!(told(sweep(&runner, &flags)), @r"
+    insta::assert_snapshot!(redacted(sweep(&runner, &flags)), @r"
     1
     engine SOCKET: container engine at `SOCKET` does not answer: Connection refused (os error 111); start it, name its socket with `--docker-socket`, or leave the image out for the driver `embedded`, which needs no engine
     nothing else is left behind
@@ -135,11 +135,15 @@ fn a_directory_is_kept_while_a_container_may_have_it() {
     fs::create_dir(runner.run_dir().join(&embedded).join("root")).unwrap();
     let socket = runner.path().join("engine.sock");
     fs::write(&socket, "").unwrap();
-    let (status, said) = sweep(&runner, &["--apply", "--docker-socket", socket.to_str().unwrap()]);
+    let (status, output) =
+        sweep(&runner, &["--apply", "--docker-socket", socket.to_str().unwrap()]);
     assert_eq!(status, 1);
-    let kept = "a container may have it, and the engine cannot be asked";
-    assert!(said.contains(&format!("directory {docker}: cannot be removed: {kept}\n")), "{said}");
-    assert!(said.contains(&format!("directory {embedded}: removed\n")), "{said}");
+    let reason = "a container may have it, and the engine cannot be asked";
+    assert!(
+        output.contains(&format!("directory {docker}: cannot be removed: {reason}\n")),
+        "{output}"
+    );
+    assert!(output.contains(&format!("directory {embedded}: removed\n")), "{output}");
     assert_eq!(sweep(&runner, &["--apply"]).0, 0);
     assert_eq!(entries(&runner.run_dir()), [""; 0]);
 }
@@ -147,7 +151,7 @@ fn a_directory_is_kept_while_a_container_may_have_it() {
 fn started(runner: &Sandboxed, run: &str) -> Process {
     let command = &mut runner.prepare(&["--run-id", run], &sh("echo up; sleep 600"));
     let mut process = Process::start(command, "");
-    process.until(|said| said.contains("up\n"));
+    process.until(|output| output.contains("up\n"));
     process
 }
 

@@ -28,15 +28,18 @@ async fn a_claimed_slot_runs_the_program_as_any_sandbox() {
     let look = sh(
         "sort /proc/self/environ -z | tr '\\0' '\\n'; ls /llm-sock; [ $(id -u) -ge 2100000000 ] && echo own; echo told >&2; exit 3",
     );
-    for place in installations() {
-        let order = |run| RunPlan {
-            spec: SandboxSpec { env: [pair("COGNI_MODEL", "m")].into(), ..place.spec(&look) },
-            ..place.run_plan(run, &look)
+    for installation in installations() {
+        let plan = |run| RunPlan {
+            spec: SandboxSpec {
+                env: [pair("COGNI_MODEL", "m")].into(),
+                ..installation.spec(&look)
+            },
+            ..installation.run_plan(run, &look)
         };
-        let cold = run(PreparedRun::new(order("run-cold"), RunInputs::default()).unwrap()).await;
-        let kept = keep(&place, 1);
-        let claimed = run(kept.claim(&order("run-slot"))).await;
-        kept.stop().await;
+        let cold = run(PreparedRun::new(plan("run-cold"), RunInputs::default()).unwrap()).await;
+        let pool = keep(&installation, 1);
+        let claimed = run(pool.claim(&plan("run-slot"))).await;
+        pool.stop().await;
         let expected = serde_json::to_string(&cold).unwrap().replace("run-cold", "run-slot");
         assert_eq!(claimed, serde_json::from_str::<Value>(&expected).unwrap());
         assert_eq!(claimed["exit_code"], 3, "{claimed}");
@@ -49,93 +52,94 @@ async fn a_claimed_slot_runs_the_program_as_any_sandbox() {
 /// R7: Before its claim, a slot knows nothing of a run, and two runs share nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn each_slot_is_claimed_once() {
-    for place in installations() {
-        let kept = keep(&place, 2);
+    for installation in installations() {
+        let pool = keep(&installation, 2);
         let look = sh("ls; touch left-behind; ls / >/dev/null");
         let fresh = |run| RunPlan {
-            spec: SandboxSpec { workspace: WorkspaceMount::Fresh, ..place.spec(&look) },
-            ..place.run_plan(run, &look)
+            spec: SandboxSpec { workspace: WorkspaceMount::Fresh, ..installation.spec(&look) },
+            ..installation.run_plan(run, &look)
         };
         assert!(matches!(
-            kept.pool.claim(fresh("run-x"), RunInputs::default()),
+            pool.pool.claim(fresh("run-x"), RunInputs::default()),
             Err(WarmClaimError::ProfileMismatch(_))
         ));
-        kept.stop().await;
+        pool.stop().await;
 
-        let kept = keep_for(&place, &fresh("run-kind"), 2);
-        kept.until_full();
-        let variables = fs::read(format!("/proc/{}/environ", place.waiting_slots()[0])).unwrap();
+        let pool = keep_for(&installation, &fresh("run-kind"), 2);
+        pool.until_full();
+        let variables =
+            fs::read(format!("/proc/{}/environ", installation.waiting_slots()[0])).unwrap();
         let variables = String::from_utf8(variables).unwrap();
         assert!(!variables.contains("RUN_ID") && !variables.contains("LITELLM"), "{variables}");
 
-        let (one, other) = (kept.claim(&fresh("run-1")), kept.claim(&fresh("run-2")));
+        let (one, other) = (pool.claim(&fresh("run-1")), pool.claim(&fresh("run-2")));
         fs::write(one.workspace_path().unwrap().join("of-one"), "").unwrap();
         assert_ne!(one.workspace_path(), other.workspace_path());
         let (one, other) = tokio::join!(run(one), run(other));
-        let third = run(kept.claim(&fresh("run-3"))).await;
+        let third = run(pool.claim(&fresh("run-3"))).await;
         let found = [one, other, third].map(|result| result["stdout"].clone());
         assert_eq!(found, ["of-one\n", "", ""]);
-        kept.stop().await;
+        pool.stop().await;
     }
 }
 
 /// R7: A slot that has died is never given to a run.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_that_dies_while_it_waits_is_replaced() {
-    for place in installations() {
-        let kept = keep(&place, 1);
-        kept.until_full();
-        let dead = place.waiting_slots();
+    for installation in installations() {
+        let pool = keep(&installation, 1);
+        pool.until_full();
+        let dead = installation.waiting_slots();
         for pid in &dead {
             assert!(Command::new("kill").args(["-KILL", pid]).status().unwrap().success());
         }
         let is_replaced = || {
-            let waiting = place.waiting_slots();
+            let waiting = installation.waiting_slots();
             !waiting.is_empty() && waiting.iter().all(|pid| !dead.contains(pid))
         };
         wait_until(is_replaced, || "there is no other slot".to_owned());
-        let result = run(kept.claim(&place.run_plan("run-after", &["true"]))).await;
+        let result = run(pool.claim(&installation.run_plan("run-after", &["true"]))).await;
         assert_eq!(result["ok"], json!(true), "{result}");
-        kept.stop().await;
+        pool.stop().await;
     }
 }
 
 /// R7: A claimed slot has its run's deadline, and is removed with its run.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_ends_at_the_deadline_of_its_run() {
-    for place in installations() {
-        let kept = keep(&place, 1);
+    for installation in installations() {
+        let pool = keep(&installation, 1);
         let forever = ["sleep", "1000"];
         let limits =
             SandboxLimits { max_runtime: Duration::from_secs(1), ..SandboxLimits::default() };
-        let order = RunPlan {
-            spec: SandboxSpec { limits, ..place.spec(&forever) },
-            ..place.run_plan("run-late", &forever)
+        let plan = RunPlan {
+            spec: SandboxSpec { limits, ..installation.spec(&forever) },
+            ..installation.run_plan("run-late", &forever)
         };
-        let result = run(kept.claim(&order)).await;
+        let result = run(pool.claim(&plan)).await;
         assert_eq!(result["error_code"], "timeout", "{result}");
-        kept.stop().await;
+        pool.stop().await;
     }
 }
 
 /// R7: A run that needs a different slot is distinguished from a run with a mistake.
 #[test]
 fn the_error_says_why_a_run_does_not_fit_a_slot() {
-    let place = Installation::embedded();
-    let stock = WarmPoolConfig { count: 0, max_age: Duration::from_mins(1) };
-    let usual = place.run_plan("run-1", &["true"]);
-    let pool = WarmPool::new(&usual, stock).unwrap();
+    let installation = Installation::embedded();
+    let config = WarmPoolConfig { count: 0, max_age: Duration::from_mins(1) };
+    let usual = installation.run_plan("run-1", &["true"]);
+    let pool = WarmPool::new(&usual, config).unwrap();
     let spec = || usual.spec.clone();
-    let given = place.path().join("given");
-    fs::create_dir(&given).unwrap();
-    fs::set_permissions(&given, Permissions::from_mode(0o777)).unwrap();
+    let workspace = installation.path().join("given");
+    fs::create_dir(&workspace).unwrap();
+    fs::set_permissions(&workspace, Permissions::from_mode(0o777)).unwrap();
     let tools = BindMount {
-        source: given.clone(),
+        source: workspace.clone(),
         target: "/opt/tools".into(),
         access: MountAccess::ReadOnly,
     };
-    let directory = WorkspaceMount::Directory { path: given, access: MountAccess::ReadWrite };
-    let told = [
+    let directory = WorkspaceMount::Directory { path: workspace, access: MountAccess::ReadWrite };
+    let messages = [
         spec(),
         SandboxSpec { mounts: vec![tools], ..spec() },
         SandboxSpec { workspace: directory, ..spec() },
@@ -150,7 +154,7 @@ fn the_error_says_why_a_run_does_not_fit_a_slot() {
             .unwrap()
             .to_string()
     });
-    insta::assert_snapshot!(told.join("\n"), @r"
+    insta::assert_snapshot!(messages.join("\n"), @r"
     no slot is ready
     a warm sandbox cannot take a mount: it is fixed when the sandbox is created
     a warm sandbox cannot take a directory as its workspace: it is fixed when the sandbox is created
@@ -178,18 +182,18 @@ async fn nothing_gets_out_of_a_claimed_slot() {
     let argv: Vec<_> =
         ["/workspace/escape"].into_iter().chain(facts.iter().map(String::as_str)).collect();
     // The program needs a library of this machine, which the image may not have.
-    let place = Installation::embedded();
-    let order = RunPlan {
-        spec: SandboxSpec { workspace: WorkspaceMount::Fresh, ..place.spec(&argv) },
-        ..place.run_plan("run-escape", &argv)
+    let installation = Installation::embedded();
+    let plan = RunPlan {
+        spec: SandboxSpec { workspace: WorkspaceMount::Fresh, ..installation.spec(&argv) },
+        ..installation.run_plan("run-escape", &argv)
     };
-    let kept = keep_for(&place, &order, 1);
-    let prepared = kept.claim(&order);
+    let pool = keep_for(&installation, &plan, 1);
+    let prepared = pool.claim(&plan);
     let program = prepared.workspace_path().unwrap().join("escape");
     fs::copy(probe, &program).unwrap();
     fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
     let result = run(prepared).await;
-    kept.stop().await;
+    pool.stop().await;
     let stdout = result["stdout"].as_str().unwrap();
     assert!(stdout.contains("held") && !stdout.contains("ESCAPED"), "{stdout}");
     assert_eq!(result["ok"], json!(true), "{result}");
@@ -198,15 +202,15 @@ async fn nothing_gets_out_of_a_claimed_slot() {
 /// R5, R7: Slots of a killed process end by themselves, and a sweep removes their remains.
 #[tokio::test(flavor = "multi_thread")]
 async fn slots_end_with_their_process() {
-    if let Some(place) = installation::inherited_installation() {
-        let _kept = keep(&place, 1);
+    if let Some(installation) = installation::inherited_installation() {
+        let _kept = keep(&installation, 1);
         return future::pending().await;
     }
-    for place in installations() {
+    for installation in installations() {
         let test = "docker_driver::warm_pool::slots_end_with_their_process";
-        let keeper = place.start_keeper(test);
-        wait_until(|| !place.waiting_slots().is_empty(), || "it keeps no slot".to_owned());
-        keeper.kill(&place).await;
+        let keeper = installation.start_keeper(test);
+        wait_until(|| !installation.waiting_slots().is_empty(), || "it keeps no slot".to_owned());
+        keeper.kill(&installation).await;
     }
 }
 
@@ -217,19 +221,20 @@ struct PoolFixture<'place> {
     keeping: BackgroundPool<'place>,
 }
 
-fn keep(place: &Installation, count: usize) -> PoolFixture<'_> {
-    keep_for(place, &place.run_plan("run-kind", &["true"]), count)
+fn keep(installation: &Installation, count: usize) -> PoolFixture<'_> {
+    keep_for(installation, &installation.run_plan("run-kind", &["true"]), count)
 }
 
 fn keep_for<'place>(
-    place: &'place Installation,
-    order: &RunPlan,
+    installation: &'place Installation,
+    plan: &RunPlan,
     count: usize,
 ) -> PoolFixture<'place> {
-    let stock = WarmPoolConfig { count, max_age: Duration::from_hours(1) };
-    let pool = Arc::new(WarmPool::new(order, stock).unwrap());
-    let kept = Arc::clone(&pool);
-    let keeping = BackgroundPool::new(place, async move |stop| kept.maintain(stop).await);
+    let config = WarmPoolConfig { count, max_age: Duration::from_hours(1) };
+    let pool = Arc::new(WarmPool::new(plan, config).unwrap());
+    let pool_handle = Arc::clone(&pool);
+    let keeping =
+        BackgroundPool::new(installation, async move |stop| pool_handle.maintain(stop).await);
     PoolFixture { pool, count, keeping }
 }
 
@@ -242,10 +247,10 @@ impl PoolFixture<'_> {
     }
 
     /// Waits for a ready slot and claims it.
-    fn claim(&self, order: &RunPlan) -> PreparedRun {
+    fn claim(&self, plan: &RunPlan) -> PreparedRun {
         let mut claimed = None;
         let is_claimed = || {
-            claimed = match self.pool.claim(order.clone(), RunInputs::default()) {
+            claimed = match self.pool.claim(plan.clone(), RunInputs::default()) {
                 Ok(prepared) => Some(prepared),
                 Err(WarmClaimError::NoneReady) => None,
                 Err(error) => panic!("{error}"),

@@ -20,13 +20,13 @@ impl Compose {
     pub(super) fn new() -> Self {
         // This checks the engine and its images, and reports what is missing.
         Engine::connect();
-        let folder = tempfile::tempdir().unwrap();
-        let key = folder.path().join("litellm_master_key");
+        let dir = tempfile::tempdir().unwrap();
+        let key = dir.path().join("litellm_master_key");
         fs::write(&key, "sk-litellm-master").unwrap();
         fs::set_permissions(&key, Permissions::from_mode(0o444)).unwrap();
-        fs::set_permissions(&folder, Permissions::from_mode(0o755)).unwrap();
-        fs::write(folder.path().join("litellm.yaml"), STAND_IN).unwrap();
-        Self { project: format!("cogni-test-{}", Uuid::now_v7().simple()), folder }
+        fs::set_permissions(&dir, Permissions::from_mode(0o755)).unwrap();
+        fs::write(dir.path().join("litellm.yaml"), STAND_IN).unwrap();
+        Self { project: format!("cogni-test-{}", Uuid::now_v7().simple()), folder: dir }
     }
 
     /// Starts gateway, agent and LiteLLM, and waits until the agent ends. Returns its exit code and the output of all
@@ -37,9 +37,9 @@ impl Compose {
             &[&["up", "--no-color", "--no-build", "--exit-code-from", "agent"], &services[..]]
                 .concat(),
         );
-        let said =
+        let printed =
             [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
-        (output.status.code().unwrap(), said.concat())
+        (output.status.code().unwrap(), printed.concat())
     }
 
     fn compose(&self, arguments: &[&str]) -> Output {

@@ -36,9 +36,9 @@ fn the_first_process_is_closed_to_the_agent() {
     crate::support::process::wait_until(|| sandbox.logs().contains("ready"), || sandbox.logs());
     sandbox.kill("TERM");
     assert_eq!(sandbox.wait(), 42, "{}", sandbox.logs());
-    let said = sandbox.logs();
+    let output = sandbox.logs();
     let refused =
-        said.lines().filter(|line| line.to_lowercase().contains("permission denied")).count();
+        output.lines().filter(|line| line.to_lowercase().contains("permission denied")).count();
     // `readlink` of busybox prints nothing and fails.
-    assert_eq!((refused, said.contains("cogni-init")), (3, false), "{said}");
+    assert_eq!((refused, output.contains("cogni-init")), (3, false), "{output}");
 }

@@ -15,7 +15,7 @@ type Told = (String, Option<CommandEnd>);
 /// L3: A command finds no file and no process of an earlier command, and cannot print a frame.
 #[tokio::test(flavor = "multi_thread")]
 async fn commands_in_one_sandbox_know_nothing_of_each_other() {
-    let place = Installation::embedded();
+    let installation = Installation::embedded();
     let leaves = "echo $OWN; echo told >&2; touch /tmp/left /run/left /dev/shm/left; \
          setsid sh -c 'trap \"\" TERM; sleep 1000' & exit 3";
     let looks = "ls -A /tmp /run /dev/shm; grep -lx sleep /proc/[0-9]*/comm; echo $OWN none";
@@ -29,7 +29,7 @@ async fn commands_in_one_sandbox_know_nothing_of_each_other() {
         command(8, &[], "printf 12345678"),
         command(0, &[], "true"),
     ];
-    let (result, [first, second, third, fourth, fifth, last]) = run(&place, commands).await;
+    let (result, [first, second, third, fourth, fifth, last]) = run(&installation, commands).await;
     assert_eq!(result.exit_code, Some(0), "{:?} {}", result.error, result.stderr);
     assert_eq!(first, ("own\n".to_owned(), Some(end(3, "told\n"))));
     assert_eq!(second, ("/dev/shm:\n\n/run:\n\n/tmp:\nnone\n".to_owned(), Some(end(0, ""))));
@@ -46,21 +46,21 @@ async fn commands_in_one_sandbox_know_nothing_of_each_other() {
 /// L3, R5: A command that cannot be started ends the list, and so does the time limit of the sandbox.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_missing_program_and_the_time_limit_end_a_list_of_commands() {
-    let place = Installation::embedded();
+    let installation = Installation::embedded();
     let mut missing = command(64, &[], "");
     missing.argv = vec!["/missing".to_owned()];
     let commands = [command(64, &[], "echo 1"), missing, command(64, &[], "echo 3")];
-    let (result, told) = run(&place, commands).await;
+    let (result, outputs) = run(&installation, commands).await;
     assert_eq!(result.exit_code, Some(127), "{}", result.stderr);
     assert!(result.stderr.contains("there is no `/missing`"), "{}", result.stderr);
     let none = || (String::new(), None);
-    assert_eq!(told, [("1\n".to_owned(), Some(end(0, ""))), none(), none()]);
+    assert_eq!(outputs, [("1\n".to_owned(), Some(end(0, ""))), none(), none()]);
 
     let commands = [command(64, &[], "echo 1"), command(64, &[], "echo 2; exec sleep 1000")];
-    let (result, told) = run(&place, commands).await;
+    let (result, outputs) = run(&installation, commands).await;
     assert_eq!(result.error_code.map(RunErrorCode::as_str), Some("timeout"), "{}", result.stderr);
-    assert_eq!(told[0], ("1\n".to_owned(), Some(end(0, ""))));
-    assert_eq!((&*told[1].0, told[1].1.is_none()), ("2\n", true));
+    assert_eq!(outputs[0], ("1\n".to_owned(), Some(end(0, ""))));
+    assert_eq!((&*outputs[1].0, outputs[1].1.is_none()), ("2\n", true));
 }
 
 fn command(max_output_bytes: u64, env: &[&str], script: &str) -> ListedCommand {
@@ -68,32 +68,32 @@ fn command(max_output_bytes: u64, env: &[&str], script: &str) -> ListedCommand {
     ListedCommand { max_output_bytes, env: texts(env), argv: texts(&["/bin/sh", "-c", script]) }
 }
 
-fn end(status: u8, said: &str) -> CommandEnd {
-    CommandEnd { status, is_over_limit: false, said: said.as_bytes().to_owned() }
+fn end(status: u8, text: &str) -> CommandEnd {
+    CommandEnd { status, is_over_limit: false, said: text.as_bytes().to_owned() }
 }
 
 async fn run<const N: usize>(
-    place: &Installation,
+    installation: &Installation,
     commands: [ListedCommand; N],
 ) -> (RunResult, [Told; N]) {
     // The machine has one sandbox of each name, and tests run side by side.
-    let mut order = place.run_plan(&format!("run-{}", Uuid::now_v7()), &[]);
-    order.spec.argv = encode_commands(&commands);
-    order.spec.task = SandboxTask::Commands;
-    order.spec.limits.max_runtime = std::time::Duration::from_secs(10);
+    let mut plan = installation.run_plan(&format!("run-{}", Uuid::now_v7()), &[]);
+    plan.spec.argv = encode_commands(&commands);
+    plan.spec.task = SandboxTask::Commands;
+    plan.spec.limits.max_runtime = std::time::Duration::from_secs(10);
     let mut frames = vec![];
     let output = OutputCapture::for_stream(OutputStream::Stdout, 1 << 20, &mut frames);
-    let run = PreparedRun::new(order, RunInputs::default()).unwrap();
+    let run = PreparedRun::new(plan, RunInputs::default()).unwrap();
     let result = Box::pin(run.run_with_output(output, RunHandles::default())).await;
-    let (mut reader, mut told) = (FrameReader::default(), [const { (String::new(), None) }; N]);
+    let (mut reader, mut outputs) = (FrameReader::default(), [const { (String::new(), None) }; N]);
     let mut present = 0;
     let read = reader.push(&frames, |part| match part {
-        FramePart::Output(piece) => told[present].0.push_str(str::from_utf8(piece).unwrap()),
+        FramePart::Output(piece) => outputs[present].0.push_str(str::from_utf8(piece).unwrap()),
         FramePart::End(end) => {
-            told[present].1 = Some(end);
+            outputs[present].1 = Some(end);
             present += 1;
         }
     });
     read.unwrap();
-    (result, told)
+    (result, outputs)
 }

@@ -18,12 +18,9 @@ use crate::support::process::TEST_TIMEOUT;
 use crate::support::run_command::sh;
 
 /// A run whose workspace is a directory that the host can see.
-fn run_plan(place: &Installation, name: &str, script: &str) -> RunPlan {
-    let order = place.run_plan(name, &sh(script));
-    RunPlan {
-        spec: SandboxSpec { workspace: WorkspaceMount::Fresh, ..order.spec.clone() },
-        ..order
-    }
+fn run_plan(installation: &Installation, name: &str, script: &str) -> RunPlan {
+    let plan = installation.run_plan(name, &sh(script));
+    RunPlan { spec: SandboxSpec { workspace: WorkspaceMount::Fresh, ..plan.spec.clone() }, ..plan }
 }
 
 fn stdout(result: &Value) -> &str {
@@ -49,10 +46,10 @@ async fn found(path: &Path) -> Metadata {
 /// R3: Files, socket and processes of a sandbox belong to one user, and no other sandbox has that user.
 #[tokio::test]
 async fn two_sandboxes_are_two_users_of_this_machine() {
-    let place = Installation::embedded();
+    let installation = Installation::embedded();
     let script = "umask 077; id -u; echo secret > secret; while [ ! -e go ]; do sleep 0.05; done";
     let runs = ["run-one", "run-two"].map(|name| {
-        PreparedRun::new(run_plan(&place, name, script), RunInputs::default()).unwrap()
+        PreparedRun::new(run_plan(&installation, name, script), RunInputs::default()).unwrap()
     });
     let homes = runs.each_ref().map(|run| run.workspace_path().unwrap().to_owned());
     let look = async {
@@ -84,7 +81,7 @@ async fn two_sandboxes_are_two_users_of_this_machine() {
 /// R3: A sandbox that uses up its user's share leaves other sandboxes theirs; under one shared user, it would not.
 #[tokio::test]
 async fn a_sandbox_that_uses_up_its_users_share_leaves_others_theirs() {
-    let place = Installation::embedded();
+    let installation = Installation::embedded();
     let take = format!("while (syscall({}, 0) >= 0) {{ $n++ }}", libc::SYS_inotify_init1);
     // Enough processes to hold more inotify instances than one user may have.
     let greedy = format!(
@@ -93,17 +90,20 @@ async fn a_sandbox_that_uses_up_its_users_share_leaves_others_theirs() {
     );
     let modest = format!("perl -e '{take} print $n > 0 ? \"some\" : \"none\"'");
     let greedy =
-        PreparedRun::new(run_plan(&place, "run-greedy", &greedy), RunInputs::default()).unwrap();
+        PreparedRun::new(run_plan(&installation, "run-greedy", &greedy), RunInputs::default())
+            .unwrap();
     let home = greedy.workspace_path().unwrap().to_owned();
     let look = async {
         found(&home.join("full")).await;
         let uid = fs::metadata(&home).unwrap().uid();
-        let other =
-            run(PreparedRun::new(run_plan(&place, "run-other", &modest), RunInputs::default())
-                .unwrap())
-            .await;
+        let other = run(PreparedRun::new(
+            run_plan(&installation, "run-other", &modest),
+            RunInputs::default(),
+        )
+        .unwrap())
+        .await;
         let shared = UserRange::single_user(uid);
-        let same = RunPlan { uids: shared, ..run_plan(&place, "run-same", &modest) };
+        let same = RunPlan { uids: shared, ..run_plan(&installation, "run-same", &modest) };
         let same = run(PreparedRun::new(same, RunInputs::default()).unwrap()).await;
         fs::write(home.join("go"), "").unwrap();
         [other, same]
@@ -115,9 +115,11 @@ async fn a_sandbox_that_uses_up_its_users_share_leaves_others_theirs() {
 /// R6: An operator can give all sandboxes one user, for images that need it.
 #[tokio::test]
 async fn an_operator_may_give_all_sandboxes_one_user() {
-    let place = Installation::embedded();
-    let fixed =
-        RunPlan { uids: "1001".parse().unwrap(), ..run_plan(&place, "run-fixed", "id -u; id -g") };
+    let installation = Installation::embedded();
+    let fixed = RunPlan {
+        uids: "1001".parse().unwrap(),
+        ..run_plan(&installation, "run-fixed", "id -u; id -g")
+    };
     assert_eq!(
         stdout(&run(PreparedRun::new(fixed, RunInputs::default()).unwrap()).await),
         "1001\n1001"
@@ -127,17 +129,17 @@ async fn an_operator_may_give_all_sandboxes_one_user() {
 /// R6, R7: A stored workspace belongs to its next sandbox, whatever user that sandbox has; targets of links do not.
 #[tokio::test]
 async fn a_stored_workspace_belongs_to_its_next_user() {
-    let place = Installation::embedded();
-    let outside = place.path().join("outside");
+    let installation = Installation::embedded();
+    let outside = installation.path().join("outside");
     fs::write(&outside, "mine").unwrap();
-    let shelf = WorkspaceStore::in_state_dir(&place.path());
+    let store = WorkspaceStore::in_state_dir(&installation.path());
     let uses = |name: &'static str, uids: &str, script: &str| {
-        let order = run_plan(&place, name, script);
-        let order = RunPlan { uids: uids.parse().unwrap(), ..order };
-        let residents = LongRunningPool::new(&shelf, TERMS);
+        let plan = run_plan(&installation, name, script);
+        let plan = RunPlan { uids: uids.parse().unwrap(), ..plan };
+        let residents = LongRunningPool::new(&store, TERMS);
         async move {
             let key = SandboxKey::new("agent", "branch");
-            let prepared = Box::pin(residents.claim(&key, order)).await.unwrap();
+            let prepared = Box::pin(residents.claim(&key, plan)).await.unwrap();
             let home = prepared.workspace_path().unwrap().to_owned();
             let result = run(prepared).await;
             (stdout(&result).to_owned(), home)

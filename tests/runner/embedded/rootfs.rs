@@ -86,14 +86,14 @@ fn an_unpacked_root_takes_the_place_of_an_image() {
 #[test]
 fn the_engines_socket_is_in_no_embedded_sandbox() {
     let runner = Sandboxed::new();
-    let place = runner.path().join("place");
-    fs::create_dir(&place).unwrap();
-    let (root, socket) = (runner.path().display().to_string(), place.join("docker.sock"));
-    let workspace = format!("{}:ro", place.display());
+    let dir = runner.path().join("place");
+    fs::create_dir(&dir).unwrap();
+    let (root, socket) = (runner.path().display().to_string(), dir.join("docker.sock"));
+    let workspace = format!("{}:ro", dir.display());
     let flags = ["--root", &root, "--workspace", &workspace];
     let engine = ["--docker-socket", socket.to_str().unwrap()];
-    let (status, _, said) = runner.command(&[&flags[..], &engine].concat(), &["true"]);
-    assert!(status == 2 && said.contains("the gateway's own"), "{status}: {said}");
+    let (status, _, stderr) = runner.command(&[&flags[..], &engine].concat(), &["true"]);
+    assert!(status == 2 && stderr.contains("the gateway's own"), "{status}: {stderr}");
     assert_eq!(runner.run(&flags, &["true"]).facts(), json!([true, 0, null]));
 }
 
@@ -112,7 +112,7 @@ fn a_missing_program_is_reported_without_cogni_init_too() {
 #[test]
 fn a_root_that_a_driver_does_not_know_is_wrong_use() {
     let runner = Sandboxed::new();
-    let told = [
+    let messages = [
         &["--image", "agent:1"][..],
         &["--driver", "docker"],
         &["--image", "agent:1", "--rootfs", "/srv"],
@@ -124,7 +124,7 @@ fn a_root_that_a_driver_does_not_know_is_wrong_use() {
         assert_eq!((status, stdout.as_str()), (2, ""), "{flags:?}");
         shown.trim().to_owned()
     });
-    insta::assert_snapshot!(told.join("\n"), @r"
+    insta::assert_snapshot!(messages.join("\n"), @r"
     error: the root is `agent:1`; the driver `embedded` knows no images; give an unpacked root, or none
     error: the root is `this machine's programs`; the driver `docker` needs an image
     error: the image is `agent:1`, the root `/srv`; give one of them

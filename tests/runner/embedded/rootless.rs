@@ -15,8 +15,8 @@ use crate::support::process::{Process, wait_until};
 /// R2: A sandbox without limits must be allowed explicitly.
 #[test]
 fn a_sandbox_without_limits_has_to_be_allowed() {
-    let place = PublicDir::new();
-    let output = place.run(&[], "true");
+    let public_dir = PublicDir::new();
+    let output = public_dir.run(&[], "true");
     assert_eq!(output.status.code(), Some(2));
     insta::assert_snapshot!(
         String::from_utf8(output.stderr).unwrap().trim(),
@@ -27,13 +27,13 @@ fn a_sandbox_without_limits_has_to_be_allowed() {
 /// R3: Everything else holds: no rights, no network, and a user that does not exist on this machine.
 #[test]
 fn another_user_than_root_has_a_sandbox_with_all_but_limits() {
-    let place = PublicDir::new();
+    let public_dir = PublicDir::new();
     let look = "id -u; id -g; grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status; ls /sys/class/net; \
                 unshare -r true 2>/dev/null && echo unshared; touch /usr/x /etc/x 2>/dev/null && echo wrote; \
                 touch /tmp/x /workspace/x && echo fine; exit 42";
-    let output = place.run(&["--allow-unlimited"], look);
+    let output = public_dir.run(&["--allow-unlimited"], look);
     let result: Value = serde_json::from_slice(&output.stdout).unwrap();
-    if !place.can_make_namespaces() {
+    if !public_dir.can_make_namespaces() {
         assert_eq!(result["error_code"], json!("internal"), "{result}");
         return;
     }
@@ -51,20 +51,20 @@ fn another_user_than_root_has_a_sandbox_with_all_but_limits() {
     lo
     fine
     ");
-    assert_eq!(fs::read_dir(place.path().join("r")).unwrap().count(), 0);
+    assert_eq!(fs::read_dir(public_dir.path().join("r")).unwrap().count(), 0);
 }
 
 /// R6: The user's own directories are accessible to the sandbox, whose user is the same on this machine.
 #[test]
 fn another_user_than_root_shares_its_own_directories() {
-    let place = PublicDir::new();
-    let task = place.path().join("task");
+    let public_dir = PublicDir::new();
+    let task = public_dir.path().join("task");
     fs::create_dir(&task).unwrap();
     fs::set_permissions(&task, Permissions::from_mode(0o700)).unwrap();
     chown(&task, Some(NOBODY), Some(NOBODY)).unwrap();
-    let output = place.run(&["--allow-unlimited", "--workspace", "task:rw"], "touch answer");
+    let output = public_dir.run(&["--allow-unlimited", "--workspace", "task:rw"], "touch answer");
     let result: Value = serde_json::from_slice(&output.stdout).unwrap();
-    if place.can_make_namespaces() {
+    if public_dir.can_make_namespaces() {
         assert_eq!(result["ok"], json!(true), "{result}");
         assert!(task.join("answer").exists());
     }
@@ -73,13 +73,13 @@ fn another_user_than_root_shares_its_own_directories() {
 /// R3: A copy in memory makes the sandbox, and not the program's file, which its user may own (CVE-2019-5736).
 #[test]
 fn the_program_of_another_user_than_root_is_not_within_reach() {
-    let place = PublicDir::new();
-    if !place.can_make_namespaces() {
+    let public_dir = PublicDir::new();
+    if !public_dir.can_make_namespaces() {
         return;
     }
     let run = format!("run-sealed-{}", process::id());
     let flags = ["--allow-unlimited", "--run-id", &run];
-    let mut command = Process::start(&mut place.prepare(&flags, "sleep 600"), "");
+    let mut command = Process::start(&mut public_dir.prepare(&flags, "sleep 600"), "");
     let helper = || {
         let is_helper = |pid: &&str| {
             let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();

@@ -23,9 +23,9 @@ async fn a_collector_sees_the_sandbox_of_a_run() {
     tokio::task::spawn_blocking(run).await.unwrap();
     let mut spans = collector.seen().spans();
     spans.sort_by(|a, b| a.name.cmp(&b.name));
-    let told: String = spans.iter().map(|span| shown(span, "")).collect();
-    let told = told.replace(&name, "run-traced");
-    insta::assert_snapshot!(told, @r"
+    let tree: String = spans.iter().map(|span| shown(span, "")).collect();
+    let tree = tree.replace(&name, "run-traced");
+    insta::assert_snapshot!(tree, @r"
     run (kind 1): container_failed
       cogni.run.id = run-traced
       cogni.run.attempt = 0

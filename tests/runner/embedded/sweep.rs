@@ -18,7 +18,7 @@ fn nothing_runs_on_when_the_runner_is_killed() {
     let run = format!("run-killed-{}", std::process::id());
     let deaf = sh("trap '' TERM; echo up; sleep 600");
     let mut process = Process::start(&mut runner.prepare(&["--run-id", &run], &deaf), "");
-    process.until(|said| said.contains("up\n"));
+    process.until(|output| output.contains("up\n"));
     assert_ne!(containers(&run), "");
     process.signal("KILL");
     process.wait();

@@ -9,8 +9,8 @@ use super::Agent;
 use crate::support::model_provider::calling_tool_with;
 
 fn run(arguments: &Value) -> ExecResult {
-    let asked = exec::parse_call("exec", &arguments.to_string()).unwrap();
-    exec::run_tool(&asked, Instant::now() + Duration::from_mins(1))
+    let request = exec::parse_call("exec", &arguments.to_string()).unwrap();
+    exec::run_tool(&request, Instant::now() + Duration::from_mins(1))
 }
 
 fn sh(script: &str) -> ExecResult {
@@ -49,7 +49,7 @@ fn the_end_of_a_program_is_reported() {
 
 #[test]
 fn an_invalid_tool_call_is_reported_to_the_model() {
-    let told = [
+    let messages = [
         ("exec", "{"),
         ("exec", "{}"),
         ("exec", r#"{"argv":[]}"#),
@@ -58,7 +58,7 @@ fn an_invalid_tool_call_is_reported_to_the_model() {
         ("read_file", "{}"),
     ]
     .map(|(name, arguments)| exec::parse_call(name, arguments).unwrap_err().to_string());
-    insta::assert_snapshot!(told.join("\n"), @r#"
+    insta::assert_snapshot!(messages.join("\n"), @r#"
     {"error":"the arguments are invalid: EOF while parsing an object at line 1 column 1"}
     {"error":"the arguments are invalid: missing field `argv` at line 1 column 2"}
     {"error":"`argv` names no program"}

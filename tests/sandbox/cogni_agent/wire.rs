@@ -74,16 +74,16 @@ fn sized(body: &[u8]) -> Vec<u8> {
 fn answer(source: impl Read) -> (ModelCompletion, String) {
     // The smallest buffer exposes a reader that loses its position.
     let response = http::read_response(BufReader::with_capacity(3, source)).unwrap();
-    let mut said = String::new();
+    let mut messages = String::new();
     let mut listener = |event: &ProgressEvent<'_>| {
         if let ProgressEvent::TextDelta { text } = event {
-            said.push_str(text);
+            messages.push_str(text);
         }
     };
     let round =
         completion::read_completion(BufReader::with_capacity(2, response.body), &mut listener)
             .unwrap();
-    (round, said)
+    (round, messages)
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn the_end_of_a_body_is_where_its_framing_says() {
     }
     assert_eq!(read_all(b"HTTP/1.0 200 OK\n\nuntil the end").unwrap(), "until the end");
     assert_eq!(read_all(b"HTTP/1.1 204 No Content\r\n\r\nno body").unwrap(), "");
-    let told = [
+    let messages = [
         &b"SSH-2.0-x\r\n"[..],
         b"HTTP/1.1 abc\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nno colon\r\n\r\n",
@@ -129,7 +129,7 @@ fn the_end_of_a_body_is_where_its_framing_says() {
         &[&b"HTTP/1.1 200 OK\r\nx: "[..], &vec![b'x'; 1 << 17]].concat(),
     ]
     .map(|bytes| read_all(bytes).unwrap_err().to_string());
-    insta::assert_snapshot!(told.join("\n"), @r"
+    insta::assert_snapshot!(messages.join("\n"), @r"
     the answer is not HTTP/1.1
     the answer is not HTTP/1.1
     a header has no colon

@@ -43,7 +43,7 @@ fn a_claim_is_the_command_line() {
 fn an_incomplete_or_invalid_claim_starts_nothing() {
     let sandbox = Sandbox::new();
     let whole = claim(&["--", "sh", "-c", "echo started"]);
-    let mut said = vec![];
+    let mut messages = vec![];
     for bytes in [
         &whole[..0],
         &whole[..3],
@@ -60,9 +60,9 @@ fn an_incomplete_or_invalid_claim_starts_nothing() {
         host.shutdown(Shutdown::Write).unwrap();
         let ended = finish(slot);
         assert_eq!(ended.stdout, "");
-        said.push(format!("{} {}", ended.code.unwrap(), ended.stderr));
+        messages.push(format!("{} {}", ended.code.unwrap(), ended.stderr));
     }
-    insta::assert_snapshot!(said.concat(), @r"
+    insta::assert_snapshot!(messages.concat(), @r"
     69 cogni-init: the process that started this sandbox has disconnected; no agent was started
     69 cogni-init: the process that started this sandbox has disconnected; no agent was started
     69 cogni-init: the process that started this sandbox has disconnected; no agent was started

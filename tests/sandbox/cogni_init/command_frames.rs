@@ -87,8 +87,8 @@ fn a_frame_has_a_kind_and_a_length_that_is_possible() {
 #[test]
 fn an_end_that_is_too_long_is_cut() {
     let end = CommandEnd { status: 1, is_over_limit: false, said: vec![b'x'; MAX_SAID_BYTES + 1] };
-    let told = read(&[&encode_end(&end)]).unwrap();
-    assert_eq!(told[0].1.as_ref().map(|end| end.said.len()), Some(MAX_SAID_BYTES));
+    let results = read(&[&encode_end(&end)]).unwrap();
+    assert_eq!(results[0].1.as_ref().map(|end| end.said.len()), Some(MAX_SAID_BYTES));
 }
 
 /// L3: A list without a program, or with an invalid count, is refused.
@@ -127,36 +127,36 @@ fn command() -> impl Strategy<Value = ListedCommand> {
 fn told() -> impl Strategy<Value = Told> {
     let output = vec(prop_oneof![Just(b'O'), Just(b'E'), Just(0), any::<u8>()], 0..40);
     (output, any::<u8>(), any::<bool>(), vec(any::<u8>(), 0..20)).prop_map(
-        |(output, status, is_over_limit, said)| {
-            (output, Some(CommandEnd { status, is_over_limit, said }))
+        |(output, status, is_over_limit, stderr)| {
+            (output, Some(CommandEnd { status, is_over_limit, said: stderr }))
         },
     )
 }
 
 /// Encodes outputs and ends as a first process does.
-fn encode(told: &[Told]) -> Vec<u8> {
-    let frames = told.iter().flat_map(|(output, end)| {
+fn encode(results: &[Told]) -> Vec<u8> {
+    let frames = results.iter().flat_map(|(output, end)| {
         output.chunks(7).map(encode_output).chain(end.iter().map(encode_end))
     });
     frames.flatten().collect()
 }
 
 fn read(pieces: &[&[u8]]) -> Result<Vec<Told>, FrameFormatError> {
-    let (mut reader, mut told) = (FrameReader::default(), vec![(vec![], None)]);
+    let (mut reader, mut results) = (FrameReader::default(), vec![(vec![], None)]);
     for piece in pieces {
         reader.push(piece, |part| {
-            let last: &mut Told = told.last_mut().unwrap();
+            let last: &mut Told = results.last_mut().unwrap();
             match part {
                 FramePart::Output(piece) => last.0.extend_from_slice(piece),
                 FramePart::End(end) => {
                     last.1 = Some(end);
-                    told.push((vec![], None));
+                    results.push((vec![], None));
                 }
             }
         })?;
     }
-    if told.last() == Some(&(vec![], None)) {
-        told.pop();
+    if results.last() == Some(&(vec![], None)) {
+        results.pop();
     }
-    Ok(told)
+    Ok(results)
 }

@@ -25,9 +25,10 @@ fn the_agent_writes_where_it_may_and_nowhere_else() {
         kill -0 $PPID 2>/dev/null && echo 'could signal its first process'
         true
     ";
-    let folder = format!("FOLDER={}", sandbox.path(""));
+    let directory = format!("FOLDER={}", sandbox.path(""));
     let own = sandbox.path("own");
-    let ended = sandbox.script(&["--env", &folder, "--write", &own, "--write", "/nowhere"], script);
+    let ended =
+        sandbox.script(&["--env", &directory, "--write", &own, "--write", "/nowhere"], script);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     match landlock() {
         6.. => assert_eq!(ended.stdout, ""),

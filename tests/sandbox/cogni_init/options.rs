@@ -12,7 +12,7 @@ use super::{Ended, PROGRAM, Sandbox};
 
 #[test]
 fn wrong_use_is_reported_with_a_remedy() {
-    let said: Vec<_> = [
+    let messages: Vec<_> = [
         &[][..],
         &["--"],
         &["--nonsense"],
@@ -26,7 +26,7 @@ fn wrong_use_is_reported_with_a_remedy() {
     .iter()
     .map(|ended| format!("{} {}", ended.code.unwrap(), ended.stderr))
     .collect();
-    insta::assert_snapshot!(said.concat(), @r"
+    insta::assert_snapshot!(messages.concat(), @r"
     2 cogni-init: there is no program to start; give one, with its arguments, after `--`; see `cogni-init --help`
     2 cogni-init: there is no program to start; give one, with its arguments, after `--`; see `cogni-init --help`
     2 cogni-init: there is no option `--nonsense`; see `cogni-init --help`
@@ -77,11 +77,11 @@ fn help_and_version_are_printed() {
 #[test]
 fn a_socket_that_does_not_answer_is_reported_before_the_agent_starts() {
     let sandbox = Sandbox::without_gateway();
-    let mut said = vec![];
+    let mut messages = vec![];
     let mut attempt = || {
         let ended = sandbox.script(&["--socket-timeout=10ms"], "echo started");
         assert_eq!((ended.code, ended.stdout.as_str()), (Some(69), ""));
-        said.push(ended.stderr.replace(sandbox.folder.path().to_str().unwrap(), "/llm-sock"));
+        messages.push(ended.stderr.replace(sandbox.folder.path().to_str().unwrap(), "/llm-sock"));
     };
     attempt();
     // A listener that has ended leaves its file behind.
@@ -90,7 +90,7 @@ fn a_socket_that_does_not_answer_is_reported_before_the_agent_starts() {
     fs::remove_file(sandbox.socket()).unwrap();
     fs::write(sandbox.socket(), "no socket").unwrap();
     attempt();
-    insta::assert_snapshot!(said.concat(), @r"
+    insta::assert_snapshot!(messages.concat(), @r"
     cogni-init: the run's socket `/llm-sock/llm.sock` is not there; mount its directory into the sandbox, or name it with --socket
     cogni-init: no process listens on the run's socket `/llm-sock/llm.sock`; start the run's gateway first, and check that it still runs
     cogni-init: no process listens on the run's socket `/llm-sock/llm.sock`; start the run's gateway first, and check that it still runs
@@ -108,8 +108,8 @@ fn without_a_gateway_the_agent_starts_at_once() {
     );
     let options = ["--no-gateway", "--socket-timeout=10000h"];
     let ended = Ended::of(&mut sandbox.command(&options, &["perl", "-e", &script]));
-    let said = (ended.code, &*ended.stdout, &*ended.stderr);
-    assert_eq!(said, (Some(0), "nobody: Connection refused", ""));
+    let result = (ended.code, &*ended.stdout, &*ended.stderr);
+    assert_eq!(result, (Some(0), "nobody: Connection refused", ""));
     let ended = sandbox.script(&["--no-gateway"], "exit 7");
     assert_eq!(ended.code, Some(7), "{}", ended.stderr);
 }
@@ -126,8 +126,8 @@ fn a_socket_of_another_user_is_reported() {
     let ended =
         Ended::of(Command::new(user[0]).args(&user[1..]).arg(program).args(options).arg("true"));
     assert_eq!(ended.code, Some(69));
-    let said = ended.stderr.replace(sandbox.folder.path().to_str().unwrap(), "/llm-sock");
-    insta::assert_snapshot!(said, @"cogni-init: uid 1001 may not connect to the run's socket `/llm-sock/llm.sock`; make the socket its own, or its mode 0666");
+    let stderr = ended.stderr.replace(sandbox.folder.path().to_str().unwrap(), "/llm-sock");
+    insta::assert_snapshot!(stderr, @"cogni-init: uid 1001 may not connect to the run's socket `/llm-sock/llm.sock`; make the socket its own, or its mode 0666");
 }
 
 #[test]
@@ -144,8 +144,8 @@ fn a_port_in_use_is_reported() {
     let _taken = std::net::TcpListener::bind(sandbox.address).unwrap();
     let ended = sandbox.run(&["true"]);
     assert_eq!(ended.code, Some(125));
-    let said = ended.stderr.replace(&sandbox.address.to_string(), "127.0.0.1:8080");
-    insta::assert_snapshot!(said, @"cogni-init: cannot listen on `127.0.0.1:8080`: another process of the sandbox does; give another port with --listen");
+    let stderr = ended.stderr.replace(&sandbox.address.to_string(), "127.0.0.1:8080");
+    insta::assert_snapshot!(stderr, @"cogni-init: cannot listen on `127.0.0.1:8080`: another process of the sandbox does; give another port with --listen");
 }
 
 #[test]
@@ -159,15 +159,15 @@ fn a_loopback_interface_that_is_down_is_brought_up() {
     let unprivileged = [&["unshare", "--net", "setpriv"][..], &drop].concat();
     let ended = Ended::of(&mut sandbox.under(&unprivileged, &[], &agent));
     assert_eq!(ended.code, Some(125));
-    let said = ended.stderr.replace(&sandbox.address.to_string(), "127.0.0.1:8080");
-    insta::assert_snapshot!(said, @"cogni-init: cannot listen on `127.0.0.1:8080`: the loopback interface is down, and this process may not bring it up (Operation not permitted (os error 1)); let the runner do it: `ip link set lo up` in the sandbox's network namespace");
+    let stderr = ended.stderr.replace(&sandbox.address.to_string(), "127.0.0.1:8080");
+    insta::assert_snapshot!(stderr, @"cogni-init: cannot listen on `127.0.0.1:8080`: the loopback interface is down, and this process may not bring it up (Operation not permitted (os error 1)); let the runner do it: `ip link set lo up` in the sandbox's network namespace");
 }
 
 /// R4: One file is enough: the gateway contains `cogni-init` and writes it to a file for the sandboxes.
 #[test]
 fn the_gateway_carries_this_program() {
-    let folder = tempfile::tempdir().unwrap();
-    let first = InitBinary::BuiltIn { directory: folder.path().join("state") };
+    let dir = tempfile::tempdir().unwrap();
+    let first = InitBinary::BuiltIn { directory: dir.path().join("state") };
     let file = first.install_file().unwrap().unwrap();
     let version = Ended::of(Command::new(&file).arg("--version"));
     assert_eq!(version.stdout, format!("cogni-init {}\n", env!("CARGO_PKG_VERSION")));

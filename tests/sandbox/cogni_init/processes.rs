@@ -36,7 +36,7 @@ fn a_program_that_cannot_start_is_reported_as_a_shell_does() {
     fs::write(&plain, "echo a shell has run this").unwrap();
     fs::write(&script, "echo a shell has run this").unwrap();
     fs::set_permissions(&script, Permissions::from_mode(0o755)).unwrap();
-    let mut said = vec![];
+    let mut messages = vec![];
     for (program, code) in [
         (plain.as_str(), 126),
         (&script, 126),
@@ -47,9 +47,9 @@ fn a_program_that_cannot_start_is_reported_as_a_shell_does() {
     ] {
         let ended = sandbox.run(&[program]);
         assert_eq!((ended.code, ended.stdout.as_str()), (Some(code), ""), "{program}");
-        said.push(ended.stderr.replace(sandbox.folder.path().to_str().unwrap(), "/workspace"));
+        messages.push(ended.stderr.replace(sandbox.folder.path().to_str().unwrap(), "/workspace"));
     }
-    insta::assert_snapshot!(said.concat(), @r"
+    insta::assert_snapshot!(messages.concat(), @r"
     cogni-init: uid 0 may not execute `/workspace/plain`
     cogni-init: `/workspace/script` is no program of this machine, and has no `#!` line; there is no shell to guess with
     cogni-init: uid 0 may not execute `/workspace`
@@ -78,7 +78,7 @@ fn signals_reach_the_agent() {
             let script = format!("trap 'exit 40' {signal}; sleep 1000 & echo $PPID; wait; exit 41");
             let mut command = sandbox.under(wrapper, &[], &["sh", "-c", &script]);
             let mut process = Process::start(&mut command, "util-linux is installed");
-            process.until(|said| said.ends_with('\n'));
+            process.until(|output| output.ends_with('\n'));
             let own = wrapper.is_empty().then(|| process.id());
             signal_to(own.unwrap_or_else(|| child_of(process.id())), signal);
             assert_eq!(process.wait().code(), Some(40), "{signal}: {}", process.output());
@@ -154,7 +154,7 @@ fn the_agent_does_not_outlive_its_first_process() {
     let held = sandbox.path("held");
     let script = format!("exec 9>{held}; echo ready; exec sleep 1000");
     let mut process = Process::start(&mut sandbox.command(&[], &["sh", "-c", &script]), "");
-    process.until(|said| said.contains("ready"));
+    process.until(|output| output.contains("ready"));
     process.signal("KILL");
     process.wait();
     crate::support::process::wait_until(|| !is_open(Path::new(&held)), || "it lives".to_owned());
@@ -174,6 +174,6 @@ fn child_of(pid: u32) -> u32 {
 /// Returns whether any process of this machine has the file open.
 fn is_open(path: &Path) -> bool {
     let processes = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path().join("fd"));
-    let descriptors = processes.filter_map(|folder| fs::read_dir(folder).ok()).flatten();
+    let descriptors = processes.filter_map(|directory| fs::read_dir(directory).ok()).flatten();
     descriptors.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok()).any(|file| file == path)
 }

@@ -43,8 +43,8 @@ fn the_gateways_container_is_hardened_too() {
 #[tokio::test]
 async fn an_error_names_its_engine() {
     for (component, name) in [("Engine", "Docker Engine"), ("Podman Engine", "Podman")] {
-        let place = tempfile::tempdir().unwrap();
-        let socket = place.path().join("engine.sock");
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("engine.sock");
         let listener = tokio::net::UnixListener::bind(&socket).unwrap();
         let version = json!({
             "ApiVersion": "1.41",
@@ -54,16 +54,16 @@ async fn an_error_names_its_engine() {
         let engine = tokio::spawn(async move {
             loop {
                 let (mut stream, _) = listener.accept().await.unwrap();
-                let mut asked = vec![0; 4096];
-                let length = stream.read(&mut asked).await.unwrap();
-                let is_version = String::from_utf8_lossy(&asked[..length]).contains("/version ");
-                let (status, said) = if is_version {
+                let mut request = vec![0; 4096];
+                let length = stream.read(&mut request).await.unwrap();
+                let is_version = String::from_utf8_lossy(&request[..length]).contains("/version ");
+                let (status, body) = if is_version {
                     ("200 OK", version.to_string())
                 } else {
                     ("500 X", "{}".to_owned())
                 };
                 let head = "content-type: application/json\r\nconnection: close\r\ncontent-length";
-                let answer = format!("HTTP/1.1 {status}\r\n{head}: {}\r\n\r\n{said}", said.len());
+                let answer = format!("HTTP/1.1 {status}\r\n{head}: {}\r\n\r\n{body}", body.len());
                 stream.write_all(answer.as_bytes()).await.unwrap();
             }
         });

@@ -195,9 +195,9 @@ fn made(spec: &SandboxSpec) -> Value {
     made_at(spec, &place())
 }
 
-fn made_at(spec: &SandboxSpec, place: &OciHostSettings) -> Value {
+fn made_at(spec: &SandboxSpec, settings: &OciHostSettings) -> Value {
     let spec = SandboxSpec { root: RootSource::Host, ..spec.clone() };
-    serde_json::to_value(build_oci_spec(&spec, place)).unwrap()
+    serde_json::to_value(build_oci_spec(&spec, settings)).unwrap()
 }
 
 fn place() -> OciHostSettings {

@@ -198,8 +198,8 @@ fn interpret(program: &[sock_filter], data: &[u8]) -> u32 {
         let jump = |holds: bool| usize::from(if holds { jt } else { jf });
         match (code & 0x07, code & 0xf0) {
             (libc::BPF_LD, _) => {
-                let place = k as usize..k as usize + 4;
-                accumulator = u32::from_ne_bytes(data[place].try_into().unwrap());
+                let range = k as usize..k as usize + 4;
+                accumulator = u32::from_ne_bytes(data[range].try_into().unwrap());
             }
             (libc::BPF_ALU, libc::BPF_AND) => accumulator &= k,
             (libc::BPF_JMP, libc::BPF_JA) => at += k as usize,

@@ -14,17 +14,20 @@ use crate::support::service::ServiceSetup;
 /// for another store are not accepted.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_names_its_billing_store() {
-    let place = ServiceSetup::new("").await;
-    let service = place.start();
+    let setup = ServiceSetup::new("").await;
+    let service = setup.start();
     let mut body = asked("fake");
     body["metadata"] = json!({"team": "ads"});
     let run = service.run(&body).await;
     assert_eq!(service.ended(&run).await["error_code"], Value::Null);
-    let call = place.provider.seen.last_request().unwrap();
-    let told: Value =
+    let call = setup.provider.seen.last_request().unwrap();
+    let metadata: Value =
         serde_json::from_str(call.header("x-litellm-spend-logs-metadata").unwrap()).unwrap();
-    let ours = place.books().deployment_id().await.unwrap();
-    assert_eq!((&told["run_id"], &told["cogni_deployment_id"]), (&json!(run), &json!(ours)));
+    let deployment_id = setup.books().deployment_id().await.unwrap();
+    assert_eq!(
+        (&metadata["run_id"], &metadata["cogni_deployment_id"]),
+        (&json!(run), &json!(deployment_id))
+    );
 
     let item = |call: &str, deployment: &str| {
         let whose = json!({"run_id": run, "cogni_deployment_id": deployment});
@@ -32,22 +35,22 @@ async fn a_call_names_its_billing_store() {
                "endTime": 1_795_339_851.847, "metadata": {"spend_logs_metadata": whose}})
     };
     let call = call.header("x-litellm-call-id").unwrap();
-    let items = json!([item(call, &ours), item("of-another", "another")]);
+    let items = json!([item(call, &deployment_id), item("of-another", "another")]);
     let answer = service.post("/api/internal/billing/ingest", &items).await;
-    let told = answer.json();
+    let metadata = answer.json();
     assert_eq!(
-        (&told["new"], &told["unknown"], &told["foreign"]),
+        (&metadata["new"], &metadata["unknown"], &metadata["foreign"]),
         (&json!(1), &json!(0), &json!(1))
     );
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// B4: Only an admin can list the runs with calls without a receipt, page by page.
 #[tokio::test(flavor = "multi_thread")]
 async fn flagged_runs_are_listed() {
-    let place = ServiceSetup::new("").await;
-    place.write_config("receipt_bound = \"1ms\"");
-    let service = place.start();
+    let setup = ServiceSetup::new("").await;
+    setup.write_config("receipt_bound = \"1ms\"");
+    let service = setup.start();
     let mut runs = vec![];
     for _ in 0..2 {
         let run = service.run(&asked("fake")).await;
@@ -62,18 +65,18 @@ async fn flagged_runs_are_listed() {
     assert_eq!(first["runs"][0]["flags"], json!(["unreceipted"]));
     let second = flagged(&format!("?limit=1&cursor={}", runs[0])).await;
     assert_eq!((&second["runs"][0]["run"], &second["next"]), (&json!(runs[1]), &Value::Null));
-    let ordinary = place.grant(&[]);
+    let ordinary = setup.grant(&[]);
     assert_eq!(ordinary.get("/api/v1/billing/flagged").await.status, 403);
     assert_eq!(service.get("/api/v1/billing/flagged?limit=0").await.status, 400);
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// B2, G15: Many concurrent reports of the maximum size take the memory of a few, and health checks are answered
 /// meanwhile.
 #[tokio::test(flavor = "multi_thread")]
 async fn large_reports_cost_bounded_memory() {
-    let place = ServiceSetup::new("").await;
-    let service = place.start();
+    let setup = ServiceSetup::new("").await;
+    let service = setup.start();
     let body = format!("{{\"messages\":[{}0]}}", "0,".repeat((16 << 20) / 2 - 10));
     let before = peak_kib(service.process.id());
     let mut healthy = 0;
@@ -90,7 +93,7 @@ async fn large_reports_cost_bounded_memory() {
             tokio::select! {
                 biased;
                 _ = reports.as_mut() => break,
-                answer = async { place.client().get("/healthz").await } => {
+                answer = async { setup.client().get("/healthz").await } => {
                     assert_eq!(answer.status, 200);
                     healthy += 1;
                 }
@@ -100,7 +103,7 @@ async fn large_reports_cost_bounded_memory() {
     assert!(healthy >= 6, "the service answers between reports only");
     let grown = peak_kib(service.process.id()) - before;
     assert!(grown < 4 * 2 * 16 * 1024, "{grown} KiB");
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// Returns the peak memory of a process.

@@ -9,23 +9,23 @@ use crate::support::service::{Grant, ServiceSetup, parse_events};
 /// A2: The events come in order, the answer before the end, and can be read again from any number.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chat_streams_its_answer_and_can_be_read_again() {
-    let place = ServiceSetup::new("").await;
-    let service = place.start();
-    let grant = place.grant(&[]);
+    let setup = ServiceSetup::new("").await;
+    let service = setup.start();
+    let grant = setup.grant(&[]);
     let response = grant.post("/api/v1/ai/chat", &chat("fake/text=ready")).await;
     assert_eq!(response.status, 200, "{}", response.text());
     assert_eq!(response.header("content-type"), Some("text/event-stream"));
     let run = response.header("x-run-id").unwrap().to_owned();
-    let told = parse_events(response.text());
-    let count = told.len() as u64;
+    let events = parse_events(response.text());
+    let count = events.len() as u64;
     assert_eq!(ids(response.text()), (1..=count).collect::<Vec<_>>());
-    let deltas = told.iter().filter(|told| told.kind == "text_delta");
-    let text: String = deltas.filter_map(|told| told.data["text"].as_str()).collect();
+    let deltas = events.iter().filter(|event| event.kind == "text_delta");
+    let text: String = deltas.filter_map(|event| event.data["text"].as_str()).collect();
     assert_eq!(text, "ready");
-    let kinds: Vec<_> = told.iter().map(|told| &*told.kind).collect();
+    let kinds: Vec<_> = events.iter().map(|event| &*event.kind).collect();
     assert_eq!((kinds[0], *kinds.last().unwrap()), ("run_started", "final"), "{kinds:?}");
     assert!(kinds.contains(&"assistant_final") && kinds.contains(&"done"), "{kinds:?}");
-    assert_eq!(told.last().unwrap().data["ok"], true);
+    assert_eq!(events.last().unwrap().data["ok"], true);
 
     let path = format!("/api/v1/runs/{run}/events");
     assert_eq!(ids(grant.get(&path).await.text()), ids(response.text()));
@@ -35,15 +35,15 @@ async fn a_chat_streams_its_answer_and_can_be_read_again() {
     let last = [("last-event-id", &*after.to_string())];
     let rest = grant.ask(Method::GET, &path, "", &last).await;
     assert_eq!(ids(rest.text()), [after + 1, after + 2], "the header says the same");
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// A2: A client that disconnects ends its chat's run.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chat_whose_client_goes_away_is_ended() {
-    let place = ServiceSetup::new("").await;
-    let service = place.start();
-    let grant = place.grant(&[]);
+    let setup = ServiceSetup::new("").await;
+    let service = setup.start();
+    let grant = setup.grant(&[]);
     let run = left(&grant, &chat(WAITS)).await;
     let row = grant.ended(&run).await;
     assert_eq!(
@@ -51,23 +51,23 @@ async fn a_chat_whose_client_goes_away_is_ended() {
         (&json!("ended"), &json!("cancelled")),
         "{row}"
     );
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// A2: If the request says so, the run continues without its client.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_detached_chat_continues_without_its_client() {
-    let place = ServiceSetup::new("").await;
-    let service = place.start();
-    let grant = place.grant(&[]);
+    let setup = ServiceSetup::new("").await;
+    let service = setup.start();
+    let grant = setup.grant(&[]);
     let mut body = chat(WAITS);
     body["onDisconnect"] = "continue".into();
     let run = left(&grant, &body).await;
-    place.provider.gate.wait_for_waiting(1).await;
-    place.provider.gate.allow_answers(1);
+    setup.provider.gate.wait_for_waiting(1).await;
+    setup.provider.gate.allow_answers(1);
     let row = grant.ended(&run).await;
     assert_eq!((&row["state"], &row["error_code"]), (&json!("ended"), &Value::Null), "{row}");
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// Reads a chat until the agent's first text, which comes before the end, and disconnects.
@@ -88,22 +88,22 @@ async fn left(grant: &Grant, body: &Value) -> String {
 /// A3: The budget of a run never exceeds the grant's, whatever the request asks for.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_budget_is_the_lower_of_the_request_and_the_grant() {
-    let place = ServiceSetup::new("").await;
-    let service = place.start();
-    let (free, bound) = (place.grant(&[]), place.grant(&["--max-turns", "0"]));
+    let setup = ServiceSetup::new("").await;
+    let service = setup.start();
+    let (free, bound) = (setup.grant(&[]), setup.grant(&["--max-turns", "0"]));
     for (grant, turns) in [(&free, 0), (&bound, 50)] {
         let mut body = chat("fake");
         body["budget"] = json!({ "max_turns": turns });
         let response = grant.post("/api/v1/ai/chat", &body).await;
-        let told = parse_events(response.text());
-        let last = &told.last().unwrap().data;
+        let events = parse_events(response.text());
+        let last = &events.last().unwrap().data;
         assert_eq!(last["error_code"], "budget_exhausted", "{last}");
     }
-    place.stop(service);
+    setup.stop(service);
 }
 
 fn ids(text: &str) -> Vec<u64> {
-    parse_events(text).iter().map(|told| told.seq).collect()
+    parse_events(text).iter().map(|event| event.seq).collect()
 }
 
 /// A model that writes one word, and the next one when the gate opens.

@@ -13,35 +13,35 @@ use crate::support::service::{Grant, ServiceSetup};
 /// A4: An accepted run is executed, whenever its client disconnects.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_whose_client_hangs_up_at_once_is_run_all_the_same() {
-    let place = ServiceSetup::new("").await;
-    let service = place.start();
-    let grant = place.grant(&[]);
-    hang_up(&place, &grant, "/api/v1/runs", &asked("fake"));
+    let setup = ServiceSetup::new("").await;
+    let service = setup.start();
+    let grant = setup.grant(&[]);
+    hang_up(&setup, &grant, "/api/v1/runs", &asked("fake"));
     let rows = all_ended(&grant).await;
     let wrong: Vec<_> = rows.iter().filter(|row| row["error_code"] != Value::Null).collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// A2: A chat ends when its client disconnects, at whatever moment.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chat_whose_client_hangs_up_at_once_is_ended() {
-    let place = ServiceSetup::new("").await;
-    let service = place.start();
-    let grant = place.grant(&[]);
+    let setup = ServiceSetup::new("").await;
+    let service = setup.start();
+    let grant = setup.grant(&[]);
     // The gate stays closed, so the chat would not end by itself.
-    hang_up(&place, &grant, "/api/v1/ai/chat", &chat("fake/text=one two;gate=1"));
+    hang_up(&setup, &grant, "/api/v1/ai/chat", &chat("fake/text=one two;gate=1"));
     let rows = all_ended(&grant).await;
     let wrong: Vec<_> = rows.iter().filter(|row| row["error_code"] != "cancelled").collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// Makes this many requests; each client waits a little longer than the one before and then disconnects.
-fn hang_up(place: &ServiceSetup, grant: &Grant, path: &str, body: &Value) {
+fn hang_up(setup: &ServiceSetup, grant: &Grant, path: &str, body: &Value) {
     let body = body.to_string();
     for client in 0..CLIENTS {
-        let mut stream = UnixStream::connect(place.path().join("api.sock")).unwrap();
+        let mut stream = UnixStream::connect(setup.path().join("api.sock")).unwrap();
         let head = format!(
             "POST {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {}\r\n\
              content-type: application/json\r\ncontent-length: {}\r\n\r\n",

@@ -12,9 +12,9 @@ use crate::support::service::ServiceSetup;
 /// The paths come from the service's own API description, so a new path is tested, too.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_without_a_grant_is_refused_at_every_path() {
-    let place = ServiceSetup::new("").await;
-    let service = place.start();
-    let document = place.client().get("/api/v1/openapi.json").await.json();
+    let setup = ServiceSetup::new("").await;
+    let service = setup.start();
+    let document = setup.client().get("/api/v1/openapi.json").await.json();
     let mut open = vec![];
     for (path, method, operation) in operations(&document) {
         let concrete = path.replace("{id}", "run-1").replace("{name}", "bundle");
@@ -22,13 +22,13 @@ async fn a_request_without_a_grant_is_refused_at_every_path() {
             open.push(concrete);
             continue;
         }
-        let response = place.client().ask(method, &concrete, "", &[]).await;
+        let response = setup.client().ask(method, &concrete, "", &[]).await;
         assert_eq!(response.status, 401, "{path}: {}", response.text());
         assert_eq!(response.json()["error"]["code"], "unauthorized", "{path}");
         assert_eq!(response.header("www-authenticate"), Some("Bearer"), "{path}");
     }
     assert_eq!(open, ["/healthz", "/readyz"]);
-    place.stop(service);
+    setup.stop(service);
 }
 
 fn operations(document: &Value) -> Vec<(String, Method, Value)> {
@@ -44,32 +44,32 @@ fn operations(document: &Value) -> Vec<(String, Method, Value)> {
 /// A3: A revoked grant and a missing scope have their own codes.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_grant_is_valid_for_its_scopes_until_it_is_revoked() {
-    let place = ServiceSetup::new("").await;
-    let service = place.start();
-    let mut said = String::new();
-    let all = place.grant(&["--repo", "https://github.com/acme/*"]);
+    let setup = ServiceSetup::new("").await;
+    let service = setup.start();
+    let mut messages = String::new();
+    let all = setup.grant(&["--repo", "https://github.com/acme/*"]);
     let run = |change: Value| {
         let mut body = asked("fake");
         body.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
         body
     };
-    let reader = place.mint(&["--access", "read"]);
-    tell(&mut said, "only reads", &reader.post("/api/v1/runs", &asked("fake")).await);
-    tell(&mut said, "only reads", &reader.post("/api/v1/ai/chat", &chat("fake")).await);
+    let reader = setup.mint(&["--access", "read"]);
+    tell(&mut messages, "only reads", &reader.post("/api/v1/runs", &asked("fake")).await);
+    tell(&mut messages, "only reads", &reader.post("/api/v1/ai/chat", &chat("fake")).await);
     let other = ["--allow-sandbox", "--agent", "sandbox:openclaw", "--account", "a"];
-    let runner = place.mint(&[&["--access", "runs"], &other[..]].concat());
-    tell(&mut said, "another agent", &runner.post("/api/v1/runs", &asked("fake")).await);
-    tell(&mut said, "only runs", &runner.get("/api/v1/runs").await);
+    let runner = setup.mint(&[&["--access", "runs"], &other[..]].concat());
+    tell(&mut messages, "another agent", &runner.post("/api/v1/runs", &asked("fake")).await);
+    tell(&mut messages, "only runs", &runner.get("/api/v1/runs").await);
     let account = run(json!({"account": "acct-2"}));
-    tell(&mut said, "another account", &all.post("/api/v1/runs", &account).await);
+    tell(&mut messages, "another account", &all.post("/api/v1/runs", &account).await);
     let foreign = run(json!({"repo": "https://github.com/acme-evil/site", "branch_key": "b"}));
-    tell(&mut said, "another repository", &all.post("/api/v1/runs", &foreign).await);
+    tell(&mut messages, "another repository", &all.post("/api/v1/runs", &foreign).await);
     let local = run(json!({"repo": "file:///srv/git/site.git", "branch_key": "b"}));
-    tell(&mut said, "one of this machine", &all.post("/api/v1/runs", &local).await);
-    place.cogni(&["grant", "revoke", &all.id]);
+    tell(&mut messages, "one of this machine", &all.post("/api/v1/runs", &local).await);
+    setup.cogni(&["grant", "revoke", &all.id]);
     until(async || all.get("/api/v1/runs").await.status == 401).await;
-    tell(&mut said, "revoked", &all.get("/api/v1/runs").await);
-    insta::assert_snapshot!(said, @r"
+    tell(&mut messages, "revoked", &all.get("/api/v1/runs").await);
+    insta::assert_snapshot!(messages, @r"
     only reads: 403 forbidden: this grant does not have `runs` access
     only reads: 403 forbidden: this grant does not have `runs` access
     another agent: 403 forbidden_agent: this grant does not allow the agent `sandbox:agent`
@@ -79,31 +79,31 @@ async fn a_grant_is_valid_for_its_scopes_until_it_is_revoked() {
     one of this machine: 403 forbidden_repo: this grant does not allow the repository `file:///srv/git/site.git`
     revoked: 401 grant_revoked: this grant has been revoked
     ");
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// No response is one of axum's own error texts.
 #[tokio::test(flavor = "multi_thread")]
 async fn malformed_requests_are_refused_in_the_same_shape() {
-    let place = ServiceSetup::new("").await;
-    let service = place.start();
-    let grant = place.grant(&[]);
-    let mut said = String::new();
-    for (what, method, path, body) in ODD {
+    let setup = ServiceSetup::new("").await;
+    let service = setup.start();
+    let grant = setup.grant(&[]);
+    let mut messages = String::new();
+    for (label, method, path, body) in ODD {
         let response = grant.ask(method, path, body, &[("content-type", JSON)]).await;
-        tell(&mut said, what, &response);
+        tell(&mut messages, label, &response);
     }
     let large = format!("{{\"agent\": \"{}\"}}", "x".repeat(1 << 20));
     let runs = async |body: &str, headers: &[(&str, &str)]| {
         grant.ask(Method::POST, "/api/v1/runs", body, headers).await
     };
-    tell(&mut said, "too large", &runs(&large, &[]).await);
-    tell(&mut said, "not JSON, it says", &runs("{}", &[("content-type", "text/plain")]).await);
+    tell(&mut messages, "too large", &runs(&large, &[]).await);
+    tell(&mut messages, "not JSON, it says", &runs("{}", &[("content-type", "text/plain")]).await);
     let key = [("idempotency-key", "two words")];
-    tell(&mut said, "an odd key", &runs(&asked("m").to_string(), &key).await);
+    tell(&mut messages, "an odd key", &runs(&asked("m").to_string(), &key).await);
     let deleted = grant.ask(Method::DELETE, "/api/v1/runs", "", &[]).await;
     assert_eq!((deleted.status.as_u16(), deleted.header("allow")), (405, Some("POST,GET,HEAD")));
-    insta::assert_snapshot!(said, @r"
+    insta::assert_snapshot!(messages, @r"
     no such path: 404 no_such_path: there is nothing at this path; `GET /api/v1/openapi.json` says what there is
     another method: 405 method_not_allowed: this path knows other methods; `Allow` names them
     no JSON: 400 invalid_json: the body is not JSON: EOF while parsing an object at line 1 column 1
@@ -124,16 +124,16 @@ async fn malformed_requests_are_refused_in_the_same_shape() {
     not JSON, it says: 415 unsupported_media_type: a body is sent as `Content-Type: application/json`
     an odd key: 400 invalid_parameter: `Idempotency-Key` has 1 to 255 visible characters
     ");
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// A3: A token is accepted only in its header, and is never logged.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_is_read_from_one_header_only() {
-    let mut place = ServiceSetup::new("").await;
-    place.set("ACCESS_LOG_PATH", "-");
-    let service = place.start();
-    let grant = place.grant(&[]);
+    let mut setup = ServiceSetup::new("").await;
+    setup.set("ACCESS_LOG_PATH", "-");
+    let service = setup.start();
+    let grant = setup.grant(&[]);
     let good = format!("Bearer {}", grant.token);
     let (lower, basic) = (format!("bearer {}", grant.token), format!("Basic {}", grant.token));
     let by_query = format!("/api/v1/runs?token={}", grant.token);
@@ -146,19 +146,19 @@ async fn a_token_is_read_from_one_header_only() {
         ("/api/v1/runs", vec![("x-api-key", &*grant.token)], 401),
         (&*by_query, vec![], 401),
     ] {
-        let response = place.client().ask(Method::GET, path, "", &headers).await;
+        let response = setup.client().ask(Method::GET, path, "", &headers).await;
         assert_eq!(response.status, status, "{path} {}", headers.len());
     }
     assert!(!service.process.output().contains(&grant.token[4..]), "the log has a token");
-    place.stop(service);
+    setup.stop(service);
 }
 
-fn tell(said: &mut String, what: &str, response: &Response) {
-    assert_eq!(response.header("content-type"), Some(JSON), "{what}");
-    assert!(response.header("x-request-id").is_some(), "{what}");
+fn tell(messages: &mut String, label: &str, response: &Response) {
+    assert_eq!(response.header("content-type"), Some(JSON), "{label}");
+    assert!(response.header("x-request-id").is_some(), "{label}");
     let error = &response.json()["error"];
     let (code, message) = (error["code"].as_str().unwrap(), error["message"].as_str().unwrap());
-    writeln!(said, "{what}: {} {code}: {message}", response.status.as_u16()).unwrap();
+    writeln!(messages, "{label}: {} {code}: {message}", response.status.as_u16()).unwrap();
 }
 
 const JSON: &str = "application/json";

@@ -10,14 +10,14 @@ use crate::support::service::{Grant, ServiceSetup};
 
 /// Starts a service whose model costs money and waits until the test lets it answer.
 async fn place() -> ServiceSetup {
-    let place = ServiceSetup::new("gate=1").await;
-    place.write_config("[prices]\nunknown = { input = \"3\", output = \"15\" }");
-    place
+    let setup = ServiceSetup::new("gate=1").await;
+    setup.write_config("[prices]\nunknown = { input = \"3\", output = \"15\" }");
+    setup
 }
 
 /// Returns a grant's costs, as the command line prints them.
-fn money(place: &ServiceSetup, grant: &Grant) -> Value {
-    let shown: Value = serde_json::from_str(&place.cogni(&["grant", "show", &grant.id])).unwrap();
+fn money(setup: &ServiceSetup, grant: &Grant) -> Value {
+    let shown: Value = serde_json::from_str(&setup.cogni(&["grant", "show", &grant.id])).unwrap();
     shown["money"].clone()
 }
 
@@ -28,11 +28,11 @@ fn dollars(value: &Value) -> Nanodollars {
 /// A run without its own limit may cost what remains of the grant; the next run is refused until the first has ended.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_grant_spends_no_more_than_its_caps() {
-    let place = place().await;
-    let service = place.start();
-    let grant = place.grant(&["--max-cost-usd-total", "2", "--max-cost-usd-per-day", "1"]);
+    let setup = place().await;
+    let service = setup.start();
+    let grant = setup.grant(&["--max-cost-usd-total", "2", "--max-cost-usd-per-day", "1"]);
     let run = grant.run(&asked("fake/gate=1")).await;
-    let reserved = money(&place, &grant);
+    let reserved = money(&setup, &grant);
     assert_eq!(reserved["today"]["reserved_usd"], "1", "{reserved}");
     assert_eq!(reserved["today"]["left_usd"], "0", "{reserved}");
     assert_eq!(reserved["total"]["left_usd"], "1", "{reserved}");
@@ -47,47 +47,47 @@ async fn a_grant_spends_no_more_than_its_caps() {
     let after: u64 = refused.header("retry-after").unwrap().parse().unwrap();
     assert!(Duration::from_secs(after) + Duration::from_mins(1) >= left, "{after} {left:?}");
 
-    place.provider.gate.allow_answers(1);
+    setup.provider.gate.allow_answers(1);
     assert_eq!(grant.ended(&run).await["error_code"], Value::Null);
-    let facts = place.books().calls_of_run(&run).await.unwrap();
+    let facts = setup.books().calls_of_run(&run).await.unwrap();
     let cost = facts.iter().fold(Nanodollars::ZERO, |sum, fact| sum + fact.cost);
-    let settled = money(&place, &grant);
+    let settled = money(&setup, &grant);
     assert!(!cost.is_zero() && dollars(&settled["total"]["charged_usd"]) == cost, "{settled}");
     assert_eq!(settled["total"]["reserved_usd"], "0", "{settled}");
-    let status = run_status(&grant, &place, "0.25").await;
+    let status = run_status(&grant, &setup, "0.25").await;
     assert_eq!(status, Value::Null, "a run that asks for less leaves the rest to others");
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// Makes a run with its own limit; returns its error.
-async fn run_status(grant: &Grant, place: &ServiceSetup, limit: &str) -> Value {
+async fn run_status(grant: &Grant, setup: &ServiceSetup, limit: &str) -> Value {
     let mut body = asked("fake/gate=1");
     body["budget"] = json!({"max_cost_usd": limit});
     let run = grant.run(&body).await;
-    assert_eq!(money(place, grant)["today"]["reserved_usd"], limit);
-    place.provider.gate.allow_answers(1);
+    assert_eq!(money(setup, grant)["today"]["reserved_usd"], limit);
+    setup.provider.gate.allow_answers(1);
     grant.ended(&run).await["error_code"].clone()
 }
 
 /// A run's reservation survives a crash, and its charges count after the next process has ended it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crash_does_not_refund_costs() {
-    let place = place().await;
-    let mut service = place.start();
-    let grant = place.grant(&["--max-cost-usd-total", "1"]);
+    let setup = place().await;
+    let mut service = setup.start();
+    let grant = setup.grant(&["--max-cost-usd-total", "1"]);
     let run = grant.run(&asked("fake/gate=1")).await;
-    place.provider.gate.wait_for_waiting(1).await;
+    setup.provider.gate.wait_for_waiting(1).await;
     service.process.signal("KILL");
     service.process.wait();
-    assert_eq!(money(&place, &grant)["total"]["reserved_usd"], "1");
-    place.provider.gate.allow_answers(1);
-    let service = place.start();
+    assert_eq!(money(&setup, &grant)["total"]["reserved_usd"], "1");
+    setup.provider.gate.allow_answers(1);
+    let service = setup.start();
     assert_eq!(grant.ended(&run).await["error_code"], "interrupted");
-    let facts = place.books().calls_of_run(&run).await.unwrap();
+    let facts = setup.books().calls_of_run(&run).await.unwrap();
     let cost = facts.iter().fold(Nanodollars::ZERO, |sum, fact| sum + fact.cost);
-    let settled = money(&place, &grant);
+    let settled = money(&setup, &grant);
     assert!(!cost.is_zero() && dollars(&settled["total"]["charged_usd"]) == cost, "{settled}");
     assert_eq!(settled["total"]["reserved_usd"], "0", "{settled}");
     assert_eq!(settled["today"], Value::Null, "{settled}");
-    place.stop(service);
+    setup.stop(service);
 }

@@ -11,28 +11,28 @@ use crate::support::service::{Grant, Service, ServiceSetup};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_text_for_a_tenant_has_a_path_of_this_machine() {
-    let place = ServiceSetup::new("").await;
-    let agents = place.path().join("agents");
+    let setup = ServiceSetup::new("").await;
+    let agents = setup.path().join("agents");
     fs::create_dir_all(&agents).unwrap();
     let entry = agents::builtin_file("sandbox:agent").unwrap();
-    let root = format!("rootfs = \"{}/no-root\"\nargv = ", place.path().display());
+    let root = format!("rootfs = \"{}/no-root\"\nargv = ", setup.path().display());
     let rootless = entry.replace("\"sandbox:agent\"", "\"sandbox:rootless\"");
     let rootless = rootless.replacen("argv = ", &root, 1);
     fs::write(agents.join("sandbox-rootless.toml"), rootless).unwrap();
     fs::write(agents.join("sandbox-agent.toml"), entry).unwrap();
-    place.write_config(&format!("agents_dir = \"{}\"", agents.display()));
-    let service = place.start();
-    let tenant = place.grant(&["--repo", "http://127.0.0.1:9/*"]);
+    setup.write_config(&format!("agents_dir = \"{}\"", agents.display()));
+    let service = setup.start();
+    let tenant = setup.grant(&["--repo", "http://127.0.0.1:9/*"]);
     let (mut with_branch, mut rootless) = (asked("fake"), asked("fake"));
     with_branch["repo"] = json!("http://127.0.0.1:9/acme/site");
     with_branch["branchKey"] = json!("task-1");
     rootless["agent"] = json!("sandbox:rootless");
-    let state = place.state_dir();
-    let texts = Texts { place: &place, service: &service, tenant: &tenant };
+    let state = setup.state_dir();
+    let texts = Texts { place: &setup, service: &service, tenant: &tenant };
     texts.look("nothing", &asked("fake"), None).await;
     texts.look("no remote", &with_branch, None).await;
     texts.look("no root", &rootless, None).await;
-    texts.look("no run directory", &asked("fake"), Some(&place.run_dir())).await;
+    texts.look("no run directory", &asked("fake"), Some(&setup.run_dir())).await;
     texts.look("no audit logs", &asked("fake"), Some(&state.join("audit"))).await;
     texts.look("no mirrors", &with_branch, Some(&state.join("mirrors"))).await;
     for entry in fs::read_dir(&state).unwrap() {
@@ -41,10 +41,13 @@ async fn no_text_for_a_tenant_has_a_path_of_this_machine() {
             texts.look("no first process", &asked("fake"), Some(&path)).await;
         }
     }
-    let said = service.process.output();
-    assert!(said.contains("masked the paths of this machine in a text for the caller"), "{said}");
-    assert!(said.contains(&*state.join("audit").to_string_lossy()), "the log has it: {said}");
-    place.stop(service);
+    let output = service.process.output();
+    assert!(
+        output.contains("masked the paths of this machine in a text for the caller"),
+        "{output}"
+    );
+    assert!(output.contains(&*state.join("audit").to_string_lossy()), "the log has it: {output}");
+    setup.stop(service);
 }
 
 /// Every text that a tenant receives.

@@ -8,10 +8,10 @@ use crate::support::service::ServiceSetup;
 /// At the end of a run, the service removes the records of older runs that exceed the bound. Their rows and logs stay.
 #[tokio::test(flavor = "multi_thread")]
 async fn records_that_were_removed_are_gone_and_the_run_is_not() {
-    let place = ServiceSetup::new("").await;
-    place.write_config("max_kept_bytes = 16777216");
-    let service = place.start();
-    let grant = place.grant(&[]);
+    let setup = ServiceSetup::new("").await;
+    setup.write_config("max_kept_bytes = 16777216");
+    let service = setup.start();
+    let grant = setup.grant(&[]);
     let asked_again = async || {
         let key = [("idempotency-key", "k")];
         grant.post_with("/api/v1/ai/chat", &chat("fake"), &key).await
@@ -21,7 +21,7 @@ async fn records_that_were_removed_are_gone_and_the_run_is_not() {
     let before = grant.ended(&run).await;
     assert!(before["result"].is_object());
     // The run counts as one with large records.
-    let database = place.state_dir().join("state.db");
+    let database = setup.state_dir().join("state.db");
     let database = rusqlite::Connection::open(database).unwrap();
     database.execute("UPDATE run SET kept = 16777216 WHERE id = ?1", [&run]).unwrap();
 
@@ -43,5 +43,5 @@ async fn records_that_were_removed_are_gone_and_the_run_is_not() {
     before["result"].take();
     assert_eq!(after, before);
     assert_eq!(grant.get(&path("audit")).await.json()["verified"], true);
-    place.stop(service);
+    setup.stop(service);
 }

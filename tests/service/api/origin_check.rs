@@ -9,10 +9,10 @@ use crate::support::service::ServiceSetup;
 /// effect.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_page_in_a_browser_cannot_use_a_service_without_grants() {
-    let place = ServiceSetup::new("").await;
-    place.write_config("insecure_no_auth = true");
-    let service = place.start();
-    let client = place.client();
+    let setup = ServiceSetup::new("").await;
+    setup.write_config("insecure_no_auth = true");
+    let service = setup.start();
+    let client = setup.client();
     for (head, status) in [
         ("GET /api/v1/runs HTTP/1.1\r\nhost: localhost:7070", 200),
         ("GET /api/v1/runs HTTP/1.1\r\nhost: 127.0.0.2", 200),
@@ -40,20 +40,20 @@ async fn a_page_in_a_browser_cannot_use_a_service_without_grants() {
         assert_eq!(answered(&client, head, "").await.0, status, "{head}");
     }
     let run = asked_by("http://evil.example");
-    let (_, said) = answered(&client, &run.0, &run.1).await;
-    insta::assert_snapshot!(said, @r#"{"error":{"code":"forbidden_origin","message":"this service asks for no grant, so no page of another place may ask it"}}"#);
-    let (_, said) = answered(&client, "GET /healthz HTTP/1.1\r\nhost: evil.example", "").await;
-    insta::assert_snapshot!(said, @r#"{"error":{"code":"forbidden_host","message":"this service asks for no grant, so it is asked as `localhost` or by a loopback address only"}}"#);
+    let (_, body) = answered(&client, &run.0, &run.1).await;
+    insta::assert_snapshot!(body, @r#"{"error":{"code":"forbidden_origin","message":"this service asks for no grant, so no page of another place may ask it"}}"#);
+    let (_, body) = answered(&client, "GET /healthz HTTP/1.1\r\nhost: evil.example", "").await;
+    insta::assert_snapshot!(body, @r#"{"error":{"code":"forbidden_host","message":"this service asks for no grant, so it is asked as `localhost` or by a loopback address only"}}"#);
     let listed = client.get("/api/v1/runs").await.json();
     assert_eq!(listed["runs"], json!([]), "nothing has begun");
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// A form can send text without a preflight request. A caller with a grant may have any host name and origin.
 #[tokio::test(flavor = "multi_thread")]
 async fn charges_must_be_sent_as_json() {
-    let place = ServiceSetup::new("").await;
-    let service = place.start();
+    let setup = ServiceSetup::new("").await;
+    let service = setup.start();
     for (kind, status) in [
         ("text/plain", 415),
         ("application/x-www-form-urlencoded", 415),
@@ -63,11 +63,11 @@ async fn charges_must_be_sent_as_json() {
         let head = format!(
             "POST /api/internal/billing/ingest HTTP/1.1\r\nhost: cogni.example\r\norigin: https://cogni.example\r\n\
              authorization: Bearer {}\r\ncontent-type: {kind}",
-            place.owner.token
+            setup.owner.token
         );
-        assert_eq!(answered(&place.client(), &head, "[]").await.0, status, "{kind}");
+        assert_eq!(answered(&setup.client(), &head, "[]").await.0, status, "{kind}");
     }
-    place.stop(service);
+    setup.stop(service);
 }
 
 fn asked_by(origin: &str) -> (String, String) {

@@ -13,15 +13,15 @@ use crate::support::service::ServiceSetup;
 /// A setting that would appear changed, and is not, makes the whole reload fail.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_setting_that_needs_a_restart_is_reported() {
-    let place = ServiceSetup::new("").await;
-    let (rules, key) = (place.path().join("relay.toml"), place.path().join("seed"));
+    let setup = ServiceSetup::new("").await;
+    let (rules, key) = (setup.path().join("relay.toml"), setup.path().join("seed"));
     fs::write(&rules, "").unwrap();
     fs::write(&key, "11".repeat(32)).unwrap();
-    let mut command = place.command();
+    let mut command = setup.command();
     command.env("COGNI_RELAY_CONFIG", &rules).env("AUDIT_SIGNING_KEY_FILE", &key);
     let mut process = Process::start(&mut command, "build it");
-    tokio::task::block_in_place(|| process.until(|said| said.contains("ready")));
-    for (more, what) in [
+    tokio::task::block_in_place(|| process.until(|output| output.contains("ready")));
+    for (more, expected) in [
         ("retention = \"1d\"", "`[serve]` cannot change"),
         ("[metrics]\naddress = \"127.0.0.1:0\"", "`[metrics]` cannot change"),
         (
@@ -34,25 +34,25 @@ async fn a_setting_that_needs_a_restart_is_reported() {
         ("[prices]\nfile = \"/nowhere\"", "the prices cannot be used"),
         ("[admin]\nsocket_path = \"/nowhere/admin.sock\"", "`[admin]` is for"),
     ] {
-        place.write_config(more);
+        setup.write_config(more);
         process.signal("HUP");
-        let refused = |said: &str| {
-            said.lines().any(|line| line.contains("nothing has changed") && line.contains(what))
+        let refused = |text: &str| {
+            text.lines().any(|line| line.contains("nothing has changed") && line.contains(expected))
         };
         tokio::task::block_in_place(|| process.until(refused));
     }
-    place.write_config("");
+    setup.write_config("");
     fs::write(&key, "22".repeat(32)).unwrap();
     process.signal("HUP");
     let named =
-        |said: &str| said.contains("nothing has changed: `AUDIT_SIGNING_KEY` cannot change");
+        |output: &str| output.contains("nothing has changed: `AUDIT_SIGNING_KEY` cannot change");
     tokio::task::block_in_place(|| process.until(named));
     fs::write(&key, "11".repeat(32)).unwrap();
-    let run = place.owner.run(&asked("fake")).await;
-    assert_eq!(place.owner.ended(&run).await["error_code"], Value::Null);
+    let run = setup.owner.run(&asked("fake")).await;
+    assert_eq!(setup.owner.ended(&run).await["error_code"], Value::Null);
     fs::write(&rules, "no_such_key = 1").unwrap();
     process.signal("HUP");
-    let named = |said: &str| said.contains("nothing has changed: the relay cannot be opened");
+    let named = |output: &str| output.contains("nothing has changed: the relay cannot be opened");
     tokio::task::block_in_place(|| process.until(named));
     assert!(!process.output().contains("are read again"), "{}", process.output());
     assert!(tokio::task::block_in_place(|| process.terminate()).success());
@@ -61,24 +61,24 @@ async fn a_setting_that_needs_a_restart_is_reported() {
 /// A key that was changed in its file is used by the next run, without a restart.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upstreams_key_is_rotated() {
-    let place = ServiceSetup::new("").await;
-    let key = place.path().join("key");
+    let setup = ServiceSetup::new("").await;
+    let key = setup.path().join("key");
     fs::write(&key, "sk-old").unwrap();
-    let mut command = place.command();
+    let mut command = setup.command();
     command.env_remove("LITELLM_MASTER_KEY").env("LITELLM_MASTER_KEY_FILE", &key);
     let mut process = Process::start(&mut command, "build it");
-    tokio::task::block_in_place(|| process.until(|said| said.contains("ready")));
+    tokio::task::block_in_place(|| process.until(|output| output.contains("ready")));
     for (written, sent) in [("sk-old", "Bearer sk-old"), ("sk-new", "Bearer sk-new")] {
         fs::write(&key, written).unwrap();
         process.signal("HUP");
-        let again = |said: &str| {
-            said.matches("are read again").count() == if written == "sk-old" { 1 } else { 2 }
+        let again = |text: &str| {
+            text.matches("are read again").count() == if written == "sk-old" { 1 } else { 2 }
         };
         tokio::task::block_in_place(|| process.until(again));
-        let run = place.owner.run(&asked("fake")).await;
-        assert_eq!(place.owner.ended(&run).await["error_code"], Value::Null);
+        let run = setup.owner.run(&asked("fake")).await;
+        assert_eq!(setup.owner.ended(&run).await["error_code"], Value::Null);
         // The reconciliation task also sends requests there.
-        let requests = place.provider.seen.requests();
+        let requests = setup.provider.seen.requests();
         let call = requests.iter().rev().find(|request| request.path.contains("completions"));
         assert_eq!(call.unwrap().header("authorization"), Some(sent));
     }
@@ -88,29 +88,29 @@ async fn an_upstreams_key_is_rotated() {
 /// A wrong relay rules file, or an unusable run directory, is reported at the start.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broken_setting_prevents_the_start() {
-    let place = ServiceSetup::new("").await;
-    let rules = place.path().join("relay.toml");
+    let setup = ServiceSetup::new("").await;
+    let rules = setup.path().join("relay.toml");
     fs::write(&rules, "no_such_key = 1").unwrap();
-    for (name, value, told) in [
+    for (name, value, expected) in [
         ("COGNI_RELAY_CONFIG", rules.to_str().unwrap(), "no_such_key"),
         ("COGNI_RELAY_CONFIG", "/nowhere/relay.toml", "/nowhere/relay.toml"),
         ("COGNI_RUN_DIR", "/proc/x", "`serve.run_dir` is `/proc/x`, which cannot be used"),
     ] {
-        let mut process = Process::start(place.command().env(name, value), "build it");
+        let mut process = Process::start(setup.command().env(name, value), "build it");
         let status = tokio::task::block_in_place(|| process.wait());
         assert_eq!(status.code(), Some(2), "{name}={value}: {}", process.output());
-        assert!(process.output().contains(told), "{name}={value}: {}", process.output());
+        assert!(process.output().contains(expected), "{name}={value}: {}", process.output());
     }
 }
 
 /// A value that cannot be counted to is refused, and the error explains the setting.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_error_explains_a_wrong_setting() {
-    let place = ServiceSetup::new("").await;
-    let file = place.path().join("serve.toml");
+    let setup = ServiceSetup::new("").await;
+    let file = setup.path().join("serve.toml");
     let said = |text: &str| {
         fs::write(&file, text).unwrap();
-        let mut process = Process::start(&mut place.command(), "build it");
+        let mut process = Process::start(&mut setup.command(), "build it");
         assert_eq!(tokio::task::block_in_place(|| process.wait()).code(), Some(2));
         process.output().trim_end().to_owned()
     };
@@ -136,45 +136,45 @@ async fn the_error_explains_a_wrong_setting() {
     error: `workers` is `4`; take it out: a service has a thread for each processor
     error: `[admin]` is for `cogni-gateway proxy` and `cogni-gateway shared`; take it out: `POST /api/v1/runs/ID/cancel` ends a run of a service
     ");
-    let help = place.cogni(&["serve", "--help"]);
+    let help = setup.cogni(&["serve", "--help"]);
     assert!(help.starts_with("Serve agents, chats and runs over HTTP"), "{help}");
 }
 
 /// Agents without repositories need no git, and the log says that there is none.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_git_there_are_runs_and_no_relay() {
-    let place = ServiceSetup::new("").await;
-    let served = place.command();
+    let setup = ServiceSetup::new("").await;
+    let served = setup.command();
     let mut command = Command::new("unshare");
     command.args(["--mount", "sh", "-c", WITHOUT_GIT, "sh"]).arg(served.get_program());
     command.args(served.get_args()).env_clear();
     command.envs(served.get_envs().filter_map(|(name, value)| Some((name, value?))));
     let mut process = Process::start(&mut command, "run it as root");
-    tokio::task::block_in_place(|| process.until(|said| said.contains("ready")));
-    let ready = place.client().get("/readyz").await;
+    tokio::task::block_in_place(|| process.until(|output| output.contains("ready")));
+    let ready = setup.client().get("/readyz").await;
     assert_eq!(ready.status, 200, "{}", ready.text());
     let relay = ready.json()["checks"]["relay"].as_str().unwrap().to_owned();
     assert!(relay.starts_with("there is no git that is new enough"), "{relay}");
-    let run = place.owner.run(&asked("fake")).await;
-    assert_eq!(place.owner.ended(&run).await["error_code"], Value::Null);
+    let run = setup.owner.run(&asked("fake")).await;
+    assert_eq!(setup.owner.ended(&run).await["error_code"], Value::Null);
     assert!(tokio::task::block_in_place(|| process.terminate()).success());
 }
 
 /// A missing run directory makes the service not ready, so a load balancer sends no work.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_missing_run_directory_makes_the_service_not_ready() {
-    let place = ServiceSetup::new("").await;
-    let service = place.start();
-    let ready = place.client().get("/readyz").await;
+    let setup = ServiceSetup::new("").await;
+    let service = setup.start();
+    let ready = setup.client().get("/readyz").await;
     assert_eq!((ready.status.as_u16(), &ready.json()["checks"]["relay"]), (200, &json!("ok")));
-    fs::remove_dir_all(place.run_dir()).unwrap();
-    let ready = place.client().get("/readyz").await;
+    fs::remove_dir_all(setup.run_dir()).unwrap();
+    let ready = setup.client().get("/readyz").await;
     assert_eq!(ready.status, 503);
-    let said = ready.json()["checks"]["run_dir"].as_str().unwrap().to_owned();
-    assert!(said.contains("cannot be written: No such file or directory"), "{said}");
-    fs::create_dir(place.run_dir()).unwrap();
-    until(async || place.client().get("/readyz").await.status == 200).await;
-    place.stop(service);
+    let message = ready.json()["checks"]["run_dir"].as_str().unwrap().to_owned();
+    assert!(message.contains("cannot be written: No such file or directory"), "{message}");
+    fs::create_dir(setup.run_dir()).unwrap();
+    until(async || setup.client().get("/readyz").await.status == 200).await;
+    setup.stop(service);
 }
 
 /// Runs a program that finds a device in place of each git.

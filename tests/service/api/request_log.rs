@@ -13,8 +13,8 @@ use crate::support::service::ServiceSetup;
 /// same request.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_is_part_of_the_trace_that_it_is_asked_for_in() {
-    let place = ServiceSetup::new("").await;
-    let service = place.start();
+    let setup = ServiceSetup::new("").await;
+    let service = setup.start();
     let within = |span: &str| format!("00-0af7651916cd43dd8448eb211c80319c-{span}-01");
     let ask = async |span: &str| {
         let headers = [("idempotency-key", "job-7"), ("traceparent", &*within(span))];
@@ -24,7 +24,7 @@ async fn a_run_is_part_of_the_trace_that_it_is_asked_for_in() {
     let first = ask("b7ad6b7169203331").await;
     let run = first.json()["id"].as_str().unwrap().to_owned();
     service.ended(&run).await;
-    let log = fs::read_to_string(place.audit_log(&run)).unwrap();
+    let log = fs::read_to_string(setup.audit_log(&run)).unwrap();
     assert!(log.contains("0af7651916cd43dd8448eb211c80319c"), "{log}");
     let again = ask("b7ad6b7169203332").await;
     assert_eq!((again.status.as_u16(), &again.json()["id"]), (200, &json!(run)));
@@ -33,35 +33,35 @@ async fn a_run_is_part_of_the_trace_that_it_is_asked_for_in() {
     let odd = service.post_with("/api/v1/runs", &asked("fake"), &headers).await;
     assert_eq!(odd.status, 201, "{}", odd.text());
     service.ended(odd.json()["id"].as_str().unwrap()).await;
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// Requests with wrong tokens are counted, too; no token is logged.
 #[tokio::test(flavor = "multi_thread")]
 async fn each_request_is_logged_and_counted_with_its_caller() {
-    let place = ServiceSetup::new("").await;
-    place.write_config("[metrics]\naddress = \"127.0.0.1:0\"");
-    let mut service = place.start();
+    let setup = ServiceSetup::new("").await;
+    setup.write_config("[metrics]\naddress = \"127.0.0.1:0\"");
+    let mut service = setup.start();
     let run = service.run(&asked("fake/gate=1")).await;
-    let (ended, other) = (format!("/api/v1/runs/{run}/cancel"), place.grant(&[]));
+    let (ended, other) = (format!("/api/v1/runs/{run}/cancel"), setup.grant(&[]));
     assert_eq!(other.ask(Method::POST, &ended, "", &[]).await.status, 404);
     assert_eq!(service.ask(Method::POST, &ended, "", &[]).await.status, 202);
     service.ended(&run).await;
     let wrong = [("authorization", "Bearer cgr_wrong")];
-    let refused = place.client().send(request(Method::GET, "/api/v1/runs", "", &wrong)).await;
+    let refused = setup.client().send(request(Method::GET, "/api/v1/runs", "", &wrong)).await;
     assert_eq!(refused.status, 401);
-    assert_eq!(place.client().get("/healthz").await.status, 200);
+    assert_eq!(setup.client().get("/healthz").await.status, 200);
 
     let id = refused.header("x-request-id").unwrap();
-    tokio::task::block_in_place(|| service.process.until(|said| said.contains(id)));
-    let said = service.process.output();
-    let line = |what: &str| said.lines().find(|line| line.contains(what)).unwrap_or_default();
+    tokio::task::block_in_place(|| service.process.until(|output| output.contains(id)));
+    let printed = service.process.output();
+    let line = |text: &str| printed.lines().find(|line| line.contains(text)).unwrap_or_default();
     let cancelled = line("cancelled by a grant");
-    assert!(cancelled.contains(&run) && cancelled.contains(&service.id), "{said}");
-    assert!(line(id).contains("status=401"), "{said}");
-    assert!(said.lines().any(|line| line.contains(&other.id) && line.contains("status=404")));
-    assert!(!said.contains("healthz") && !said.contains("cgr_"), "{said}");
-    let scraped = scrape(&said).await;
+    assert!(cancelled.contains(&run) && cancelled.contains(&service.id), "{printed}");
+    assert!(line(id).contains("status=401"), "{printed}");
+    assert!(printed.lines().any(|line| line.contains(&other.id) && line.contains("status=404")));
+    assert!(!printed.contains("healthz") && !printed.contains("cgr_"), "{printed}");
+    let scraped = scrape(&printed).await;
     for series in [
         "api_requests_total{route=\"/api/v1/runs\",status=\"401\"} 1",
         "api_requests_total{route=\"/api/v1/runs/{id}/cancel\",status=\"202\"} 1",
@@ -69,10 +69,10 @@ async fn each_request_is_logged_and_counted_with_its_caller() {
     ] {
         assert!(scraped.contains(series), "{series} is not in {scraped}");
     }
-    place.stop(service);
+    setup.stop(service);
 }
 
-async fn scrape(said: &str) -> String {
-    let address = said.split("metrics=").nth(1).and_then(|rest| rest.split_whitespace().next());
+async fn scrape(text: &str) -> String {
+    let address = text.split("metrics=").nth(1).and_then(|rest| rest.split_whitespace().next());
     super::get(address.unwrap(), "/metrics").await
 }

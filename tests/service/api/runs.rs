@@ -12,9 +12,9 @@ use crate::support::service::{Grant, ServiceSetup};
 /// A4: A repeated request with the same key returns the same run; a different request with that key is refused.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_is_begun_once_for_each_key() {
-    let place = ServiceSetup::new("").await;
-    let service = place.start();
-    let (grant, other) = (place.grant(&[]), place.grant(&[]));
+    let setup = ServiceSetup::new("").await;
+    let service = setup.start();
+    let (grant, other) = (setup.grant(&[]), setup.grant(&[]));
     let key = [("idempotency-key", "job-7")];
     let ask = async |grant: &Grant, model: &str| {
         grant.ask(Method::POST, "/api/v1/runs", &asked(model).to_string(), &key).await
@@ -33,34 +33,34 @@ async fn a_run_is_begun_once_for_each_key() {
     other.ended(of_other.json()["id"].as_str().unwrap()).await;
     let row = grant.ended(&id).await;
     assert_eq!((&row["error_code"], &row["result"]["ok"]), (&Value::Null, &json!(true)));
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// A1: The agent's entry limits the time of a run, whatever the request asks for.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_is_as_long_as_its_agent_allows() {
-    let place = ServiceSetup::new("").await;
-    let agents = place.path().join("agents");
+    let setup = ServiceSetup::new("").await;
+    let agents = setup.path().join("agents");
     fs::create_dir(&agents).unwrap();
     let entry = agents::builtin_file("sandbox:agent").unwrap();
     // The agent would continue by itself, so its end must come from the limit.
     let entry = entry.replace("${TIMEOUT}", "600");
     let entry = entry.replace("max_runtime = \"10m\"", "max_runtime = \"1s\"");
     fs::write(agents.join("sandbox-agent.toml"), entry).unwrap();
-    place.write_config(&format!("agents_dir = {agents:?}"));
-    let service = place.start();
+    setup.write_config(&format!("agents_dir = {agents:?}"));
+    let service = setup.start();
     let mut asked = asked("fake/gate=1");
     asked["max_runtime"] = "200000000000000d".into();
     let run = service.run(&asked).await;
     assert_eq!(service.ended(&run).await["error_code"], "timeout");
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// A1: An agent's own timeout ends before the limit of its entry, also if the client asks for more time.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_gets_a_timeout_within_the_limit_of_its_entry() {
-    let place = ServiceSetup::new("").await;
-    let agents = place.path().join("agents");
+    let setup = ServiceSetup::new("").await;
+    let agents = setup.path().join("agents");
     fs::create_dir(&agents).unwrap();
     let answer = r#"{"payloads":[{"text":"${TIMEOUT}"}],"meta":{}}"#;
     let entry = format!(
@@ -68,26 +68,26 @@ async fn an_agent_gets_a_timeout_within_the_limit_of_its_entry() {
          argv = ['echo', '{answer}']\n[limits]\nmax_runtime = '1m'\n"
     );
     fs::write(agents.join("clock.toml"), entry).unwrap();
-    place.write_config(&format!("agents_dir = {agents:?}"));
-    let service = place.start();
+    setup.write_config(&format!("agents_dir = {agents:?}"));
+    let service = setup.start();
     let mut asked = asked("fake");
     asked["agent"] = "clock".into();
-    for (max_runtime, told) in [("1h", "30"), ("40s", "20")] {
+    for (max_runtime, expected) in [("1h", "30"), ("40s", "20")] {
         asked["max_runtime"] = max_runtime.into();
         let run = service.run(&asked).await;
         let row = service.ended(&run).await;
-        assert_eq!(row["result"]["agent"]["payloads"][0]["text"], told, "{row}");
+        assert_eq!(row["result"]["agent"]["payloads"][0]["text"], expected, "{row}");
     }
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// A3: A grant sees and ends only its own runs; an admin's grant sees all.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_is_visible_only_to_its_grant() {
-    let place = ServiceSetup::new("").await;
-    let service = place.start();
-    let (grant, other) = (place.grant(&[]), place.grant(&[]));
-    let admin = place.mint(&["--access", "read,admin"]);
+    let setup = ServiceSetup::new("").await;
+    let service = setup.start();
+    let (grant, other) = (setup.grant(&[]), setup.grant(&[]));
+    let admin = setup.mint(&["--access", "read,admin"]);
     let run = grant.run(&asked("fake/gate=1")).await;
     let below = ["", "/events", "/output", "/audit", "/relay", "/artifacts", "/artifacts/bundle"];
     for path in below {
@@ -103,15 +103,15 @@ async fn a_run_is_visible_only_to_its_grant() {
     assert_eq!(row["error_code"], "cancelled");
     let again = grant.ask(Method::POST, &cancel, "", &[]).await;
     assert_eq!((again.status.as_u16(), &again.json()["state"]), (200, &json!("ended")));
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// A4: No run is missing or repeated across pages.
 #[tokio::test(flavor = "multi_thread")]
 async fn runs_are_listed_in_pages() {
-    let place = ServiceSetup::new("").await;
-    let service = place.start();
-    let grant = place.grant(&[]);
+    let setup = ServiceSetup::new("").await;
+    let service = setup.start();
+    let grant = setup.grant(&[]);
     let mut begun = vec![];
     for _ in 0..5 {
         begun.push(grant.run(&asked("fake")).await);
@@ -132,15 +132,15 @@ async fn runs_are_listed_in_pages() {
     assert_eq!(listed, begun);
     let none = grant.get("/api/v1/runs?agent=sandbox:openclaw").await.json();
     assert_eq!(none, json!({"runs": [], "next": null}));
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// A4: After a run, its output can be read, and its log proves itself or names the changed record.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_output_and_log_of_a_run_can_be_read_and_proved() {
-    let place = ServiceSetup::new("").await;
-    let service = place.start();
-    let grant = place.grant(&[]);
+    let setup = ServiceSetup::new("").await;
+    let service = setup.start();
+    let grant = setup.grant(&[]);
     let run = grant.run(&asked("fake/text=ready")).await;
     grant.ended(&run).await;
     let below = async |path: &str| grant.get(&format!("/api/v1/runs/{run}/{path}")).await;
@@ -157,21 +157,21 @@ async fn the_output_and_log_of_a_run_can_be_read_and_proved() {
     assert_eq!(below("artifacts").await.json(), json!({"artifacts": []}));
     assert_eq!(below("artifacts/bundle").await.status, 404);
 
-    let log = place.audit_log(&run);
+    let log = setup.audit_log(&run);
     let changed = fs::read_to_string(&log).unwrap().replacen("acct-1", "acct-2", 1);
     fs::write(&log, changed).unwrap();
     let audit = below("audit").await.json();
     assert_eq!(audit["verified"], false);
     insta::assert_snapshot!(audit["broken"].as_str().unwrap(), @"record 1 (line 1, byte 0): the content does not match its hash");
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// A1: Agents are listed for grants that may run them; an agent that cannot run here is listed with the reason.
 #[tokio::test(flavor = "multi_thread")]
 async fn agents_are_listed_for_grants_that_may_run_them() {
-    let place = ServiceSetup::new("").await;
-    let service = place.start();
-    let (grant, nobody) = (place.grant(&[]), place.mint(&["--access", "read"]));
+    let setup = ServiceSetup::new("").await;
+    let service = setup.start();
+    let (grant, nobody) = (setup.grant(&[]), setup.mint(&["--access", "read"]));
     let ids = |listed: Value| {
         let agents = listed["agents"].as_array().unwrap().clone();
         agents.iter().map(|agent| agent["agentId"].clone()).collect::<Vec<_>>()
@@ -186,16 +186,16 @@ async fn agents_are_listed_for_grants_that_may_run_them() {
     body["agent"] = "sandbox:openclaw".into();
     let refused = grant.post("/api/v1/runs", &body).await;
     assert_eq!(refused.status, 422, "{}", refused.text());
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// A3: Only `admin` sees runs of all grants, and a page must continue from a run that its reader can see.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_page_continues_from_a_run_of_its_reader() {
-    let place = ServiceSetup::new("").await;
-    let service = place.start();
-    let (grant, other) = (place.grant(&[]), place.grant(&[]));
-    let admin = place.mint(&["--access", "admin"]);
+    let setup = ServiceSetup::new("").await;
+    let service = setup.start();
+    let (grant, other) = (setup.grant(&[]), setup.grant(&[]));
+    let admin = setup.mint(&["--access", "admin"]);
     let run = grant.run(&asked("fake")).await;
     grant.ended(&run).await;
     for path in ["/api/v1/runs".to_owned(), format!("/api/v1/runs/{run}/receipts")] {
@@ -211,14 +211,14 @@ async fn a_page_continues_from_a_run_of_its_reader() {
         json!({"agent": "sandbox:agent", "messages": [{"role": "user", "content": "hello"}]});
     let refused = grant.post("/api/v1/runs", &nameless).await;
     insta::assert_snapshot!(refused.text(), @r#"{"error":{"code":"invalid_request","message":"no model is named, and `sandbox:agent` has none of its own; name one as `model`"}}"#);
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// L1: A repository without a branch key gives no branch, and the run says so. A request for more than that is refused.
 #[tokio::test(flavor = "multi_thread")]
 async fn work_without_a_branch_is_reported_or_refused() {
-    let place = ServiceSetup::new("").await;
-    let service = place.start();
+    let setup = ServiceSetup::new("").await;
+    let service = setup.start();
     let with = |more: Value| {
         let mut body = asked("fake");
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -242,16 +242,16 @@ async fn work_without_a_branch_is_reported_or_refused() {
     assert_eq!(came, (&Value::Null, &json!({"skipped": "no_branch_key"})));
     let run = service.run(&asked("fake")).await;
     assert_eq!(service.ended(&run).await["result"]["relay"], Value::Null);
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// A3: A grant for some agents does not learn the names of others.
 #[tokio::test(flavor = "multi_thread")]
 async fn agents_of_other_grants_are_not_named() {
-    let place = ServiceSetup::new("").await;
-    let service = place.start();
+    let setup = ServiceSetup::new("").await;
+    let service = setup.start();
     // The grant may name an agent that the service does not have yet.
-    let known = place.path().join("agents");
+    let known = setup.path().join("agents");
     fs::create_dir(&known).unwrap();
     for name in ["agent", "openclaw", "open"] {
         let file = if name == "open" { "agent" } else { name };
@@ -262,7 +262,7 @@ async fn agents_of_other_grants_are_not_named() {
     let known = known.to_str().unwrap();
     let ask = async |agents: &str| {
         let terms = ["--allow-sandbox", "--agent", agents, "--account", "a"];
-        let grant = place.mint(&[&terms[..], &["--agents-dir", known]].concat());
+        let grant = setup.mint(&[&terms[..], &["--agents-dir", known]].concat());
         let mut body = asked("fake");
         body["agent"] = "sandbox:open".into();
         grant.post("/api/v1/runs", &body).await.json()["error"]["message"].clone()
@@ -272,5 +272,5 @@ async fn agents_of_other_grants_are_not_named() {
         ask("sandbox:open*").await,
         "there is no agent `sandbox:open`; there is `sandbox:openclaw`"
     );
-    place.stop(service);
+    setup.stop(service);
 }

@@ -15,13 +15,13 @@ use crate::support::service::{Service, ServiceSetup};
 /// After SIGTERM, `/readyz` reports it at once, no new run is accepted, and open runs may end.
 #[tokio::test(flavor = "multi_thread")]
 async fn sigterm_lets_open_runs_end() {
-    let place = ServiceSetup::new("").await;
-    let mut service = place.start();
-    let grant = place.grant(&[]);
-    let client = place.client();
+    let setup = ServiceSetup::new("").await;
+    let mut service = setup.start();
+    let grant = setup.grant(&[]);
+    let client = setup.client();
     assert_eq!(client.get("/readyz").await.status, 200);
     let run = grant.run(&asked("fake/text=one two;gate=1")).await;
-    place.provider.gate.wait_for_waiting(1).await;
+    setup.provider.gate.wait_for_waiting(1).await;
     service.process.signal("TERM");
     until(async || client.get("/readyz").await.status == 503).await;
     let ready = client.get("/readyz").await.json();
@@ -32,34 +32,34 @@ async fn sigterm_lets_open_runs_end() {
     insta::assert_snapshot!(refused.text(), @r#"{"error":{"code":"draining","message":"the service is stopping; try again elsewhere, or later"}}"#);
     let path = format!("/api/v1/runs/{run}/events");
     let watched = grant.start(request(Method::GET, &path, "", &[])).await.unwrap();
-    place.provider.gate.allow_answers(1);
+    setup.provider.gate.allow_answers(1);
     let (text, in_order) = watched.rest().await;
     assert!(in_order && text.contains("event: final"), "{text}");
     assert!(service.process.wait().success());
-    let service = place.start();
+    let service = setup.start();
     assert_eq!(grant.ended(&run).await["error_code"], Value::Null);
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// A run that is still open at the deadline is cancelled and recorded as ended.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_does_not_end_in_time_is_cancelled() {
-    let place = ServiceSetup::new("").await;
-    place.write_config("drain_timeout = \"100ms\"");
-    let mut service = place.start();
-    let grant = place.grant(&[]);
+    let setup = ServiceSetup::new("").await;
+    setup.write_config("drain_timeout = \"100ms\"");
+    let mut service = setup.start();
+    let grant = setup.grant(&[]);
     let run = grant.run(&asked("fake/gate=1")).await;
-    place.provider.gate.wait_for_waiting(1).await;
+    setup.provider.gate.wait_for_waiting(1).await;
     assert!(service.process.terminate().success(), "{}", service.process.output());
-    place.write_config("");
-    let service = place.start();
+    setup.write_config("");
+    let service = setup.start();
     let row = grant.ended(&run).await;
     assert_eq!(
         (&row["state"], &row["error_code"]),
         (&json!("ended"), &json!("cancelled")),
         "{row}"
     );
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// SIGHUP reads the agents again; if one of them is wrong, nothing changes.
@@ -68,10 +68,10 @@ async fn a_hangup_reads_the_agents_again() {
     let agents = tempfile::tempdir().unwrap();
     let file = agents.path().join("sandbox-agent.toml");
     fs::copy("config/agents/sandbox-agent.toml", &file).unwrap();
-    let place = ServiceSetup::new("").await;
-    place.write_config(&format!("agents_dir = {:?}", agents.path()));
-    let mut service = place.start();
-    let grant = place.grant(&[]);
+    let setup = ServiceSetup::new("").await;
+    setup.write_config(&format!("agents_dir = {:?}", agents.path()));
+    let mut service = setup.start();
+    let grant = setup.grant(&[]);
     let known = async || {
         let listed = grant.get("/api/v1/ai/agents?all=1").await.json();
         listed["agents"].as_array().unwrap().len()
@@ -84,9 +84,9 @@ async fn a_hangup_reads_the_agents_again() {
     until(async || known().await == 2).await;
     fs::write(&file, "name = 7").unwrap();
     service.process.signal("HUP");
-    service.process.until(|said| said.contains("nothing has changed"));
+    service.process.until(|output| output.contains("nothing has changed"));
     assert_eq!(known().await, 2);
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// If no agent can run, the service is not ready, so a load balancer sends no work.
@@ -96,29 +96,29 @@ async fn a_service_without_usable_agents_is_not_ready_and_says_why() {
     let text = fs::read_to_string("config/agents/sandbox-agent.toml").unwrap();
     let text = text.replace("[env]", "image = \"no-such-image\"\n[env]");
     fs::write(agents.path().join("sandbox-agent.toml"), text).unwrap();
-    let place = ServiceSetup::new("").await;
-    place.write_config(&format!("agents_dir = {:?}", agents.path()));
-    let service = place.start();
-    until(async || place.client().get("/readyz").await.json()["upstream"] == "ok").await;
-    let ready = place.client().get("/readyz").await;
+    let setup = ServiceSetup::new("").await;
+    setup.write_config(&format!("agents_dir = {:?}", agents.path()));
+    let service = setup.start();
+    until(async || setup.client().get("/readyz").await.json()["upstream"] == "ok").await;
+    let ready = setup.client().get("/readyz").await;
     assert_eq!(ready.status, 503);
     insta::assert_snapshot!(ready.text(), @r#"{"ready":false,"checks":{"accepting":"ok","agents":"no agent can run here: it needs the image `no-such-image`, and the driver `embedded` knows no images","database":"ok","forge":"no credential","queue":"ok","relay":"ok","run_dir":"ok","storage":"ok","upstream":"ok"},"upstream":"ok"}"#);
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// A3: TCP is served only with grants, or, if explicitly configured, without grants on a loopback address.
 #[tokio::test(flavor = "multi_thread")]
 async fn tcp_is_served_and_never_by_accident_without_grants() {
-    let mut place = ServiceSetup::new("").await;
-    place.set("COGNI_LISTEN", "127.0.0.1:0");
-    let service = place.start();
+    let mut setup = ServiceSetup::new("").await;
+    setup.set("COGNI_LISTEN", "127.0.0.1:0");
+    let service = setup.start();
     assert!(ask(&service, "/readyz").await.starts_with("HTTP/1.1 200 OK"));
     assert!(ask(&service, "/api/v1/runs").await.starts_with("HTTP/1.1 401"));
-    place.stop(service);
-    place.write_config("insecure_no_auth = true");
-    let open = place.start();
+    setup.stop(service);
+    setup.write_config("insecure_no_auth = true");
+    let open = setup.start();
     assert!(ask(&open, "/api/v1/runs").await.starts_with("HTTP/1.1 200 OK"));
-    place.stop(open);
+    setup.stop(open);
     let said = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"))
         .args(["serve", "--listen", "0.0.0.0:0", "--insecure-no-auth", "--litellm-host", "h:1"])
         .env_clear()
@@ -132,35 +132,35 @@ async fn tcp_is_served_and_never_by_accident_without_grants() {
 /// Two services with one state directory would both start its runs.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_service_does_not_start() {
-    let place = ServiceSetup::new("").await;
-    let service = place.start();
+    let setup = ServiceSetup::new("").await;
+    let service = setup.start();
     // A second service that opened the database would report this unknown version.
-    let database = rusqlite::Connection::open(place.state_dir().join("state.db")).unwrap();
+    let database = rusqlite::Connection::open(setup.state_dir().join("state.db")).unwrap();
     database.execute("UPDATE schema SET version = version + 1", []).unwrap();
-    let elsewhere = format!("unix:{}/second.sock", place.path().display());
-    let mut second = Process::start(place.command().env("COGNI_LISTEN", elsewhere), "build it");
+    let elsewhere = format!("unix:{}/second.sock", setup.path().display());
+    let mut second = Process::start(setup.command().env("COGNI_LISTEN", elsewhere), "build it");
     let status = tokio::task::block_in_place(|| second.wait());
     assert_eq!(status.code(), Some(2));
-    let said = second.output().replace(place.path().to_str().unwrap(), "[dir]");
-    assert!(said.contains("another service has the state directory `[dir]/state`"), "{said}");
-    place.stop(service);
+    let output = second.output().replace(setup.path().to_str().unwrap(), "[dir]");
+    assert!(output.contains("another service has the state directory `[dir]/state`"), "{output}");
+    setup.stop(service);
 }
 
 async fn ask(service: &Service, path: &str) -> String {
-    let said = service.process.output();
-    let address = said.split("address=").nth(1).unwrap().split_whitespace().next().unwrap();
+    let output = service.process.output();
+    let address = output.split("address=").nth(1).unwrap().split_whitespace().next().unwrap();
     super::get(address, path).await
 }
 
 /// Files in the state directory belong to its owner, also if other users may enter the directory.
 #[tokio::test(flavor = "multi_thread")]
 async fn files_in_the_state_directory_belong_to_its_owner() {
-    let place = ServiceSetup::new("").await;
-    fs::set_permissions(place.state_dir(), Permissions::from_mode(0o755)).unwrap();
-    let service = place.start();
+    let setup = ServiceSetup::new("").await;
+    fs::set_permissions(setup.state_dir(), Permissions::from_mode(0o755)).unwrap();
+    let service = setup.start();
     let run = service.run(&asked("fake")).await;
     service.ended(&run).await;
-    for entry in fs::read_dir(place.state_dir()).unwrap() {
+    for entry in fs::read_dir(setup.state_dir()).unwrap() {
         let path = entry.unwrap().path();
         // Every sandbox's user executes this file.
         if path.file_name().unwrap().to_string_lossy().starts_with("cogni-init") {
@@ -169,5 +169,5 @@ async fn files_in_the_state_directory_belong_to_its_owner() {
         let mode = fs::metadata(&path).unwrap().permissions().mode() & 0o077;
         assert_eq!(mode, 0, "{}", path.display());
     }
-    place.stop(service);
+    setup.stop(service);
 }

@@ -12,18 +12,18 @@ use crate::support::service::ServiceSetup;
 /// While all connections are in use, health checks and charge notices are answered, and other requests get an error.
 #[tokio::test(flavor = "multi_thread")]
 async fn health_checks_and_charges_are_answered_at_the_connection_limit() {
-    let place = ServiceSetup::new("").await;
-    place.write_config("max_connections = 1");
-    let service = place.start();
-    let client = place.client();
+    let setup = ServiceSetup::new("").await;
+    setup.write_config("max_connections = 1");
+    let service = setup.start();
+    let client = setup.client();
     let held = client.connect().await;
     let refused = service.get("/api/v1/runs").await;
     assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (503, Some("1")));
     insta::assert_snapshot!(refused.text(), @r#"{"error":{"code":"too_many_connections","message":"too many connections are open; try again later"}}"#);
     assert_eq!(client.get("/healthz").await.status, 200);
     assert_eq!(client.get("/readyz").await.status, 200);
-    let told = service.post("/api/internal/billing/ingest", &json!([])).await;
-    assert_eq!(told.status, 200, "{}", told.text());
+    let response = service.post("/api/internal/billing/ingest", &json!([])).await;
+    assert_eq!(response.status, 200, "{}", response.text());
     // The reserved connections serve one request each, and only with a grant.
     assert_eq!(client.post("/api/internal/billing/ingest", &json!([])).await.status, 401);
 
@@ -38,19 +38,19 @@ async fn health_checks_and_charges_are_answered_at_the_connection_limit() {
     })
     .await;
     drop(held);
-    let bearer = &place.owner.token;
-    let asked = format!("GET /api/v1/runs HTTP/1.0\r\nauthorization: Bearer {bearer}\r\n\r\n");
-    until(async || client.raw(asked.as_bytes()).await.starts_with("HTTP/1.0 200 ")).await;
-    place.stop(service);
+    let bearer = &setup.owner.token;
+    let request = format!("GET /api/v1/runs HTTP/1.0\r\nauthorization: Bearer {bearer}\r\n\r\n");
+    until(async || client.raw(request.as_bytes()).await.starts_with("HTTP/1.0 200 ")).await;
+    setup.stop(service);
 }
 
 /// A chat that cannot be watched is not started; a watcher that disconnects makes room.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_grant_watches_no_more_runs_than_it_may() {
-    let place = ServiceSetup::new("").await;
-    place.write_config("max_watchers = 1");
-    let service = place.start();
-    let (grant, other) = (place.grant(&[]), place.grant(&[]));
+    let setup = ServiceSetup::new("").await;
+    setup.write_config("max_watchers = 1");
+    let service = setup.start();
+    let (grant, other) = (setup.grant(&[]), setup.grant(&[]));
     let run = grant.run(&asked("fake/gate=1")).await;
     let path = format!("/api/v1/runs/{run}/events");
     let watching = grant.start(request(Method::GET, &path, "", &[])).await.unwrap();
@@ -65,21 +65,21 @@ async fn a_grant_watches_no_more_runs_than_it_may() {
     drop(watching);
     grant.ask(Method::POST, &format!("/api/v1/runs/{run}/cancel"), "", &[]).await;
     until(async || grant.get(&path).await.status == 200).await;
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// A grant that reads files slowly is limited in their number, and takes none from other grants.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_grant_reads_no_more_files_than_it_may() {
-    let place = ServiceSetup::new("").await;
-    let service = place.start();
-    let (grant, other) = (place.grant(&[]), place.grant(&[]));
+    let setup = ServiceSetup::new("").await;
+    let service = setup.start();
+    let (grant, other) = (setup.grant(&[]), setup.grant(&[]));
     let mut paths = vec![];
     for grant in [&grant, &other] {
         let run = grant.run(&asked("fake")).await;
         grant.ended(&run).await;
         // The file is larger than the socket buffers of a client that does not read.
-        let log = File::options().write(true).open(place.audit_log(&run)).unwrap();
+        let log = File::options().write(true).open(setup.audit_log(&run)).unwrap();
         log.set_len(64 << 20).unwrap();
         paths.push(format!("/api/v1/runs/{run}/audit?raw=1"));
     }
@@ -100,24 +100,24 @@ async fn a_grant_reads_no_more_files_than_it_may() {
         answer.status == 200
     })
     .await;
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// A client that announces a body and sends none gets an error and is disconnected.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_that_does_not_come_is_not_waited_for() {
-    let place = ServiceSetup::new("").await;
-    place.write_config("request_timeout = \"2s\"");
-    let service = place.start();
+    let setup = ServiceSetup::new("").await;
+    setup.write_config("request_timeout = \"2s\"");
+    let service = setup.start();
     for path in ["/api/v1/runs", "/api/v1/ai/chat", "/api/internal/billing/ingest"] {
         let head = format!(
             "POST {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {}\r\n\
              content-type: application/json\r\ncontent-length: 100\r\n\r\n{{",
-            place.owner.token
+            setup.owner.token
         );
-        let answer = place.client().raw(head.as_bytes()).await;
+        let answer = setup.client().raw(head.as_bytes()).await;
         assert!(answer.starts_with("HTTP/1.1 408 "), "{path}: {answer}");
         assert!(answer.contains("request_timeout"), "{path}: {answer}");
     }
-    place.stop(service);
+    setup.stop(service);
 }

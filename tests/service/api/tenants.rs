@@ -12,32 +12,32 @@ use crate::support::service::{ServiceSetup, parse_events};
 /// The operator's rules see the agent's name from the catalog; the caller cannot name another one.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_caller_cannot_pose_as_another_agent() {
-    let place = ServiceSetup::new("").await;
-    place.write_config(
+    let setup = ServiceSetup::new("").await;
+    setup.write_config(
         "[[policy.rules]]\nname = 'large'\nwhen = 'agent.name != \"architect\"'\nrefuse = 'no'\n\
          match = [{}]\nnot_match = [{ agent = { name = 'architect' } }]",
     );
-    let service = place.start();
+    let service = setup.start();
     for key in ["graph_id", "GRAPH_ID", "run_id", "attempt", "cogni_deployment_id"] {
         let mut body = asked("fake");
         body["metadata"] = json!({"team": "ads", key: "architect"});
         let answer = service.post("/api/v1/runs", &body).await;
         assert_eq!(answer.status, 422, "{key}: {}", answer.text());
         let error = &answer.json()["error"];
-        let said = format!("`metadata.{key}` is reserved: the service sets it; leave it out");
-        assert_eq!(*error, json!({"code": "invalid_request", "message": said}));
+        let message = format!("`metadata.{key}` is reserved: the service sets it; leave it out");
+        assert_eq!(*error, json!({"code": "invalid_request", "message": message}));
     }
     let row = service.ended(&service.run(&asked("fake")).await).await;
     assert_ne!(row["error_code"], Value::Null, "the rule holds: {row}");
-    assert_eq!(place.provider.seen.requests().len(), 0);
-    place.stop(service);
+    assert_eq!(setup.provider.seen.requests().len(), 0);
+    setup.stop(service);
 }
 
 /// A trace is continued from `traceparent`, and billing uses the catalog's agent name.
 #[tokio::test(flavor = "multi_thread")]
 async fn billing_names_the_agent_that_runs() {
-    let place = ServiceSetup::new("").await;
-    let service = place.start();
+    let setup = ServiceSetup::new("").await;
+    let service = setup.start();
     let mut body = asked("fake");
     body["metadata"] = json!({"existing_trace_id": "4bf92f3577b34da6a3ce929d0e0e4736"});
     let answer = service.post("/api/v1/runs", &body).await;
@@ -46,22 +46,22 @@ async fn billing_names_the_agent_that_runs() {
     body["metadata"] = json!({"team": "ads"});
     let run = service.run(&body).await;
     service.ended(&run).await;
-    let request = &place.provider.seen.requests()[0];
+    let request = &setup.provider.seen.requests()[0];
     let metadata = request.header("x-litellm-spend-logs-metadata").unwrap();
     let metadata: Value = serde_json::from_str(metadata).unwrap();
-    let told = [&metadata["graph_id"], &metadata["team"], &metadata["run_id"]];
-    assert_eq!(told, [&json!("sandbox:agent"), &json!("ads"), &json!(run)]);
-    place.stop(service);
+    let identity = [&metadata["graph_id"], &metadata["team"], &metadata["run_id"]];
+    assert_eq!(identity, [&json!("sandbox:agent"), &json!("ads"), &json!(run)]);
+    setup.stop(service);
 }
 
 /// A tenant that may use any git host cannot reach a host in a private network, whatever its name. The allowed reach of
 /// a host is stored with the run until git connects.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tenants_repository_is_on_the_internet() {
-    let place = ServiceSetup::new("").await;
-    let service = place.start();
+    let setup = ServiceSetup::new("").await;
+    let service = setup.start();
     let (wide, named) =
-        (place.grant(&["--repo", "*"]), place.grant(&["--repo", "https://nowhere.invalid/*"]));
+        (setup.grant(&["--repo", "*"]), setup.grant(&["--repo", "https://nowhere.invalid/*"]));
     let at = |host: &str| {
         let mut body = asked("fake");
         body["repo"] = json!(format!("https://{host}/acme/site"));
@@ -79,29 +79,31 @@ async fn a_tenants_repository_is_on_the_internet() {
         ("10.0.0.1", 403, "forbidden_repo"),
     ] {
         let answer = wide.post("/api/v1/runs", &at(host)).await;
-        let told = answer.json()["error"]["code"].clone();
-        assert_eq!((answer.status.as_u16(), told), (status, json!(code)), "{host}");
+        let error_code = answer.json()["error"]["code"].clone();
+        assert_eq!((answer.status.as_u16(), error_code), (status, json!(code)), "{host}");
     }
-    for (grant, said) in [(&wide, "no address on the internet"), (&named, "cannot be looked up")] {
+    for (grant, expected) in
+        [(&wide, "no address on the internet"), (&named, "cannot be looked up")]
+    {
         let answer = grant.post("/api/v1/runs", &at("nowhere.invalid")).await;
         assert_eq!(answer.status, 201, "{}", answer.text());
         let row = grant.ended(answer.json()["id"].as_str().unwrap()).await;
         assert_eq!(row["error_code"], "branch_unavailable", "{row}");
-        assert!(row.to_string().contains(said), "{row}");
+        assert!(row.to_string().contains(expected), "{row}");
     }
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// A4: A grant whose stored work is over its limit gets no further run with a branch, and the error says so; its other
 /// runs continue.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_grant_that_keeps_too_much_gets_no_further_branch() {
-    let mut place = ServiceSetup::new("").await;
-    let rules = place.path().join("relay.toml");
+    let mut setup = ServiceSetup::new("").await;
+    let rules = setup.path().join("relay.toml");
     fs::write(&rules, "[kept]\ngrant_works = 0\n").unwrap();
-    place.set("COGNI_RELAY_CONFIG", rules.to_str().unwrap());
-    let service = place.start();
-    let grant = place.grant(&["--repo", "https://github.com/acme/*"]);
+    setup.set("COGNI_RELAY_CONFIG", rules.to_str().unwrap());
+    let service = setup.start();
+    let grant = setup.grant(&["--repo", "https://github.com/acme/*"]);
     let mut body = asked("fake");
     body["repo"] = json!("https://github.com/acme/site");
     let without_branch = grant.post("/api/v1/runs", &body).await;
@@ -113,35 +115,35 @@ async fn a_grant_that_keeps_too_much_gets_no_further_branch() {
     assert_eq!(error["code"], "workspaces_full");
     assert!(error["message"].as_str().unwrap().contains("this grant keeps 0 works"), "{error}");
     grant.ended(without_branch.json()["id"].as_str().unwrap()).await;
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// The event streams of a revoked grant end at the next event. Its runs end if the revocation says so, and its chats in
 /// any case.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_revoked_grant_loses_its_streams_and_its_runs() {
-    let place = ServiceSetup::new("gate=1").await;
-    let service = place.start();
-    let (patient, gone) = (place.grant(&[]), place.grant(&[]));
-    let (kept, ended) =
+    let setup = ServiceSetup::new("gate=1").await;
+    let service = setup.start();
+    let (patient, gone) = (setup.grant(&[]), setup.grant(&[]));
+    let (kept_run, ended_run) =
         (patient.run(&asked("fake/gate=1")).await, gone.run(&asked("fake/gate=1")).await);
-    let (watcher, path) = (patient.clone(), format!("/api/v1/runs/{kept}/events"));
+    let (watcher, path) = (patient.clone(), format!("/api/v1/runs/{kept_run}/events"));
     let watcher = tokio::spawn(async move { watcher.get(&path).await });
     let talk = patient.clone();
     let talk =
         tokio::spawn(async move { talk.post("/api/v1/ai/chat", &chat("fake/gate=1")).await });
-    let are_asking = || place.provider.seen.requests().len() == 3;
+    let are_asking = || setup.provider.seen.requests().len() == 3;
     tokio::task::block_in_place(|| wait_until(are_asking, || "three runs do not ask".to_owned()));
-    place.cogni(&["grant", "revoke", &patient.id]);
-    place.cogni(&["grant", "revoke", "--cancel-runs", &gone.id]);
-    assert_eq!(service.ended(&ended).await["error_code"], "cancelled");
-    let row = service.get(&format!("/api/v1/runs/{kept}")).await.json();
+    setup.cogni(&["grant", "revoke", &patient.id]);
+    setup.cogni(&["grant", "revoke", "--cancel-runs", &gone.id]);
+    assert_eq!(service.ended(&ended_run).await["error_code"], "cancelled");
+    let row = service.get(&format!("/api/v1/runs/{kept_run}")).await.json();
     assert_eq!(row["state"], "running", "{row}");
     // The service caches a grant for half a second.
     tokio::time::sleep(Duration::from_millis(600)).await;
     // One for each answer that waits at the gate, including the cancelled run's.
-    place.provider.gate.allow_answers(3);
-    assert_eq!(service.ended(&kept).await["error_code"], Value::Null);
+    setup.provider.gate.allow_answers(3);
+    assert_eq!(service.ended(&kept_run).await["error_code"], Value::Null);
     let stream = watcher.await.unwrap();
     assert!(
         parse_events(stream.text()).iter().all(|told| told.kind != "final"),
@@ -152,5 +154,5 @@ async fn a_revoked_grant_loses_its_streams_and_its_runs() {
     let chat = talked.header("x-run-id").unwrap().to_owned();
     assert!(parse_events(talked.text()).iter().all(|told| told.kind != "final"));
     assert_eq!(service.ended(&chat).await["state"], "ended");
-    place.stop(service);
+    setup.stop(service);
 }

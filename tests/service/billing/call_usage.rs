@@ -99,8 +99,8 @@ async fn a_usage_record_names_the_upstream_and_its_price() {
 /// B1: A call whose end was lost in a crash has the same record before and after the log is recovered.
 #[test]
 fn a_call_lost_in_a_crash_is_charged_its_reservation() {
-    let folder = tempfile::tempdir().unwrap();
-    let log = folder.path().join("audit.jsonl");
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("audit.jsonl");
     crash(&log, "0");
     let (lost, end) = CallUsageReader::open(&log).finish();
     end.unwrap();
@@ -111,13 +111,13 @@ fn a_call_lost_in_a_crash_is_charged_its_reservation() {
     drop(opened);
     let (recovered, end) = CallUsageReader::open(&log).finish();
     end.unwrap();
-    let told = |facts: &[CallUsage]| {
+    let summary = |facts: &[CallUsage]| {
         facts
             .iter()
             .map(|fact| format!("{} {:?} {:?}", fact.source_reference(), fact.outcome, fact.usage))
             .collect::<Vec<_>>()
     };
-    assert_eq!(told(&lost), told(&recovered));
+    assert_eq!(summary(&lost), summary(&recovered));
     assert_snapshot!(table(&recovered), @r#"
     chat_completions gpt: attempt 0, completed 200, 11 in, 7 out, provider, $0.000025
     chat_completions gpt: attempt 0, crashed 0, 600 in, 4096 out, estimated, $0.008792
@@ -128,8 +128,8 @@ fn a_call_lost_in_a_crash_is_charged_its_reservation() {
 /// B1, G11: A record that was changed later gives no usage; the records before it do.
 #[test]
 fn a_changed_log_gives_the_records_before_the_change_and_names_it() {
-    let folder = tempfile::tempdir().unwrap();
-    let log = folder.path().join("audit.jsonl");
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("audit.jsonl");
     let mut bytes = WHOLE.clone();
     let settled: Vec<_> = memchr::memmem::find_iter(&bytes, b"request.settled").collect();
     let output =
@@ -148,8 +148,8 @@ fn a_changed_log_gives_the_records_before_the_change_and_names_it() {
 /// A reader may start before the log exists.
 #[test]
 fn a_missing_log_has_no_usage_records() {
-    let folder = tempfile::tempdir().unwrap();
-    let log = folder.path().join("audit.jsonl");
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("audit.jsonl");
     let mut reader = CallUsageReader::open(&log);
     assert_eq!(reader.read_new().unwrap(), []);
     fs::write(&log, &*WHOLE).unwrap();
@@ -197,8 +197,8 @@ static WHOLE: LazyLock<Vec<u8>> = LazyLock::new(|| {
 });
 
 fn whole() -> Vec<CallUsage> {
-    let folder = tempfile::tempdir().unwrap();
-    let log = folder.path().join("audit.jsonl");
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("audit.jsonl");
     fs::write(&log, &*WHOLE).unwrap();
     let (facts, end) = CallUsageReader::open(&log).finish();
     end.unwrap();

@@ -17,13 +17,13 @@ async fn an_audit_log_becomes_receipts() {
     let body = json!({ "model": "claude-haiku-4-5", "max_tokens": 100, "messages": [] });
     app.client().post("/v1/messages", &body).await;
     app.recorded("request.settled", 1).await;
-    let place = tempdir().unwrap();
-    let log = place.path().join("audit.jsonl");
+    let dir = tempdir().unwrap();
+    let log = dir.path().join("audit.jsonl");
     std::fs::copy(app.audit_log(), &log).unwrap();
     app.stop().await;
-    let billing = |arguments: &[&str]| billing(place.path(), arguments);
+    let billing = |arguments: &[&str]| billing(dir.path(), arguments);
 
-    let said = [
+    let messages = [
         billing(&["record", "audit.jsonl"]),
         billing(&["record", "audit.jsonl"]),
         billing(&["receipts", "--run", "run-1"]),
@@ -33,7 +33,7 @@ async fn an_audit_log_becomes_receipts() {
         without_date(&billing(&["days", "--json"])),
         billing(&["days", "--account", "acct-2"]),
     ];
-    assert_snapshot!(said.join("\n"), @r#"
+    assert_snapshot!(messages.join("\n"), @r#"
     $ billing record audit.jsonl
     audit.jsonl: 1 calls, 1 of them new
     exit 0
@@ -65,10 +65,10 @@ async fn an_audit_log_becomes_receipts() {
 /// B2: A batch of notices can be imported by hand; notices of unknown calls wait.
 #[test]
 fn a_batch_can_be_imported_by_hand() {
-    let place = tempdir().unwrap();
-    std::fs::write(place.path().join("batch.json"), recorded("callback.json")).unwrap();
-    let billing = |arguments: &[&str]| billing(place.path(), arguments);
-    let said = [
+    let dir = tempdir().unwrap();
+    std::fs::write(dir.path().join("batch.json"), recorded("callback.json")).unwrap();
+    let billing = |arguments: &[&str]| billing(dir.path(), arguments);
+    let messages = [
         billing(&["ingest", "batch.json"]),
         billing(&["status"]),
         billing(&["receipts", "--run", "run-7"]),
@@ -76,7 +76,7 @@ fn a_batch_can_be_imported_by_hand() {
         billing(&["reconcile", "--since", "yesterday"]),
         billing(&["reconcile"]),
     ];
-    assert_snapshot!(said.join("\n"), @r#"
+    assert_snapshot!(messages.join("\n"), @r#"
     $ billing ingest batch.json
     {"new":0,"known":0,"unknown":4,"conflicting":0,"unpaid":0,"foreign":0,"invalid":0}
     exit 0
@@ -105,15 +105,15 @@ fn a_batch_can_be_imported_by_hand() {
 /// A directory without a billing store is reported, and no store is made.
 #[test]
 fn a_query_creates_no_billing_store() {
-    let place = tempdir().unwrap();
-    let billing = |arguments: &[&str]| billing(place.path(), arguments);
-    let said = [
+    let dir = tempdir().unwrap();
+    let billing = |arguments: &[&str]| billing(dir.path(), arguments);
+    let messages = [
         billing(&["status"]),
         billing(&["receipts", "--run", "run-7"]),
         billing(&["reconcile"]),
         billing(&["status", "--receipt-bound", "200000000000000d"]),
     ];
-    assert_snapshot!(said.join("\n"), @"
+    assert_snapshot!(messages.join("\n"), @"
     $ billing status
     error: no billing records found: `state/state.db` does not exist; see `--state-dir`
     exit 2
@@ -129,7 +129,7 @@ fn a_query_creates_no_billing_store() {
     For more information, try '--help'.
     exit 2
     ");
-    assert!(!place.path().join("state").exists());
+    assert!(!dir.path().join("state").exists());
 }
 
 /// Returns the command's output and exit status, without call ids.
@@ -142,16 +142,16 @@ fn billing(place: &std::path::Path, arguments: &[&str]) -> String {
         .env_remove("LITELLM_MASTER_KEY")
         .output()
         .unwrap();
-    let said = [stdout, stderr].map(|text| String::from_utf8(text).unwrap()).concat();
+    let output = [stdout, stderr].map(|text| String::from_utf8(text).unwrap()).concat();
     let id = regex::Regex::new("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}").unwrap();
     format!(
         "$ billing {}\n{}exit {}",
         arguments.join(" "),
-        id.replace_all(&said, "ID"),
+        id.replace_all(&output, "ID"),
         status.code().unwrap()
     )
 }
 
-fn without_date(said: &str) -> String {
-    regex::Regex::new("[0-9]{4}-[0-9]{2}-[0-9]{2}").unwrap().replace_all(said, "DATE").into_owned()
+fn without_date(text: &str) -> String {
+    regex::Regex::new("[0-9]{4}-[0-9]{2}-[0-9]{2}").unwrap().replace_all(text, "DATE").into_owned()
 }

@@ -66,9 +66,9 @@ fn an_item_that_cannot_be_used_takes_nothing_from_the_others() {
     let parsed = parse(items.to_string().as_bytes()).unwrap();
     let Parsed { notices, rest } = parsed;
     assert_eq!((notices.len(), rest.foreign, rest.invalid), (2, 2, 10));
-    let told: Vec<_> =
+    let complaints: Vec<_> =
         rest.complaints.iter().map(|one| format!("{}: {}", one.item, one.message)).collect();
-    assert_snapshot!(told.join("\n"), @r#"
+    assert_snapshot!(complaints.join("\n"), @r#"
     1: `litellm_call_id` is missing, so the call is unknown
     2: the call's id is longer than 256 bytes
     3: `status` is neither "success" nor "failure"
@@ -98,14 +98,14 @@ fn a_large_body_is_read_in_little_memory() {
     };
     let within = |field: &str| zeros(&format!("[{{{field}:["), "]}]");
     let deep = format!("[{}0{}]", "[".repeat(LARGEST / 2 - 2), "]".repeat(LARGEST / 2 - 2));
-    let ours = r#""status":"success","endTime":1,"litellm_call_id":"c","metadata""#;
-    let item = format!(r#"{{{ours}:{{"spend_logs_metadata":{{"run_id":"r"}}}}}},"#);
+    let line = r#""status":"success","endTime":1,"litellm_call_id":"c","metadata""#;
+    let item = format!(r#"{{{line}:{{"spend_logs_metadata":{{"run_id":"r"}}}}}},"#);
     let notices = format!("[{}0]", item.repeat(150_000));
     let bodies = [
         zeros("[", "]"),
         within(r#""messages""#),
         within(r#""response_cost""#),
-        zeros(&format!(r#"[{{{ours}:{{"spend_logs_metadata":{{"run_id":["#), "]}}}]"),
+        zeros(&format!(r#"[{{{line}:{{"spend_logs_metadata":{{"run_id":["#), "]}}}]"),
         deep,
         notices,
     ];

@@ -33,14 +33,14 @@ impl Litellm {
     pub(super) fn start(kind: Kind) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let asked: Arc<Mutex<Vec<String>>> = Arc::default();
-        let seen = Arc::clone(&asked);
+        let requests: Arc<Mutex<Vec<String>>> = Arc::default();
+        let seen = Arc::clone(&requests);
         thread::spawn(move || {
             for connection in listener.incoming() {
                 answer(connection.unwrap(), &kind, &seen);
             }
         });
-        Self { address, asked }
+        Self { address, asked: requests }
     }
 
     /// Returns the requested paths.

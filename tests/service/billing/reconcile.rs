@@ -23,9 +23,9 @@ const MESSAGES: &str = "01a20298-2568-7128-9aae-ccbbfe4a339f";
 #[tokio::test]
 async fn calls_on_which_both_agree_get_receipts() {
     let litellm = Litellm::start(Kind::Pages);
-    let place = tempdir().unwrap();
-    let books = with_calls(place.path(), &[UNARY, STREAM, MESSAGES]).await;
-    let report = reconcile(&books, &litellm, &day()).await.unwrap();
+    let dir = tempdir().unwrap();
+    let store = with_calls(dir.path(), &[UNARY, STREAM, MESSAGES]).await;
+    let report = reconcile(&store, &litellm, &day()).await.unwrap();
     assert!(report.is_clean());
     assert_snapshot!(shown(&report), @r#"
     calls begun from 2026-11-22T09:00:00Z to 2026-11-22T10:00:00Z, by LiteLLM's /spend/logs/v2
@@ -36,9 +36,9 @@ async fn calls_on_which_both_agree_get_receipts() {
     conflicting  0
     delta        +0 in, +0 out, +$0
     "#);
-    let receipts = books.receipts_of_run("run-7").await.unwrap();
+    let receipts = store.receipts_of_run("run-7").await.unwrap();
     assert!(receipts.iter().all(|receipt| receipt.source == ChargeSource::LitellmSpendLogs));
-    let again = reconcile(&books, &litellm, &day()).await.unwrap();
+    let again = reconcile(&store, &litellm, &day()).await.unwrap();
     assert_eq!((again.matched, again.receipts_written), (3, 0));
 }
 
@@ -47,9 +47,9 @@ async fn calls_on_which_both_agree_get_receipts() {
 #[tokio::test]
 async fn without_pages_whole_days_are_read_and_filtered_here() {
     let litellm = Litellm::start(Kind::Days);
-    let place = tempdir().unwrap();
-    let books = with_calls(place.path(), &[UNARY, STREAM, MESSAGES]).await;
-    let report = reconcile(&books, &litellm, &day()).await.unwrap();
+    let dir = tempdir().unwrap();
+    let store = with_calls(dir.path(), &[UNARY, STREAM, MESSAGES]).await;
+    let report = reconcile(&store, &litellm, &day()).await.unwrap();
     assert_snapshot!(shown(&report), @r#"
     calls begun from 2026-11-22T09:00:00Z to 2026-11-22T10:00:00Z, by LiteLLM's /spend/logs
     matched      3, charged $0.000213; 3 receipts written
@@ -60,13 +60,13 @@ async fn without_pages_whole_days_are_read_and_filtered_here() {
     conflicting  0
     delta        +0 in, +0 out, +$0
     "#);
-    let asked = litellm.asked();
-    assert_snapshot!(asked.join("\n"), @r#"
+    let requests = litellm.asked();
+    assert_snapshot!(requests.join("\n"), @r#"
     /spend/logs/v2?start_date=2026-11-22%2008:50:00&end_date=2026-11-22%2010:10:00&page=1&page_size=500&sort_by=startTime&sort_order=asc
     /spend/logs?start_date=2026-11-22&end_date=2026-11-23&summarize=false
     "#);
-    let theirs = CallFilter { account: Some("acct-9".to_owned()), ..day() };
-    let report = reconcile(&books, &litellm, &theirs).await.unwrap();
+    let other_account = CallFilter { account: Some("acct-9".to_owned()), ..day() };
+    let report = reconcile(&store, &litellm, &other_account).await.unwrap();
     assert_eq!((report.matched, report.unknown.len(), report.is_clean()), (0, 0, true));
 }
 
@@ -74,14 +74,14 @@ async fn without_pages_whole_days_are_read_and_filtered_here() {
 #[tokio::test]
 async fn calls_that_are_deleted_are_not_compared() {
     let litellm = Litellm::start(Kind::Pages);
-    let place = tempdir().unwrap();
-    let books = with_calls(place.path(), &[UNARY, STREAM, MESSAGES]).await;
-    let deleted = books.delete_run("run-7", at("23:00:00")).await.unwrap();
+    let dir = tempdir().unwrap();
+    let store = with_calls(dir.path(), &[UNARY, STREAM, MESSAGES]).await;
+    let deleted = store.delete_run("run-7", at("23:00:00")).await.unwrap();
     assert_eq!(deleted.calls, 3);
-    let report = reconcile(&books, &litellm, &day()).await.unwrap();
+    let report = reconcile(&store, &litellm, &day()).await.unwrap();
     assert!(report.is_clean());
     let later = CallFilter { until: at("00:30:00") + Duration::from_hours(24), ..day() };
-    assert_snapshot!(shown(&reconcile(&books, &litellm, &later).await.unwrap()), @"
+    assert_snapshot!(shown(&reconcile(&store, &litellm, &later).await.unwrap()), @"
     calls begun from 2026-11-23T00:00:00Z to 2026-11-23T00:30:00Z, by LiteLLM's /spend/logs/v2
     deleted      calls begun before 2026-11-23T00:00:00Z, which are not compared
     matched      0, charged $0; 0 receipts written
@@ -97,8 +97,8 @@ async fn calls_that_are_deleted_are_not_compared() {
 #[tokio::test]
 async fn differences_are_reported() {
     let litellm = Litellm::start(Kind::Pages);
-    let place = tempdir().unwrap();
-    let books = with_calls(place.path(), &[UNARY]).await;
+    let dir = tempdir().unwrap();
+    let store = with_calls(dir.path(), &[UNARY]).await;
     let other = CallUsage { run: "run-7".to_owned(), ..fact("no-such-call", at("09:31:00")) };
     let late =
         CallUsage { call_id: "late-call".to_owned(), settled: at("09:50:00"), ..other.clone() };
@@ -106,21 +106,21 @@ async fn differences_are_reported() {
         CallUsage { call_id: "refused".to_owned(), usage: TokenUsage::default(), ..other.clone() };
     let direct =
         CallUsage { call_id: "direct".to_owned(), upstream: "openai".to_owned(), ..other.clone() };
-    books.record_calls(&[other, late, refused, direct]).await.unwrap();
+    store.record_calls(&[other, late, refused, direct]).await.unwrap();
     let usage = TokenUsage {
         output: Tokens(9),
         source: budget::UsageSource::Estimated,
         ..ours(MESSAGES).usage
     };
-    books.record_calls(&[CallUsage { usage, ..ours(MESSAGES) }]).await.unwrap();
-    books
+    store.record_calls(&[CallUsage { usage, ..ours(MESSAGES) }]).await.unwrap();
+    store
         .ingest_notices(vec![ChargeNotice {
             run: Some("run-7".to_owned()),
             ..notice(UNARY, 60_000)
         }])
         .await
         .unwrap();
-    let report = reconcile(&books, &litellm, &day()).await.unwrap();
+    let report = reconcile(&store, &litellm, &day()).await.unwrap();
     assert!(!report.is_clean());
     assert_snapshot!(shown(&report), @r#"
     calls begun from 2026-11-22T09:00:00Z to 2026-11-22T10:00:00Z, by LiteLLM's /spend/logs/v2
@@ -144,17 +144,17 @@ async fn all_pages_are_read() {
         .map(|number| row(&format!("call-{number}"), if number % 2 == 0 { "run-7" } else { "" }))
         .collect();
     let litellm = Litellm::start(Kind::Rows(rows));
-    let place = tempdir().unwrap();
-    let books = open_store(place.path());
+    let dir = tempdir().unwrap();
+    let store = open_store(dir.path());
     let facts: Vec<_> =
         (0..1203).step_by(2).map(|number| ours(&format!("call-{number}"))).collect();
-    books.record_calls(&facts).await.unwrap();
+    store.record_calls(&facts).await.unwrap();
     let filter = CallFilter { account: Some("acct 42/ü".to_owned()), ..day() };
-    let report = reconcile(&books, &litellm, &filter).await.unwrap();
+    let report = reconcile(&store, &litellm, &filter).await.unwrap();
     assert_eq!((report.matched, report.unknown.len()), (0, 0), "no row is of that account");
-    let report = reconcile(&books, &litellm, &day()).await.unwrap();
+    let report = reconcile(&store, &litellm, &day()).await.unwrap();
     assert_eq!((report.matched, report.receipts_written, report.unknown.len()), (602, 602, 0));
-    assert_eq!(books.totals(at("10:00:00")).await.unwrap().waiting_notices, 0);
+    assert_eq!(store.totals(at("10:00:00")).await.unwrap().waiting_notices, 0);
     assert_snapshot!(litellm.asked()[2..].join("\n"), @r#"
     /spend/logs/v2?start_date=2026-11-22%2008:50:00&end_date=2026-11-22%2010:10:00&page=2&page_size=500&sort_by=startTime&sort_order=asc
     /spend/logs/v2?start_date=2026-11-22%2008:50:00&end_date=2026-11-22%2010:10:00&page=3&page_size=500&sort_by=startTime&sort_order=asc
@@ -165,31 +165,31 @@ async fn all_pages_are_read() {
 #[tokio::test]
 async fn one_run_can_be_reconciled_alone() {
     let litellm = Litellm::start(Kind::Rows(vec![row("call-1", "run-7"), row("call-2", "run-8")]));
-    let place = tempdir().unwrap();
-    let books = open_store(place.path());
-    books.record_calls(&[ours("call-1")]).await.unwrap();
+    let dir = tempdir().unwrap();
+    let store = open_store(dir.path());
+    store.record_calls(&[ours("call-1")]).await.unwrap();
     let filter = CallFilter { run: Some("run-7".to_owned()), ..day() };
-    let report = reconcile(&books, &litellm, &filter).await.unwrap();
+    let report = reconcile(&store, &litellm, &filter).await.unwrap();
     assert_eq!((report.matched, report.unknown.len()), (1, 0));
-    books
+    store
         .record_calls(&[CallUsage { run: "run-8".to_owned(), ..fact("other", at("08:00:00")) }])
         .await
         .unwrap();
-    let report = reconcile(&books, &litellm, &day()).await.unwrap();
+    let report = reconcile(&store, &litellm, &day()).await.unwrap();
     assert_eq!((report.matched, report.unknown.len()), (1, 1));
 }
 
 /// B3: LiteLLM's row may exist before the service's own record.
 #[tokio::test]
 async fn a_call_that_has_just_ended_is_not_unknown_yet() {
-    let place = tempdir().unwrap();
-    let books = open_store(place.path());
+    let dir = tempdir().unwrap();
+    let store = open_store(dir.path());
     let mut row = row("call-1", "run-7");
     row["metadata"]["spend_logs_metadata"]["cogni_deployment_id"] =
-        books.deployment_id().await.unwrap().into();
+        store.deployment_id().await.unwrap().into();
     let litellm = Litellm::start(Kind::Rows(vec![row]));
     let seen = async |now| {
-        let report = books.reconcile(&client(litellm.address), &day(), now).await.unwrap();
+        let report = store.reconcile(&client(litellm.address), &day(), now).await.unwrap();
         (report.pending, report.unknown.len(), report.is_clean())
     };
     assert_eq!(seen(at("09:45:00")).await, (1, 0, true));
@@ -199,8 +199,8 @@ async fn a_call_that_has_just_ended_is_not_unknown_yet() {
 /// B3: The error says why there is no report.
 #[tokio::test]
 async fn the_error_says_why_litellm_did_not_answer() {
-    let place = tempdir().unwrap();
-    let books = open_store(place.path());
+    let dir = tempdir().unwrap();
+    let store = open_store(dir.path());
     for (kind, expected) in [
         (
             Kind::Says(500, "{\"detail\":\"Database not connected\"}"),
@@ -213,19 +213,19 @@ async fn the_error_says_why_litellm_did_not_answer() {
         ),
     ] {
         let litellm = Litellm::start(kind);
-        let error = reconcile(&books, &litellm, &day()).await.unwrap_err();
-        let told = error.to_string();
-        assert_eq!(told, expected);
+        let error = reconcile(&store, &litellm, &day()).await.unwrap_err();
+        let message = error.to_string();
+        assert_eq!(message, expected);
     }
-    let error = books.reconcile(&client(NO_LISTENER), &day(), at("10:00:00")).await.unwrap_err();
+    let error = store.reconcile(&client(NO_LISTENER), &day(), at("10:00:00")).await.unwrap_err();
     assert!(matches!(error, ReconcileError::Litellm(_)), "{error}");
 }
 
 async fn with_calls(place: &std::path::Path, ids: &[&str]) -> BillingStore {
-    let books = open_store(place);
+    let store = open_store(place);
     let facts: Vec<_> = ids.iter().map(|id| ours(id)).collect();
-    books.record_calls(&facts).await.unwrap();
-    books
+    store.record_calls(&facts).await.unwrap();
+    store
 }
 
 /// The service's own record of a call in the recorded rows.
@@ -249,11 +249,11 @@ fn day() -> CallFilter {
 }
 
 async fn reconcile(
-    books: &BillingStore,
+    store: &BillingStore,
     litellm: &Litellm,
     filter: &CallFilter,
 ) -> Result<ReconcileReport, ReconcileError> {
-    books.reconcile(&client(litellm.address), filter, at("10:00:00")).await
+    store.reconcile(&client(litellm.address), filter, at("10:00:00")).await
 }
 
 fn shown(report: &ReconcileReport) -> String {
@@ -294,13 +294,13 @@ async fn the_successful_attempt_counts() {
     for (rows, is_paid) in rows {
         for kind in [Kind::Rows(rows.clone()), Kind::DaysOf(rows)] {
             let litellm = Litellm::start(kind);
-            let place = tempdir().unwrap();
-            let books = open_store(place.path());
-            books.record_calls(&[ours("call-1")]).await.unwrap();
-            let report = reconcile(&books, &litellm, &day()).await.unwrap();
+            let dir = tempdir().unwrap();
+            let store = open_store(dir.path());
+            store.record_calls(&[ours("call-1")]).await.unwrap();
+            let report = reconcile(&store, &litellm, &day()).await.unwrap();
             assert_eq!(report.is_clean(), is_paid, "{}", shown(&report));
             assert_eq!((report.receipts_written, report.different.len()), (u64::from(is_paid), 0));
-            let amount = books.run_bill("run-7").await.unwrap().amount;
+            let amount = store.run_bill("run-7").await.unwrap().amount;
             assert_eq!(amount, Nanodollars(if is_paid { 25_000 } else { 0 }));
         }
     }

@@ -15,43 +15,43 @@ use super::{at, fact, open_store};
 /// B4: A clock that was ahead for a moment does not prevent a call from being requested when the clock is right again.
 #[tokio::test]
 async fn a_call_that_a_wrong_clock_delayed_is_requested() {
-    let place = tempdir().unwrap();
-    let books = open_store(place.path());
+    let dir = tempdir().unwrap();
+    let store = open_store(dir.path());
     let now = SystemTime::now();
-    books.record_calls(&[fact("call-1", now)]).await.unwrap();
+    store.record_calls(&[fact("call-1", now)]).await.unwrap();
     let since = now - Duration::from_hours(48);
-    let open = books.calls_without_receipt(since, now).await.unwrap();
+    let open = store.calls_without_receipt(since, now).await.unwrap();
     assert_eq!(open.len(), 1);
-    books.mark_queried(&open, now + Duration::from_hours(20)).await.unwrap();
+    store.mark_queried(&open, now + Duration::from_hours(20)).await.unwrap();
     assert_eq!(
-        books.calls_without_receipt(since, now).await.unwrap(),
+        store.calls_without_receipt(since, now).await.unwrap(),
         [],
         "it is put off by its age"
     );
-    books.mark_queried(&open, now + Duration::from_hours(24 * 100)).await.unwrap();
-    assert_eq!(books.calls_without_receipt(since, now).await.unwrap(), open);
+    store.mark_queried(&open, now + Duration::from_hours(24 * 100)).await.unwrap();
+    assert_eq!(store.calls_without_receipt(since, now).await.unwrap(), open);
 }
 
 /// B3: After two days LiteLLM will not write a missing row any more; the call stays flagged.
 #[tokio::test]
 async fn a_call_that_ended_long_ago_is_not_requested() {
     let litellm = Litellm::start(Kind::Rows(vec![]));
-    let place = tempdir().unwrap();
-    let books = open_store(place.path());
-    books.record_calls(&[call("old", SystemTime::now() - hours(49))]).await.unwrap();
-    watch(&books, &litellm).run_once().await;
+    let dir = tempdir().unwrap();
+    let store = open_store(dir.path());
+    store.record_calls(&[call("old", SystemTime::now() - hours(49))]).await.unwrap();
+    watch(&store, &litellm).run_once().await;
     assert_eq!(litellm.asked(), Vec::<String>::new());
-    assert_eq!(books.totals(SystemTime::now()).await.unwrap().unreceipted_calls, 1);
+    assert_eq!(store.totals(SystemTime::now()).await.unwrap().unreceipted_calls, 1);
 }
 
 /// B3: A call that LiteLLM does not know is not requested again at once.
 #[tokio::test]
 async fn an_unknown_call_is_not_requested_again_at_once() {
     let litellm = Litellm::start(Kind::Rows(vec![]));
-    let place = tempdir().unwrap();
-    let books = open_store(place.path());
-    books.record_calls(&[call("lost", SystemTime::now() - hours(1))]).await.unwrap();
-    let watch = watch(&books, &litellm);
+    let dir = tempdir().unwrap();
+    let store = open_store(dir.path());
+    store.record_calls(&[call("lost", SystemTime::now() - hours(1))]).await.unwrap();
+    let watch = watch(&store, &litellm);
     for _ in 0..3 {
         watch.run_once().await;
     }
@@ -62,11 +62,11 @@ async fn an_unknown_call_is_not_requested_again_at_once() {
 #[tokio::test]
 async fn a_call_without_a_receipt_is_requested_less_and_less_often() {
     let litellm = Litellm::start(Kind::Rows(vec![]));
-    let place = tempdir().unwrap();
-    let books = open_store(place.path());
+    let dir = tempdir().unwrap();
+    let store = open_store(dir.path());
     let ended = at("09:00:00");
-    books.record_calls(&[call("lost", ended)]).await.unwrap();
-    let watch = watch(&books, &litellm);
+    store.record_calls(&[call("lost", ended)]).await.unwrap();
+    let watch = watch(&store, &litellm);
     let mut minutes = vec![];
     for age in (1..50 * 60).step_by(15) {
         let before = litellm.asked().len();
@@ -82,48 +82,48 @@ async fn a_call_without_a_receipt_is_requested_less_and_less_often() {
 /// B3: If LiteLLM does not answer, that does not count as one of the call's requests.
 #[tokio::test]
 async fn a_failed_request_is_repeated_at_the_next_interval() {
-    let place = tempdir().unwrap();
-    let books = open_store(place.path());
-    books.record_calls(&[call("call-1", at("09:00:00"))]).await.unwrap();
+    let dir = tempdir().unwrap();
+    let store = open_store(dir.path());
+    store.record_calls(&[call("call-1", at("09:00:00"))]).await.unwrap();
     let broken = Litellm::start(Kind::Says(500, "{}"));
-    watch(&books, &broken).run_once_at(at("09:30:00")).await;
+    watch(&store, &broken).run_once_at(at("09:30:00")).await;
     assert_eq!(broken.asked().len(), 1);
     let litellm = Litellm::start(Kind::Rows(vec![row_at("call-1", at("09:00:00"))]));
-    watch(&books, &litellm).run_once_at(at("09:30:01")).await;
-    assert_eq!(books.receipts_of_run("run-7").await.unwrap().len(), 1);
+    watch(&store, &litellm).run_once_at(at("09:30:01")).await;
+    assert_eq!(store.receipts_of_run("run-7").await.unwrap().len(), 1);
 }
 
 /// B3: A few of the oldest calls are requested by id, and the rest by their time; each call is requested once.
 #[tokio::test]
 async fn the_oldest_calls_are_requested_by_id_and_many_by_time() {
-    let place = tempdir().unwrap();
-    let books = open_store(place.path());
+    let dir = tempdir().unwrap();
+    let store = open_store(dir.path());
     let old = call("call-old", at("01:00:00"));
     let recent: Vec<_> = (0..60)
         .map(|n| call(&format!("call-{n}"), at("09:30:00") + Duration::from_secs(n)))
         .collect();
     let rows = recent.iter().chain([&old]).map(|fact| row_at(&fact.call_id, fact.started));
     let litellm = Litellm::start(Kind::Rows(rows.collect()));
-    books.record_calls(&[&[old], &*recent].concat()).await.unwrap();
-    watch(&books, &litellm).run_once_at(at("10:00:00")).await;
-    let asked = litellm.asked();
-    assert_eq!(asked.len(), 21, "{asked:?}");
-    assert_snapshot!(format!("{}\n{}", asked[0], asked[20]), @r#"
+    store.record_calls(&[&[old], &*recent].concat()).await.unwrap();
+    watch(&store, &litellm).run_once_at(at("10:00:00")).await;
+    let requests = litellm.asked();
+    assert_eq!(requests.len(), 21, "{requests:?}");
+    assert_snapshot!(format!("{}\n{}", requests[0], requests[20]), @r#"
     /spend/logs/v2?start_date=2026-11-21%2000:59:59&end_date=2026-11-23%2000:59:59&page=1&page_size=500&sort_by=startTime&sort_order=asc&request_id=call-old
     /spend/logs/v2?start_date=2026-11-22%2009:20:18&end_date=2026-11-22%2009:40:58&page=1&page_size=500&sort_by=startTime&sort_order=asc
     "#);
-    assert_eq!(books.receipts_of_run("run-7").await.unwrap().len(), 61);
+    assert_eq!(store.receipts_of_run("run-7").await.unwrap().len(), 61);
 }
 
 /// B3: A LiteLLM without pages cannot be asked for one call, so whole days are read.
 #[tokio::test]
 async fn without_pages_a_few_are_found_in_their_days() {
     let litellm = Litellm::start(Kind::DaysOf(vec![row_at("call-1", at("09:00:00"))]));
-    let place = tempdir().unwrap();
-    let books = open_store(place.path());
-    books.record_calls(&[call("call-1", at("09:00:00"))]).await.unwrap();
-    watch(&books, &litellm).run_once_at(at("10:00:00")).await;
-    assert_eq!(books.receipts_of_run("run-7").await.unwrap().len(), 1);
+    let dir = tempdir().unwrap();
+    let store = open_store(dir.path());
+    store.record_calls(&[call("call-1", at("09:00:00"))]).await.unwrap();
+    watch(&store, &litellm).run_once_at(at("10:00:00")).await;
+    assert_eq!(store.receipts_of_run("run-7").await.unwrap().len(), 1);
 }
 
 /// B3, B4: The service reconciles automatically, from the oldest call without a receipt on, and updates the metrics.
@@ -135,22 +135,22 @@ async fn the_task_fetches_missing_charges_and_counts_the_rest() {
         row_at("call-2", now - Duration::from_mins(1)),
     ];
     let litellm = Litellm::start(Kind::Rows(rows));
-    let place = tempdir().unwrap();
-    let books = open_store(place.path());
+    let dir = tempdir().unwrap();
+    let store = open_store(dir.path());
     let call = |id: &str, ago| CallUsage {
         run: "run-7".to_owned(),
         ..fact(id, now - Duration::from_secs(ago))
     };
-    books.record_calls(&[call("call-1", 60), call("old", 3600)]).await.unwrap();
+    store.record_calls(&[call("call-1", 60), call("old", 3600)]).await.unwrap();
     let metrics = Arc::new(MetricsRegistry::new("litellm").unwrap());
     let watch = ReconcileTask {
-        billing: books.clone(),
+        billing: store.clone(),
         litellm: Some(client(litellm.address)),
         metrics: Arc::clone(&metrics),
         every: Duration::from_secs(1),
     };
     watch.run_once().await;
-    assert_eq!(books.receipts_of_run("run-7").await.unwrap().len(), 1);
+    assert_eq!(store.receipts_of_run("run-7").await.unwrap().len(), 1);
     let text = String::from_utf8(metrics.render_text()).unwrap();
     let samples: Vec<_> = text.lines().filter(|line| line.starts_with("billing_")).collect();
     assert_snapshot!(samples.join("\n"), @r#"
@@ -163,9 +163,9 @@ async fn the_task_fetches_missing_charges_and_counts_the_rest() {
     "#);
 }
 
-fn watch(books: &BillingStore, litellm: &Litellm) -> ReconcileTask {
+fn watch(store: &BillingStore, litellm: &Litellm) -> ReconcileTask {
     ReconcileTask {
-        billing: books.clone(),
+        billing: store.clone(),
         litellm: Some(client(litellm.address)),
         metrics: Arc::new(MetricsRegistry::new("litellm").unwrap()),
         every: Duration::from_secs(1),

@@ -20,42 +20,42 @@ const DAY: Duration = Duration::from_hours(24);
 /// A run is deleted with its last call, and not earlier; the totals per day stay the same.
 #[tokio::test]
 async fn calls_of_old_runs_are_deleted_and_their_daily_totals_stay() {
-    let place = tempdir().unwrap();
-    let books = open_store(place.path());
+    let dir = tempdir().unwrap();
+    let store = open_store(dir.path());
     let old = at("09:30:01") - 10 * DAY;
     let mut facts: Vec<_> = (0..1700).map(|number| call("old", &number.to_string(), old)).collect();
     facts.extend((0..20).map(|number| call("older", &number.to_string(), old - DAY)));
     // This run began long ago and continued until now.
     facts.extend([call("long", "first", old), call("long", "last", at("09:30:01"))]);
     facts.push(call("new", "only", at("09:30:01")));
-    books.record_calls(&facts).await.unwrap();
+    store.record_calls(&facts).await.unwrap();
     let charged = facts.iter().filter(|fact| !fact.call_id.ends_with("-7"));
     let mut notices: Vec<_> = charged.map(|fact| said(fact, 25_000)).collect();
     notices.extend([said(&facts[1], 26_000), said(&facts[2], 0), said(&facts[2], 27_000)]);
     notices.extend([said(&call("stray", "1", old), 1), said(&call("stray", "1", old), 9)]);
-    books.ingest_notices(notices).await.unwrap();
-    let before = days(&books).await;
+    store.ingest_notices(notices).await.unwrap();
+    let before = days(&store).await;
     assert_eq!(before.iter().map(|day| day.calls).sum::<u64>(), 1723);
 
     let cutoff = at("09:30:01") - 5 * DAY;
-    let found = books.old_runs(cutoff, None).await.unwrap();
+    let found = store.old_runs(cutoff, None).await.unwrap();
     assert_eq!(
         found,
         OldRuns { runs: vec!["long".into(), "old".into(), "older".into()], next: None }
     );
     let mut deleted = DeletedCalls::default();
     for run in found.runs {
-        deleted += books.delete_run(&run, cutoff).await.unwrap();
+        deleted += store.delete_run(&run, cutoff).await.unwrap();
     }
     let expected = DeletedCalls { calls: 1720, unreceipted: 2, unpriced: 0, conflicting: 2 };
     assert_eq!(deleted, expected);
-    assert_eq!(books.purge_waiting(SystemTime::now() + 3 * DAY).await.unwrap(), 1);
+    assert_eq!(store.purge_waiting(SystemTime::now() + 3 * DAY).await.unwrap(), 1);
 
-    let after = days(&books).await;
+    let after = days(&store).await;
     assert_eq!(after.iter().map(|day| day.deleted_calls).sum::<u64>(), 1720);
     let as_before = |day: DayBill| DayBill { deleted_calls: 0, ..day };
     assert_eq!(after.into_iter().map(as_before).collect::<Vec<_>>(), before);
-    let calls = async |run| books.run_bill(run).await.unwrap().calls;
+    let calls = async |run| store.run_bill(run).await.unwrap().calls;
     assert_eq!([calls("old").await, calls("older").await], [0, 0]);
     assert_eq!([calls("long").await, calls("new").await], [2, 1]);
     let left = [
@@ -64,52 +64,52 @@ async fn calls_of_old_runs_are_deleted_and_their_daily_totals_stay() {
         ("billing_notice", 3),
         ("billing_conflict", 0),
     ];
-    assert_eq!(left.map(|(table, _)| (table, count(&place, table))), left);
-    let totals = books.totals(at("09:30:01")).await.unwrap();
+    assert_eq!(left.map(|(table, _)| (table, count(&dir, table))), left);
+    let totals = store.totals(at("09:30:01")).await.unwrap();
     assert_eq!((totals.calls, totals.deleted_calls), (3, 1720));
-    assert_eq!(books.complete_since().await.unwrap(), Some(at("00:00:00") - 9 * DAY));
+    assert_eq!(store.complete_since().await.unwrap(), Some(at("00:00:00") - 9 * DAY));
 }
 
 /// The deletion of a run with very many calls holds the only writer for short moments, and other writes come in
 /// between.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_with_many_calls_is_deleted_a_few_at_a_time() {
-    let place = tempdir().unwrap();
+    let dir = tempdir().unwrap();
     let commits = Arc::new(AtomicU64::new(0));
-    let ours = Arc::clone(&commits);
+    let commit_count = Arc::clone(&commits);
     let watch = move |_, _| {
-        ours.fetch_add(1, Ordering::Relaxed);
+        commit_count.fetch_add(1, Ordering::Relaxed);
     };
-    let file = place.path().join("state.db");
-    let books = BillingStore::new(
+    let file = dir.path().join("state.db");
+    let store = BillingStore::new(
         SqliteDatabase::open_with_commit_observer(&file, &[billing::SCHEMA], watch).unwrap(),
     );
     let old = at("09:30:01") - 10 * DAY;
     for part in 0..10 {
         let numbers = (0..2000).map(|number| (part * 2000 + number).to_string());
         let facts: Vec<_> = numbers.map(|number| call("old", &number, old)).collect();
-        books.record_calls(&facts).await.unwrap();
-        books.ingest_notices(facts.iter().map(|fact| said(fact, 25_000)).collect()).await.unwrap();
+        store.record_calls(&facts).await.unwrap();
+        store.ingest_notices(facts.iter().map(|fact| said(fact, 25_000)).collect()).await.unwrap();
     }
     let before = commits.load(Ordering::Relaxed);
-    let deleted = books.delete_run("old", at("00:00:00")).await.unwrap();
+    let deleted = store.delete_run("old", at("00:00:00")).await.unwrap();
     assert_eq!(deleted, DeletedCalls { calls: 20_000, ..DeletedCalls::default() });
     assert!(commits.load(Ordering::Relaxed) - before >= 20_000 / 500, "it is deleted at once");
-    let [day] = &days(&books).await[..] else { panic!("one day of one account") };
+    let [day] = &days(&store).await[..] else { panic!("one day of one account") };
     assert_eq!((day.deleted_calls, day.amount), (20_000, Nanodollars(20_000 * 25_000)));
 }
 
 /// At most sixteen contradictions of one call are stored.
 #[tokio::test]
 async fn the_contradictions_of_one_call_are_bounded() {
-    let place = tempdir().unwrap();
-    let books = open_store(place.path());
-    books.record_calls(&[fact("call-1", at("09:30:01"))]).await.unwrap();
-    books
+    let dir = tempdir().unwrap();
+    let store = open_store(dir.path());
+    store.record_calls(&[fact("call-1", at("09:30:01"))]).await.unwrap();
+    store
         .ingest_notices((0..200).map(|price| notice("call-1", 100 * price)).collect())
         .await
         .unwrap();
-    assert_eq!(books.run_bill("run-1").await.unwrap().conflicting, 16);
+    assert_eq!(store.run_bill("run-1").await.unwrap().conflicting, 16);
 }
 
 proptest! {
@@ -161,11 +161,11 @@ fn said(fact: &CallUsage, amount: u64) -> billing::ChargeNotice {
     billing::ChargeNotice { run: Some(fact.run.clone()), ..notice(&fact.call_id, amount) }
 }
 
-async fn days(books: &BillingStore) -> Vec<DayBill> {
-    books.daily_bills(SystemTime::UNIX_EPOCH, at("23:59:59") + DAY, None).await.unwrap()
+async fn days(store: &BillingStore) -> Vec<DayBill> {
+    store.daily_bills(SystemTime::UNIX_EPOCH, at("23:59:59") + DAY, None).await.unwrap()
 }
 
-fn count(place: &TempDir, table: &str) -> u32 {
-    let file = Connection::open(place.path().join("state.db")).unwrap();
+fn count(dir: &TempDir, table: &str) -> u32 {
+    let file = Connection::open(dir.path().join("state.db")).unwrap();
     file.query_row(&format!("SELECT count(*) FROM {table}"), [], |row| row.get(0)).unwrap()
 }

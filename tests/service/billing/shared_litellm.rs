@@ -13,10 +13,10 @@ use super::{at, fact, notice, open_store, recorded};
 /// B2: A billing store gets its name when it is first opened, and keeps it.
 #[tokio::test]
 async fn a_billing_store_keeps_its_name() {
-    let (place, other) = (tempdir().unwrap(), tempdir().unwrap());
-    let name = open_store(place.path()).deployment_id().await.unwrap();
+    let (dir, other) = (tempdir().unwrap(), tempdir().unwrap());
+    let name = open_store(dir.path()).deployment_id().await.unwrap();
     assert_eq!(
-        (name.len(), open_store(place.path()).deployment_id().await.unwrap()),
+        (name.len(), open_store(dir.path()).deployment_id().await.unwrap()),
         (16, name.clone())
     );
     assert_ne!(open_store(other.path()).deployment_id().await.unwrap(), name);
@@ -25,48 +25,48 @@ async fn a_billing_store_keeps_its_name() {
 /// B2: A notice for another billing store is not stored. A notice for this store, or for none, waits for its call.
 #[tokio::test]
 async fn a_notice_for_another_store_is_not_stored() {
-    let place = tempdir().unwrap();
-    let books = open_store(place.path());
-    let ours = books.deployment_id().await.unwrap();
+    let dir = tempdir().unwrap();
+    let store = open_store(dir.path());
+    let deployment = store.deployment_id().await.unwrap();
     let mut items: Vec<Value> = serde_json::from_slice(&recorded("callback.json")).unwrap();
     items.truncate(3);
-    for (item, name) in items.iter_mut().zip([json!("another"), json!(ours), Value::Null]) {
+    for (item, name) in items.iter_mut().zip([json!("another"), json!(deployment), Value::Null]) {
         item["metadata"]["spend_logs_metadata"]["cogni_deployment_id"] = name;
     }
-    let told = Value::from(items).to_string();
+    let items_text = Value::from(items).to_string();
     for _again in 0..2 {
-        let ingested = books.ingest(told.clone()).await.unwrap();
+        let ingested = store.ingest(items_text.clone()).await.unwrap();
         assert_eq!((ingested.foreign, ingested.unknown + ingested.known), (1, 2));
     }
-    assert_eq!(books.totals(SystemTime::now()).await.unwrap().waiting_notices, 2);
+    assert_eq!(store.totals(SystemTime::now()).await.unwrap().waiting_notices, 2);
 }
 
 /// B4: A call that was recorded in another store than its gateway's own is charged there.
 #[tokio::test]
 async fn a_recorded_call_is_charged_in_its_store() {
-    let place = tempdir().unwrap();
-    let books = open_store(place.path());
+    let dir = tempdir().unwrap();
+    let store = open_store(dir.path());
     let named =
         |call: &str| ChargeNotice { deployment: Some("another".to_owned()), ..notice(call, 7) };
-    books.record_calls(&[fact("call-1", at("09:30:01"))]).await.unwrap();
-    let fates = books.ingest_notices(vec![named("call-1"), named("call-2")]).await.unwrap();
-    assert_eq!(fates, [IngestOutcome::New, IngestOutcome::OtherDeployment]);
+    store.record_calls(&[fact("call-1", at("09:30:01"))]).await.unwrap();
+    let outcomes = store.ingest_notices(vec![named("call-1"), named("call-2")]).await.unwrap();
+    assert_eq!(outcomes, [IngestOutcome::New, IngestOutcome::OtherDeployment]);
 }
 
 /// B2: A notice that has waited for two days is deleted, and nothing else is.
 #[tokio::test]
 async fn a_notice_without_a_call_expires() {
-    let place = tempdir().unwrap();
-    let books = open_store(place.path());
-    books.ingest_notices(vec![notice("call-1", 7), notice("call-2", 7)]).await.unwrap();
-    books.record_calls(&[fact("call-1", at("09:30:01"))]).await.unwrap();
+    let dir = tempdir().unwrap();
+    let store = open_store(dir.path());
+    store.ingest_notices(vec![notice("call-1", 7), notice("call-2", 7)]).await.unwrap();
+    store.record_calls(&[fact("call-1", at("09:30:01"))]).await.unwrap();
     let now = SystemTime::now();
-    assert_eq!(books.purge_waiting(now + Duration::from_hours(47)).await.unwrap(), 0);
-    assert_eq!(books.purge_waiting(now + Duration::from_hours(49)).await.unwrap(), 1);
-    assert_eq!(books.totals(now).await.unwrap().waiting_notices, 0);
-    assert_eq!(books.receipts_of_run("run-1").await.unwrap().len(), 1);
+    assert_eq!(store.purge_waiting(now + Duration::from_hours(47)).await.unwrap(), 0);
+    assert_eq!(store.purge_waiting(now + Duration::from_hours(49)).await.unwrap(), 1);
+    assert_eq!(store.totals(now).await.unwrap().waiting_notices, 0);
+    assert_eq!(store.receipts_of_run("run-1").await.unwrap().len(), 1);
     assert_eq!(
-        books.ingest_notices(vec![notice("call-1", 7)]).await.unwrap(),
+        store.ingest_notices(vec![notice("call-1", 7)]).await.unwrap(),
         [IngestOutcome::Known]
     );
 }
@@ -74,35 +74,35 @@ async fn a_notice_without_a_call_expires() {
 /// B2: Contradictions of a notice without a call are deleted with the notice; contradictions of known calls stay.
 #[tokio::test]
 async fn contradictions_of_unknown_calls_are_deleted() {
-    let place = tempdir().unwrap();
-    let books = open_store(place.path());
-    books.record_calls(&[fact("call-1", at("09:30:01"))]).await.unwrap();
+    let dir = tempdir().unwrap();
+    let store = open_store(dir.path());
+    store.record_calls(&[fact("call-1", at("09:30:01"))]).await.unwrap();
     let mut notices: Vec<_> = (1..5).map(|price| notice("call-1", price * 1000)).collect();
     notices.extend((0..700).flat_map(|call| {
         let id = format!("never-{call}");
         [notice(&id, 1000), notice(&id, 2000)]
     }));
-    books.ingest_notices(notices).await.unwrap();
-    let file = rusqlite::Connection::open(place.path().join("state.db")).unwrap();
+    store.ingest_notices(notices).await.unwrap();
+    let file = rusqlite::Connection::open(dir.path().join("state.db")).unwrap();
     let conflicts = || {
         let count = "SELECT count(*) FROM billing_conflict";
         file.query_row(count, [], |row| row.get::<_, i64>(0)).unwrap()
     };
     assert_eq!(conflicts(), 703);
     let now = SystemTime::now();
-    books.purge_waiting(now + Duration::from_hours(47)).await.unwrap();
+    store.purge_waiting(now + Duration::from_hours(47)).await.unwrap();
     assert_eq!(conflicts(), 703, "they may still come");
-    assert_eq!(books.purge_waiting(now + Duration::from_hours(49)).await.unwrap(), 700);
-    assert_eq!((conflicts(), books.totals(now).await.unwrap().conflicting_calls), (3, 1));
+    assert_eq!(store.purge_waiting(now + Duration::from_hours(49)).await.unwrap(), 700);
+    assert_eq!((conflicts(), store.totals(now).await.unwrap().conflicting_calls), (3, 1));
 }
 
 /// B3: Rows for another store, or for an unknown run, belong to others and do not count as unknown.
 #[tokio::test]
 async fn rows_for_another_store_are_not_unknown() {
-    let place = tempdir().unwrap();
-    let books = open_store(place.path());
-    let ours = books.deployment_id().await.unwrap();
-    books
+    let dir = tempdir().unwrap();
+    let store = open_store(dir.path());
+    let deployment = store.deployment_id().await.unwrap();
+    store
         .record_calls(&[CallUsage { run: "run-7".to_owned(), ..fact("call-1", at("09:30:54")) }])
         .await
         .unwrap();
@@ -112,14 +112,14 @@ async fn rows_for_another_store_are_not_unknown() {
         row
     };
     let litellm = Litellm::start(Kind::Rows(vec![
-        named("call-1", "run-7", &ours),
+        named("call-1", "run-7", &deployment),
         named("of-another", "run-7", "another"),
-        named("lost-record", "run-8", &ours),
+        named("lost-record", "run-8", &deployment),
         row("lost-record-too", "run-7"),
         row("of-somebody", "run-9"),
     ]));
     let day = CallFilter { since: at("09:00:00"), until: at("10:00:00"), account: None, run: None };
-    let report = books.reconcile(&client(litellm.address), &day, at("10:00:00")).await.unwrap();
+    let report = store.reconcile(&client(litellm.address), &day, at("10:00:00")).await.unwrap();
     let unknown: Vec<_> = report.unknown.iter().map(|item| &*item.call_id).collect();
     assert_eq!((report.matched, &*unknown), (1, &["lost-record", "lost-record-too"][..]));
 }

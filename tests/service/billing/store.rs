@@ -29,14 +29,14 @@ const MINUTE: Duration = Duration::from_mins(1);
 /// B4: A receipt has `run/attempt/call id`, the amount in nanodollars, its source and its time.
 #[tokio::test]
 async fn a_receipt_has_its_call_amount_source_and_time() {
-    let place = tempdir().unwrap();
-    let books = open_store(place.path());
-    assert_eq!(books.record_calls(&[fact("call-1", at("09:30:01"))]).await.unwrap(), 1);
+    let dir = tempdir().unwrap();
+    let store = open_store(dir.path());
+    assert_eq!(store.record_calls(&[fact("call-1", at("09:30:01"))]).await.unwrap(), 1);
     assert_eq!(
-        books.ingest_notices(vec![notice("call-1", 25_000)]).await.unwrap(),
+        store.ingest_notices(vec![notice("call-1", 25_000)]).await.unwrap(),
         [IngestOutcome::New]
     );
-    let mut receipts = books.receipts_of_run("run-1").await.unwrap();
+    let mut receipts = store.receipts_of_run("run-1").await.unwrap();
     receipts[0].received = at("09:30:02");
     assert_json_snapshot!(receipts, @r#"
     [
@@ -56,7 +56,7 @@ async fn a_receipt_has_its_call_amount_source_and_time() {
       }
     ]
     "#);
-    let bill = books.run_bill("run-1").await.unwrap();
+    let bill = store.run_bill("run-1").await.unwrap();
     assert_json_snapshot!(bill, @r#"
     {
       "run": "run-1",
@@ -74,53 +74,53 @@ async fn a_receipt_has_its_call_amount_source_and_time() {
       "flags": []
     }
     "#);
-    assert_eq!(books.calls_of_run("run-1").await.unwrap(), [fact("call-1", at("09:30:01"))]);
-    assert_eq!(books.run_bill("run-2").await.unwrap().calls, 0);
+    assert_eq!(store.calls_of_run("run-1").await.unwrap(), [fact("call-1", at("09:30:01"))]);
+    assert_eq!(store.run_bill("run-2").await.unwrap().calls, 0);
 }
 
 /// B2: LiteLLM's notice may come before the service's own record.
 #[tokio::test]
 async fn a_notice_waits_for_its_call() {
-    let place = tempdir().unwrap();
-    let books = open_store(place.path());
-    let ingested = books.ingest(recorded("callback.json")).await.unwrap();
+    let dir = tempdir().unwrap();
+    let store = open_store(dir.path());
+    let ingested = store.ingest(recorded("callback.json")).await.unwrap();
     assert_eq!((ingested.new, ingested.unknown), (0, 4));
     let id = "01a20298-18a2-760d-a1c9-56d8cd515a17";
     let first = CallUsage {
         run: "run-7".to_owned(),
         ..fact("01a20298-15f8-7428-a20a-7213618e37a2", at("09:30:52"))
     };
-    books.record_calls(slice::from_ref(&first)).await.unwrap();
-    let receipts = books.receipts_of_run("run-7").await.unwrap();
+    store.record_calls(slice::from_ref(&first)).await.unwrap();
+    let receipts = store.receipts_of_run("run-7").await.unwrap();
     assert_eq!((receipts.len(), receipts[0].amount), (1, Nanodollars(50_000)));
     assert_eq!(receipts[0].source_reference, format!("run-7/0/{}", first.call_id));
-    let again = books.ingest(recorded("callback.json")).await.unwrap();
+    let again = store.ingest(recorded("callback.json")).await.unwrap();
     assert_eq!((again.new, again.known, again.unknown), (0, 4, 0));
-    assert!(books.known_call_ids(vec![id.to_owned()]).await.unwrap().is_empty());
+    assert!(store.known_call_ids(vec![id.to_owned()]).await.unwrap().is_empty());
 }
 
 /// B2: A notice that LiteLLM sends twice, or to two processes at once, is charged once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_call_is_charged_once_however_often_it_is_reported() {
-    let place = tempdir().unwrap();
-    let (one, other) = (open_store(place.path()), open_store(place.path()));
+    let dir = tempdir().unwrap();
+    let (one, other) = (open_store(dir.path()), open_store(dir.path()));
     let calls: Vec<_> = (0..40).map(|number| format!("call-{number}")).collect();
     let facts: Vec<_> = calls.iter().map(|call| fact(call, SystemTime::now())).collect();
     let notices: Vec<_> = calls.iter().map(|call| notice(call, 25_000)).collect();
     let work = (0..16).map(|number| {
-        let books = if number % 2 == 0 { one.clone() } else { other.clone() };
+        let store = if number % 2 == 0 { one.clone() } else { other.clone() };
         let (facts, notices) = (facts.clone(), notices.clone());
         tokio::spawn(async move {
             if number % 3 == 0 {
-                books.record_calls(&facts).await.unwrap();
+                store.record_calls(&facts).await.unwrap();
                 vec![]
             } else {
-                books.ingest_notices(notices).await.unwrap()
+                store.ingest_notices(notices).await.unwrap()
             }
         })
     });
-    let fates: Vec<_> = join_all(work).await.into_iter().flat_map(Result::unwrap).collect();
-    assert!(fates.iter().all(|fate| *fate != IngestOutcome::Conflicting));
+    let outcomes: Vec<_> = join_all(work).await.into_iter().flat_map(Result::unwrap).collect();
+    assert!(outcomes.iter().all(|fate| *fate != IngestOutcome::Conflicting));
     let bill = one.run_bill("run-1").await.unwrap();
     assert_eq!((bill.calls, bill.receipts, bill.amount), (40, 40, Nanodollars(1_000_000)));
     assert_eq!(bill.state, BillState::Complete);
@@ -129,18 +129,18 @@ async fn a_call_is_charged_once_however_often_it_is_reported() {
 /// B2: A second price for a call is stored and flagged, but not charged. A difference of one nanodollar is rounding.
 #[tokio::test]
 async fn another_price_is_a_conflict_and_no_charge() {
-    let place = tempdir().unwrap();
-    let books = open_store(place.path());
-    books.record_calls(&[fact("call-1", SystemTime::now())]).await.unwrap();
-    let said = vec![
+    let dir = tempdir().unwrap();
+    let store = open_store(dir.path());
+    store.record_calls(&[fact("call-1", SystemTime::now())]).await.unwrap();
+    let messages = vec![
         notice("call-1", 25_000),
         notice("call-1", 25_001),
         notice("call-1", 26_000),
         notice("call-1", 26_000),
     ];
-    let fates = books.ingest_notices(said).await.unwrap();
+    let outcomes = store.ingest_notices(messages).await.unwrap();
     assert_eq!(
-        fates,
+        outcomes,
         [
             IngestOutcome::New,
             IngestOutcome::Known,
@@ -148,7 +148,7 @@ async fn another_price_is_a_conflict_and_no_charge() {
             IngestOutcome::Conflicting
         ]
     );
-    let bill = books.run_bill("run-1").await.unwrap();
+    let bill = store.run_bill("run-1").await.unwrap();
     assert_eq!((bill.amount, bill.receipts, bill.conflicting), (Nanodollars(25_000), 1, 1));
     assert_eq!(bill.flags, [BillFlag::Conflicting]);
 }
@@ -158,23 +158,23 @@ async fn another_price_is_a_conflict_and_no_charge() {
 async fn a_notice_that_names_another_run_is_a_conflict() {
     let stranger = ChargeNotice { run: Some("run-9".to_owned()), ..notice("call-1", 1) };
     for stranger_first in [true, false] {
-        let place = tempdir().unwrap();
-        let books = open_store(place.path());
+        let dir = tempdir().unwrap();
+        let store = open_store(dir.path());
         if stranger_first {
-            books.ingest_notices(vec![stranger.clone()]).await.unwrap();
+            store.ingest_notices(vec![stranger.clone()]).await.unwrap();
         }
-        books.record_calls(&[fact("call-1", SystemTime::now())]).await.unwrap();
+        store.record_calls(&[fact("call-1", SystemTime::now())]).await.unwrap();
         if !stranger_first {
             assert_eq!(
-                books.ingest_notices(vec![stranger.clone()]).await.unwrap(),
+                store.ingest_notices(vec![stranger.clone()]).await.unwrap(),
                 [IngestOutcome::Conflicting]
             );
         }
         assert_eq!(
-            books.ingest_notices(vec![notice("call-1", 25_000)]).await.unwrap(),
+            store.ingest_notices(vec![notice("call-1", 25_000)]).await.unwrap(),
             [IngestOutcome::New]
         );
-        let bill = books.run_bill("run-1").await.unwrap();
+        let bill = store.run_bill("run-1").await.unwrap();
         assert_eq!((bill.amount, bill.flags), (Nanodollars(25_000), vec![BillFlag::Conflicting]));
     }
 }
@@ -183,19 +183,19 @@ async fn a_notice_that_names_another_run_is_a_conflict() {
 #[tokio::test]
 async fn a_success_replaces_a_failure() {
     let failure = failure("call-1");
-    let place = tempdir().unwrap();
-    let books = open_store(place.path());
-    books.record_calls(&[fact("call-1", SystemTime::now())]).await.unwrap();
-    let said = vec![
+    let dir = tempdir().unwrap();
+    let store = open_store(dir.path());
+    store.record_calls(&[fact("call-1", SystemTime::now())]).await.unwrap();
+    let messages = vec![
         failure.clone(),
         failure.clone(),
         notice("call-1", 25_000),
         failure,
         notice("call-1", 25_000),
     ];
-    let fates = books.ingest_notices(said).await.unwrap();
+    let outcomes = store.ingest_notices(messages).await.unwrap();
     assert_eq!(
-        fates,
+        outcomes,
         [
             IngestOutcome::Unpaid,
             IngestOutcome::Known,
@@ -204,7 +204,7 @@ async fn a_success_replaces_a_failure() {
             IngestOutcome::Known
         ]
     );
-    let bill = books.run_bill("run-1").await.unwrap();
+    let bill = store.run_bill("run-1").await.unwrap();
     assert_eq!((bill.amount, bill.receipts, bill.flags), (Nanodollars(25_000), 1, vec![]));
 }
 
@@ -213,30 +213,33 @@ async fn a_success_replaces_a_failure() {
 #[tokio::test]
 async fn a_failure_at_no_cost_is_no_receipt_of_a_call_that_used_tokens() {
     for failure_first in [true, false] {
-        let place = tempdir().unwrap();
-        let books = open_store(place.path());
-        let (said, call) = (failure("call-1"), fact("call-1", at("09:30:01")));
+        let dir = tempdir().unwrap();
+        let store = open_store(dir.path());
+        let (failure_notice, call) = (failure("call-1"), fact("call-1", at("09:30:01")));
         if failure_first {
             assert_eq!(
-                books.ingest_notices(vec![said.clone()]).await.unwrap(),
+                store.ingest_notices(vec![failure_notice.clone()]).await.unwrap(),
                 [IngestOutcome::WaitsForCall]
             );
         }
-        books.record_calls(&[call]).await.unwrap();
+        store.record_calls(&[call]).await.unwrap();
         if !failure_first {
-            assert_eq!(books.ingest_notices(vec![said]).await.unwrap(), [IngestOutcome::Unpaid]);
+            assert_eq!(
+                store.ingest_notices(vec![failure_notice]).await.unwrap(),
+                [IngestOutcome::Unpaid]
+            );
         }
-        let asked = books.calls_without_receipt(at("09:00:00"), at("09:31:00")).await.unwrap();
-        assert_eq!(asked.len(), 1, "it is asked for");
-        let bill = books.run_bill_at("run-1", at("09:45:00")).await.unwrap();
+        let unmatched = store.calls_without_receipt(at("09:00:00"), at("09:31:00")).await.unwrap();
+        assert_eq!(unmatched.len(), 1, "it is asked for");
+        let bill = store.run_bill_at("run-1", at("09:45:00")).await.unwrap();
         assert_eq!((bill.receipts, bill.state), (0, BillState::Pending));
-        let bill = books.run_bill_at("run-1", at("09:47:00")).await.unwrap();
+        let bill = store.run_bill_at("run-1", at("09:47:00")).await.unwrap();
         assert_eq!((bill.state, bill.flags), (BillState::Overdue, vec![BillFlag::Unreceipted]));
-        assert_eq!(books.flagged_runs(at("09:47:00")).await.unwrap().len(), 1);
-        let totals = books.totals(at("09:47:00")).await.unwrap();
+        assert_eq!(store.flagged_runs(at("09:47:00")).await.unwrap().len(), 1);
+        let totals = store.totals(at("09:47:00")).await.unwrap();
         assert_eq!((totals.unreceipted_calls, totals.waiting_notices), (1, 0));
-        books.ingest_notices(vec![notice("call-1", 25_000)]).await.unwrap();
-        let bill = books.run_bill("run-1").await.unwrap();
+        store.ingest_notices(vec![notice("call-1", 25_000)]).await.unwrap();
+        let bill = store.run_bill("run-1").await.unwrap();
         assert_eq!((bill.amount, bill.state), (Nanodollars(25_000), BillState::Complete));
     }
 }
@@ -254,21 +257,21 @@ async fn a_notice_without_a_price_is_no_receipt_of_a_call_that_used_tokens() {
     no_member.as_object_mut().unwrap().remove("response_cost");
     let call = CallUsage { run: "run-7".to_owned(), ..fact(&call_id, at("09:30:52")) };
     for (unpriced, call_first) in [(&no_price, true), (&no_price, false), (&no_member, true)] {
-        let place = tempdir().unwrap();
-        let books = open_store(place.path());
+        let dir = tempdir().unwrap();
+        let store = open_store(dir.path());
         if call_first {
-            books.record_calls(slice::from_ref(&call)).await.unwrap();
+            store.record_calls(slice::from_ref(&call)).await.unwrap();
         }
-        let ingested = books.ingest(unpriced.to_string()).await.unwrap();
+        let ingested = store.ingest(unpriced.to_string()).await.unwrap();
         assert_eq!((ingested.new, ingested.unpaid), (0, u64::from(call_first)));
-        books.record_calls(slice::from_ref(&call)).await.unwrap();
-        let asked = books.calls_without_receipt(at("09:00:00"), at("09:31:00")).await.unwrap();
-        assert_eq!(asked.len(), 1, "it is asked for");
-        let bill = books.run_bill_at("run-7", at("09:50:00")).await.unwrap();
+        store.record_calls(slice::from_ref(&call)).await.unwrap();
+        let unmatched = store.calls_without_receipt(at("09:00:00"), at("09:31:00")).await.unwrap();
+        assert_eq!(unmatched.len(), 1, "it is asked for");
+        let bill = store.run_bill_at("run-7", at("09:50:00")).await.unwrap();
         assert_eq!((bill.receipts, bill.flags), (0, vec![BillFlag::Unreceipted]));
-        assert_eq!(books.ingest(priced.to_string()).await.unwrap().new, 1);
-        assert_eq!(books.ingest(unpriced.to_string()).await.unwrap().known, 1, "a price stays");
-        let bill = books.run_bill("run-7").await.unwrap();
+        assert_eq!(store.ingest(priced.to_string()).await.unwrap().new, 1);
+        assert_eq!(store.ingest(unpriced.to_string()).await.unwrap().known, 1, "a price stays");
+        let bill = store.run_bill("run-7").await.unwrap();
         assert_eq!((bill.amount, bill.state), (Nanodollars(50_000), BillState::Complete));
     }
 }
@@ -277,35 +280,35 @@ async fn a_notice_without_a_price_is_no_receipt_of_a_call_that_used_tokens() {
 /// used something.
 #[tokio::test]
 async fn a_failure_closes_a_call_that_used_nothing() {
-    let place = tempdir().unwrap();
-    let books = open_store(place.path());
+    let dir = tempdir().unwrap();
+    let store = open_store(dir.path());
     let ended = fact("call-1", at("09:30:01"));
     let lost =
         CallUsage { outcome: CallOutcome::Crashed, usage: TokenUsage::default(), ..ended.clone() };
-    books.record_calls(&[lost]).await.unwrap();
-    assert_eq!(books.ingest_notices(vec![failure("call-1")]).await.unwrap(), [IngestOutcome::New]);
-    books.record_calls(&[ended]).await.unwrap();
-    let bill = books.run_bill_at("run-1", at("09:31:00")).await.unwrap();
+    store.record_calls(&[lost]).await.unwrap();
+    assert_eq!(store.ingest_notices(vec![failure("call-1")]).await.unwrap(), [IngestOutcome::New]);
+    store.record_calls(&[ended]).await.unwrap();
+    let bill = store.run_bill_at("run-1", at("09:31:00")).await.unwrap();
     assert_eq!((bill.receipts, bill.missing), (0, 1));
 }
 
 /// B4: Whether a call was free depends on the gateway's usage record, whatever usage LiteLLM reports.
 #[tokio::test]
 async fn a_call_that_is_charged_nothing_is_flagged_by_its_own_tokens() {
-    let place = tempdir().unwrap();
-    let books = open_store(place.path());
-    books.record_calls(&[fact("call-1", at("09:30:01"))]).await.unwrap();
+    let dir = tempdir().unwrap();
+    let store = open_store(dir.path());
+    store.record_calls(&[fact("call-1", at("09:30:01"))]).await.unwrap();
     let free = ChargeNotice { input: Tokens(0), output: Tokens(0), ..notice("call-1", 0) };
-    assert_eq!(books.ingest_notices(vec![free]).await.unwrap(), [IngestOutcome::New]);
-    assert_eq!(books.run_bill("run-1").await.unwrap().flags, [BillFlag::Unpriced]);
-    assert_eq!(books.totals(SystemTime::now()).await.unwrap().unpriced_calls, 1);
+    assert_eq!(store.ingest_notices(vec![free]).await.unwrap(), [IngestOutcome::New]);
+    assert_eq!(store.run_bill("run-1").await.unwrap().flags, [BillFlag::Unpriced]);
+    assert_eq!(store.totals(SystemTime::now()).await.unwrap().unpriced_calls, 1);
 }
 
 /// B4: Calls that an earlier version settled by a failed attempt are open again; everything else is unchanged.
 #[tokio::test]
 async fn receipts_of_failed_attempts_are_taken_back_from_an_earlier_version() {
-    let place = tempdir().unwrap();
-    let file = place.path().join("state.db");
+    let dir = tempdir().unwrap();
+    let file = dir.path().join("state.db");
     let earlier =
         DatabaseSchema { migrations: &billing::SCHEMA.migrations[..3], ..billing::SCHEMA };
     drop(SqliteDatabase::open_database(&file, &[earlier]).unwrap());
@@ -313,30 +316,30 @@ async fn receipts_of_failed_attempts_are_taken_back_from_an_earlier_version() {
     for (call, input, is_failure, amount) in
         [("failed", 11, 1, 0), ("unused", 0, 1, 0), ("free", 11, 0, 0), ("paid", 11, 0, 25_000)]
     {
-        let given = format!(
+        let metadata = format!(
             "INSERT INTO billing_fact VALUES ('{call}', 'run-1', '0', 'a', 'litellm', 'chat_completions', 'gpt', 0,
                  'completed', 200, {input}, 0, 0, 0, 0, 0, 'provider', 0, NULL, 1, 2, {input} > 0, 1, 5);
              INSERT INTO billing_notice VALUES ('{call}', 'litellm_callback', 'run-1', {is_failure}, {amount}, 0, 0, 2, 3, 1);
              INSERT INTO billing_receipt VALUES ('run-1/0/{call}', '{call}', 'run-1', 'litellm_callback', {amount}, 0, 0,
                  2, 3);"
         );
-        connection.execute_batch(&given).unwrap();
+        connection.execute_batch(&metadata).unwrap();
     }
     drop(connection);
-    let books = open_store(place.path());
-    let receipts = books.receipts_of_run("run-1").await.unwrap();
+    let store = open_store(dir.path());
+    let receipts = store.receipts_of_run("run-1").await.unwrap();
     let mut left: Vec<_> = receipts.iter().map(|receipt| &*receipt.call_id).collect();
     left.sort_unstable();
     assert_eq!(left, ["free", "paid", "unused"]);
-    let bill = books.run_bill_at("run-1", SystemTime::UNIX_EPOCH).await.unwrap();
+    let bill = store.run_bill_at("run-1", SystemTime::UNIX_EPOCH).await.unwrap();
     assert_eq!((bill.missing, bill.unpriced), (1, 1));
 }
 
 /// B4: Without LiteLLM, the price table gives the receipt; a call of a model without a price is flagged.
 #[tokio::test]
 async fn without_litellm_the_price_table_charges() {
-    let place = tempdir().unwrap();
-    let books = open_store(place.path());
+    let dir = tempdir().unwrap();
+    let store = open_store(dir.path());
     let now = SystemTime::now();
     let priced = CallUsage { upstream: "anthropic".to_owned(), ..fact("call-1", now) };
     let unpriced = CallUsage {
@@ -347,15 +350,15 @@ async fn without_litellm_the_price_table_charges() {
         usage: TokenUsage::default(),
         ..CallUsage { call_id: "call-3".to_owned(), ..unpriced.clone() }
     };
-    books.record_calls(&[priced, unpriced, refused]).await.unwrap();
-    let bill = books.run_bill("run-1").await.unwrap();
+    store.record_calls(&[priced, unpriced, refused]).await.unwrap();
+    let bill = store.run_bill("run-1").await.unwrap();
     assert_eq!((bill.calls, bill.billable, bill.receipts, bill.unpriced), (3, 2, 2, 1));
     assert_eq!(
         (bill.amount, bill.state, bill.flags),
         (Nanodollars(25_000), BillState::Complete, vec![BillFlag::Unpriced])
     );
     assert!(
-        books
+        store
             .receipts_of_run("run-1")
             .await
             .unwrap()
@@ -369,8 +372,8 @@ async fn without_litellm_the_price_table_charges() {
 #[tokio::test]
 async fn a_call_recorded_as_lost_is_corrected() {
     for upstream in ["litellm", "openai"] {
-        let place = tempdir().unwrap();
-        let books = open_store(place.path());
+        let dir = tempdir().unwrap();
+        let store = open_store(dir.path());
         let ended = CallUsage { upstream: upstream.to_owned(), ..fact("call-1", at("09:30:01")) };
         let usage =
             TokenUsage { input: Tokens(600), output: Tokens(4096), ..TokenUsage::default() };
@@ -380,11 +383,11 @@ async fn a_call_recorded_as_lost_is_corrected() {
             cost: Nanodollars(9_000_000),
             ..ended.clone()
         };
-        assert_eq!(books.record_calls(slice::from_ref(&lost)).await.unwrap(), 1);
-        assert_eq!(books.record_calls(&[ended.clone(), lost]).await.unwrap(), 0);
-        assert_eq!(books.calls_of_run("run-1").await.unwrap(), [ended]);
+        assert_eq!(store.record_calls(slice::from_ref(&lost)).await.unwrap(), 1);
+        assert_eq!(store.record_calls(&[ended.clone(), lost]).await.unwrap(), 0);
+        assert_eq!(store.calls_of_run("run-1").await.unwrap(), [ended]);
         if upstream == "openai" {
-            assert_eq!(books.run_bill("run-1").await.unwrap().amount, Nanodollars(25_000));
+            assert_eq!(store.run_bill("run-1").await.unwrap().amount, Nanodollars(25_000));
         }
     }
 }
@@ -394,8 +397,8 @@ async fn a_call_recorded_as_lost_is_corrected() {
 #[tokio::test]
 async fn a_call_that_was_taken_for_lost_and_used_nothing_is_not_charged() {
     for is_said in [false, true] {
-        let place = tempdir().unwrap();
-        let books = open_store(place.path());
+        let dir = tempdir().unwrap();
+        let store = open_store(dir.path());
         let upstream = "openai".to_owned();
         let lost =
             CallUsage { outcome: CallOutcome::Crashed, upstream, ..fact("call-1", at("09:30:01")) };
@@ -406,13 +409,13 @@ async fn a_call_that_was_taken_for_lost_and_used_nothing_is_not_charged() {
             ..lost.clone()
         };
         let refused = CallUsage { cost: Nanodollars::ZERO, ..refused };
-        books.record_calls(&[lost]).await.unwrap();
-        assert_eq!(books.run_bill("run-1").await.unwrap().receipts, 1);
+        store.record_calls(&[lost]).await.unwrap();
+        assert_eq!(store.run_bill("run-1").await.unwrap().receipts, 1);
         if is_said {
-            books.ingest_notices(vec![notice("call-1", 7)]).await.unwrap();
+            store.ingest_notices(vec![notice("call-1", 7)]).await.unwrap();
         }
-        books.record_calls(&[refused]).await.unwrap();
-        let amounts: Vec<_> = books
+        store.record_calls(&[refused]).await.unwrap();
+        let amounts: Vec<_> = store
             .receipts_of_run("run-1")
             .await
             .unwrap()
@@ -421,7 +424,7 @@ async fn a_call_that_was_taken_for_lost_and_used_nothing_is_not_charged() {
             .collect();
         let expected = if is_said { vec![Nanodollars(7)] } else { vec![] };
         assert_eq!(amounts, expected);
-        let bill = books.run_bill("run-1").await.unwrap();
+        let bill = store.run_bill("run-1").await.unwrap();
         assert_eq!((bill.calls, bill.billable, bill.state), (1, 0, BillState::Complete));
     }
 }
@@ -429,15 +432,15 @@ async fn a_call_that_was_taken_for_lost_and_used_nothing_is_not_charged() {
 /// B4: A call may wait for its receipt for a limited time; after that its run is flagged until the receipt comes.
 #[tokio::test]
 async fn a_call_without_a_receipt_is_flagged_when_its_time_is_over() {
-    let place = tempdir().unwrap();
-    let books = open_store(place.path());
+    let dir = tempdir().unwrap();
+    let store = open_store(dir.path());
     let end = at("09:30:00");
     let free = CallUsage { usage: TokenUsage::default(), status: 400, ..fact("call-0", end) };
-    books.record_calls(&[free, fact("call-1", end), fact("call-2", end + MINUTE)]).await.unwrap();
+    store.record_calls(&[free, fact("call-1", end), fact("call-2", end + MINUTE)]).await.unwrap();
     let state = async |now| {
-        let bill = books.run_bill_at("run-1", now).await.unwrap();
-        let totals = books.totals(now).await.unwrap();
-        let runs = books.flagged_runs(now).await.unwrap().len();
+        let bill = store.run_bill_at("run-1", now).await.unwrap();
+        let totals = store.totals(now).await.unwrap();
+        let runs = store.flagged_runs(now).await.unwrap().len();
         assert_eq!(totals.unreceipted_calls, bill.overdue);
         assert_eq!(totals.unreceipted_runs, runs as u64);
         assert_eq!(totals.pending_calls, bill.missing - bill.overdue);
@@ -446,38 +449,38 @@ async fn a_call_without_a_receipt_is_flagged_when_its_time_is_over() {
     assert_eq!(state(end + 15 * MINUTE).await, (BillState::Pending, 0, 0));
     assert_eq!(state(end + 15 * MINUTE + Duration::from_secs(1)).await, (BillState::Overdue, 1, 1));
     assert_eq!(state(end + 17 * MINUTE).await, (BillState::Overdue, 2, 1));
-    let open = books.calls_without_receipt(end, end).await.unwrap();
+    let open = store.calls_without_receipt(end, end).await.unwrap();
     assert_eq!(open.iter().map(|call| call.settled).collect::<Vec<_>>(), [end, end + MINUTE]);
-    books.ingest_notices(vec![notice("call-1", 25_000), notice("call-2", 25_000)]).await.unwrap();
+    store.ingest_notices(vec![notice("call-1", 25_000), notice("call-2", 25_000)]).await.unwrap();
     assert_eq!(state(end + 17 * MINUTE).await, (BillState::Complete, 0, 0));
-    assert_eq!(books.calls_without_receipt(end, end).await.unwrap(), []);
+    assert_eq!(store.calls_without_receipt(end, end).await.unwrap(), []);
 }
 
 /// After a restart of the service, the store has the same content.
 #[tokio::test]
 async fn a_reopened_billing_store_is_the_same() {
-    let place = tempdir().unwrap();
-    let said = |books: BillingStore| async move {
-        let bill = books.run_bill("run-1").await.unwrap();
-        (bill, books.receipts_of_run("run-1").await.unwrap())
+    let dir = tempdir().unwrap();
+    let report = |store: BillingStore| async move {
+        let bill = store.run_bill("run-1").await.unwrap();
+        (bill, store.receipts_of_run("run-1").await.unwrap())
     };
-    let first = open_store(place.path());
+    let first = open_store(dir.path());
     first.record_calls(&[fact("call-1", at("09:30:01"))]).await.unwrap();
     first.ingest_notices(vec![notice("call-1", 25_000)]).await.unwrap();
-    let before = said(first).await;
-    assert_eq!(said(open_store(place.path())).await, before);
+    let before = report(first).await;
+    assert_eq!(report(open_store(dir.path())).await, before);
 }
 
 /// B2: The endpoint's answer counts the outcomes.
 #[tokio::test]
 async fn an_ingest_is_counted() {
-    let place = tempdir().unwrap();
-    let books = open_store(place.path());
+    let dir = tempdir().unwrap();
+    let store = open_store(dir.path());
     let mut items: Vec<Value> = serde_json::from_slice(&recorded("callback.json")).unwrap();
     items.push(json!({ "status": "success" }));
     items.push(json!({ "litellm_call_id": "theirs", "status": "success", "endTime": 1.0 }));
     let body = Value::from(items).to_string();
-    let ingested = books.ingest(body).await.unwrap();
+    let ingested = store.ingest(body).await.unwrap();
     assert_json_snapshot!(ingested, @r#"
     {
       "new": 0,
@@ -495,24 +498,25 @@ async fn an_ingest_is_counted() {
       ]
     }
     "#);
-    assert!(books.ingest("{").await.is_err());
+    assert!(store.ingest("{").await.is_err());
 }
 
 /// B2: A sender of notices cannot fill the disk with contradictions, or with calls that do not exist.
 #[tokio::test]
 async fn contradictions_and_unknown_calls_are_bounded() {
-    let place = tempdir().unwrap();
-    let books = open_store(place.path());
-    books
+    let dir = tempdir().unwrap();
+    let store = open_store(dir.path());
+    store
         .record_calls(&[fact("call-1", at("09:30:01")), fact("call-2", at("09:30:01"))])
         .await
         .unwrap();
     let prices = |call: &'static str| (1..=100).map(move |price| notice(call, price * 1000));
-    let fates =
-        books.ingest_notices(prices("call-1").chain(prices("call-2")).collect()).await.unwrap();
-    let conflicting = fates.iter().filter(|fate| **fate == IngestOutcome::Conflicting).count();
+    let outcomes =
+        store.ingest_notices(prices("call-1").chain(prices("call-2")).collect()).await.unwrap();
+    let conflicting =
+        outcomes.iter().filter(|outcome| **outcome == IngestOutcome::Conflicting).count();
     assert_eq!(conflicting, 198, "each is told");
-    let file = rusqlite::Connection::open(place.path().join("state.db")).unwrap();
+    let file = rusqlite::Connection::open(dir.path().join("state.db")).unwrap();
     let count = |query: &str| file.query_row(query, [], |row| row.get::<_, i64>(0)).unwrap();
     assert_eq!(count("SELECT count(*) FROM billing_conflict WHERE call_id = 'call-1'"), 16);
     assert_eq!(count("SELECT count(*) FROM billing_conflict"), 32);
@@ -523,11 +527,11 @@ async fn contradictions_and_unknown_calls_are_bounded() {
         [],
     )
     .unwrap();
-    books.record_calls(&[fact("call-3", at("09:30:01"))]).await.unwrap();
+    store.record_calls(&[fact("call-3", at("09:30:01"))]).await.unwrap();
     let notices = ["new-1", "new-2", "call-3"].map(|call| notice(call, 7));
-    let fates = books.ingest_notices(notices.to_vec()).await.unwrap();
+    let outcomes = store.ingest_notices(notices.to_vec()).await.unwrap();
     assert_eq!(
-        fates,
+        outcomes,
         [IngestOutcome::WaitsForCall, IngestOutcome::TooManyWaiting, IngestOutcome::New]
     );
     assert_eq!(count("SELECT count(*) FROM billing_notice WHERE NOT is_taken"), 100_000);
@@ -568,31 +572,31 @@ proptest! {
 }
 
 async fn after(happenings: &[StoreEvent]) -> (RunBill, Vec<(String, Nanodollars)>) {
-    let place = tempfile::tempdir_in("/dev/shm").unwrap();
-    let books = open_store(place.path());
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let store = open_store(dir.path());
     for happening in happenings {
         let call = |number: &usize| (format!("call-{number}"), 1000 * (*number as u64 + 1));
         match happening {
             StoreEvent::Recorded(number) => {
-                books.record_calls(&[fact(&call(number).0, at("09:30:01"))]).await.unwrap();
+                store.record_calls(&[fact(&call(number).0, at("09:30:01"))]).await.unwrap();
             }
             StoreEvent::Said(number) => {
                 let (id, amount) = call(number);
-                books.ingest_notices(vec![notice(&id, amount)]).await.unwrap();
+                store.ingest_notices(vec![notice(&id, amount)]).await.unwrap();
             }
             StoreEvent::SaidByRows(number) => {
                 let (id, amount) = call(number);
                 let notice =
                     ChargeNotice { source: ChargeSource::LitellmSpendLogs, ..notice(&id, amount) };
-                books.ingest_notices(vec![notice]).await.unwrap();
+                store.ingest_notices(vec![notice]).await.unwrap();
             }
             StoreEvent::Failed(number) => {
                 let failed = ChargeNotice { is_provisional: true, ..notice(&call(number).0, 0) };
-                books.ingest_notices(vec![failed]).await.unwrap();
+                store.ingest_notices(vec![failed]).await.unwrap();
             }
         }
     }
-    let receipts = books.receipts_of_run("run-1").await.unwrap();
+    let receipts = store.receipts_of_run("run-1").await.unwrap();
     let charged = receipts.into_iter().map(|receipt| (receipt.call_id, receipt.amount)).collect();
-    (books.run_bill_at("run-1", at("10:00:00")).await.unwrap(), charged)
+    (store.run_bill_at("run-1", at("10:00:00")).await.unwrap(), charged)
 }

@@ -25,9 +25,10 @@ async fn an_agents_own_rules_hold_its_work() {
     let mut service = work.place.start();
     let listed = service.get("/api/v1/ai/agents").await.json();
     let listed = listed["agents"].as_array().unwrap().iter();
-    let rules: Vec<_> = listed.map(|it| json!([it["agentId"], it["relayRules"]])).collect();
+    let rules: Vec<_> =
+        listed.map(|agent| json!([agent["agentId"], agent["relayRules"]])).collect();
     assert_eq!(json!(rules), json!([["sandbox:agent", []], ["sandbox:strict", ["paths"]]]));
-    let told = async |agent: &str| {
+    let metadata_of = async |agent: &str| {
         let run = work.begin(&service, agent).await;
         let row = service.ended(&run).await;
         let relay = &row["result"]["relay"];
@@ -35,8 +36,8 @@ async fn an_agents_own_rules_hold_its_work() {
         json!([relay["step"], relay["verdict"], relay["why"]])
     };
     let why = "`made`: people make it";
-    assert_eq!(told("sandbox:strict").await, json!(["held", "hold", why]));
-    assert_eq!(told("sandbox:agent").await, json!(["done", "push", Value::Null]));
+    assert_eq!(metadata_of("sandbox:strict").await, json!(["held", "hold", why]));
+    assert_eq!(metadata_of("sandbox:agent").await, json!(["done", "push", Value::Null]));
     service.process.terminate();
     work.place.assert_nothing_is_left();
 }
@@ -89,17 +90,17 @@ impl Work {
     /// Adds an agent beside `cogni-agent` whose entry has a rule with this verdict.
     async fn new(verdict: &str) -> Self {
         let commit = "echo made > made && git add made && git commit --quiet --message=Make";
-        let mut place = ServiceSetup::new(&tool_call_script(commit)).await;
-        let forge = github_server::RunningGithub::start().await;
-        place.set("GITHUB_API_URL", forge.hub.url());
-        place.set("GITHUB_TOKEN", github_server::TOKEN);
-        let (agents, host) = (place.path().join("agents"), place.path().join("relay.toml"));
-        place.set("COGNI_RELAY_CONFIG", host.to_str().unwrap());
-        place.write_config(&format!("agents_dir = \"{}\"", agents.display()));
+        let mut setup = ServiceSetup::new(&tool_call_script(commit)).await;
+        let github = github_server::RunningGithub::start().await;
+        setup.set("GITHUB_API_URL", github.hub.url());
+        setup.set("GITHUB_TOKEN", github_server::TOKEN);
+        let (agents, host) = (setup.path().join("agents"), setup.path().join("relay.toml"));
+        setup.set("COGNI_RELAY_CONFIG", host.to_str().unwrap());
+        setup.write_config(&format!("agents_dir = \"{}\"", agents.display()));
         fs::create_dir(&agents).unwrap();
         let own = agents::builtin_file("sandbox:agent").unwrap();
         fs::write(agents.join("sandbox-agent.toml"), own).unwrap();
-        let work = Self { place, forge };
+        let work = Self { place: setup, forge: github };
         work.write_entry(verdict);
         work.write_host("");
         work

@@ -27,12 +27,12 @@ use crate::support::service::Service;
 /// A user who can write to the log directory can exchange a log, but the exchanged log is not proved.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_forged_exchanged_or_truncated_log_is_not_proved() {
-    let place = ServiceSetup::new("").await;
-    let service = place.start();
+    let setup = ServiceSetup::new("").await;
+    let service = setup.start();
     let (other, run) = (service.run(&ask("one")).await, service.run(&ask("two")).await);
     service.ended(&other).await;
     service.ended(&run).await;
-    let (file, key) = (place.audit_log(&run), key(&place));
+    let (file, key) = (setup.audit_log(&run), key(&setup));
     let log = fs::read(&file).unwrap();
     let lines: Vec<_> = log.split_inclusive(|byte| *byte == b'\n').collect();
     let sealed = proof(&service, &run).await;
@@ -62,7 +62,7 @@ async fn a_forged_exchanged_or_truncated_log_is_not_proved() {
         fs::write(&file, &log).unwrap();
     };
     forge("swapped", &|file| {
-        fs::copy(place.audit_log(&other), file).unwrap();
+        fs::copy(setup.audit_log(&other), file).unwrap();
     })
     .await;
     forge("its first record", &|file| fs::write(file, lines[0]).unwrap()).await;
@@ -91,23 +91,23 @@ async fn a_forged_exchanged_or_truncated_log_is_not_proved() {
     gone on with: it has ALL + 3 records, and had ALL when the run ended: some were added
     ");
     assert_eq!(proof(&service, &run).await, sealed, "the log itself is as good as ever");
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// An unchanged log is read once, however often its proof is requested; a changed log is read again.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_proof_of_an_unchanged_log_is_reused() {
-    let place = ServiceSetup::new("").await;
-    let service = place.start();
+    let setup = ServiceSetup::new("").await;
+    let service = setup.start();
     let run = service.run(&ask("hello")).await;
     service.ended(&run).await;
-    place.stop(service);
-    let (file, key) = (place.audit_log(&run), key(&place));
+    setup.stop(service);
+    let (file, key) = (setup.audit_log(&run), key(&setup));
     write(&file, &run, &key, 2000);
     let public = *AuditSigningKey::new(Some(&SecretString::new(key.trim()))).unwrap().public_key();
-    seal(&place, &run, AuditLogSeal::seal_log(&file, &run, &public).unwrap()).await;
+    seal(&setup, &run, AuditLogSeal::seal_log(&file, &run, &public).unwrap()).await;
 
-    let service = place.start();
+    let service = setup.start();
     let id = service.process.id();
     let first = proof(&service, &run).await;
     assert_eq!(first["verified"], true, "{first}");
@@ -124,32 +124,32 @@ async fn the_proof_of_an_unchanged_log_is_reused() {
     let log = fs::read_to_string(&file).unwrap();
     fs::write(&file, log.replacen("acct-1", "acct-2", 1)).unwrap();
     assert_eq!(proof(&service, &run).await["verified"], false);
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// One key signs for all processes with the same state directory, and only its owner can read it.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_key_of_a_state_directory_outlives_its_processes() {
-    let place = ServiceSetup::new("").await;
+    let setup = ServiceSetup::new("").await;
     let mut keys = vec![];
     for _ in 0..2 {
-        let service = place.start();
+        let service = setup.start();
         let run = service.run(&ask("hello")).await;
         service.ended(&run).await;
         let proof = proof(&service, &run).await;
         assert_eq!(proof["verified"], true, "{proof}");
         keys.push(proof["public_key"].clone());
-        place.stop(service);
+        setup.stop(service);
     }
     assert_eq!(keys[0], keys[1]);
-    let mode = fs::metadata(place.state_dir().join(KEY_FILE_NAME)).unwrap().permissions().mode();
+    let mode = fs::metadata(setup.state_dir().join(KEY_FILE_NAME)).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
 
     // An operator's own key replaces it; earlier signatures stay valid.
-    let mut place = place;
+    let mut setup = setup;
     let (seed, public) = other_key();
-    place.set("AUDIT_SIGNING_KEY", &seed);
-    let service = place.start();
+    setup.set("AUDIT_SIGNING_KEY", &seed);
+    let service = setup.start();
     let run = service.run(&ask("hello")).await;
     service.ended(&run).await;
     assert_eq!(proof(&service, &run).await["public_key"], json!(public));
@@ -157,16 +157,16 @@ async fn the_key_of_a_state_directory_outlives_its_processes() {
     for row in listed["runs"].as_array().unwrap() {
         assert_eq!(proof(&service, row["id"].as_str().unwrap()).await["verified"], true, "{row}");
     }
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// A run of a process that has ended is closed by the next process, which seals its log.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_log_of_an_interrupted_run_is_closed_and_sealed() {
-    let place = ServiceSetup::new("gate=1").await;
-    let mut service = place.start();
+    let setup = ServiceSetup::new("gate=1").await;
+    let mut service = setup.start();
     let run = service.run(&ask("hello")).await;
-    let log = place.audit_log(&run);
+    let log = setup.audit_log(&run);
     let is_admitted = || fs::read_to_string(&log).is_ok_and(|log| log.contains("request.admitted"));
     tokio::task::block_in_place(|| wait_until(is_admitted, || "no call is admitted".to_owned()));
     // Records without a checkpoint are not reported as proved.
@@ -180,7 +180,7 @@ async fn the_log_of_an_interrupted_run_is_closed_and_sealed() {
     let torn = [fs::read(&log).unwrap(), b"{\"v\":1,\"seq\":".to_vec()].concat();
     fs::write(&log, torn).unwrap();
 
-    let service = place.start();
+    let service = setup.start();
     let row = service.ended(&run).await;
     assert_eq!(row["error_code"], "interrupted");
     let closed = proof(&service, &run).await;
@@ -190,14 +190,14 @@ async fn the_log_of_an_interrupted_run_is_closed_and_sealed() {
     let text = fs::read_to_string(&log).unwrap();
     fs::write(&log, text.split_inclusive('\n').take(3).collect::<String>()).unwrap();
     assert_eq!(proof(&service, &run).await["verified"], false);
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// The service sweeps the relay's directory, too, so an operator need not run `relay sweep`.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_relays_leftovers_are_removed_after_the_retention_time() {
-    let place = ServiceSetup::new("").await;
-    let work = place.state_dir().join("work");
+    let setup = ServiceSetup::new("").await;
+    let work = setup.state_dir().join("work");
     let (old, young) = (work.join("old"), work.join("young"));
     for directory in [&old, &young] {
         fs::create_dir_all(directory).unwrap();
@@ -205,102 +205,102 @@ async fn the_relays_leftovers_are_removed_after_the_retention_time() {
     }
     let long_ago = SystemTime::now() - Duration::from_hours(31 * 24);
     fs::File::open(&old).unwrap().set_modified(long_ago).unwrap();
-    let service = place.start();
+    let service = setup.start();
     tokio::task::block_in_place(|| wait_until(|| !old.exists(), || "it is still there".to_owned()));
     assert!(young.exists(), "it is young");
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// A log is removed when it is old, its run is removed, and none of its work is kept; not earlier.
 #[tokio::test(flavor = "multi_thread")]
 async fn logs_go_when_they_are_older_than_they_are_kept() {
-    let place = ServiceSetup::new("").await;
-    let service = place.start();
+    let setup = ServiceSetup::new("").await;
+    let service = setup.start();
     let mut runs = vec![];
     for text in ["forgotten", "remembered", "young", "held", "left"] {
         let run = service.run(&ask(text)).await;
         service.ended(&run).await;
         runs.push(run);
     }
-    place.stop(service);
+    setup.stop(service);
     let [forgotten, remembered, young, held, left] = &runs[..] else { unreachable!() };
-    let beside = place.audit_log(forgotten).with_extension("jsonl.torn-3");
+    let beside = setup.audit_log(forgotten).with_extension("jsonl.torn-3");
     fs::write(&beside, "{").unwrap();
-    let row = keep_work(&place, held, left);
-    fs::write(place.audit_log(&row), "").unwrap();
-    let kept = [remembered, held, left, &row];
-    let logs = kept.into_iter().chain([forgotten]).map(|name| place.audit_log(name));
+    let row = keep_work(&setup, held, left);
+    fs::write(setup.audit_log(&row), "").unwrap();
+    let kept_runs = [remembered, held, left, &row];
+    let logs = kept_runs.into_iter().chain([forgotten]).map(|name| setup.audit_log(name));
     for log in logs.chain([beside.clone()]) {
         let long_ago = SystemTime::now() - Duration::from_hours(3);
         fs::File::options().append(true).open(log).unwrap().set_modified(long_ago).unwrap();
     }
     for run in [forgotten, young, held, left] {
-        end_long_ago(&place, run).await;
+        end_long_ago(&setup, run).await;
     }
 
     // No retention time is configured.
-    let service = place.start();
+    let service = setup.start();
     let is_forgotten = format!("/api/v1/runs/{forgotten}");
     let begun = Instant::now();
     while service.get(&is_forgotten).await.status != 404 {
         assert!(begun.elapsed() < TEST_TIMEOUT, "it is not forgotten");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    place.stop(service);
-    assert!(runs.iter().all(|run| place.audit_log(run).exists()), "kept for ever");
+    setup.stop(service);
+    assert!(runs.iter().all(|run| setup.audit_log(run).exists()), "kept for ever");
 
-    place.write_config("audit_retention = \"2h\"");
-    let service = place.start();
-    let is_gone = || !place.audit_log(forgotten).exists() && !beside.exists();
+    setup.write_config("audit_retention = \"2h\"");
+    let service = setup.start();
+    let is_gone = || !setup.audit_log(forgotten).exists() && !beside.exists();
     tokio::task::block_in_place(|| wait_until(is_gone, || "the old log is still there".to_owned()));
-    for name in kept {
-        assert!(place.audit_log(name).exists(), "{name} of {kept:?}");
+    for name in kept_runs {
+        assert!(setup.audit_log(name).exists(), "{name} of {kept_runs:?}");
     }
-    assert!(place.audit_log(young).exists(), "it is young");
+    assert!(setup.audit_log(young).exists(), "it is young");
     assert_eq!(proof(&service, remembered).await["verified"], true);
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// Calls are removed when they are old and their run is removed; the log reports how many of them were flagged.
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_go_when_they_are_older_than_they_are_kept() {
-    let place = ServiceSetup::new("").await;
-    place.write_config("billing_retention = \"4d\"");
-    let service = place.start();
+    let setup = ServiceSetup::new("").await;
+    setup.write_config("billing_retention = \"4d\"");
+    let service = setup.start();
     let mut runs = vec![];
     for text in ["forgotten", "remembered", "young"] {
         let run = service.run(&ask(text)).await;
         service.ended(&run).await;
         runs.push(run);
     }
-    place.stop(service);
+    setup.stop(service);
     let [forgotten, remembered, young] = &runs[..] else { unreachable!() };
     for run in [forgotten, remembered] {
-        age_calls(&place, run).await;
+        age_calls(&setup, run).await;
     }
     for run in [forgotten, young] {
-        end_long_ago(&place, run).await;
+        end_long_ago(&setup, run).await;
     }
-    let calls = async |run: &str| place.books().run_bill(run).await.unwrap().calls;
+    let calls = async |run: &str| setup.books().run_bill(run).await.unwrap().calls;
 
-    let mut service = place.start();
-    tokio::task::block_in_place(|| service.process.until(|said| said.contains("were flagged")));
-    let said = service.process.output();
-    assert!(said.contains("unreceipted=1"), "{said}");
+    let mut service = setup.start();
+    tokio::task::block_in_place(|| service.process.until(|output| output.contains("were flagged")));
+    let printed = service.process.output();
+    assert!(printed.contains("unreceipted=1"), "{printed}");
     assert_eq!(calls(forgotten).await, 0);
     assert_eq!([calls(remembered).await, calls(young).await], [1, 1]);
-    assert_eq!(place.books().totals(SystemTime::now()).await.unwrap().deleted_calls, 1);
+    assert_eq!(setup.books().totals(SystemTime::now()).await.unwrap().deleted_calls, 1);
     let bill = service.get(&format!("/api/v1/runs/{remembered}/receipts")).await.json();
     assert_eq!(bill["bill"]["calls"], 1, "{bill}");
-    place.stop(service);
+    setup.stop(service);
 }
 
 async fn proof(service: &Service, run: &str) -> Value {
     service.get(&format!("/api/v1/runs/{run}/audit")).await.json()
 }
 
-fn key(place: &ServiceSetup) -> String {
-    fs::read_to_string(place.state_dir().join(KEY_FILE_NAME)).unwrap()
+fn key(setup: &ServiceSetup) -> String {
+    fs::read_to_string(setup.state_dir().join(KEY_FILE_NAME)).unwrap()
 }
 
 /// Another key pair, as a forger has one.
@@ -347,20 +347,20 @@ fn finish(log: &AuditLog) {
 }
 
 /// Adds held work of one run, and a workspace of another run with uncollected work. Returns the id of the first.
-fn keep_work(place: &ServiceSetup, held: &str, left: &str) -> String {
-    let outbox = DeliveryOutbox::open(&place.state_dir().join(OUTBOX_FILE)).unwrap();
+fn keep_work(setup: &ServiceSetup, held: &str, left: &str) -> String {
+    let outbox = DeliveryOutbox::open(&setup.state_dir().join(OUTBOX_FILE)).unwrap();
     let job = outbox.add_job(&delivery_request(held)).unwrap();
     let why = "somebody is to look at it".to_owned();
     outbox.advance_job(&job, StepOutcome::Held { code: "held", why }).unwrap();
-    let workspace = place.path().join("workspace");
-    let desk = outbox.register_workspace(&plan(&delivery_request(left)), &workspace).unwrap();
-    outbox.retain_workspace(&desk, &workspace, "files").unwrap();
+    let workspace = setup.path().join("workspace");
+    let row = outbox.register_workspace(&plan(&delivery_request(left)), &workspace).unwrap();
+    outbox.retain_workspace(&row, &workspace, "files").unwrap();
     job.id
 }
 
 /// Stores a seal for a run, as if this log had been closed at the run's end.
-async fn seal(place: &ServiceSetup, run: &str, seal: AuditLogSeal) {
-    let file = place.state_dir().join("state.db");
+async fn seal(setup: &ServiceSetup, run: &str, seal: AuditLogSeal) {
+    let file = setup.state_dir().join("state.db");
     let (database, run) =
         (SqliteDatabase::open_database(&file, &[store::SCHEMA]).unwrap(), run.to_owned());
     let change = "UPDATE run SET log_records = ?2, log_head = ?3 WHERE id = ?1";
@@ -378,8 +378,8 @@ fn bytes_read(process: u32) -> u64 {
 }
 
 /// Makes a run's calls five days old.
-async fn age_calls(place: &ServiceSetup, run: &str) {
-    let file = place.state_dir().join("state.db");
+async fn age_calls(setup: &ServiceSetup, run: &str) {
+    let file = setup.state_dir().join("state.db");
     let (database, run) =
         (SqliteDatabase::open_database(&file, &[billing::SCHEMA]).unwrap(), run.to_owned());
     let age =
@@ -393,8 +393,8 @@ async fn age_calls(place: &ServiceSetup, run: &str) {
 }
 
 /// Makes a run so old that the next start removes it.
-async fn end_long_ago(place: &ServiceSetup, run: &str) {
-    let file = place.state_dir().join("state.db");
+async fn end_long_ago(setup: &ServiceSetup, run: &str) {
+    let file = setup.state_dir().join("state.db");
     let (database, run) =
         (SqliteDatabase::open_database(&file, &[store::SCHEMA]).unwrap(), run.to_owned());
     let end = "UPDATE run SET ended = 1 WHERE id = ?1";

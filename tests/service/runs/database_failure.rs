@@ -15,66 +15,66 @@ use crate::support::service::Service;
 /// has succeeded.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_ends_only_after_its_calls_are_recorded() {
-    let place = ServiceSetup::new("").await;
-    let mut service = place.start();
-    let run = unbooked(&place, &mut service).await;
+    let setup = ServiceSetup::new("").await;
+    let mut service = setup.start();
+    let run = unbooked(&setup, &mut service).await;
     let row = service.get(&format!("/api/v1/runs/{run}")).await.json();
-    assert_eq!((&row["state"], bill(&place, &run).await.calls), (&"running".into(), 0), "{row}");
-    execute(&place, ALLOW);
+    assert_eq!((&row["state"], bill(&setup, &run).await.calls), (&"running".into(), 0), "{row}");
+    execute(&setup, ALLOW);
     let row = service.ended(&run).await;
     assert_eq!(row["error_code"], Value::Null, "{row}");
-    let bill = bill(&place, &run).await;
+    let bill = bill(&setup, &run).await;
     assert!(bill.billable > 0, "{bill:?}");
-    let told = service.events(&run).await;
-    let reports = told.iter().filter(|told| told.kind == "usage_report").count();
-    assert_eq!(reports as u64, bill.calls, "{told:?}");
-    place.stop(service);
+    let events = service.events(&run).await;
+    let reports = events.iter().filter(|event| event.kind == "usage_report").count();
+    assert_eq!(reports as u64, bill.calls, "{events:?}");
+    setup.stop(service);
 }
 
 /// R5: A second signal stops the service, and the next process says why it does not start. Neither loses the run or its
 /// calls.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shutdown_does_not_wait_for_an_end_that_cannot_be_written() {
-    let place = ServiceSetup::new("").await;
-    place.write_config("drain_timeout = \"10m\"");
-    let mut service = place.start();
-    let run = unbooked(&place, &mut service).await;
+    let setup = ServiceSetup::new("").await;
+    setup.write_config("drain_timeout = \"10m\"");
+    let mut service = setup.start();
+    let run = unbooked(&setup, &mut service).await;
     service.process.signal("TERM");
     until(&mut service.process, "draining");
     service.process.signal("TERM");
     let stopped = tokio::task::block_in_place(|| service.process.wait());
     assert!(stopped.success(), "{}", service.process.output());
 
-    let mut next = Process::start(&mut place.command(), "the service does not start");
+    let mut next = Process::start(&mut setup.command(), "the service does not start");
     let status = tokio::task::block_in_place(|| next.wait());
-    let said = next.output().replace(&run, "RUN");
-    assert!(!status.success(), "{said}");
-    let why: Vec<_> = said.lines().skip_while(|line| !line.starts_with("error")).collect();
+    let output = next.output().replace(&run, "RUN");
+    assert!(!status.success(), "{output}");
+    let why: Vec<_> = output.lines().skip_while(|line| !line.starts_with("error")).collect();
     insta::assert_snapshot!(
         why.join("\n"),
         @"error: cannot recover the runs of an earlier process: run `RUN`: the database cannot be read or written: refused by a test"
     );
 
-    execute(&place, ALLOW);
-    let service = place.start();
+    execute(&setup, ALLOW);
+    let service = setup.start();
     let row = service.ended(&run).await;
     assert_eq!(row["error_code"], "interrupted", "{row}");
-    let bill = bill(&place, &run).await;
+    let bill = bill(&setup, &run).await;
     assert!(bill.billable > 0, "{bill:?}");
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// R5: A run's row is being written when the service no longer waits. The run ends like the others.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_comes_at_the_last_moment_is_not_waited_for() {
-    let place = ServiceSetup::new("gate=1").await;
-    place.write_config("drain_timeout = \"10m\"");
-    let mut service = place.start();
-    execute(&place, SLOW);
-    let owner = place.owner.clone();
-    let asked = tokio::spawn(async move { owner.post("/api/v1/runs", &ask("wait")).await });
+    let setup = ServiceSetup::new("gate=1").await;
+    setup.write_config("drain_timeout = \"10m\"");
+    let mut service = setup.start();
+    execute(&setup, SLOW);
+    let owner = setup.owner.clone();
+    let request = tokio::spawn(async move { owner.post("/api/v1/runs", &ask("wait")).await });
     // If the write was quicker than the test, the run is under way.
-    let is_under_way = || is_writing(&place) || asked.is_finished();
+    let is_under_way = || is_writing(&setup) || request.is_finished();
     let never = || "the run is not written down".to_owned();
     tokio::task::block_in_place(|| wait_until(is_under_way, never));
     service.process.signal("TERM");
@@ -82,34 +82,34 @@ async fn a_run_that_comes_at_the_last_moment_is_not_waited_for() {
     service.process.signal("TERM");
     let stopped = tokio::task::block_in_place(|| service.process.wait());
     assert!(stopped.success(), "{}", service.process.output());
-    place.assert_nothing_is_left();
+    setup.assert_nothing_is_left();
 }
 
 /// Starts a run whose end waits only for its row, because its calls cannot be recorded.
-async fn unbooked(place: &ServiceSetup, service: &mut Service) -> String {
-    execute(place, REFUSE);
+async fn unbooked(setup: &ServiceSetup, service: &mut Service) -> String {
+    execute(setup, REFUSE);
     let run = service.run(&ask("hello")).await;
     until(&mut service.process, "cannot write down how a run has ended");
     run
 }
 
 fn until(process: &mut Process, words: &str) {
-    tokio::task::block_in_place(|| process.until(|said| said.contains(words)));
+    tokio::task::block_in_place(|| process.until(|output| output.contains(words)));
 }
 
-async fn bill(place: &ServiceSetup, run: &str) -> RunBill {
-    place.books().run_bill(run).await.unwrap()
+async fn bill(setup: &ServiceSetup, run: &str) -> RunBill {
+    setup.books().run_bill(run).await.unwrap()
 }
 
 /// Executes a statement in the service's database while the service runs.
-fn execute(place: &ServiceSetup, statement: &str) {
-    let connection = Connection::open(place.state_dir().join("state.db")).unwrap();
+fn execute(setup: &ServiceSetup, statement: &str) {
+    let connection = Connection::open(setup.state_dir().join("state.db")).unwrap();
     connection.execute_batch(statement).unwrap();
 }
 
 /// Returns whether another connection is writing.
-fn is_writing(place: &ServiceSetup) -> bool {
-    let connection = Connection::open(place.state_dir().join("state.db")).unwrap();
+fn is_writing(setup: &ServiceSetup) -> bool {
+    let connection = Connection::open(setup.state_dir().join("state.db")).unwrap();
     connection.busy_timeout(Duration::ZERO).unwrap();
     connection.execute_batch("BEGIN IMMEDIATE; ROLLBACK").is_err()
 }

@@ -14,27 +14,27 @@ use crate::support::trace_collector::TraceCollector;
 /// G11: The run's gateway was open when the next step failed. Its log is complete and proved like any other.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_cannot_begin_has_a_log_that_is_closed() {
-    let mut place = ServiceSetup::new("").await;
-    let forge = github_server::RunningGithub::start().await;
-    place.set("GITHUB_API_URL", forge.hub.url());
-    place.set("GITHUB_TOKEN", github_server::TOKEN);
-    let agents = place.path().join("agents");
+    let mut setup = ServiceSetup::new("").await;
+    let github = github_server::RunningGithub::start().await;
+    setup.set("GITHUB_API_URL", github.hub.url());
+    setup.set("GITHUB_TOKEN", github_server::TOKEN);
+    let agents = setup.path().join("agents");
     fs::create_dir(&agents).unwrap();
     let entry = agents::builtin_file("sandbox:agent").unwrap();
-    let kept = "name = \"sandbox:kept\"\nmode = \"long_running\"";
-    let kept = entry.replace("name = \"sandbox:agent\"", kept);
+    let long_running = "name = \"sandbox:kept\"\nmode = \"long_running\"";
+    let long_running = entry.replace("name = \"sandbox:agent\"", long_running);
     fs::write(agents.join("sandbox-agent.toml"), entry).unwrap();
-    fs::write(agents.join("sandbox-kept.toml"), kept).unwrap();
-    place.write_config(&format!("agents_dir = \"{}\"", agents.display()));
-    let service = place.start();
-    let outbox = Connection::open(place.state_dir().join("outbox.sqlite")).unwrap();
+    fs::write(agents.join("sandbox-kept.toml"), long_running).unwrap();
+    setup.write_config(&format!("agents_dir = \"{}\"", agents.display()));
+    let service = setup.start();
+    let outbox = Connection::open(setup.state_dir().join("outbox.sqlite")).unwrap();
     let full =
         "CREATE TRIGGER full BEFORE INSERT ON desk BEGIN SELECT RAISE(ABORT, 'it is full'); END";
     outbox.execute_batch(full).unwrap();
     for agent in ["sandbox:agent", "sandbox:kept"] {
         let mut body = ask("work");
         body["agent"] = json!(agent);
-        body["repo"] = json!(forge.clone_url());
+        body["repo"] = json!(github.clone_url());
         body["branch_key"] = json!(agent.replace(':', "-"));
         let run = service.run(&body).await;
         let row = service.ended(&run).await;
@@ -43,24 +43,24 @@ async fn a_run_that_cannot_begin_has_a_log_that_is_closed() {
         let proof = service.get(&format!("/api/v1/runs/{run}/audit")).await.json();
         assert_eq!(json!([proof["verified"], proof["finished"]]), json!([true, true]), "{proof}");
     }
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// G12: The spans of a run that ends with its service are sent, too.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_last_spans_of_a_service_are_sent() {
     let collector = TraceCollector::start(StatusCode::OK).await;
-    let mut place = ServiceSetup::new("").await;
+    let mut setup = ServiceSetup::new("").await;
     let endpoint = format!("http://{}", collector.address);
-    place.set("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint);
-    place.write_config("drain_timeout = \"0s\"");
-    let service = place.start();
+    setup.set("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint);
+    setup.write_config("drain_timeout = \"0s\"");
+    let service = setup.start();
     let mut body = ask("hello");
     body["model"] = json!("fake/gate=1");
     service.run(&body).await;
-    place.provider.gate.wait_for_waiting(1).await;
-    place.stop(service);
-    place.provider.gate.allow_answers(1);
+    setup.provider.gate.wait_for_waiting(1).await;
+    setup.stop(service);
+    setup.provider.gate.allow_answers(1);
     let spans = collector.seen().spans();
     let names: Vec<_> = spans.iter().map(|span| &*span.name).collect();
     assert!(names.contains(&"run"), "{names:?}");

@@ -25,11 +25,11 @@ struct Work {
 impl Work {
     async fn new() -> Self {
         let commit = "echo made > made && git add made && git commit --quiet --message=Make";
-        let mut place = ServiceSetup::new(&tool_call_script(commit)).await;
-        let forge = github_server::RunningGithub::start().await;
-        place.set("GITHUB_API_URL", forge.hub.url());
-        place.set("GITHUB_TOKEN", github_server::TOKEN);
-        Self { place, forge }
+        let mut setup = ServiceSetup::new(&tool_call_script(commit)).await;
+        let github = github_server::RunningGithub::start().await;
+        setup.set("GITHUB_API_URL", github.hub.url());
+        setup.set("GITHUB_TOKEN", github_server::TOKEN);
+        Self { place: setup, forge: github }
     }
 
     fn asked(&self, key: &str) -> Value {
@@ -65,11 +65,11 @@ async fn the_answer_does_not_wait_for_the_branch() {
     work.forge.hub.response_gate().allow_answers(1);
     let (rest, in_order) = watched.rest().await;
     assert!(in_order);
-    let told = parse_events(&(text + &rest));
-    let kinds = kinds(&told);
+    let events = parse_events(&(text + &rest));
+    let kinds = kinds(&events);
     assert_eq!(kinds[kinds.len() - 3..], ["assistant_final", "done", "final"], "{kinds:?}");
     assert_eq!(kinds.iter().filter(|kind| **kind == "usage_report").count(), 2, "{kinds:?}");
-    let end = &told.last().unwrap().data;
+    let end = &events.last().unwrap().data;
     assert_eq!((&end["ok"], &end["relay"]["is_pushed"]), (&json!(true), &json!(true)), "{end}");
     service.process.terminate();
     work.place.assert_nothing_is_left();
@@ -154,7 +154,7 @@ async fn a_second_signal_ends_the_wait() {
     work.place.provider.gate.wait_for_waiting(1).await;
     let delivering = work.held(&service, GithubOperation::Push).await;
     service.process.signal("TERM");
-    tokio::task::block_in_place(|| service.process.until(|said| said.contains("draining")));
+    tokio::task::block_in_place(|| service.process.until(|output| output.contains("draining")));
     service.process.signal("TERM");
     let ended = tokio::task::block_in_place(|| service.process.wait());
     assert!(ended.success(), "{}", service.process.output());

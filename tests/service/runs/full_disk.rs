@@ -19,9 +19,9 @@ use crate::support::small_disk::SmallDisk;
 /// the calls' real usage instead of their reservations.
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_that_end_on_a_full_disk_are_recorded_and_billed_later() {
-    let (place, disk) = with_audit_disk().await;
-    let mut service = place.start();
-    let run = full_at_its_end(&place, &service, &disk).await;
+    let (setup, disk) = with_audit_disk().await;
+    let mut service = setup.start();
+    let run = full_at_its_end(&setup, &service, &disk).await;
     until(&mut service, "cannot write down how a run has ended");
     let row = service.get(&format!("/api/v1/runs/{run}")).await.json();
     assert_eq!(row["state"], "running", "it has ended without its calls: {row}");
@@ -30,24 +30,24 @@ async fn calls_that_end_on_a_full_disk_are_recorded_and_billed_later() {
     let row = service.ended(&run).await;
     assert_eq!(row["state"], "ended", "{row}");
     let proof = proof(&service, &run).await;
-    let told = json!([proof["verified"], proof["finished"], proof["open"], proof["crashed"]]);
-    assert_eq!(told, json!([true, true, 0, 0]), "{proof}");
-    assert_eq!(place.books().run_bill(&run).await.unwrap().calls, CALLS, "{row}");
-    place.stop(service);
+    let verdict = json!([proof["verified"], proof["finished"], proof["open"], proof["crashed"]]);
+    assert_eq!(verdict, json!([true, true, 0, 0]), "{proof}");
+    assert_eq!(setup.books().run_bill(&run).await.unwrap().calls, CALLS, "{row}");
+    setup.stop(service);
 }
 
 /// G11, B1: A process that ends before there is room leaves the log to the next process, which starts without waiting
 /// for room.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_ends_on_a_full_disk_is_ended_by_the_next_process() {
-    let (place, disk) = with_audit_disk().await;
-    let mut service = place.start();
-    let run = full_at_its_end(&place, &service, &disk).await;
+    let (setup, disk) = with_audit_disk().await;
+    let mut service = setup.start();
+    let run = full_at_its_end(&setup, &service, &disk).await;
     until(&mut service, "cannot write down how a run has ended");
     service.process.signal("KILL");
     service.process.wait();
 
-    let mut service = place.start();
+    let mut service = setup.start();
     until(&mut service, "the audit log cannot be closed yet");
     let row = service.get(&format!("/api/v1/runs/{run}")).await.json();
     assert_eq!(row["state"], "running", "{row}");
@@ -56,30 +56,30 @@ async fn a_run_that_ends_on_a_full_disk_is_ended_by_the_next_process() {
     assert_eq!(row["error_code"], "interrupted", "{row}");
     let proof = proof(&service, &run).await;
     assert_eq!(json!([proof["verified"], proof["open"]]), json!([true, 0]), "{proof}");
-    assert_eq!(place.books().run_bill(&run).await.unwrap().calls, CALLS);
-    place.stop(service);
+    assert_eq!(setup.books().run_bill(&run).await.unwrap().calls, CALLS);
+    setup.stop(service);
 }
 
 /// G11, B1: The open log of an ended run, left by an earlier version, is closed, billed and sealed by the next start.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_open_log_of_an_ended_run_is_closed_and_billed() {
-    let place = ServiceSetup::new("").await;
-    let service = place.start();
+    let setup = ServiceSetup::new("").await;
+    let service = setup.start();
     let run = service.run(&ask("hello")).await;
     service.ended(&run).await;
-    let calls = place.books().run_bill(&run).await.unwrap().calls;
-    place.stop(service);
-    let log = fs::read_to_string(place.audit_log(&run)).unwrap();
+    let calls = setup.books().run_bill(&run).await.unwrap().calls;
+    setup.stop(service);
+    let log = fs::read_to_string(setup.audit_log(&run)).unwrap();
     let admitted = log.find("request.admitted").unwrap();
     let end = admitted + log[admitted..].find('\n').unwrap() + 1;
-    fs::write(place.audit_log(&run), &log[..end]).unwrap();
-    let database = Connection::open(place.state_dir().join("state.db")).unwrap();
+    fs::write(setup.audit_log(&run), &log[..end]).unwrap();
+    let database = Connection::open(setup.state_dir().join("state.db")).unwrap();
     let forget = "UPDATE run SET log_records = NULL, log_head = NULL, log_key = NULL;
                   DELETE FROM billing_receipt; DELETE FROM billing_fact;";
     database.execute_batch(forget).unwrap();
     drop(database);
 
-    let service = place.start();
+    let service = setup.start();
     let begun = Instant::now();
     while proof(&service, &run).await["verified"] != true {
         assert!(begun.elapsed() < TEST_TIMEOUT, "{}", proof(&service, &run).await);
@@ -87,46 +87,49 @@ async fn the_open_log_of_an_ended_run_is_closed_and_billed() {
     }
     let proof = proof(&service, &run).await;
     assert_eq!(json!([proof["finished"], proof["open"], proof["crashed"]]), json!([true, 0, 1]));
-    assert_eq!((calls, place.books().run_bill(&run).await.unwrap().calls), (1, 1));
-    place.stop(service);
+    assert_eq!((calls, setup.books().run_bill(&run).await.unwrap().calls), (1, 1));
+    setup.stop(service);
 }
 
 /// G11: A run whose log cannot be opened ends at once, says why, and leaves no log that looks truncated, also with a
 /// warm slot.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_cannot_open_its_log_ends_at_once_and_says_why() {
-    let (place, disk) = with_audit_disk().await;
-    write_agent(&place, "slots = 1\n", |entry| entry);
-    let mut service = place.start();
+    let (setup, disk) = with_audit_disk().await;
+    write_agent(&setup, "slots = 1\n", |entry| entry);
+    let mut service = setup.start();
     disk.fill();
     for _ in 0..2 {
         let run = service.run(&ask("hello")).await;
         let row = service.ended(&run).await;
-        let told = row["result"]["error"].as_str().unwrap();
-        assert!(told.contains("cannot use audit log") && told.contains("No space left"), "{row}");
-        assert!(!place.audit_log(&run).exists(), "there is a log of a run that never began");
+        let message = row["result"]["error"].as_str().unwrap();
+        assert!(
+            message.contains("cannot use audit log") && message.contains("No space left"),
+            "{row}"
+        );
+        assert!(!setup.audit_log(&run).exists(), "there is a log of a run that never began");
     }
-    let said = service.process.output();
-    assert!(!said.contains("what a fault has left open is not closed"), "{said}");
+    let output = service.process.output();
+    assert!(!output.contains("what a fault has left open is not closed"), "{output}");
     disk.free();
     let run = service.run(&ask("hello")).await;
     assert_eq!(service.ended(&run).await["error_code"], Value::Null);
     service.process.terminate();
-    place.assert_nothing_is_left();
+    setup.assert_nothing_is_left();
 }
 
 /// A5: A full disk is a temporary error of the service, and both the response and `/readyz` say so.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_on_a_full_disk_is_told_to_retry() {
-    let (place, disk) = (ServiceSetup::new("").await, SmallDisk::mount(16 << 20));
-    move_to(&place.state_dir(), &disk.path("state"));
-    let service = place.start();
+    let (setup, disk) = (ServiceSetup::new("").await, SmallDisk::mount(16 << 20));
+    move_to(&setup.state_dir(), &disk.path("state"));
+    let service = setup.start();
     assert_eq!(service.get("/readyz").await.status, 200);
     disk.fill();
     let ready = service.get("/readyz").await;
     assert_eq!(ready.status, 503, "{}", ready.text());
-    let said = ready.json()["checks"]["storage"].as_str().unwrap().to_owned();
-    assert!(said.contains("No space left on device"), "{said}");
+    let message = ready.json()["checks"]["storage"].as_str().unwrap().to_owned();
+    assert!(message.contains("No space left on device"), "{message}");
     // The database has a little free room in its own files.
     let begun = Instant::now();
     let refused = loop {
@@ -147,43 +150,43 @@ async fn a_request_on_a_full_disk_is_told_to_retry() {
     }
     let run = service.run(&ask("hello")).await;
     assert_eq!(service.ended(&run).await["error_code"], Value::Null);
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// Makes a run whose calls are answered when the disk has no room for their settlements.
-async fn full_at_its_end(place: &ServiceSetup, service: &Service, disk: &SmallDisk) -> String {
+async fn full_at_its_end(setup: &ServiceSetup, service: &Service, disk: &SmallDisk) -> String {
     let run = service.run(&ask("hello")).await;
-    place.provider.gate.wait_for_waiting(usize::try_from(CALLS).unwrap()).await;
+    setup.provider.gate.wait_for_waiting(usize::try_from(CALLS).unwrap()).await;
     disk.fill();
-    place.provider.gate.allow_answers(usize::try_from(CALLS).unwrap());
+    setup.provider.gate.allow_answers(usize::try_from(CALLS).unwrap());
     run
 }
 
 /// Starts a service whose audit logs are on their own disk, and whose agent makes more calls at the provider's gate
 /// than a log's last page can settle.
 async fn with_audit_disk() -> (ServiceSetup, SmallDisk) {
-    let (place, disk) = (ServiceSetup::new("").await, SmallDisk::mount(1 << 20));
+    let (setup, disk) = (ServiceSetup::new("").await, SmallDisk::mount(1 << 20));
     fs::create_dir(disk.path("audit")).unwrap();
-    symlink(disk.path("audit"), place.state_dir().join("audit")).unwrap();
+    symlink(disk.path("audit"), setup.state_dir().join("audit")).unwrap();
     let ask = "curl --silent -o /dev/null -H 'content-type: application/json' \
         -d '{\\\"model\\\":\\\"fake/gate=1\\\",\\\"messages\\\":[]}' $OPENAI_BASE_URL/chat/completions &";
     let script =
         format!("for call in 1 2 3 4 5 6 7 8 9 10 11 12; do {ask} done; wait; echo '{{}}'");
     let argv = format!("argv = [\"/bin/sh\", \"-c\", \"{script}\"]");
-    let ours = r#"argv = ["/cogni-agent", "--timeout", "${TIMEOUT}"]"#;
-    write_agent(&place, "", |entry| entry.replace(ours, &argv));
-    (place, disk)
+    let agent_argv = r#"argv = ["/cogni-agent", "--timeout", "${TIMEOUT}"]"#;
+    write_agent(&setup, "", |entry| entry.replace(agent_argv, &argv));
+    (setup, disk)
 }
 
 const CALLS: u64 = 12;
 
-fn write_agent(place: &ServiceSetup, more: &str, change: impl Fn(String) -> String) {
-    let agents = place.path().join("agents");
+fn write_agent(setup: &ServiceSetup, more: &str, change: impl Fn(String) -> String) {
+    let agents = setup.path().join("agents");
     fs::create_dir_all(&agents).unwrap();
     let entry = agents::builtin_file("sandbox:agent").unwrap();
     let entry = entry.replace("setup = \"messages\"\n", &format!("setup = \"messages\"\n{more}"));
     fs::write(agents.join("sandbox-agent.toml"), change(entry)).unwrap();
-    place.write_config(&format!("agents_dir = \"{}\"", agents.display()));
+    setup.write_config(&format!("agents_dir = \"{}\"", agents.display()));
 }
 
 /// Moves a directory and puts a link in its place.
@@ -199,5 +202,5 @@ async fn proof(service: &Service, run: &str) -> Value {
 }
 
 fn until(service: &mut Service, words: &str) {
-    tokio::task::block_in_place(|| service.process.until(|said| said.contains(words)));
+    tokio::task::block_in_place(|| service.process.until(|output| output.contains(words)));
 }

@@ -15,10 +15,10 @@ use crate::support::service::Service;
 /// The service is killed at fifty moments, a prime number of milliseconds apart, so that they hit every step of a run.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_that_is_killed_fifty_times_loses_no_run() {
-    let place = ServiceSetup::new("").await;
+    let setup = ServiceSetup::new("").await;
     let mut runs = BTreeMap::new();
     for round in 0..50_u64 {
-        let mut service = place.start();
+        let mut service = setup.start();
         for number in 0..3 {
             let key = format!("{round}-{number}");
             let run = accepted(&service, &key).await;
@@ -30,7 +30,7 @@ async fn a_service_that_is_killed_fifty_times_loses_no_run() {
         service.process.signal("KILL");
         service.process.wait();
     }
-    let mut service = place.start();
+    let mut service = setup.start();
     // This process is not killed, however slow the machine is.
     runs.insert("last".to_owned(), accepted(&service, "last").await);
     let rows = join_all(runs.values().map(|run| service.ended(run))).await;
@@ -41,11 +41,11 @@ async fn a_service_that_is_killed_fifty_times_loses_no_run() {
         let code = row["error_code"].as_str().unwrap_or("ok");
         assert!(["ok", "interrupted"].contains(&code), "{row}");
         let run = row["id"].as_str().unwrap();
-        let told = service.events(run).await;
-        let finals = told.iter().filter(|told| told.kind == "final").count();
-        assert_eq!(finals, 1, "{run}: {told:?}");
-        assert!(told.windows(2).all(|pair| pair[0].seq < pair[1].seq), "{run}: {told:?}");
-        let log = place.audit_log(run);
+        let events = service.events(run).await;
+        let finals = events.iter().filter(|event| event.kind == "final").count();
+        assert_eq!(finals, 1, "{run}: {events:?}");
+        assert!(events.windows(2).all(|pair| pair[0].seq < pair[1].seq), "{run}: {events:?}");
+        let log = setup.audit_log(run);
         if log.exists() {
             let report = verify::verify_file(&log, None).unwrap();
             assert!(report.finished && report.open == 0, "{run}: {report:?}");
@@ -54,7 +54,7 @@ async fn a_service_that_is_killed_fifty_times_loses_no_run() {
     assert!(rows.iter().any(|row| row["error_code"].is_null()), "none was ok");
     assert!(rows.iter().any(|row| row["error_code"] == "interrupted"), "none was interrupted");
     service.process.terminate();
-    place.assert_nothing_is_left();
+    setup.assert_nothing_is_left();
 }
 
 async fn accepted(service: &Service, key: &str) -> String {

@@ -11,8 +11,8 @@ use super::{ServiceSetup, ask};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_hundred_runs_at_once_never_cross() {
-    let place = ServiceSetup::new("").await;
-    let service = place.start();
+    let setup = ServiceSetup::new("").await;
+    let service = setup.start();
     let asked = (0..200).map(|number| {
         let mut body = ask(&format!("I am number {number}"));
         body["account"] = json!(format!("acct-{number}"));
@@ -29,7 +29,7 @@ async fn two_hundred_runs_at_once_never_cross() {
         assert_eq!(row["account"], format!("acct-{number}"), "{row}");
     }
     let mut seen = BTreeSet::new();
-    for request in place.provider.seen.requests() {
+    for request in setup.provider.seen.requests() {
         let account = request.header("x-litellm-end-user-id").unwrap().to_owned();
         let number: usize = account.strip_prefix("acct-").unwrap().parse().unwrap();
         let metadata = request.header("x-litellm-spend-logs-metadata").unwrap();
@@ -40,9 +40,9 @@ async fn two_hundred_runs_at_once_never_cross() {
     }
     assert_eq!(seen.len(), 100);
     for (number, run) in &runs {
-        let report = verify::verify_file(&place.audit_log(run), None).unwrap();
+        let report = verify::verify_file(&setup.audit_log(run), None).unwrap();
         assert!(report.finished && report.open == 0, "{report:?}");
         assert_eq!(report.admitted, u64::from(number % 2 == 1));
     }
-    place.assert_nothing_is_left();
+    setup.assert_nothing_is_left();
 }

@@ -18,12 +18,12 @@ use crate::support::service::{Grant, Service};
 /// A3: A revoked grant's token is invalid, and its queued runs do not begin.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_revoked_grants_queued_run_does_not_begin() {
-    let place = ServiceSetup::new("").await;
-    let (revoked, good) = (place.grant(&[]), place.grant(&[]));
-    queue(&place, &revoked, "run-0").await;
-    queue(&place, &good, "run-1").await;
-    place.cogni(&["grant", "revoke", &revoked.id]);
-    let service = place.start();
+    let setup = ServiceSetup::new("").await;
+    let (revoked, good) = (setup.grant(&[]), setup.grant(&[]));
+    queue(&setup, &revoked, "run-0").await;
+    queue(&setup, &good, "run-1").await;
+    setup.cogni(&["grant", "revoke", &revoked.id]);
+    let service = setup.start();
     let row = service.ended("run-0").await;
     assert_eq!((&row["error_code"], &row["started_at"]), (&json!("grant_revoked"), &Value::Null));
     assert_eq!(
@@ -31,91 +31,91 @@ async fn a_revoked_grants_queued_run_does_not_begin() {
         "the run was cancelled before it began: this grant has been revoked"
     );
     assert_eq!(service.ended("run-1").await["error_code"], Value::Null);
-    assert_eq!(place.books().run_bill("run-0").await.unwrap().calls, 0);
-    place.stop(service);
+    assert_eq!(setup.books().run_bill("run-0").await.unwrap().calls, 0);
+    setup.stop(service);
 }
 
 /// A5, B4: The run was queued when the backup was made, and has ended since. It is not executed and billed again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restored_backup_begins_no_run_again() {
-    let place = ServiceSetup::new("").await;
-    let grant = place.grant(&[]);
-    queue(&place, &grant, "run-0").await;
-    let (file, backup) = (place.state_dir().join("state.db"), place.path().join("backup.db"));
+    let setup = ServiceSetup::new("").await;
+    let grant = setup.grant(&[]);
+    queue(&setup, &grant, "run-0").await;
+    let (file, backup) = (setup.state_dir().join("state.db"), setup.path().join("backup.db"));
     let connection = rusqlite::Connection::open(&file).unwrap();
     connection.execute("VACUUM INTO ?1", [backup.to_str().unwrap()]).unwrap();
     drop(connection);
-    let service = place.start();
+    let service = setup.start();
     assert_eq!(service.ended("run-0").await["error_code"], Value::Null);
     let later = service.run(&ask("hello")).await;
     service.ended(&later).await;
-    let before = (bill(&service).await, asked(&place));
+    let before = (bill(&service).await, asked(&setup));
     assert_ne!(before.0["billable"], 0, "{before:?}");
-    place.stop(service);
+    setup.stop(service);
     for name in ["-wal", "-shm"] {
         let _ = fs::remove_file(format!("{}{name}", file.display()));
     }
     fs::copy(&backup, &file).unwrap();
 
-    let service = place.start();
+    let service = setup.start();
     let row = service.ended("run-0").await;
     assert_eq!(row["error_code"], "interrupted", "{row}");
     let proof = service.get("/api/v1/runs/run-0/audit").await.json();
     assert_eq!(proof["verified"], true, "{proof}");
-    let said = service.process.output();
-    assert!(said.contains("newer than every run in the database"), "{said}");
-    let after = (bill(&service).await, asked(&place));
+    let output = service.process.output();
+    assert!(output.contains("newer than every run in the database"), "{output}");
+    let after = (bill(&service).await, asked(&setup));
     assert_eq!(
         (&after.0["calls"], &after.0["billable"]),
         (&before.0["calls"], &before.0["billable"])
     );
     assert_eq!(after.1, before.1, "it has called again");
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// A5: Of two runs in one millisecond, the later may have the lower id, which is no sign of a restored backup.
 #[tokio::test(flavor = "multi_thread")]
 async fn runs_in_one_millisecond_cause_no_backup_warning() {
-    let place = ServiceSetup::new("").await;
-    let grant = place.grant(&[]);
-    queue(&place, &grant, "run-2").await;
-    queue(&place, &grant, "run-1").await;
-    let service = place.start();
+    let setup = ServiceSetup::new("").await;
+    let grant = setup.grant(&[]);
+    queue(&setup, &grant, "run-2").await;
+    queue(&setup, &grant, "run-1").await;
+    let service = setup.start();
     service.ended("run-2").await;
     service.ended("run-1").await;
-    place.stop(service);
-    let service = place.start();
-    let said = service.process.output();
-    assert!(!said.contains("newer than every run"), "{said}");
-    place.stop(service);
+    setup.stop(service);
+    let service = setup.start();
+    let output = service.process.output();
+    assert!(!output.contains("newer than every run"), "{output}");
+    setup.stop(service);
 }
 
 /// A5, R5: The process was killed after the log file was made and before its first record, so the run has not begun.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_log_without_a_record_keeps_no_run_from_beginning() {
-    let place = ServiceSetup::new("").await;
-    let grant = place.grant(&[]);
-    queue(&place, &grant, "run-0").await;
-    let log = place.audit_log("run-0");
+    let setup = ServiceSetup::new("").await;
+    let grant = setup.grant(&[]);
+    queue(&setup, &grant, "run-0").await;
+    let log = setup.audit_log("run-0");
     fs::create_dir_all(log.parent().unwrap()).unwrap();
     File::create_new(&log).unwrap();
-    let service = place.start();
+    let service = setup.start();
     let row = service.ended("run-0").await;
     assert_eq!(row["error_code"], Value::Null, "{row}");
     let report = verify::verify_file(&log, None).unwrap();
     assert!(report.finished && report.admitted > 0, "{report:?}");
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// R5: A signal that arrives while another process still holds the state directory is remembered and obeyed later.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_signal_at_the_start_is_obeyed_when_the_service_is_ready() {
-    let place = ServiceSetup::new("").await;
-    place.stop(place.start());
-    let held = File::options().write(true).open(place.state_dir().join("serve.lock")).unwrap();
+    let setup = ServiceSetup::new("").await;
+    setup.stop(setup.start());
+    let held = File::options().write(true).open(setup.state_dir().join("serve.lock")).unwrap();
     for signals in [&["HUP", "USR1"][..], &["TERM"]] {
         held.lock().unwrap();
-        let mut service = Process::start(&mut place.command(), "the service does not start");
+        let mut service = Process::start(&mut setup.command(), "the service does not start");
         let is_registered = || has_handler(service.id(), SIGHUP);
         tokio::task::block_in_place(|| {
             wait_until(is_registered, || "SIGHUP has no handler".to_owned());
@@ -128,7 +128,7 @@ async fn a_signal_at_the_start_is_obeyed_when_the_service_is_ready() {
             if signals == ["TERM"] {
                 return service.wait();
             }
-            service.until(|said| said.contains("are read again"));
+            service.until(|output| output.contains("are read again"));
             service.terminate()
         });
         assert!(status.success(), "{signals:?}: {}", service.output());
@@ -143,7 +143,7 @@ fn has_handler(pid: u32, signal: u32) -> bool {
 }
 
 /// Queues a run that a process has accepted and not begun.
-async fn queue(place: &ServiceSetup, grant: &Grant, run: &str) {
+async fn queue(setup: &ServiceSetup, grant: &Grant, run: &str) {
     let wanted = RunSubmission {
         grant: grant.id.clone(),
         agent: "sandbox:agent".to_owned(),
@@ -164,7 +164,7 @@ async fn queue(place: &ServiceSetup, grant: &Grant, run: &str) {
         model: "fake".to_owned(),
         submission: serde_json::to_string(&wanted).unwrap(),
     };
-    let added = open(&place.state_dir().join("state.db")).add_run(new).await.unwrap();
+    let added = open(&setup.state_dir().join("state.db")).add_run(new).await.unwrap();
     assert!(matches!(added, AddRunOutcome::New(..)), "{added:?}");
 }
 
@@ -176,9 +176,9 @@ async fn bill(service: &Service) -> Value {
     service.get("/api/v1/runs/run-0/receipts").await.json()["bill"].clone()
 }
 
-fn asked(place: &ServiceSetup) -> usize {
+fn asked(setup: &ServiceSetup) -> usize {
     // The reconciliation task also asks the provider for spend logs.
-    place.provider.seen.requests().iter().filter(|request| request.method == "POST").count()
+    setup.provider.seen.requests().iter().filter(|request| request.method == "POST").count()
 }
 
 const SIGHUP: u32 = 1;

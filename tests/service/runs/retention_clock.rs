@@ -10,40 +10,41 @@ use super::{ServiceSetup, ask};
 /// A process whose clock is a hundred days ahead of the process before removes no runs.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_removed_while_the_clock_cannot_be_trusted() {
-    let place = ServiceSetup::new("").await;
-    let service = place.start();
+    let setup = ServiceSetup::new("").await;
+    let service = setup.start();
     let run = service.run(&ask("hello")).await;
     service.ended(&run).await;
     let journal = || {
-        let file = place.state_dir().join("state.db");
+        let file = setup.state_dir().join("state.db");
         RunStore::new(SqliteDatabase::open_database(&file, &[store::SCHEMA]).unwrap())
     };
     assert!(journal().noted_time().await.unwrap().is_some(), "there was nothing to compare with");
-    place.stop(service);
+    setup.stop(service);
     let long_ago = SystemTime::now() - Duration::from_hours(24 * 100);
     journal().note_time(long_ago).await.unwrap();
-    let file = rusqlite::Connection::open(place.state_dir().join("state.db")).unwrap();
+    let file = rusqlite::Connection::open(setup.state_dir().join("state.db")).unwrap();
     let millis = long_ago.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis();
     let millis = i64::try_from(millis).unwrap();
     file.execute("UPDATE run SET created = ?1, ended = ?1", [millis]).unwrap();
 
-    let mut service = place.start();
-    let is_told = |said: &str| said.contains("the clock cannot be compared with an earlier one");
+    let mut service = setup.start();
+    let is_told =
+        |output: &str| output.contains("the clock cannot be compared with an earlier one");
     tokio::task::block_in_place(|| service.process.until(is_told));
     // The first pass of the retention task is over when the next run has ended.
     let next = service.run(&ask("hello")).await;
     service.ended(&next).await;
     assert_eq!(service.get(&format!("/api/v1/runs/{run}")).await.status, 200);
-    place.stop(service);
+    setup.stop(service);
 
     // The same age, after a clock that advanced gradually.
     journal().note_time(SystemTime::now()).await.unwrap();
-    let service = place.start();
+    let service = setup.start();
     let path = format!("/api/v1/runs/{run}");
     let begun = std::time::Instant::now();
     while service.get(&path).await.status != 404 {
         assert!(begun.elapsed() < crate::support::process::TEST_TIMEOUT, "it is not forgotten");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    place.stop(service);
+    setup.stop(service);
 }

@@ -16,20 +16,20 @@ use crate::support::service::Service;
 /// version did not record.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_of_the_first_version_is_served() {
-    let mut place = ServiceSetup::new("").await;
-    let file = database(&place);
+    let mut setup = ServiceSetup::new("").await;
+    let file = database(&setup);
     for name in ["", "-wal", "-shm"] {
         let _ = std::fs::remove_file(format!("{}{name}", file.display()));
     }
-    let _ = std::fs::remove_file(place.state_dir().join("audit.key"));
+    let _ = std::fs::remove_file(setup.state_dir().join("audit.key"));
     let old = Connection::open(&file).unwrap();
     old.pragma_update(None, "journal_mode", "WAL").unwrap();
     old.execute_batch(include_str!("first_version.sql")).unwrap();
     drop(old);
-    std::fs::create_dir_all(place.state_dir().join("audit")).unwrap();
-    std::fs::write(place.audit_log("run-old"), "").unwrap();
+    std::fs::create_dir_all(setup.state_dir().join("audit")).unwrap();
+    std::fs::write(setup.audit_log("run-old"), "").unwrap();
 
-    place.owner = place.mint(&[
+    setup.owner = setup.mint(&[
         "--access",
         "read,runs,admin",
         "--allow-sandbox",
@@ -38,7 +38,7 @@ async fn a_file_of_the_first_version_is_served() {
         "--account",
         "acct-1",
     ]);
-    let service = place.start();
+    let service = setup.start();
     old_run_is_as_it_was(&service).await;
     let left = service.ended("run-left").await;
     assert_eq!((&left["error_code"], &left["account"]), (&json!("interrupted"), &json!("acct-7")));
@@ -48,7 +48,7 @@ async fn a_file_of_the_first_version_is_served() {
     assert_eq!(service.ended(&new).await["error_code"], json!(null));
     let proof = service.get(&format!("/api/v1/runs/{new}/audit")).await.json();
     assert_eq!(proof["verified"], true, "{proof}");
-    place.stop(service);
+    setup.stop(service);
     assert_eq!(shape(&file), shape_of_new().await, "it is another file than a new one");
 }
 
@@ -78,18 +78,18 @@ async fn old_run_is_as_it_was(service: &Service) {
         output,
         json!({"complete": true, "stdout": "{\"answer\":42}\n", "stderr": "thinking\n"})
     );
-    let told: Vec<_> = service
+    let events: Vec<_> = service
         .events("run-old")
         .await
         .into_iter()
-        .map(|told| (told.seq, told.kind, told.data))
+        .map(|event| (event.seq, event.kind, event.data))
         .collect();
     let of_old = [
         (1, "run_started".to_owned(), json!({"run": "run-old"})),
         (2, "assistant_final".to_owned(), json!({"text": "42"})),
         (3, "final".to_owned(), json!({"ok": false, "error_code": "timeout"})),
     ];
-    assert_eq!(told, of_old);
+    assert_eq!(events, of_old);
     let proof = service.get("/api/v1/runs/run-old/audit").await.json();
     assert_eq!(proof["verified"], false);
     insta::assert_snapshot!(proof["broken"].as_str().unwrap(), @"no seal was stored when the run ended, so the log cannot be checked against it: an earlier version made the run, or the log could not be closed");
@@ -99,21 +99,21 @@ async fn old_run_is_as_it_was(service: &Service) {
 /// version.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_with_values_of_an_earlier_program_is_served() {
-    let mut place = ServiceSetup::new("").await;
-    place.write_config("retention = \"36500d\"");
-    let (file, run) = (database(&place), "run-01a207e4-ae05-728f-8c5c-0ac7160b3b96");
+    let mut setup = ServiceSetup::new("").await;
+    setup.write_config("retention = \"36500d\"");
+    let (file, run) = (database(&setup), "run-01a207e4-ae05-728f-8c5c-0ac7160b3b96");
     for name in ["", "-wal", "-shm"] {
         let _ = std::fs::remove_file(format!("{}{name}", file.display()));
     }
     let earlier = Connection::open(&file).unwrap();
     earlier.execute_batch(include_str!("../../fixtures/earlier/store.sql")).unwrap();
     drop(earlier);
-    std::fs::create_dir_all(place.state_dir().join("audit")).unwrap();
+    std::fs::create_dir_all(setup.state_dir().join("audit")).unwrap();
     let log = include_str!("../../fixtures/earlier/run.jsonl");
-    std::fs::write(place.audit_log(run), log).unwrap();
+    std::fs::write(setup.audit_log(run), log).unwrap();
     let grant = ["--access", "read,runs,admin", "--allow-sandbox", "--agent", "*"];
-    place.owner = place.mint(&[&grant[..], &["--account", "acct-7"]].concat());
-    let service = place.start();
+    setup.owner = setup.mint(&[&grant[..], &["--account", "acct-7"]].concat());
+    let service = setup.start();
 
     let row = service.get(&format!("/api/v1/runs/{run}")).await.json();
     assert_eq!((&row["state"], &row["model"]), (&json!("ended"), &json!("gpt-4o-mini")));
@@ -129,7 +129,7 @@ async fn a_file_with_values_of_an_earlier_program_is_served() {
     assert_eq!(receipts["bill"]["calls"], 1, "{receipts}");
     let audit = service.get(&format!("/api/v1/runs/{run}/audit")).await.json();
     assert_eq!(audit["records"], log.lines().count(), "{audit}");
-    place.stop(service);
+    setup.stop(service);
 }
 
 /// Returns the tables of a database, and its vacuum mode.
@@ -158,49 +158,49 @@ async fn shape_of_new() -> Vec<String> {
 /// A database of a later version is not changed, and the start reports it. The later version still finds all its data.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_of_a_later_version_is_refused_and_not_changed() {
-    let place = ServiceSetup::new("").await;
-    let mut service = place.start();
+    let setup = ServiceSetup::new("").await;
+    let mut service = setup.start();
     let run = service.run(&ask("hello")).await;
     service.ended(&run).await;
     service.process.terminate();
-    let before = open_journal(&place).find_run(&run).await.unwrap().unwrap();
+    let before = open_journal(&setup).find_run(&run).await.unwrap().unwrap();
 
     let later: &[_] = [store::SCHEMA.migrations, &[LATER]].concat().leak();
     let later = DatabaseSchema { migrations: later, ..store::SCHEMA };
-    assert_eq!(moods(&place, later).await, [(run.clone(), "calm".to_owned())]);
-    let mut refused = Process::start(&mut place.command(), "the service does not start");
+    assert_eq!(moods(&setup, later).await, [(run.clone(), "calm".to_owned())]);
+    let mut refused = Process::start(&mut setup.command(), "the service does not start");
     let status = tokio::task::block_in_place(|| refused.wait());
-    let said = refused.output().replace(&place.state_dir().display().to_string(), "STATE");
+    let output = refused.output().replace(&setup.state_dir().display().to_string(), "STATE");
     // A machine with few descriptors prints a warning first.
-    let error = said.lines().last().unwrap();
+    let error = output.lines().last().unwrap();
     insta::assert_snapshot!(format!("{status}\n{error}"), @"
     exit status: 2
     error: cannot serve from `STATE/state.db`: the tables of `journal` are of a later version (8; this program knows 7); use a newer program
     ");
 
-    assert_eq!(moods(&place, later).await, [(run.clone(), "calm".to_owned())]);
-    assert_eq!(row(&place, later, &run).await, before, "a row has changed on its way up");
-    assert!(place.audit_log(&run).exists());
-    place.assert_nothing_is_left();
+    assert_eq!(moods(&setup, later).await, [(run.clone(), "calm".to_owned())]);
+    assert_eq!(row(&setup, later, &run).await, before, "a row has changed on its way up");
+    assert!(setup.audit_log(&run).exists());
+    setup.assert_nothing_is_left();
 }
 
-fn database(place: &ServiceSetup) -> PathBuf {
-    place.state_dir().join("state.db")
+fn database(setup: &ServiceSetup) -> PathBuf {
+    setup.state_dir().join("state.db")
 }
 
-fn open_journal(place: &ServiceSetup) -> RunStore {
-    RunStore::new(SqliteDatabase::open_database(&database(place), &[store::SCHEMA]).unwrap())
+fn open_journal(setup: &ServiceSetup) -> RunStore {
+    RunStore::new(SqliteDatabase::open_database(&database(setup), &[store::SCHEMA]).unwrap())
 }
 
-async fn row(place: &ServiceSetup, schema: DatabaseSchema, run: &str) -> RunRow {
+async fn row(setup: &ServiceSetup, schema: DatabaseSchema, run: &str) -> RunRow {
     let journal =
-        RunStore::new(SqliteDatabase::open_database(&database(place), &[schema]).unwrap());
+        RunStore::new(SqliteDatabase::open_database(&database(setup), &[schema]).unwrap());
     journal.find_run(run).await.unwrap().unwrap()
 }
 
 /// Returns the column that a later version has added to each run.
-async fn moods(place: &ServiceSetup, schema: DatabaseSchema) -> Vec<(String, String)> {
-    let later = SqliteDatabase::open_database(&database(place), &[schema]).unwrap();
+async fn moods(setup: &ServiceSetup, schema: DatabaseSchema) -> Vec<(String, String)> {
+    let later = SqliteDatabase::open_database(&database(setup), &[schema]).unwrap();
     let moods = later.read_committed(|view| {
         let mut statement = view.prepare("SELECT id, mood FROM run")?;
         let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;

@@ -52,20 +52,20 @@ impl RunManager {
             closing.insert(name.clone(), RunClosingState::Draining);
             gateways
         };
-        let (done, closed) = oneshot::channel();
+        let (result_sender, closed) = oneshot::channel();
         // A task of the process, not of the caller: the closing must not stop with a request that is dropped.
         self.0.tasks.spawn_task(async move {
             let first = Arc::clone(&host).close_gateways(Arc::clone(&gateways)).await;
-            // The state is set before the caller gets the result. A caller that polls after an error sees `WriteFailed`,
-            // and a caller whose run is closed can open the run's name again.
+            // The state is set before the caller gets the result. A caller that polls after an error sees
+            // `WriteFailed`, and a caller whose run is closed can open the run's name again.
             if first.is_ok() {
                 // The last owner of the gateways unlocks the audit log, so they go before the caller is told.
                 drop(gateways);
                 host.lock_closing().remove(&name);
-                let _receiver_is_gone = done.send(first);
+                let _receiver_is_gone = result_sender.send(first);
             } else {
                 host.lock_closing().insert(name.clone(), RunClosingState::WriteFailed);
-                let _receiver_is_gone = done.send(first);
+                let _receiver_is_gone = result_sender.send(first);
                 host.retry_writing_end(&gateways).await;
                 host.lock_closing().remove(&name);
             }
@@ -141,7 +141,7 @@ impl RunManagerShared {
             let written = tokio::task::spawn_blocking(move || records.audit.write_and_sync()).await;
             metrics.set_audit_lag(&run.audit.lag());
             let name = &run.identity.run;
-            match written.map_err(anyhow::Error::from).and_then(|done| Ok(done?)) {
+            match written.map_err(anyhow::Error::from).and_then(|result| Ok(result?)) {
                 Ok(()) => return tracing::info!(run = name, "the end of the audit log is written"),
                 Err(error) if is_last => {
                     tracing::error!(run = name, "the end of the audit log is lost: {error:#}");

@@ -133,7 +133,8 @@ impl SocketEnd {
     /// Returns the events that the loop would act on, and no other: another event would let the loop spin.
     fn poll_flags(&self, from: &BytePipe, to: &BytePipe) -> PollFlags {
         let mut flags = PollFlags::empty();
-        // Input only while its pipe is empty, output only while a pipe has bytes to deliver: this is the back pressure.
+        // The bridge polls for input only while the pipe is empty, and for output only while a pipe has bytes to
+        // deliver. This is the back pressure.
         flags.set(PollFlags::IN, !self.readable && from.is_reading());
         flags.set(PollFlags::OUT, !self.writable && !to.held.is_empty());
         flags

@@ -214,7 +214,7 @@ impl VerdictKind {
     }
 
     fn parse(text: &str) -> Option<Self> {
-        [Self::Push, Self::Review, Self::Hold].into_iter().find(|one| one.as_str() == text)
+        [Self::Push, Self::Review, Self::Hold].into_iter().find(|known| known.as_str() == text)
     }
 }
 
@@ -305,10 +305,10 @@ pub(super) const JOB_COLUMNS: &str = "id, \"order\", fence, step, verdict, head,
 pub(super) fn read_job(row: &Row<'_>) -> rusqlite::Result<DeliveryJob> {
     let text = |at: usize| row.get::<_, Option<String>>(at);
     // A value that this version cannot read is an error of its column, as a wrong SQL type is.
-    let odd = |at| {
+    let column_error = |at| {
         move |error: BoxedError| rusqlite::Error::FromSqlConversionFailure(at, Type::Text, error)
     };
-    let order: String = row.get(1)?;
+    let request: String = row.get(1)?;
     let step: String = row.get(3)?;
     let number: Option<i64> = row.get(7)?;
     let pull_request = number
@@ -316,13 +316,13 @@ pub(super) fn read_job(row: &Row<'_>) -> rusqlite::Result<DeliveryJob> {
         .map(|(number, url)| PullRequestRef { number: number.unsigned_abs(), url });
     Ok(DeliveryJob {
         id: row.get(0)?,
-        request: serde_json::from_str(&order).map_err(|error| odd(1)(error.into()))?,
+        request: serde_json::from_str(&request).map_err(|error| column_error(1)(error.into()))?,
         fence: row.get::<_, i64>(2)?.unsigned_abs(),
         step: DeliveryStep::ALL
             .into_iter()
-            .find(|one| one.as_str() == step)
+            .find(|known| known.as_str() == step)
             .ok_or("a step")
-            .map_err(|error| odd(3)(error.into()))?,
+            .map_err(|error| column_error(3)(error.into()))?,
         verdict: text(4)?.as_deref().and_then(VerdictKind::parse),
         // An ID that cannot be parsed counts as absent; quarantine computes the commit again.
         head: text(5)?.and_then(|head| head.parse().ok()),

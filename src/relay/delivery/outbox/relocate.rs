@@ -33,8 +33,8 @@ pub(super) fn adopt_moved_rows(
             if is_same_dir(earlier, state) {
                 continue;
             }
-            let here = |path: &str| relocate_path(Path::new(path), earlier, state);
-            moved.push((table, row, here(&artifacts), here(&workspace)));
+            let relocated = |path: &str| relocate_path(Path::new(path), earlier, state);
+            moved.push((table, row, relocated(&artifacts), relocated(&workspace)));
         }
     }
     for (table, row, artifacts, workspace) in moved {
@@ -69,14 +69,14 @@ pub(super) fn adopt_moved_rows(
 /// Returns the state directory of a work's directory, which is two levels below it. A directory of another form was not
 /// made by this program, and stays as it is.
 fn earlier_state_dir(artifacts: &Path) -> Option<&Path> {
-    let works = artifacts.parent()?;
-    works.ends_with(super::WORK_DIR).then(|| works.parent())?
+    let works_dir = artifacts.parent()?;
+    works_dir.ends_with(super::WORK_DIR).then(|| works_dir.parent())?
 }
 
 /// Returns true if both paths lead to one directory.
-fn is_same_dir(one: &Path, other: &Path) -> bool {
+fn is_same_dir(left: &Path, right: &Path) -> bool {
     let id = |path: &Path| path.metadata().map(|found| (found.dev(), found.ino())).ok();
-    one == other || id(one).is_some_and(|found| Some(found) == id(other))
+    left == right || id(left).is_some_and(|found| Some(found) == id(right))
 }
 
 /// Returns a path below the earlier state directory as a path below the present one. Returns other paths unchanged.

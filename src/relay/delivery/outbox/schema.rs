@@ -14,11 +14,11 @@ pub(super) fn prepare_schema(connection: &mut Connection) -> Result<(), OutboxEr
     // One transaction for all migrations: a crash leaves the file in its old version.
     let change = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let found: i64 = change.pragma_query_value(None, "user_version", |row| row.get(0))?;
-    let done = usize::try_from(found).unwrap_or(usize::MAX);
-    if done > SCHEMA_VERSION {
+    let applied = usize::try_from(found).unwrap_or(usize::MAX);
+    if applied > SCHEMA_VERSION {
         return Err(OutboxError::NewerSchema { found });
     }
-    for migration in &MIGRATIONS[done..] {
+    for migration in &MIGRATIONS[applied..] {
         change.execute_batch(migration)?;
     }
     change.pragma_update(None, "user_version", SCHEMA_VERSION.cast_signed())?;

@@ -145,8 +145,8 @@ impl DeliveryOutbox {
         let rows = statement
             .query_map(params![repository.canonical_key(), key.as_str()], read_workspace_row)?;
         // A row that cannot be parsed is kept in the list, so that the caller gets its error.
-        let open = |desk: &Result<WorkspaceRow, _>| {
-            desk.as_ref().map_or(true, WorkspaceRow::needs_collection)
+        let open = |row: &Result<WorkspaceRow, _>| {
+            row.as_ref().map_or(true, WorkspaceRow::needs_collection)
         };
         Ok(rows.filter(open).collect::<Result<_, _>>()?)
     }
@@ -154,21 +154,21 @@ impl DeliveryOutbox {
     /// Stores the reason why something remains in a workspace, and the workspace's new path.
     ///
     /// # Errors
-    /// Returns [`OutboxError::NoSuchDelivery`] if an operator has discarded the row, or an error if the database does not
-    /// work.
+    /// Returns [`OutboxError::NoSuchDelivery`] if an operator has discarded the row, or an error if the database does
+    /// not work.
     pub fn retain_workspace(
         &self,
-        desk: &WorkspaceRow,
+        row: &WorkspaceRow,
         workspace: &Path,
         why: &str,
     ) -> Result<WorkspaceRow, OutboxError> {
         self.lock_connection().execute(
             "UPDATE desk SET remains = ?2, workspace = ?3, due = NULL WHERE id = ?1",
-            params![desk.id, super::one_line(why), workspace.display().to_string()],
+            params![row.id, super::one_line(why), workspace.display().to_string()],
         )?;
-        // Measured after the row is safe, because measuring takes as long as there are files.
-        self.record_workspace_size(&desk.id, workspace)?;
-        self.workspace(&desk.id)
+        // The size is measured after the row is safe, because measuring many files takes long.
+        self.record_workspace_size(&row.id, workspace)?;
+        self.workspace(&row.id)
     }
 
     /// Stores the reason why the work could not be collected now, and the time of the next attempt. An attempt before
@@ -178,34 +178,34 @@ impl DeliveryOutbox {
     /// Returns the errors of [`DeliveryOutbox::retain_workspace`].
     pub fn reschedule_workspace(
         &self,
-        desk: &WorkspaceRow,
+        row: &WorkspaceRow,
         after: Duration,
         why: &str,
     ) -> Result<WorkspaceRow, OutboxError> {
         // Only an attempt that was due counts, so that an operator's early attempts do not use up the retries.
-        let attempts = desk.attempts + u32::from(desk.is_due());
+        let attempts = row.attempts + u32::from(row.is_due());
         // A row without a due time counts as long due.
-        let due = super::rescheduled_time(desk.due.unwrap_or(SystemTime::UNIX_EPOCH), after);
+        let due = super::rescheduled_time(row.due.unwrap_or(SystemTime::UNIX_EPOCH), after);
         self.lock_connection().execute(
             "UPDATE desk SET remains = ?2, due = ?3, attempts = ?4 WHERE id = ?1",
-            params![desk.id, super::one_line(why), to_millis(due), attempts],
+            params![row.id, super::one_line(why), to_millis(due), attempts],
         )?;
-        self.workspace(&desk.id)
+        self.workspace(&row.id)
     }
 
     /// Removes a row whose workspace has nothing that is not stored elsewhere.
     ///
     /// # Errors
     /// Returns an error if the database does not work.
-    pub fn remove_workspace(&self, desk: &WorkspaceRow) -> Result<(), OutboxError> {
-        self.lock_connection().execute("DELETE FROM desk WHERE id = ?1", [&desk.id])?;
+    pub fn remove_workspace(&self, row: &WorkspaceRow) -> Result<(), OutboxError> {
+        self.lock_connection().execute("DELETE FROM desk WHERE id = ?1", [&row.id])?;
         Ok(())
     }
 }
 
-fn select_sql(what: &str) -> String {
+fn select_sql(condition: &str) -> String {
     format!(
-        "SELECT id, plan, workspace, remains, due, attempts, created FROM desk WHERE {what} ORDER BY created, id"
+        "SELECT id, plan, workspace, remains, due, attempts, created FROM desk WHERE {condition} ORDER BY created, id"
     )
 }
 

@@ -40,7 +40,7 @@ impl RetryPolicy {
         let mut wait = self.initial_delay;
         for _ in 1..self.attempts {
             let error = match Box::pin(attempt()).await {
-                Ok(done) => return Ok(done),
+                Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
             let Some(pause) = error.retry_after().map(|after| after.max(wait)) else {

@@ -74,14 +74,14 @@ impl GithubApp {
         api: &GithubClient,
         repository: &HostedRepository,
     ) -> Result<SecretString, GithubError> {
-        let place = self.token_cell(repository);
+        let cell = self.token_cell(repository);
         // The lock is held during the request. Callers that wait here find the new token and send no request.
-        let mut given = place.lock().await;
-        if let Some(given) = given.as_ref().filter(|given| given.is_fresh()) {
-            return Ok(given.token.clone());
+        let mut cached = cell.lock().await;
+        if let Some(cached) = cached.as_ref().filter(|cached| cached.is_fresh()) {
+            return Ok(cached.token.clone());
         }
         let new = api.retry_policy().retry(|| self.request_token(api, repository)).await?;
-        Ok(given.insert(new).token.clone())
+        Ok(cached.insert(new).token.clone())
     }
 
     /// Asks the forge for the app's own data, which only a valid signature gives.
@@ -98,8 +98,8 @@ impl GithubApp {
     fn token_cell(&self, repository: &HostedRepository) -> Arc<TokenCell> {
         let name = format!("{}/{}", repository.owner(), repository.name()).to_ascii_lowercase();
         // This lock only protects the map. A caller waits for a request on the cell's own lock.
-        let mut given = self.tokens.lock().unwrap_or_else(PoisonError::into_inner);
-        given.entry(name).or_default().clone()
+        let mut cells = self.tokens.lock().unwrap_or_else(PoisonError::into_inner);
+        cells.entry(name).or_default().clone()
     }
 
     /// Requests a new token from the forge.
@@ -118,12 +118,12 @@ impl GithubApp {
             "repositories": [repository.name()],
             "permissions": { "contents": "write", "pull_requests": "write" },
         });
-        let given: AccessTokenResponse =
+        let response: AccessTokenResponse =
             api.call_once(&signed, Method::POST, &address, Some(&scope)).await?;
         // A token with an unknown end could not be renewed in time.
-        let expires = humantime::parse_rfc3339(&given.expires_at)
+        let expires = humantime::parse_rfc3339(&response.expires_at)
             .map_err(|_| GithubError::NoResponse("a token without an end".to_owned()))?;
-        Ok(InstallationToken { token: given.token, expires })
+        Ok(InstallationToken { token: response.token, expires })
     }
 
     /// Returns the app's signed identity (RFC 7519). It is valid for nine minutes, since GitHub allows ten, and begins

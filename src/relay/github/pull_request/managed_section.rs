@@ -18,14 +18,14 @@ pub fn upsert_section(text: Option<&str>, run: &str, words: &str) -> Option<Stri
     let mark = format!("{RUN_MARK}{run}{MARK_END}");
     let part = format!("{mark}\n{words}\n{END_MARK}");
     let is_own = |piece: &DescriptionPart<'_>| matches!(piece, DescriptionPart::Managed(old) if old.starts_with(&mark));
-    let own = match pieces.iter().position(is_own) {
-        Some(own) => {
-            pieces[own] = DescriptionPart::Managed(part.into());
-            own
+    let own_section = match pieces.iter().position(is_own) {
+        Some(own_section) => {
+            pieces[own_section] = DescriptionPart::Managed(part.into());
+            own_section
         }
         None => add_section(&mut pieces, part),
     };
-    fit_sections(pieces, own)
+    fit_sections(pieces, own_section)
 }
 
 /// Returns true if another run's section has a review notice.
@@ -111,8 +111,8 @@ fn add_section(pieces: &mut Vec<DescriptionPart<'_>>, part: String) -> usize {
 fn fit_sections(mut pieces: Vec<DescriptionPart<'_>>, own: usize) -> Option<String> {
     let length = |piece: &DescriptionPart<'_>| piece.text().chars().count();
     let mut characters: usize = pieces.iter().map(length).sum();
-    let others = pieces.iter().enumerate().filter(|(at, _)| *at != own);
-    let mut parts = others.filter(|(_, piece)| piece.shrink().is_some()).count();
+    let other_pieces = pieces.iter().enumerate().filter(|(at, _)| *at != own);
+    let mut parts = other_pieces.filter(|(_, piece)| piece.shrink().is_some()).count();
     let mut oldest = 0;
     // Each round either shrinks the oldest section that can shrink, or goes to the next one. So the loop ends: at the
     // last part, `get_mut` returns `None`.

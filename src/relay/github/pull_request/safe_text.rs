@@ -15,10 +15,10 @@
 //!
 //! An open code block is closed, so that the relay's text behind it is not part of the block.
 
-/// Returns a title of one line and limited length: the first line of `given` with text, or `otherwise`.
-pub fn format_title(given: &str, otherwise: &str) -> String {
+/// Returns a title of one line and limited length: the first line of `title` with text, or `otherwise`.
+pub fn format_title(title: &str, otherwise: &str) -> String {
     let line: String =
-        given.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default().into();
+        title.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default().into();
     let line = neutralize_markup(&truncate(&line, MAX_TITLE_CHARS));
     if line.is_empty() { otherwise.to_owned() } else { line }
 }
@@ -36,8 +36,8 @@ pub fn format_code_block(given: &str, characters: usize) -> String {
 }
 
 /// Returns the harmless form of a text of several paragraphs, in Markdown.
-pub fn format_body(given: &str) -> String {
-    close_code_block(&neutralize_markup(truncate(given, MAX_AGENT_TEXT_CHARS).trim()))
+pub fn format_body(body: &str) -> String {
+    close_code_block(&neutralize_markup(truncate(body, MAX_AGENT_TEXT_CHARS).trim()))
 }
 
 /// Returns a name in code quotes, for a sentence of the relay's.
@@ -48,12 +48,12 @@ pub fn format_code(name: &str) -> String {
 }
 
 /// Removes unprintable characters, and separates every character that would start an action.
-fn neutralize_markup(given: &str) -> String {
-    let given: String = given.chars().filter(|&c| is_printable(c)).collect();
-    let mut text = String::with_capacity(given.len());
-    for (at, c) in given.char_indices() {
+fn neutralize_markup(source: &str) -> String {
+    let source: String = source.chars().filter(|&c| is_printable(c)).collect();
+    let mut text = String::with_capacity(source.len());
+    for (at, c) in source.char_indices() {
         text.push(c);
-        let (before, after) = given.split_at(at + c.len_utf8());
+        let (before, after) = source.split_at(at + c.len_utf8());
         if triggers_action(c, before, after) {
             text.push(ZERO_WIDTH_SPACE);
         }
@@ -65,10 +65,10 @@ fn neutralize_markup(given: &str) -> String {
 ///
 /// A code block that is indented by some columns may belong to a list item, and end with that item, or to no item. Such
 /// a block is moved to the first column, where it belongs to no item.
-fn close_code_block(given: &str) -> String {
-    let (mut text, mut open) = (String::with_capacity(given.len()), None);
+fn close_code_block(source: &str) -> String {
+    let (mut text, mut open) = (String::with_capacity(source.len()), None);
     // `open` is the fence that began the present block. Only a fence of the same character, at least as long, ends it.
-    for line in given.split_inclusive('\n') {
+    for line in source.split_inclusive('\n') {
         match (open, parse_fence(line)) {
             (None, Some(fence)) if fence.may_begin() => {
                 open = Some((fence.sign, fence.length));
@@ -108,7 +108,8 @@ fn parse_fence(line: &str) -> Option<CodeFence<'_>> {
 }
 
 impl CodeFence<'_> {
-    /// Returns true if the fence can begin a block. Text behind backticks must not have further backticks (`CommonMark`).
+    /// Returns true if the fence can begin a block. Text behind backticks must not have further backticks
+    /// (`CommonMark`).
     fn may_begin(&self) -> bool {
         self.sign == '~' || !self.rest.contains('`')
     }
@@ -144,7 +145,7 @@ fn is_before_address(text: &str) -> bool {
     let rest = text.strip_prefix(':').unwrap_or(text);
     let address = rest.trim_start();
     let starts = |scheme: &str| {
-        address.get(..scheme.len()).is_some_and(|it| it.eq_ignore_ascii_case(scheme))
+        address.get(..scheme.len()).is_some_and(|start| start.eq_ignore_ascii_case(scheme))
     };
     address.len() < rest.len() && (starts("http:") || starts("https:"))
 }
@@ -166,11 +167,11 @@ fn is_printable(c: char) -> bool {
 
 /// Cuts a text to a number of characters, and marks the cut by `…`.
 fn truncate(text: &str, characters: usize) -> String {
-    let mut kept: String = text.chars().take(characters).collect();
-    if kept.len() < text.len() {
-        kept.push('…');
+    let mut truncated: String = text.chars().take(characters).collect();
+    if truncated.len() < text.len() {
+        truncated.push('…');
     }
-    kept
+    truncated
 }
 
 /// The words with which GitHub closes an issue:

@@ -17,20 +17,20 @@ use crate::relay::git::GitError;
 pub(super) struct FetchLock(File);
 
 impl FetchLock {
-    /// Acquires the lock for a fetch, and waits at most `patience` for a process that packs the mirror. The first of
+    /// Acquires the lock for a fetch, and waits at most `max_wait` for a process that packs the mirror. The first of
     /// the fetches removes the unfinished files of earlier ones.
     #[expect(clippy::disallowed_methods, reason = "git's calls block a thread of their own")]
-    fn acquire_shared(git_dir: &Path, patience: Duration) -> Result<Self, FetchLockError> {
+    fn acquire_shared(git_dir: &Path, max_wait: Duration) -> Result<Self, FetchLockError> {
         if let Some(alone) = Self::try_acquire_alone(git_dir)? {
             alone.remove_unfinished(git_dir)?;
         }
-        let (file, begun) = (File::create(git_dir.with_extension(EXTENSION))?, Instant::now());
+        let (file, start) = (File::create(git_dir.with_extension(EXTENSION))?, Instant::now());
         loop {
             match file.try_lock_shared() {
                 Ok(()) => return Ok(Self(file)),
                 Err(TryLockError::Error(error)) => return Err(error.into()),
-                Err(TryLockError::WouldBlock) if begun.elapsed() >= patience => {
-                    return Err(FetchLockError::Timeout(patience));
+                Err(TryLockError::WouldBlock) if start.elapsed() >= max_wait => {
+                    return Err(FetchLockError::Timeout(max_wait));
                 }
                 Err(TryLockError::WouldBlock) => sleep(POLL_INTERVAL),
             }
@@ -84,8 +84,8 @@ impl From<io::Error> for FetchLockError {
 }
 
 impl RepoMirror {
-    /// Runs `fetch` under the lock, and removes what it leaves unfinished. The outer error is of the disk, and the inner
-    /// one is git's.
+    /// Runs `fetch` under the lock, and removes what it leaves unfinished. The outer error is of the disk, and the
+    /// inner one is git's.
     pub(super) fn run_locked_fetch(
         &self,
         fetch: impl FnOnce() -> Result<(), GitError>,
@@ -111,8 +111,8 @@ impl RepoMirror {
     /// Returns true if the mirror takes more bytes than it may. Then the next sweep packs it as tightly as git can.
     pub(super) fn is_full(&self) -> Result<bool, RepoError> {
         let disk = |source| RepoError::Io { path: self.git_dir.clone(), source };
-        let most = self.limits.mirror_bytes;
-        let is_full = dir_tree::disk_usage(&self.git_dir, most).map_err(disk)? > most;
+        let max_bytes = self.limits.mirror_bytes;
+        let is_full = dir_tree::disk_usage(&self.git_dir, max_bytes).map_err(disk)? > max_bytes;
         if is_full {
             File::create(self.git_dir.join(FULL_MARKER)).map_err(disk)?;
         }

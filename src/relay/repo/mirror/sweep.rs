@@ -65,8 +65,8 @@ fn gc_mirror(
         let used = used.and_then(|used| used.modified());
         let used = used.map_err(|source| RepoError::Io { path: lease, source })?;
         // The lease is held while its refs are removed, so that no run begins at the branch in between.
-        let taken = (used < before).then(|| try_lease(&entry)).transpose()?.flatten();
-        let Some(lease) = taken else { continue };
+        let lease_if_old = (used < before).then(|| try_lease(&entry)).transpose()?.flatten();
+        let Some(lease) = lease_if_old else { continue };
         for name in ["base", "branch"] {
             let words = ["-d".to_owned(), mirror_ref(lease.branch(), name)];
             git.subcommand("update-ref").repository(mirror).args(words).execute()?;

@@ -32,7 +32,8 @@ impl RepoMirror {
     /// Returns [`RepoError::CheckoutTooLarge`] if the checkout has more than `most_bytes` or more than
     /// [`MAX_CHECKOUT_NAMES`] names.
     pub fn measure_checkout(&self, state: &BranchState, most_bytes: u64) -> Result<(), RepoError> {
-        let large = |what| Err(RepoError::CheckoutTooLarge { branch: state.branch.clone(), what });
+        let large =
+            |size| Err(RepoError::CheckoutTooLarge { branch: state.branch.clone(), what: size });
         // The names are counted first, because git must open each object to report a size.
         let is_long = match self.measure_listing(state, "%(objecttype)") {
             // Git was stopped at the output limit: there are more names than that.
@@ -114,18 +115,20 @@ impl RepoMirror {
     ) -> Result<(), RepoError> {
         let git_dir = workspace.join(".git");
         let branch = state.branch.to_string();
-        let inside = |what| {
-            let call = self.git.subcommand(what).repository(&git_dir).limits(self.limits.of_git());
+        let inside = |subcommand| {
+            let call =
+                self.git.subcommand(subcommand).repository(&git_dir).limits(self.limits.of_git());
             call.env("GIT_WORK_TREE", workspace)
         };
         let words = ["--quiet", "--template=", "--object-format=sha1", "--initial-branch", &branch];
         inside("init").args(words).execute()?;
         let origin = format!("refs/remotes/origin/{}", state.base);
-        let (base, own) = (mirror_ref(&state.branch, "base"), mirror_ref(&state.branch, "branch"));
-        let mut wanted = vec![format!("{base}:{origin}")];
-        wanted.extend(state.exists.then(|| format!("{own}:{}", state.branch.to_ref())));
+        let (base, branch_ref) =
+            (mirror_ref(&state.branch, "base"), mirror_ref(&state.branch, "branch"));
+        let mut refspecs = vec![format!("{base}:{origin}")];
+        refspecs.extend(state.exists.then(|| format!("{branch_ref}:{}", state.branch.to_ref())));
         let words = ["--quiet", "--no-tags", "--no-write-fetch-head", "--update-head-ok", "--"];
-        inside("fetch").args(words).arg(bundle).args(wanted).execute()?;
+        inside("fetch").args(words).arg(bundle).args(refspecs).execute()?;
         // A new branch begins at the base.
         if !state.exists {
             inside("update-ref")

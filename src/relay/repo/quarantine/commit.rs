@@ -59,7 +59,8 @@ impl ParsedCommit {
         let author = headers.next_with_key(b"author ").filter(|author| is_author_line(author));
         let author =
             author.ok_or(CommitFormatError("its author is missing, or stands elsewhere"))?.to_vec();
-        let committer = headers.next_with_key(b"committer ").filter(|it| is_author_line(it));
+        let committer =
+            headers.next_with_key(b"committer ").filter(|committer| is_author_line(committer));
         committer.ok_or(CommitFormatError("its committer is missing, or stands elsewhere"))?;
         let encoding = headers.parse_encoding()?.filter(|encoding| !is_utf8(encoding));
         let message = content[end + 2..].to_vec();
@@ -73,20 +74,20 @@ impl ParsedCommit {
     }
 
     /// Returns a new commit with the same tree, author, date and message. The committer is `committer`, and `trailers`
-    /// are below the message. A parent in `made` is replaced by its rewritten commit; other parents stay.
+    /// are below the message. A parent in `new_ids` is replaced by its rewritten commit; other parents stay.
     ///
     /// No other header is copied, and no `encoding`: every reader of the new commit reads UTF-8, as the review did.
     /// Equal input always gives equal bytes.
     pub fn rewritten(
         &self,
-        made: &HashMap<ObjectId, ObjectId>,
+        new_ids: &HashMap<ObjectId, ObjectId>,
         committer: &str,
         trailers: &str,
     ) -> Vec<u8> {
         let mut anew = format!("tree {}\n", self.tree).into_bytes();
         // Two of the agent's commits may be rewritten to the same commit, which is then one parent.
         let mut parents = HashSet::new();
-        for parent in self.parents.iter().map(|parent| made.get(parent).unwrap_or(parent)) {
+        for parent in self.parents.iter().map(|parent| new_ids.get(parent).unwrap_or(parent)) {
             if parents.insert(parent) {
                 anew.extend_from_slice(format!("parent {parent}\n").as_bytes());
             }

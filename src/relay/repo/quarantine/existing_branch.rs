@@ -47,21 +47,21 @@ impl QuarantineRepo<'_> {
     /// Returns the tree of a commit.
     fn commit_tree(&self, commit: ObjectId) -> Result<ObjectId, RepoError> {
         let call = self.git_command("rev-parse").args(["--verify", "--end-of-options"]);
-        let said = call.arg(format!("{commit}^{{tree}}")).output_text()?;
-        let senseless = || git::GitError::UnexpectedOutput { command: "rev-parse".to_owned() };
-        Ok(ObjectId::parse(said.trim_end().as_bytes()).ok_or_else(senseless)?)
+        let output = call.arg(format!("{commit}^{{tree}}")).output_text()?;
+        let unexpected = || git::GitError::UnexpectedOutput { command: "rev-parse".to_owned() };
+        Ok(ObjectId::parse(output.trim_end().as_bytes()).ok_or_else(unexpected)?)
     }
 
     /// Returns the commit where two branches part. Without a common commit, the base itself is compared with the
     /// branch.
     fn merge_base(&self, base: ObjectId, tip: ObjectId) -> Result<ObjectId, RepoError> {
         let call = self.git_command("merge-base").args([base.to_string(), tip.to_string()]);
-        let (said, ended) = call.output_and_status()?;
+        let (output, ended) = call.output_and_status()?;
         match ended {
             Err(error) if error.is_negative_answer() => return Ok(base),
             ended => ended?,
         }
-        let senseless = || git::GitError::UnexpectedOutput { command: "merge-base".to_owned() };
-        Ok(ObjectId::parse(said.trim_end().as_bytes()).ok_or_else(senseless)?)
+        let unexpected = || git::GitError::UnexpectedOutput { command: "merge-base".to_owned() };
+        Ok(ObjectId::parse(output.trim_end().as_bytes()).ok_or_else(unexpected)?)
     }
 }

@@ -66,12 +66,14 @@ impl QuarantinedWork {
             return Ok(Some(PatchMismatch::Merge));
         }
         let names = patch_commit_ids(patches).map_err(disk)?;
-        if names.is_none_or(|names| !names.iter().eq(self.commits.iter().map(|it| &it.name))) {
+        if names
+            .is_none_or(|names| !names.iter().eq(self.commits.iter().map(|commit| &commit.name)))
+        {
             return Ok(Some(PatchMismatch::OtherPatches));
         }
         // The patches are applied to an index only. No file of the work is ever written on this host.
         let index = self.lease.create_scratch_dir("index")?.join("index");
-        let on_index = |what| self.git_command(what).env("GIT_INDEX_FILE", &index);
+        let on_index = |subcommand| self.git_command(subcommand).env("GIT_INDEX_FILE", &index);
         on_index("read-tree").arg(self.state.start.to_string()).execute()?;
         let input = GitInput::File(File::open(patches).map_err(disk)?);
         let words = ["--cached", "--whitespace=nowarn", "--allow-empty", "-"];
@@ -88,7 +90,8 @@ impl QuarantinedWork {
 
     /// Returns true if each commit has exactly one parent, the commit before it.
     fn is_linear(&self) -> bool {
-        let before = [self.state.start].into_iter().chain(self.commits.iter().map(|it| it.name));
+        let before =
+            [self.state.start].into_iter().chain(self.commits.iter().map(|commit| commit.name));
         self.commits.iter().zip(before).all(|(commit, parent)| commit.parents == [parent])
     }
 
@@ -97,13 +100,13 @@ impl QuarantinedWork {
         let directory = self.lease.create_scratch_dir("commits")?;
         let disk = |source| RepoError::Io { path: directory.clone(), source };
         let trailers = provenance.to_trailers();
-        let (mut made, mut names, mut list) = (HashMap::new(), vec![], String::new());
+        let (mut new_ids, mut names, mut list) = (HashMap::new(), vec![], String::new());
         let mut texts = vec![];
         // Parents come before their children, so each parent's new ID is known.
         for (at, commit) in self.commits.iter().enumerate() {
-            let content = commit.rewritten(&made, &provenance.committer, &trailers);
+            let content = commit.rewritten(&new_ids, &provenance.committer, &trailers);
             let name = ObjectId::hash_object("commit", &content);
-            made.insert(commit.name, name);
+            new_ids.insert(commit.name, name);
             names.push(name);
             let path = directory.join(at.to_string());
             fs::write(&path, &content).map_err(disk)?;
@@ -114,13 +117,13 @@ impl QuarantinedWork {
         let words = ["-t", "commit", "-w", "--no-filters", "--stdin-paths"];
         let call =
             self.git_command("hash-object").args(words).input(GitInput::Bytes(list.into_bytes()));
-        let said = call.output_text()?;
-        if parse_object_ids(said.as_bytes(), "hash-object")? != names {
+        let output = call.output_text()?;
+        if parse_object_ids(output.as_bytes(), "hash-object")? != names {
             return Err(
                 git::GitError::UnexpectedOutput { command: "hash-object".to_owned() }.into()
             );
         }
-        self.tip = made.get(&self.tip).copied().expect("the tip is one of the commits");
+        self.tip = new_ids.get(&self.tip).copied().expect("the tip is one of the commits");
         self.committer = Some(provenance.committer.clone());
         self.texts.extend(texts);
         // Two of the agent's commits that were rewritten to the same commit count once.
@@ -131,15 +134,15 @@ impl QuarantinedWork {
         Ok(self)
     }
 
-    /// Checks that the new tip leads to the commits in `made` and to no others, and that all objects are within the
-    /// limits. The result is what will be reviewed and pushed.
-    fn check_rewritten(&self, made: &BTreeSet<ObjectId>) -> Result<(), RepoError> {
-        let (cell, known) = (self.quarantine_repo(), self.state.base_revisions());
-        let found: BTreeSet<_> = cell.list_commit_ids(self.tip, &known)?.into_iter().collect();
-        if found != *made {
+    /// Checks that the new tip leads to the commits in `rewritten` and to no others, and that all objects are within
+    /// the limits. The result is what will be reviewed and pushed.
+    fn check_rewritten(&self, rewritten: &BTreeSet<ObjectId>) -> Result<(), RepoError> {
+        let (repo, known) = (self.quarantine_repo(), self.state.base_revisions());
+        let found: BTreeSet<_> = repo.list_commit_ids(self.tip, &known)?.into_iter().collect();
+        if found != *rewritten {
             return Err(QuarantineError::UninspectedCommits.into());
         }
-        cell.check_object_sizes(self.tip, &known).map(drop)
+        repo.check_object_sizes(self.tip, &known).map(drop)
     }
 }
 
@@ -147,11 +150,11 @@ impl CommitProvenance {
     /// Formats the trailers, one on each line.
     fn to_trailers(&self) -> String {
         let values = [Some(&self.run), self.agent.as_ref()];
-        let said =
+        let pairs =
             TRAILER_NAMES.iter().zip(values).filter_map(|(name, value)| Some((name, value?)));
         // A value with a line break would add a trailer of its own, so control characters become spaces.
         let flat = |value: &str| value.replace(|letter: char| letter.is_control(), " ");
-        said.fold(String::new(), |lines, (name, value)| lines + name + ": " + &flat(value) + "\n")
+        pairs.fold(String::new(), |lines, (name, value)| lines + name + ": " + &flat(value) + "\n")
     }
 }
 

@@ -15,15 +15,15 @@ pub(super) fn claims_run_trailer(commit: &ParsedCommit) -> bool {
         let name = line.split([':', '\u{ff1a}']).next().unwrap_or_default().trim();
         let name: String =
             name.chars().map(|letter| if is_dash(letter) { '-' } else { letter }).collect();
-        TRAILER_NAMES.iter().any(|ours| name.eq_ignore_ascii_case(ours))
+        TRAILER_NAMES.iter().any(|trailer| name.eq_ignore_ascii_case(trailer))
     })
 }
 
 /// Returns true if the author has the name or the address of `committer`, which is the relay's.
 pub(super) fn claims_committer_identity(commit: &ParsedCommit, committer: &str) -> bool {
-    let parts = |who: &[u8]| {
-        let who = fold_case_and_invisible(who);
-        let (name, address) = who.split_once('<').unwrap_or((&who, ""));
+    let parts = |identity: &[u8]| {
+        let identity = fold_case_and_invisible(identity);
+        let (name, address) = identity.split_once('<').unwrap_or((&identity, ""));
         (name.trim().to_owned(), address.trim_end_matches('>').trim().to_owned())
     };
     let (name, address) = parts(commit.author_and_date().0);

@@ -61,8 +61,8 @@ impl ReviewEvidence {
             evidence.secrets.extend(secrets.into_values().map(|kind| (path.clone(), kind)));
         }
         // 4. Search the commits' texts and the paths themselves. Such a secret has no path.
-        let told = secrets_in_metadata(work, &changes, &scanner);
-        evidence.secrets.extend(told.into_values().map(|kind| (None, kind)));
+        let metadata_secrets = secrets_in_metadata(work, &changes, &scanner);
+        evidence.secrets.extend(metadata_secrets.into_values().map(|kind| (None, kind)));
         evidence.changes = changes;
         Ok(evidence)
     }
@@ -74,21 +74,21 @@ impl ReviewEvidence {
         changes: &[PathChange],
         (policy, scanner): (&ReviewPolicy, &SecretScanner),
     ) -> Result<BTreeMap<ObjectId, FoundSecrets>, RepoError> {
-        let mut places: BTreeMap<ObjectId, Vec<&PathChange>> = BTreeMap::new();
+        let mut changes_by_blob: BTreeMap<ObjectId, Vec<&PathChange>> = BTreeMap::new();
         for change in changes.iter().filter(|change| change.after.is_blob()) {
             // One blob may be at many paths. It is read once, and its findings count for every path.
-            places.entry(change.after.name).or_default().push(change);
+            changes_by_blob.entry(change.after.name).or_default().push(change);
         }
         let (mut secrets, mut name, mut text) =
             (BTreeMap::new(), ObjectId::NONE, ScanWindow::default());
         let (mut found, mut beginning) = (FoundSecrets::new(), vec![]);
-        let names = places.keys().copied().collect();
+        let names = changes_by_blob.keys().copied().collect();
         read_blobs(work, names, |part| match part {
             BatchPart::Head(object) => {
                 (name, text, found) = (object.name, ScanWindow::default(), FoundSecrets::new());
                 beginning.clear();
                 if object.size > policy.review_file_bytes.min(policy.hold_file_bytes) {
-                    let paths = places[&name].iter().map(|change| change.path.clone());
+                    let paths = changes_by_blob[&name].iter().map(|change| change.path.clone());
                     self.large.extend(paths.map(|path| (path, object.size)));
                 }
             }
@@ -99,7 +99,7 @@ impl ReviewEvidence {
                 scanner.scan(&mut text, piece, &mut found);
             }
             BatchPart::End => {
-                self.inspect_blob(&beginning, &places[&name]);
+                self.inspect_blob(&beginning, &changes_by_blob[&name]);
                 let found = std::mem::take(&mut found);
                 if !found.is_empty() {
                     secrets.insert(name, found);
@@ -110,8 +110,8 @@ impl ReviewEvidence {
     }
 
     /// Notes what a blob's first bytes tell: a link out of the repository, or an LFS pointer.
-    fn inspect_blob(&mut self, beginning: &[u8], places: &[&PathChange]) {
-        for change in places {
+    fn inspect_blob(&mut self, beginning: &[u8], changes: &[&PathChange]) {
+        for change in changes {
             match change.after.mode {
                 diff::MODE_SYMLINK if leads_outside(&change.path, beginning) => {
                     self.links_outside.insert(change.path.clone());
@@ -155,13 +155,13 @@ fn effective_changes(work: &QuarantinedWork) -> Result<Vec<PathChange>, RepoErro
 /// Returns the commits of the base that the work has merged: most often one commit, or none.
 fn merged_base_commits(work: &QuarantinedWork) -> Result<Vec<ObjectId>, RepoError> {
     let words = ["--all".to_owned(), work.state.base_tip.to_string(), work.tip.to_string()];
-    let (said, ended) = work.git_command("merge-base").args(words).output_and_status()?;
+    let (output, ended) = work.git_command("merge-base").args(words).output_and_status()?;
     match ended {
         Err(error) if error.is_negative_answer() => return Ok(vec![]),
         ended => ended.map_err(map_git_error)?,
     }
     let mut merged = vec![];
-    for name in said.lines() {
+    for name in output.lines() {
         let start = work.state.start.to_string();
         // A commit that the start already has was not merged by the agent.
         let is_known =
@@ -176,13 +176,13 @@ fn merged_base_commits(work: &QuarantinedWork) -> Result<Vec<ObjectId>, RepoErro
 fn merge_tree(work: &QuarantinedWork, base: ObjectId) -> Result<ObjectId, RepoError> {
     let words = ["--write-tree", "--allow-unrelated-histories", "--no-messages", "--name-only"];
     let call = work.git_command("merge-tree").args(words);
-    let (said, ended) =
-        call.args([work.state.start, base].map(|it| it.to_string())).output_and_status()?;
+    let (output, ended) =
+        call.args([work.state.start, base].map(|commit| commit.to_string())).output_and_status()?;
     match ended {
         Err(error) if error.is_negative_answer() => (),
         ended => ended.map_err(map_git_error)?,
     }
-    parse_object_id(said.lines().next().unwrap_or_default())
+    parse_object_id(output.lines().next().unwrap_or_default())
 }
 
 fn parse_object_id(name: &str) -> Result<ObjectId, RepoError> {

@@ -27,11 +27,11 @@ impl RepoMirror {
             Ok(Some(work)) => ReviewEvidence::collect(&work, policy, &[]),
             Err(error) => Err(error),
         };
-        let mut bench = PolicyEvaluator { policy, reasons: BTreeSet::new() };
+        let mut evaluator = PolicyEvaluator { policy, reasons: BTreeSet::new() };
         match gathered {
-            Ok(evidence) => bench.evaluate_evidence(&evidence),
+            Ok(evidence) => evaluator.evaluate_evidence(&evidence),
             Err(RepoError::QuarantineRefused(why)) => {
-                bench.add_reason(
+                evaluator.add_reason(
                     ReviewAction::Review,
                     None,
                     &format!("cannot review all of the branch: {why}"),
@@ -39,6 +39,6 @@ impl RepoMirror {
             }
             Err(error) => return Err(error),
         }
-        Ok(bench.into_verdict().reasons().to_vec())
+        Ok(evaluator.into_verdict().reasons().to_vec())
     }
 }

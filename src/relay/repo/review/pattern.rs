@@ -58,24 +58,26 @@ impl From<PathPattern> for String {
 /// be tried again: whatever it could take, the last one can take, too. So the work is bounded by the product of both
 /// lengths.
 fn match_segments(pattern: &[String], path: &[&str]) -> bool {
-    let (mut wanted, mut given) = (0, 0);
+    let (mut pattern_at, mut path_at) = (0, 0);
     // The position behind the last `**`, and the first segment that was tried there.
     let mut again: Option<(usize, usize)> = None;
     loop {
-        match (pattern.get(wanted), path.get(given)) {
+        match (pattern.get(pattern_at), path.get(path_at)) {
             (None, None) => return true,
             // First let `**` take no segment. The position is kept for a later, longer try.
             (Some(any), _) if any == "**" => {
-                wanted += 1;
-                again = Some((wanted, given));
+                pattern_at += 1;
+                again = Some((pattern_at, path_at));
             }
-            (Some(one), Some(segment)) if match_segment(one.as_bytes(), segment.as_bytes()) => {
-                wanted += 1;
-                given += 1;
+            (Some(expected), Some(segment))
+                if match_segment(expected.as_bytes(), segment.as_bytes()) =>
+            {
+                pattern_at += 1;
+                path_at += 1;
             }
             _ => match again.filter(|(_, tried)| *tried < path.len()) {
                 Some((behind, tried)) => {
-                    (wanted, given) = (behind, tried + 1);
+                    (pattern_at, path_at) = (behind, tried + 1);
                     again = Some((behind, tried + 1));
                 }
                 None => return false,

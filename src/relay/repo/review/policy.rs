@@ -80,12 +80,12 @@ impl RelayConfig {
     }
 
     /// Builds settings from a parsed table. Keys that the table does not set are as in `config/relay.toml`.
-    pub fn from_table(said: toml::Table) -> Result<Self, RelayConfigError> {
-        let mut whole: toml::Table = DEFAULT_CONFIG.parse()?;
+    pub fn from_table(overrides: toml::Table) -> Result<Self, RelayConfigError> {
+        let mut merged: toml::Table = DEFAULT_CONFIG.parse()?;
         // Tables are merged key by key. A list replaces the default list as a whole.
-        merge_tables(&mut whole, said);
-        let config: Self = toml::Value::Table(whole).try_into()?;
-        // Compiled only to refuse a bad pattern now, and not at the first review.
+        merge_tables(&mut merged, overrides);
+        let config: Self = toml::Value::Table(merged).try_into()?;
+        // The patterns are compiled only to refuse a bad pattern now, and not at the first review.
         super::SecretScanner::new(&config.policy.secrets, &[])?;
         Ok(config)
     }
@@ -100,11 +100,12 @@ impl Default for RelayConfig {
 impl ReviewPolicy {
     /// Returns the first rule that matches a path in each of the two lists.
     pub fn rules_for_path(&self, path: &[u8]) -> impl Iterator<Item = &PathRule> {
-        // Folded once here, and not once for each pattern.
+        // The path is folded once here, and not once for each pattern.
         let path = fold_case_and_invisible(path);
         let segments: Vec<_> = path.split('/').collect();
-        let is_for =
-            |rule: &&PathRule| rule.patterns.iter().any(|one| one.matches_segments(&segments));
+        let is_for = |rule: &&PathRule| {
+            rule.patterns.iter().any(|pattern| pattern.matches_segments(&segments))
+        };
         [&self.paths, &self.own_paths].map(|list| list.iter().find(is_for)).into_iter().flatten()
     }
 }

@@ -20,11 +20,11 @@ use crate::relay::repo::ArtifactDir;
 /// Copies the workspace, so that its next run still finds the state that the workspace keeps from run to run. If the
 /// copy fails because the paths are too deep, or because the disk or the time does not suffice, moves the content
 /// instead. Then the next run finds an empty workspace. An interrupted call may be repeated.
-pub(super) async fn copy_or_move(workspace: &Path, place: &ArtifactDir) -> anyhow::Result<()> {
-    let kept = place.workspace_path();
+pub(super) async fn copy_or_move(workspace: &Path, artifacts: &ArtifactDir) -> anyhow::Result<()> {
+    let archived = artifacts.workspace_path();
     // An existing directory is a complete copy, or the part of the content that an earlier call has moved.
-    if !kept.try_exists()? {
-        match copy_tree(workspace, &place.directory().join("copy"), &kept).await {
+    if !archived.try_exists()? {
+        match copy_tree(workspace, &artifacts.directory().join("copy"), &archived).await {
             Ok(()) => return Ok(()),
             Err(error) => {
                 tracing::warn!("a workspace is moved, for it cannot be copied: {error:#}");
@@ -32,7 +32,7 @@ pub(super) async fn copy_or_move(workspace: &Path, place: &ArtifactDir) -> anyho
         }
     }
     let from = workspace.to_owned();
-    spawn_blocking(move || move_entries(&from, &kept))
+    spawn_blocking(move || move_entries(&from, &archived))
         .await?
         .context("the workspace cannot be moved")
 }
@@ -52,9 +52,9 @@ async fn copy_tree(from: &Path, half: &Path, to: &Path) -> anyhow::Result<()> {
 /// Runs `cp -a`, which preserves links, owners and modes, follows no symlink, and executes none of the files.
 async fn run_cp(from: &Path, to: &Path) -> anyhow::Result<()> {
     let mut command = Command::new("cp");
-    let done = command.args(["-aT", "--"]).arg(from).arg(to).kill_on_drop(true).output().await?;
-    let said = String::from_utf8_lossy(&done.stderr);
-    ensure!(done.status.success(), "{}", said.lines().next_back().unwrap_or_default());
+    let output = command.args(["-aT", "--"]).arg(from).arg(to).kill_on_drop(true).output().await?;
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{}", stderr.lines().next_back().unwrap_or_default());
     Ok(())
 }
 
@@ -72,28 +72,28 @@ fn move_entries(from: &Path, to: &Path) -> io::Result<()> {
     }
     for entry in fs::read_dir(from)? {
         let entry = entry?;
-        let place = to.join(entry.file_name());
-        match renameat_with(CWD, entry.path(), CWD, place, RenameFlags::NOREPLACE) {
+        let target = to.join(entry.file_name());
+        match renameat_with(CWD, entry.path(), CWD, target, RenameFlags::NOREPLACE) {
             // The entry exists in `to` already, from an earlier call.
             Ok(()) | Err(Errno::EXIST) => (),
             Err(error) => return Err(error.into()),
         }
     }
     let source = fs::metadata(from)?;
-    let folder = File::open(to)?;
-    fchown(&folder, Some(source.uid()), Some(source.gid()))?;
-    folder.set_permissions(source.permissions())
+    let directory = File::open(to)?;
+    fchown(&directory, Some(source.uid()), Some(source.gid()))?;
+    directory.set_permissions(source.permissions())
 }
 
 /// Gives a workspace to its repository's owner, if only root can enter the workspace. An earlier version of this
 /// program did not set the owner when it moved a workspace. Blocks.
 pub(super) fn restore_ownership(workspace: &Path) -> io::Result<()> {
     let Ok(repository) = fs::symlink_metadata(workspace.join(".git")) else { return Ok(()) };
-    let folder = File::open(workspace)?;
-    let found = folder.metadata()?;
+    let directory = File::open(workspace)?;
+    let found = directory.metadata()?;
     let is_closed = found.mode().trailing_zeros() >= 6; // neither the group nor others may enter
     if found.uid() == 0 && is_closed && repository.uid() != 0 {
-        fchown(&folder, Some(repository.uid()), Some(repository.gid()))?;
+        fchown(&directory, Some(repository.uid()), Some(repository.gid()))?;
     }
     Ok(())
 }

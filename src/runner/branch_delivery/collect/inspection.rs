@@ -45,24 +45,24 @@ pub(super) struct WorkspaceInspection<'a> {
 impl<'a> WorkspaceInspection<'a> {
     pub(super) fn new(
         extractor: &'a WorkExtractor,
-        (desk, place): (&'a WorkspaceRow, &'a ArtifactDir),
+        (row, artifacts): (&'a WorkspaceRow, &'a ArtifactDir),
         limits: &ExtractLimits,
     ) -> Self {
         let commands = ExtractCommandSet::new(
-            &desk.plan.state,
+            &row.plan.state,
             WORKSPACE_TARGET,
             RELAY_REPOSITORY_TARGET,
             limits,
         );
-        Self { extractor, desk, place, commands, ignored: None }
+        Self { extractor, desk: row, place: artifacts, commands, ignored: None }
     }
 
     /// Looks at the repository, and exports the commits of the run's branch.
     pub(super) async fn inspect(&mut self) -> anyhow::Result<WorkspaceContent> {
-        let Self { extractor, place, commands, .. } = self;
-        let file = |path, limit| place.create_bounded(path, limit).map(OutputTarget::File);
-        let bundle = file(place.bundle_path(), commands.bundle.output_bytes)?;
-        let patches = file(place.patches_path(), commands.patches.output_bytes)?;
+        let Self { extractor, place: artifacts, commands, .. } = self;
+        let file = |path, limit| artifacts.create_bounded(path, limit).map(OutputTarget::File);
+        let bundle = file(artifacts.bundle_path(), commands.bundle.output_bytes)?;
+        let patches = file(artifacts.patches_path(), commands.patches.output_bytes)?;
         // The bundle comes before the patches: it alone is delivered, and patches may take all the time that is left.
         let repository = [
             (&commands.facts, OutputTarget::Memory),

@@ -94,10 +94,10 @@ fn find_in_repository(own: &Path) -> io::Result<Option<String>> {
     Ok(None)
 }
 
-fn reject_special(special: io::Result<Option<String>>, place: &str) -> anyhow::Result<()> {
+fn reject_special(special: io::Result<Option<String>>, location: &str) -> anyhow::Result<()> {
     match special.context(INSPECT_ERROR_MESSAGE)? {
         Some(name) => bail!(
-            "`{}` in {place} is a pipe, a device or a symlink, which git would wait for: git is not asked",
+            "`{}` in {location} is a pipe, a device or a symlink, which git would wait for: git is not asked",
             name.escape_debug()
         ),
         None => Ok(()),
@@ -138,7 +138,7 @@ mod tests {
     /// L3: the check finds a pipe at every path that git opens, before git waits for the pipe.
     #[test]
     fn a_pipe_that_git_would_open_is_refused() {
-        let places = [
+        let paths = [
             ".git/HEAD",
             ".git/config",
             ".git/index",
@@ -151,8 +151,8 @@ mod tests {
             "src/deep/.gitattributes",
             ".gitmodules",
         ];
-        for name in places {
-            let (_place, path) = workspace();
+        for name in paths {
+            let (_temp_dir, path) = workspace();
             check_special_files(&path).expect("it is well");
             make(&path.join(name), |path| {
                 mknodat(CWD, path, FileType::Fifo, Mode::RUSR, 0).expect("made");
@@ -205,13 +205,13 @@ mod tests {
     }
 
     fn workspace() -> (tempfile::TempDir, PathBuf) {
-        let place = tempfile::tempdir().expect("there is a place for it");
-        let path = place.path().join("workspace");
+        let temp_dir = tempfile::tempdir().expect("there is a place for it");
+        let path = temp_dir.path().join("workspace");
         for file in [".git/HEAD", ".git/config", ".git/refs/heads/main", ".git/hooks/sample", "one"]
         {
             make(&path.join(file), |path| fs::write(path, "").expect("written"));
         }
-        (place, path)
+        (temp_dir, path)
     }
 
     fn make(path: &Path, put: impl FnOnce(&Path)) {

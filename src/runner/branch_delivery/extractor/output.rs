@@ -110,13 +110,13 @@ impl StoredOutput {
         if let Some(failure) = failure {
             return Err(failure.into());
         }
-        let CommandEnd { status, said, .. } = match end {
+        let CommandEnd { status, said: stderr, .. } = match end {
             Some(end) if !is_over_limit && !end.is_over_limit => end,
             None if !is_over_limit => bail!("{why}"),
             _ => bail!("git cannot collect the work: it prints more than {limit} bytes"),
         };
         if status != 0 {
-            bail!("git cannot collect the work: {}", String::from_utf8_lossy(&said).trim());
+            bail!("git cannot collect the work: {}", String::from_utf8_lossy(&stderr).trim());
         }
         if let OutputTarget::File(file) = target {
             file.finish()?;
@@ -161,14 +161,14 @@ mod tests {
     /// L3: Each command has a result of its own: its output, or the reason of its failure.
     #[test]
     fn each_command_has_its_own_result() {
-        let (place, mut outputs) = outputs([4, 4]);
+        let (temp_dir, mut outputs) = outputs([4, 4]);
         outputs.push(&encode_output(b"aaa"));
         outputs.push(&end(0, false, ""));
         outputs.push(&encode_output(b"bb"));
         outputs.push(&end(128, false, "fatal: no\n"));
         let [first, second] = outputs.into_results("it is lost");
         assert_eq!(first.expect("it has ended"), b"");
-        assert_eq!(fs::read(place.path().join("first")).expect("it is there"), b"aaa");
+        assert_eq!(fs::read(temp_dir.path().join("first")).expect("it is there"), b"aaa");
         assert_eq!(why(second), "git cannot collect the work: fatal: no");
     }
 
@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn no_more_than_a_commands_limit_is_stored() {
         for end_of_first in [end(137, true, ""), end(0, false, "")] {
-            let (place, mut outputs) = outputs([4, 4]);
+            let (temp_dir, mut outputs) = outputs([4, 4]);
             outputs.push(&encode_output(b"aaaa"));
             if end_of_first == end(0, false, "") {
                 outputs.push(&encode_output(b"aaaa"));
@@ -186,7 +186,7 @@ mod tests {
             outputs.push(&end(0, false, ""));
             let [first, second] = outputs.into_results("it is lost");
             assert_eq!(why(first), "git cannot collect the work: it prints more than 4 bytes");
-            assert_eq!(fs::read(place.path().join("first")).expect("it is there"), b"aaaa");
+            assert_eq!(fs::read(temp_dir.path().join("first")).expect("it is there"), b"aaaa");
             assert_eq!(second.expect("it has ended"), b"bbbb");
         }
     }
@@ -221,20 +221,20 @@ mod tests {
 
     /// Two commands: the output of the first goes into a file.
     fn outputs(limits: [usize; 2]) -> (tempfile::TempDir, CommandOutputs<2>) {
-        let place = tempfile::tempdir().expect("there is a place for it");
-        let artifacts = ArtifactDir::from_path(place.path());
+        let temp_dir = tempfile::tempdir().expect("there is a place for it");
+        let artifacts = ArtifactDir::from_path(temp_dir.path());
         let [first, second] = limits.map(|limit| limit as u64);
-        let file = artifacts.create_bounded(place.path().join("first"), first).expect("made");
+        let file = artifacts.create_bounded(temp_dir.path().join("first"), first).expect("made");
         let command = |output_bytes| ExtractCommand { argv: vec![], env: vec![], output_bytes };
         let outputs = CommandOutputs::new([
             (OutputTarget::File(file), &command(first)),
             (OutputTarget::Memory, &command(second)),
         ]);
-        (place, outputs)
+        (temp_dir, outputs)
     }
 
-    fn end(status: u8, is_over_limit: bool, said: &str) -> Vec<u8> {
-        encode_end(&CommandEnd { status, is_over_limit, said: said.as_bytes().to_owned() })
+    fn end(status: u8, is_over_limit: bool, stderr: &str) -> Vec<u8> {
+        encode_end(&CommandEnd { status, is_over_limit, said: stderr.as_bytes().to_owned() })
     }
 
     fn why(result: anyhow::Result<Vec<u8>>) -> String {

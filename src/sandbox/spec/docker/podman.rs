@@ -33,9 +33,10 @@ pub fn translate_for_podman(body: &mut ContainerCreateBody, seccomp: &Path, most
     let masked = format!("mask={}", MASKED_PATHS.join(":"));
     host.security_opt.get_or_insert_default().push(masked);
     for options in host.tmpfs.iter_mut().flat_map(|tmpfs| tmpfs.values_mut()) {
-        let kept = options.split(',').filter(|option| !is_owner_option(option));
-        let kept: Vec<_> = kept.map(|option| option.replace("mode=0700", "mode=1777")).collect();
-        *options = kept.join(",") + ",notmpcopyup";
+        let adapted = options.split(',').filter(|option| !is_owner_option(option));
+        let adapted: Vec<_> =
+            adapted.map(|option| option.replace("mode=0700", "mode=1777")).collect();
+        *options = adapted.join(",") + ",notmpcopyup";
     }
     let closed = "ro,nosuid,nodev,noexec,size=4k,mode=0555,notmpcopyup".to_owned();
     host.tmpfs.get_or_insert_default().insert("/var/tmp".to_owned(), closed);

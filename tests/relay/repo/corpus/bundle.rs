@@ -8,13 +8,17 @@ use cogni_gateway::relay::repo::extract_commands::AnnouncedBranch;
 
 pub(super) const ATTACKS: &[Attack] = &[
     ("another count", |case| {
-        honest(case).map(|it| it.map(|it| AnnouncedBranch { commits: it.commits + 1, ..it }))
+        honest(case).map(|parsed| {
+            parsed.map(|branch| AnnouncedBranch { commits: branch.commits + 1, ..branch })
+        })
     }),
     ("another tip", |case| {
-        honest(case).map(|it| it.map(|it| AnnouncedBranch { tip: ObjectId::NONE, ..it }))
+        honest(case)
+            .map(|parsed| parsed.map(|branch| AnnouncedBranch { tip: ObjectId::NONE, ..branch }))
     }),
     ("another tree", |case| {
-        honest(case).map(|it| it.map(|it| AnnouncedBranch { tree: it.tip, ..it }))
+        honest(case)
+            .map(|parsed| parsed.map(|branch| AnnouncedBranch { tree: branch.tip, ..branch }))
     }),
     ("no bundle", |case| with(case, |_| b"fatal: no".to_vec())),
     ("empty bundle", |case| with(case, |_| vec![])),

@@ -28,9 +28,9 @@ pub(super) const ATTACKS: &[Attack] = &[
         case.agent().git(["checkout", "-q", "sandbox/case"]);
         let tree = case.agent().git(["rev-parse", "side^{tree}"]);
         let (own, side) = (case.run.state.start, case.agent().git(["rev-parse", "side"]));
-        let who =
+        let headers =
             format!("author A <a@example.com> {NOW}\ncommitter Relay <relay@example.com> {NOW}");
-        let content = format!("tree {tree}\nparent {own}\nparent {side}\n{who}\n\nSide\n");
+        let content = format!("tree {tree}\nparent {own}\nparent {side}\n{headers}\n\nSide\n");
         move_to(case, content)
     }),
     ("trailer after a bare CR", |case| {

@@ -50,9 +50,9 @@ fn a_control_group_without_a_directory_is_removed() {
     let (runner, run) = (Sandboxed::new(), name("group"));
     killed_with_its_helper(&runner, &run);
     fs::remove_dir_all(runner.run_dir()).unwrap();
-    let (status, said) = sweep(&runner, &[]);
-    assert!(status == 1 && said.contains("group /cogni-"), "{said}");
-    assert!(said.contains(": orphaned\n"), "{said}");
+    let (status, output) = sweep(&runner, &[]);
+    assert!(status == 1 && output.contains("group /cogni-"), "{output}");
+    assert!(output.contains(": orphaned\n"), "{output}");
     assert_eq!(sweep(&runner, &["--apply"]).0, 0);
     assert_eq!(runner.left(&run), "nothing");
     // Leftovers of another installation are not even reported.
@@ -101,7 +101,7 @@ fn prepare(runner: &Sandboxed, run: &str, argv: &[&str]) -> Command {
 
 fn started(runner: &Sandboxed, run: &str) -> Process {
     let mut process = Process::start(&mut prepare(runner, run, &sh("echo up; sleep 600")), "");
-    process.until(|said| said.contains("up\n"));
+    process.until(|output| output.contains("up\n"));
     process
 }
 
@@ -114,8 +114,8 @@ fn restarted(runner: &Sandboxed, run: &str) {
 }
 
 fn result(process: &Process) -> Value {
-    let said = process.output();
-    let line = said.lines().find(|line| line.starts_with("{\"run_id\"")).expect("a result");
+    let output = process.output();
+    let line = output.lines().find(|line| line.starts_with("{\"run_id\"")).expect("a result");
     serde_json::from_str(line).unwrap()
 }
 

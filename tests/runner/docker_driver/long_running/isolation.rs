@@ -26,12 +26,12 @@ async fn two_concurrent_branches_share_nothing() {
     let meet = sh(
         "echo $RUN_ID > state; while [ ! -e go ]; do sleep 0.05; done; cat state; ls; stat -c %i /proc/1/ns/pid >&2",
     );
-    for place in installations() {
-        let kept = PoolFixture::new(&place, LIMITS);
+    for installation in installations() {
+        let pool = PoolFixture::new(&installation, LIMITS);
         let mut both = vec![];
         for branch in ["one", "two"] {
-            let order = place.run_plan(&format!("run-{branch}"), &meet);
-            both.push(kept.claim_for(SandboxKey::new("agent", branch), order).await);
+            let plan = installation.run_plan(&format!("run-{branch}"), &meet);
+            both.push(pool.claim_for(SandboxKey::new("agent", branch), plan).await);
         }
         let workspaces: Vec<_> =
             both.iter().map(|prepared| prepared.workspace_path().unwrap().to_owned()).collect();
@@ -40,7 +40,7 @@ async fn two_concurrent_branches_share_nothing() {
             for workspace in &workspaces {
                 exists(&workspace.join("state")).await;
             }
-            assert_eq!(kept.pool.count(), 2);
+            assert_eq!(pool.pool.count(), 2);
             for workspace in &workspaces {
                 fs::write(workspace.join("go"), "").unwrap();
             }
@@ -50,7 +50,7 @@ async fn two_concurrent_branches_share_nothing() {
         assert_eq!(one["stdout"], "run-one\ngo\nstate\n", "{one}");
         assert_eq!(two["stdout"], "run-two\ngo\nstate\n", "{two}");
         assert_ne!(one["stderr"], two["stderr"], "they see the same processes");
-        kept.stop().await;
+        pool.stop().await;
     }
 }
 
@@ -68,12 +68,12 @@ async fn a_run_that_was_cancelled_leaves_its_workspace_and_nothing_else() {
         ls -A /tmp /dev/shm /dev/mqueue /run; set -- /proc/[0-9]*; echo $#; ls /llm-sock; echo $RUN_ID
         curl --silent localhost:8080/run/status | grep -o run-[a-z]*
     ");
-    for place in installations() {
-        let kept = PoolFixture::new(&place, LIMITS);
-        let order = place.run_plan("run-first", &litter);
+    for installation in installations() {
+        let pool = PoolFixture::new(&installation, LIMITS);
+        let plan = installation.run_plan("run-first", &litter);
         let grace = Duration::from_millis(100);
-        let order = RunPlan { spec: SandboxSpec { grace, ..order.spec.clone() }, ..order };
-        let first = kept.claim(order).await;
+        let plan = RunPlan { spec: SandboxSpec { grace, ..plan.spec.clone() }, ..plan };
+        let first = pool.claim(plan).await;
         let begun = first.workspace_path().unwrap().join("begun");
         let cancel = CancellationToken::new();
         let (ended, ()) =
@@ -83,12 +83,16 @@ async fn a_run_that_was_cancelled_leaves_its_workspace_and_nothing_else() {
             },);
         let ended = serde_json::to_value(&ended).unwrap();
         assert_eq!(ended["error_code"], "cancelled", "{ended}");
-        assert_eq!(sockets(&place), Vec::<String>::new(), "nobody has it, and a socket is there");
-        let next = run(kept.claim(place.run_plan("run-next", &look)).await).await;
+        assert_eq!(
+            sockets(&installation),
+            Vec::<String>::new(),
+            "nobody has it, and a socket is there"
+        );
+        let next = run(pool.claim(installation.run_plan("run-next", &look)).await).await;
         let clean = "/dev/mqueue:\n\n/dev/shm:\n\n/run:\n\n/tmp:\n2\nhosts\nllm.sock\nrun-next\n";
         assert!(next["stdout"].as_str().unwrap().starts_with(clean), "{next}");
         assert_eq!(next["stdout"].as_str().unwrap().matches("run-").count(), 2, "{next}");
-        kept.stop().await;
+        pool.stop().await;
     }
 }
 
@@ -96,19 +100,19 @@ async fn a_run_that_was_cancelled_leaves_its_workspace_and_nothing_else() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sandbox_that_does_not_answer_is_replaced() {
     let look = ["stat", "-c", "%i", "/proc/1/ns/pid"];
-    for place in installations() {
-        let kept = PoolFixture::new(&place, LIMITS);
-        let first = run(kept.claim(place.run_plan("run-1", &look)).await).await;
-        let stopped = place.waiting_slots();
+    for installation in installations() {
+        let pool = PoolFixture::new(&installation, LIMITS);
+        let first = run(pool.claim(installation.run_plan("run-1", &look)).await).await;
+        let stopped = installation.waiting_slots();
         for pid in &stopped {
             assert!(Command::new("kill").args(["-STOP", pid]).status().unwrap().success());
         }
-        let second = run(kept.claim(place.run_plan("run-2", &look)).await).await;
+        let second = run(pool.claim(installation.run_plan("run-2", &look)).await).await;
         assert_eq!(second["ok"], true, "{second}");
         assert_ne!(first["stdout"], second["stdout"]);
-        let is_gone = || place.waiting_slots().iter().all(|pid| !stopped.contains(pid));
+        let is_gone = || installation.waiting_slots().iter().all(|pid| !stopped.contains(pid));
         wait_until(is_gone, || "the first is still there".to_owned());
-        kept.stop().await;
+        pool.stop().await;
     }
 }
 
@@ -120,40 +124,42 @@ async fn a_sandbox_is_replaced_for_its_age_and_after_a_kill_for_want_of_memory()
     let greedy = sh(
         "stat -c %i /proc/1/ns/pid; x=$(head -c 200000000 /dev/zero | tr '\\0' x); echo $x | wc -c",
     );
-    for place in installations() {
-        let kept = PoolFixture::new(&place, LIMITS);
+    for installation in installations() {
+        let pool = PoolFixture::new(&installation, LIMITS);
         let mut seen = vec![];
         for (name, argv) in [("run-1", &look), ("run-2", &greedy), ("run-3", &look)] {
-            let order = place.run_plan(name, argv);
+            let plan = installation.run_plan(name, argv);
             let limits = SandboxLimits { max_memory: 64 << 20, ..SandboxLimits::default() };
-            let spec = SandboxSpec { limits, ..order.spec.clone() };
-            seen.push(run(kept.claim(RunPlan { spec, ..order }).await).await);
+            let spec = SandboxSpec { limits, ..plan.spec.clone() };
+            seen.push(run(pool.claim(RunPlan { spec, ..plan }).await).await);
         }
         let codes: Vec<_> = seen.iter().map(|result| result["error_code"].clone()).collect();
         assert_eq!(codes, ["container_failed", "oom_killed", "container_failed"]);
         assert_eq!(first_line(&seen[0]), first_line(&seen[1]), "it failed, and no more");
         assert_ne!(first_line(&seen[1]), first_line(&seen[2]), "it was short of memory");
-        kept.stop().await;
+        pool.stop().await;
 
-        let kept =
-            PoolFixture::new(&place, LongRunningPoolLimits { max_age: Duration::ZERO, ..LIMITS });
-        let first = run(kept.claim(place.run_plan("run-4", &look)).await).await;
-        assert_eq!(kept.pool.count(), 0, "it is old, and still there");
-        let second = run(kept.claim(place.run_plan("run-5", &look)).await).await;
+        let pool = PoolFixture::new(
+            &installation,
+            LongRunningPoolLimits { max_age: Duration::ZERO, ..LIMITS },
+        );
+        let first = run(pool.claim(installation.run_plan("run-4", &look)).await).await;
+        assert_eq!(pool.pool.count(), 0, "it is old, and still there");
+        let second = run(pool.claim(installation.run_plan("run-5", &look)).await).await;
         assert_ne!(first["stdout"], second["stdout"]);
-        kept.stop().await;
+        pool.stop().await;
     }
 }
 
 /// R7: No process of an abandoned run writes to the workspace when the next run's branch is checked out.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_abandoned_run_ends_before_the_next_run_gets_the_workspace() {
-    for place in installations() {
+    for installation in installations() {
         // The pool has no background tasks, so only the next run cleans up.
-        let pool = LongRunningPool::new(&workspace_store(&place), LIMITS);
+        let pool = LongRunningPool::new(&workspace_store(&installation), LIMITS);
         let key = key();
         let script = sh("echo > begun; trap '' TERM; while :; do sleep 1; done");
-        let given_up = pool.claim(&key, place.run_plan("run-1", &script));
+        let given_up = pool.claim(&key, installation.run_plan("run-1", &script));
         let given_up = Box::pin(given_up).await.unwrap();
         let begun = given_up.workspace_path().unwrap().join("begun");
         tokio::select! {
@@ -162,12 +168,12 @@ async fn an_abandoned_run_ends_before_the_next_run_gets_the_workspace() {
         }
         assert_eq!(pool.count(), 1);
         // This run fails after the point where the workspace would be filled, before there is another sandbox.
-        let mut order = place.run_plan("run-2", &script);
-        order.run_dir = begun;
-        let next = Box::pin(pool.claim(&key, order)).await;
+        let mut plan = installation.run_plan("run-2", &script);
+        plan.run_dir = begun;
+        let next = Box::pin(pool.claim(&key, plan)).await;
         assert!(matches!(next.err(), Some(LongRunningClaimError::Failed(_))));
         assert_eq!(pool.count(), 0);
-        assert_eq!(place.waiting_slots(), Vec::<String>::new());
+        assert_eq!(installation.waiting_slots(), Vec::<String>::new());
         let stop = CancellationToken::new();
         stop.cancel();
         pool.maintain(stop).await;
@@ -177,8 +183,8 @@ async fn an_abandoned_run_ends_before_the_next_run_gets_the_workspace() {
 /// R7: A change that a run makes to its sandbox's first process would affect the next run, so the sandbox is replaced.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sandbox_whose_first_process_was_changed_is_replaced() {
-    let place = Installation::embedded();
-    let kept = PoolFixture::new(&place, LIMITS);
+    let installation = Installation::embedded();
+    let pool = PoolFixture::new(&installation, LIMITS);
     for (count, change) in [
         (1, "true"),
         (0, "prlimit --pid 1 --nofile=512:512"),
@@ -189,36 +195,36 @@ async fn a_sandbox_whose_first_process_was_changed_is_replaced() {
         (1, "ionice -p 1"),
     ] {
         let name = change.replace([' ', '='], "-");
-        let result = run(kept.claim(place.run_plan(&name, &sh(change))).await).await;
+        let result = run(pool.claim(installation.run_plan(&name, &sh(change))).await).await;
         assert_eq!((&result["exit_code"], change), (&json!(0), change), "{result}");
-        assert_eq!((kept.pool.count(), change), (count, change));
+        assert_eq!((pool.pool.count(), change), (count, change));
     }
-    kept.stop().await;
+    pool.stop().await;
 }
 
 /// R5, R7: A process that can see the container's owner goes by the owner; other processes go by the end time in the
 /// container's label.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_container_says_that_it_lasts_as_long_as_each_of_its_runs() {
-    let place = Installation::docker();
-    let kept = PoolFixture::new(&place, LIMITS);
-    let mut said = vec![];
+    let installation = Installation::docker();
+    let pool = PoolFixture::new(&installation, LIMITS);
+    let mut messages = vec![];
     for (name, hours) in [("run-1", 1), ("run-2", 72), ("run-3", 72), ("run-4", 1)] {
-        let mut order = place.run_plan(name, &["true"]);
-        order.spec.limits.max_runtime = Duration::from_hours(hours);
-        let needed = SystemTime::now() + order.spec.limits.max_runtime;
-        let result = run(kept.claim(order).await).await;
+        let mut plan = installation.run_plan(name, &["true"]);
+        plan.spec.limits.max_runtime = Duration::from_hours(hours);
+        let needed = SystemTime::now() + plan.spec.limits.max_runtime;
+        let result = run(pool.claim(plan).await).await;
         assert_eq!(result["ok"], true, "{result}");
-        let filter = format!("label=cogni.dir={}", place.run_dir().display());
+        let filter = format!("label=cogni.dir={}", installation.run_dir().display());
         let format = "{{.Label \"cogni.deadline\"}}";
         let label = must(&["ps", "--filter", &filter, "--format", format]);
         let label = label.trim().parse().unwrap();
         assert!(SystemTime::UNIX_EPOCH + Duration::from_secs(label) >= needed, "{name}");
-        said.push(label);
+        messages.push(label);
     }
-    assert_ne!(said[0], said[1]);
-    assert!(said[1..].iter().all(|label| *label == said[1]), "{said:?}");
-    kept.stop().await;
+    assert_ne!(messages[0], messages[1]);
+    assert!(messages[1..].iter().all(|label| *label == messages[1]), "{messages:?}");
+    pool.stop().await;
 }
 
 fn first_line(result: &Value) -> &str {
@@ -226,9 +232,9 @@ fn first_line(result: &Value) -> &str {
 }
 
 /// Returns the sockets that are bound below the run directory.
-fn sockets(place: &Installation) -> Vec<String> {
+fn sockets(installation: &Installation) -> Vec<String> {
     let table = fs::read_to_string("/proc/net/unix").unwrap();
-    let run_dir = place.run_dir().display().to_string();
+    let run_dir = installation.run_dir().display().to_string();
     let paths = table.lines().filter_map(|line| line.split(' ').next_back());
     paths.filter(|path| path.starts_with(&run_dir)).map(str::to_owned).collect()
 }

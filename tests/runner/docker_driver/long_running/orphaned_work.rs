@@ -29,8 +29,8 @@ use crate::support::run_command::entries;
 async fn work_beside_a_branch_is_kept() {
     for (key, deep, next) in [("copied", "", "mine"), ("moved", DEEP, "")] {
         let resident = SharedBranch::new().await;
-        let kept = PoolFixture::new(&resident.place, LIMITS);
-        let first = resident.run(&kept, key, &format!("echo mine > .state; {deep} {BOTH}")).await;
+        let pool = PoolFixture::new(&resident.place, LIMITS);
+        let first = resident.run(&pool, key, &format!("echo mine > .state; {deep} {BOTH}")).await;
         assert_eq!(told(&first), json!(["done", true]), "{key}: {first}");
         let mut left = resident.left();
         let own = |path: &str| left.workspace.join(path).exists();
@@ -50,12 +50,12 @@ async fn work_beside_a_branch_is_kept() {
             assert_ne!(owner(&left.workspace), 0, "{key}");
         }
 
-        let second = resident.run(&kept, key, "cat one .state").await;
+        let second = resident.run(&pool, key, "cat one .state").await;
         assert_eq!(second["stdout"], format!("one\n{next}").trim_end().to_owned() + "\n", "{key}");
         assert_eq!(resident.left(), left);
         resident.relay.outbox().discard_item(&left.id).unwrap();
         assert_eq!(entries(&resident.state().join("work")), [""; 0]);
-        kept.stop().await;
+        pool.stop().await;
     }
 }
 
@@ -64,8 +64,8 @@ async fn work_beside_a_branch_is_kept() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_next_process_archives_what_a_killed_process_has_not() {
     let resident = SharedBranch::new().await;
-    let kept = PoolFixture::new(&resident.place, LIMITS);
-    let first = resident.run(&kept, "cut", &format!("echo mine > .state; {BOTH}")).await;
+    let pool = PoolFixture::new(&resident.place, LIMITS);
+    let first = resident.run(&pool, "cut", &format!("echo mine > .state; {BOTH}")).await;
     assert_eq!(told(&first), json!(["done", true]), "{first}");
     let (left, outbox) = (resident.left(), resident.relay.outbox());
     let [home] = &resident.homes()[..] else { panic!("{:?}", resident.homes()) };
@@ -86,9 +86,9 @@ async fn the_next_process_archives_what_a_killed_process_has_not() {
             (false, has_begun)
         );
     }
-    let second = resident.run(&kept, "cut", "cat one").await;
+    let second = resident.run(&pool, "cut", "cat one").await;
     assert_eq!(second["stdout"], "one\n", "{second}");
-    kept.stop().await;
+    pool.stop().await;
 }
 
 /// A long-running sandbox's branch in its own GitHub stand-in; its runs share a workspace.
@@ -100,9 +100,9 @@ struct SharedBranch {
 
 impl SharedBranch {
     async fn new() -> Self {
-        let forge = RunningGithub::start().await;
-        let relay = relay(&forge);
-        Self { place: Installation::embedded(), forge, relay }
+        let github = RunningGithub::start().await;
+        let relay = relay(&github);
+        Self { place: Installation::embedded(), forge: github, relay }
     }
 
     async fn target(&self, key: &str) -> DeliveryTarget {
@@ -123,15 +123,15 @@ impl SharedBranch {
         }
     }
 
-    async fn run(&self, kept: &PoolFixture<'_>, key: &str, script: &str) -> Value {
+    async fn run(&self, pool_fixture: &PoolFixture<'_>, key: &str, script: &str) -> Value {
         let target = Some(self.target(key).await);
         // The runs' shared files are not part of any run's work.
         let script = format!("mkdir -p .git/info; echo .state >> .git/info/exclude; {script}");
         let branch = Some(self.branch(key));
-        let order = RunPlan { branch, ..self.place.run_plan("run", &sh(&script)) };
-        let begun = (order, RunInputs { target, ..RunInputs::default() });
+        let plan = RunPlan { branch, ..self.place.run_plan("run", &sh(&script)) };
+        let begun = (plan, RunInputs { target, ..RunInputs::default() });
         let key = SandboxKey::new("agent", key).preserving([".state"]);
-        let (pool, cancel) = (&kept.pool, CancellationToken::new());
+        let (pool, cancel) = (&pool_fixture.pool, CancellationToken::new());
         let entered = pool.lock_key(&cancel, &key).await.unwrap();
         run(Box::pin(pool.claim_locked(&cancel, entered, &key, begun)).await.unwrap()).await
     }
@@ -147,8 +147,8 @@ impl SharedBranch {
             .env("GITHUB_TOKEN", TOKEN)
             .output()
             .unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {said}"))
+        let printed = String::from_utf8_lossy(&output.stderr);
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {printed}"))
     }
 
     fn left(&self) -> WorkspaceRow {

@@ -22,13 +22,13 @@ use crate::support::process::wait_until;
 /// R7: A workspace that was not used for the retention time is removed; a younger one, or one in use, stays.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unused_workspace_is_removed() {
-    let place = Installation::embedded();
-    let (shelf, nobody) = (workspace_store(&place), |_: &_| false);
+    let installation = Installation::embedded();
+    let (store, nobody) = (workspace_store(&installation), |_: &_| false);
     let write = sh("cat state 2>/dev/null; echo mine > state");
-    let kept = PoolFixture::new(&place, LIMITS);
-    run(kept.claim(place.run_plan("run-1", &write)).await).await;
+    let pool = PoolFixture::new(&installation, LIMITS);
+    run(pool.claim(installation.run_plan("run-1", &write)).await).await;
 
-    let [one] = &shelf.list().unwrap()[..] else { panic!("{:?}", shelf.list()) };
+    let [one] = &store.list().unwrap()[..] else { panic!("{:?}", store.list()) };
     let tenant = WorkspaceOwner {
         agent: "agent".to_owned(),
         branch: "branch".to_owned(),
@@ -40,52 +40,53 @@ async fn an_unused_workspace_is_removed() {
     };
     assert_eq!(one.owner, Some(tenant));
     // Its sandbox still exists.
-    assert_eq!(shelf.prune_decision(one, Duration::ZERO, nobody), PruneOutcome::InUse);
-    assert_eq!(shelf.prune(one, Duration::ZERO, nobody), PruneOutcome::InUse);
-    kept.stop().await;
+    assert_eq!(store.prune_decision(one, Duration::ZERO, nobody), PruneOutcome::InUse);
+    assert_eq!(store.prune(one, Duration::ZERO, nobody), PruneOutcome::InUse);
+    pool.stop().await;
 
-    assert_eq!(shelf.prune(one, Duration::from_hours(1), nobody), PruneOutcome::RecentlyUsed);
-    assert_eq!(shelf.prune_expired(Duration::from_hours(1), nobody).unwrap(), []);
-    assert_eq!(shelf.prune_decision(one, Duration::ZERO, nobody), PruneOutcome::Unused);
-    let kept = PoolFixture::new(&place, LIMITS);
-    let second = run(kept.claim(place.run_plan("run-2", &write)).await).await;
+    assert_eq!(store.prune(one, Duration::from_hours(1), nobody), PruneOutcome::RecentlyUsed);
+    assert_eq!(store.prune_expired(Duration::from_hours(1), nobody).unwrap(), []);
+    assert_eq!(store.prune_decision(one, Duration::ZERO, nobody), PruneOutcome::Unused);
+    let pool = PoolFixture::new(&installation, LIMITS);
+    let second = run(pool.claim(installation.run_plan("run-2", &write)).await).await;
     assert_eq!(second["stdout"], "mine\n", "{second}");
-    kept.stop().await;
+    pool.stop().await;
     // The workspace has changed since the decision.
-    assert_eq!(shelf.prune(one, Duration::ZERO, nobody), PruneOutcome::RecentlyUsed);
+    assert_eq!(store.prune(one, Duration::ZERO, nobody), PruneOutcome::RecentlyUsed);
 
-    let swept = shelf.prune_expired(Duration::ZERO, nobody).unwrap();
+    let swept = store.prune_expired(Duration::ZERO, nobody).unwrap();
     assert_eq!(
         swept.into_iter().map(|(_, fate)| fate).collect::<Vec<_>>(),
         [PruneOutcome::Removed]
     );
-    assert_eq!(fs::read_dir(place.path().join("state/workspaces")).unwrap().count(), 0);
-    let kept = PoolFixture::new(&place, LIMITS);
-    let third = run(kept.claim(place.run_plan("run-3", &write)).await).await;
+    assert_eq!(fs::read_dir(installation.path().join("state/workspaces")).unwrap().count(), 0);
+    let pool = PoolFixture::new(&installation, LIMITS);
+    let third = run(pool.claim(installation.run_plan("run-3", &write)).await).await;
     assert_eq!(third["stdout"], "", "{third}");
-    kept.stop().await;
+    pool.stop().await;
 }
 
 /// R7: A workspace of an earlier version has no lock file. A removal that a process did not finish is finished by the
 /// next.
 #[test]
 fn workspaces_of_earlier_processes_are_removed_too() {
-    let place = Installation::embedded();
-    let (shelf, below) = (workspace_store(&place), place.path().join("state/workspaces"));
+    let installation = Installation::embedded();
+    let (store, below) =
+        (workspace_store(&installation), installation.path().join("state/workspaces"));
     let home = below.join("0123456789abcdef0123456789abcdef");
     for path in [home.join("workspace"), below.join(".forgotten-x/workspace"), below.join("other")]
     {
         fs::create_dir_all(path).unwrap();
     }
-    let [one] = &shelf.list().unwrap()[..] else { panic!("{:?}", shelf.list()) };
+    let [one] = &store.list().unwrap()[..] else { panic!("{:?}", store.list()) };
     assert_eq!(
-        (&one.owner, shelf.prune_decision(one, Duration::ZERO, |_| false)),
+        (&one.owner, store.prune_decision(one, Duration::ZERO, |_| false)),
         (&None, PruneOutcome::Unused)
     );
     assert!(!home.join("label.json").exists(), "to look is not to touch");
-    shelf.prune_expired(Duration::from_hours(1), |_| false).unwrap();
+    store.prune_expired(Duration::from_hours(1), |_| false).unwrap();
     assert!(home.exists() && !below.join(".forgotten-x").exists());
-    assert_eq!(shelf.prune(one, Duration::ZERO, |_| false), PruneOutcome::Removed);
+    assert_eq!(store.prune(one, Duration::ZERO, |_| false), PruneOutcome::Removed);
     assert!(!home.exists() && below.join("other").exists());
 }
 
@@ -93,33 +94,33 @@ fn workspaces_of_earlier_processes_are_removed_too() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_workspace_that_is_full_ends_its_run_and_lets_no_other_begin() {
     let greedy = sh("dd if=/dev/zero of=full bs=1M count=32 2>/dev/null; sleep 1000");
-    for place in installations() {
-        let kept = PoolFixture::new(&place, LIMITS);
-        let small = |run: &str, argv: &[&str]| bounded(place.run_plan(run, argv), 16 << 20);
-        let full = run(kept.claim(small("run-fill", &greedy)).await).await;
+    for installation in installations() {
+        let pool = PoolFixture::new(&installation, LIMITS);
+        let small = |run: &str, argv: &[&str]| bounded(installation.run_plan(run, argv), 16 << 20);
+        let full = run(pool.claim(small("run-fill", &greedy)).await).await;
         assert_eq!(full["error_code"], "workspace_full", "{full}");
         insta::allow_duplicates!(
             insta::assert_snapshot!(full["error"].as_str().unwrap(), @"the workspace holds more than 16 MiB, which is as much as it may (`max_workspace` of the limits)")
         );
 
-        let refused = Box::pin(kept.pool.claim(&key(), small("run-next", &["true"]))).await;
+        let refused = Box::pin(pool.pool.claim(&key(), small("run-next", &["true"]))).await;
         let refused = refused.err().unwrap();
         assert!(matches!(refused, LongRunningClaimError::WorkspaceFull { .. }), "{refused}");
-        let [one] = &workspace_store(&place).list().unwrap()[..] else {
+        let [one] = &workspace_store(&installation).list().unwrap()[..] else {
             panic!("there is another")
         };
-        let told = refused.to_string().replace(&one.id, "ID");
+        let message = refused.to_string().replace(&one.id, "ID");
         insta::allow_duplicates!(
-            insta::assert_snapshot!(told, @"the workspace holds more than 16 MiB, which is as much as it may (`max_workspace` of the limits), including the files of earlier runs of `agent on branch`; an operator can delete the workspace with `cogni-gateway forget ID --apply`")
+            insta::assert_snapshot!(message, @"the workspace holds more than 16 MiB, which is as much as it may (`max_workspace` of the limits), including the files of earlier runs of `agent on branch`; an operator can delete the workspace with `cogni-gateway forget ID --apply`")
         );
         // Another key's workspace is not affected, and a larger limit helps as well.
         let other = SandboxKey::new("agent", "other");
-        let other = run(kept.claim_for(other, small("run-other", &["true"])).await).await;
+        let other = run(pool.claim_for(other, small("run-other", &["true"])).await).await;
         assert_eq!(other["ok"], true, "{other}");
-        let larger = bounded(place.run_plan("run-larger", &["ls"]), 64 << 20);
-        let larger = run(kept.claim(larger).await).await;
+        let larger = bounded(installation.run_plan("run-larger", &["ls"]), 64 << 20);
+        let larger = run(pool.claim(larger).await).await;
         assert_eq!(larger["stdout"], "full\n", "{larger}");
-        kept.stop().await;
+        pool.stop().await;
     }
 }
 
@@ -129,26 +130,26 @@ async fn a_workspace_of_one_run_is_bounded_too() {
     let greedy = sh(
         "mkdir -p a/b; for n in 1 2 3; do dd if=/dev/zero of=a/b/$n bs=1M count=8 2>/dev/null; done; sleep 1000",
     );
-    for place in installations() {
-        let mut order = bounded(place.run_plan("run-fill", &greedy), 16 << 20);
-        order.spec.workspace = WorkspaceMount::Fresh;
-        let full = run(PreparedRun::new(order, RunInputs::default()).unwrap()).await;
+    for installation in installations() {
+        let mut plan = bounded(installation.run_plan("run-fill", &greedy), 16 << 20);
+        plan.spec.workspace = WorkspaceMount::Fresh;
+        let full = run(PreparedRun::new(plan, RunInputs::default()).unwrap()).await;
         assert_eq!(full["error_code"], "workspace_full", "{full}");
-        assert_eq!(place.left(), "");
+        assert_eq!(installation.left(), "");
     }
 }
 
 /// R6: The last writes of a program are measured after it has ended, even if no check happened in between.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_workspace_is_measured_when_its_program_has_ended() {
-    let place = Installation::embedded();
+    let installation = Installation::embedded();
     let quick = sh("dd if=/dev/zero of=full bs=1M count=32 2>/dev/null");
-    let mut order = bounded(place.run_plan("run-quick", &quick), 16 << 20);
-    let kept = PoolFixture::new(&place, LIMITS);
-    let resident = run(kept.claim(order.clone()).await).await;
-    kept.stop().await;
-    order.spec.workspace = WorkspaceMount::Fresh;
-    let own = run(PreparedRun::new(order, RunInputs::default()).unwrap()).await;
+    let mut plan = bounded(installation.run_plan("run-quick", &quick), 16 << 20);
+    let pool = PoolFixture::new(&installation, LIMITS);
+    let resident = run(pool.claim(plan.clone()).await).await;
+    pool.stop().await;
+    plan.spec.workspace = WorkspaceMount::Fresh;
+    let own = run(PreparedRun::new(plan, RunInputs::default()).unwrap()).await;
     for full in [resident, own] {
         assert_eq!(full["error_code"], "workspace_full", "{full}");
     }
@@ -158,23 +159,29 @@ async fn a_workspace_is_measured_when_its_program_has_ended() {
 /// on request.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operator_lists_and_removes_workspaces() {
-    let place = Installation::embedded();
-    let kept =
-        PoolFixture::new(&place, LongRunningPoolLimits { max_idle: Duration::ZERO, ..LIMITS });
+    let installation = Installation::embedded();
+    let pool = PoolFixture::new(
+        &installation,
+        LongRunningPoolLimits { max_idle: Duration::ZERO, ..LIMITS },
+    );
     let old = SandboxKey::new("agent", "talk")
         .scoped_to(scope("branch_key", "https://github.com/acme/x"));
-    run(kept.claim_for(old, place.run_plan("run-1", &sh("echo > state"))).await).await;
-    wait_until(|| kept.pool.count() == 0, || "it does not go".to_owned());
+    run(pool.claim_for(old, installation.run_plan("run-1", &sh("echo > state"))).await).await;
+    wait_until(|| pool.pool.count() == 0, || "it does not go".to_owned());
     let held = SandboxKey::new("agent", "now").scoped_to(scope("state_key", ""));
-    let held = kept.claim_for(held, place.run_plan("run-2", &["true"])).await;
+    let held = pool.claim_for(held, installation.run_plan("run-2", &["true"])).await;
 
-    let ids: Vec<_> =
-        workspace_store(&place).list().unwrap().into_iter().map(|kept| kept.id).collect();
+    let ids: Vec<_> = workspace_store(&installation)
+        .list()
+        .unwrap()
+        .into_iter()
+        .map(|workspace| workspace.id)
+        .collect();
     let forget = |flags: &[&str]| {
         let output: Output = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"))
             .env_clear()
             .args(["forget", "--state-dir"])
-            .arg(place.path().join("state"))
+            .arg(installation.path().join("state"))
             .args(flags)
             .output()
             .unwrap();
@@ -183,7 +190,7 @@ async fn an_operator_lists_and_removes_workspaces() {
         for (id, name) in ids.iter().zip(["ONE", "TWO"]) {
             text = text.replace(id, name);
         }
-        text = text.replace(place.path().to_str().unwrap(), "PLACE");
+        text = text.replace(installation.path().to_str().unwrap(), "PLACE");
         let ago = |line: &str| match (line.find(", used "), line.find(" ago: ")) {
             (Some(from), Some(to)) => format!("{}, used AGO{}", &line[..from], &line[to + 4..]),
             _ => line.to_owned(),
@@ -191,7 +198,7 @@ async fn an_operator_lists_and_removes_workspaces() {
         let lines: Vec<_> = text.lines().map(ago).collect();
         format!("{}\nstatus {}", lines.join("\n"), output.status.code().unwrap())
     };
-    let told = [
+    let messages = [
         forget(&[]),
         forget(&["--apply"]),
         forget(&["--older-than", "1h", "--apply"]),
@@ -199,7 +206,7 @@ async fn an_operator_lists_and_removes_workspaces() {
         forget(&["nobody", "--apply"]),
         forget(&["--agent", "agent", "--apply"]),
     ];
-    insta::assert_snapshot!(told.join("\n\n"), @r"
+    insta::assert_snapshot!(messages.join("\n\n"), @r"
     ONE agent on talk of https://github.com/acme/x, grant g1, account a1, by branch_key, 12 KiB, used AGO: not in use
     TWO agent on now, grant g1, account a1, by state_key, 8 KiB, used AGO: in use
     1 can be forgotten; name them, and `--apply`
@@ -226,7 +233,7 @@ async fn an_operator_lists_and_removes_workspaces() {
     ");
     let held = run(held).await;
     assert_eq!(held["ok"], true, "{held}");
-    kept.stop().await;
+    pool.stop().await;
 }
 
 fn scope(kind: &'static str, repository: &str) -> SandboxKeyScope {
@@ -237,8 +244,8 @@ fn scope(kind: &'static str, repository: &str) -> SandboxKeyScope {
 /// R7: Two accounts, or two kinds of key, with the same key text share nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn accounts_and_kinds_of_key_have_workspaces_of_their_own() {
-    let place = Installation::embedded();
-    let kept = PoolFixture::new(&place, LIMITS);
+    let installation = Installation::embedded();
+    let pool = PoolFixture::new(&installation, LIMITS);
     let write = sh("cat state 2>/dev/null; echo $RUN_ID >> state");
     let of =
         |account: &str, kind| SandboxKeyScope { account: account.to_owned(), ..scope(kind, "") };
@@ -253,23 +260,23 @@ async fn accounts_and_kinds_of_key_have_workspaces_of_their_own() {
     .into_iter()
     .enumerate()
     {
-        let order = place.run_plan(&format!("run-{number}"), &write);
+        let plan = installation.run_plan(&format!("run-{number}"), &write);
         let result =
-            run(kept.claim_for(SandboxKey::new("agent", "42").scoped_to(scope), order).await).await;
+            run(pool.claim_for(SandboxKey::new("agent", "42").scoped_to(scope), plan).await).await;
         seen.push(result["stdout"].as_str().unwrap().to_owned());
     }
     assert_eq!(seen, ["", "", "", "", "run-0\n"]);
-    kept.stop().await;
+    pool.stop().await;
 }
 
 /// R7: A workspace that an earlier version stored under a key text goes, once, to the first key that may have it and
 /// has the same branch.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_workspace_of_an_earlier_version_is_moved_once() {
-    let place = Installation::embedded();
+    let installation = Installation::embedded();
     // The name that the earlier version gave it.
     let old = sha256_hex(b"agent\0g1\n\n42")[..32].to_owned();
-    let home = place.path().join("state/workspaces").join(&old);
+    let home = installation.path().join("state/workspaces").join(&old);
     let earlier = |line: &str| {
         fs::create_dir_all(home.join("workspace")).unwrap();
         fs::write(home.join("workspace/state"), "from before\n").unwrap();
@@ -279,12 +286,12 @@ async fn a_workspace_of_an_earlier_version_is_moved_once() {
         fs::write(home.join("label.json"), label).unwrap();
     };
     let read = sh("cat state 2>/dev/null");
-    let kept = PoolFixture::new(&place, LIMITS);
+    let pool = PoolFixture::new(&installation, LIMITS);
     let claim = async |kind, number: u32, inherits: bool| {
         let key = SandboxKey::new("agent", "42").scoped_to(scope(kind, ""));
         let key = if inherits { key.with_inheritance() } else { key };
-        let order = place.run_plan(&format!("run-{number}"), &read);
-        run(kept.claim_for(key, order).await).await["stdout"].as_str().unwrap().to_owned()
+        let plan = installation.run_plan(&format!("run-{number}"), &read);
+        run(pool.claim_for(key, plan).await).await["stdout"].as_str().unwrap().to_owned()
     };
     earlier(",\"line\":{\"repository\":\"r\",\"branch_key\":\"42\"}");
     assert_eq!(
@@ -297,15 +304,15 @@ async fn a_workspace_of_an_earlier_version_is_moved_once() {
     assert!(home.exists());
     assert_eq!(claim("work_item", 2, true).await, "from before\n");
     assert!(!home.exists());
-    kept.stop().await;
-    let kept = PoolFixture::new(&place, LIMITS);
+    pool.stop().await;
+    let pool = PoolFixture::new(&installation, LIMITS);
     let key = SandboxKey::new("agent", "42").scoped_to(scope("work_item", "")).with_inheritance();
-    let again = run(kept.claim_for(key, place.run_plan("run-3", &read)).await).await;
+    let again = run(pool.claim_for(key, installation.run_plan("run-3", &read)).await).await;
     assert_eq!(again["stdout"], "from before\n", "it stays");
-    kept.stop().await;
+    pool.stop().await;
 }
 
-fn bounded(order: RunPlan, max_workspace: u64) -> RunPlan {
+fn bounded(plan: RunPlan, max_workspace: u64) -> RunPlan {
     let limits = SandboxLimits { max_workspace, ..SandboxLimits::default() };
-    RunPlan { spec: SandboxSpec { limits, ..order.spec.clone() }, ..order }
+    RunPlan { spec: SandboxSpec { limits, ..plan.spec.clone() }, ..plan }
 }

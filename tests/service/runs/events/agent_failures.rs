@@ -29,8 +29,8 @@ const AGENTS: &[(&str, &str)] = &[
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_that_fails_says_how() {
-    let place = ServiceSetup::new("").await;
-    let agents = place.path().join("agents");
+    let setup = ServiceSetup::new("").await;
+    let agents = setup.path().join("agents");
     fs::create_dir(&agents).unwrap();
     for (name, script) in AGENTS {
         let limits = match *name {
@@ -44,42 +44,42 @@ async fn an_agent_that_fails_says_how() {
         );
         fs::write(agents.join(format!("{name}.toml")), entry).unwrap();
     }
-    place.write_config(&format!("agents_dir = \"{}\"", agents.display()));
-    let mut service = place.start();
-    let mut said = String::new();
+    setup.write_config(&format!("agents_dir = \"{}\"", agents.display()));
+    let mut service = setup.start();
+    let mut messages = String::new();
     for (name, _) in AGENTS {
         let mut body = ask("hello");
         body["agent"] = json!(name);
         let run = service.run(&body).await;
-        let told = service.events(&run).await;
-        assert_once(&told);
-        let error = told.iter().find(|told| told.kind == "error").map(|told| &told.data);
+        let events = service.events(&run).await;
+        assert_once(&events);
+        let error = events.iter().find(|event| event.kind == "error").map(|event| &event.data);
         let error = error.unwrap_or(&Value::Null);
         let (code, message) = (error["code"].as_str(), error["message"].as_str());
         let row = service.get(&format!("/api/v1/runs/{run}")).await.json();
         assert_eq!(row["error_code"].as_str(), code, "{row}");
-        let kinds = kinds(&told)[1..].join(" ");
-        writeln!(said, "{name}: {kinds}\n  {} {}", code.unwrap(), message.unwrap()).unwrap();
+        let kinds = kinds(&events)[1..].join(" ");
+        writeln!(messages, "{name}: {kinds}\n  {} {}", code.unwrap(), message.unwrap()).unwrap();
     }
-    insta::assert_snapshot!(said);
+    insta::assert_snapshot!(messages);
     service.process.terminate();
-    place.assert_nothing_is_left();
+    setup.assert_nothing_is_left();
 }
 
 /// G9: A spent budget has its own code.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_budget_that_is_spent_is_an_error_with_a_code() {
-    let place = ServiceSetup::new("").await;
-    let mut service = place.start();
+    let setup = ServiceSetup::new("").await;
+    let mut service = setup.start();
     let mut body = ask("hello");
     body["budget"] = json!({"max_turns": 0});
     let run = service.run(&body).await;
-    let told = service.events(&run).await;
-    assert_once(&told);
-    let error = told.iter().find(|told| told.kind == "error").unwrap();
+    let events = service.events(&run).await;
+    assert_once(&events);
+    let error = events.iter().find(|event| event.kind == "error").unwrap();
     assert_eq!(error.data["code"], "budget_exhausted");
     // The agent itself may report it first.
     assert!(error.data["message"].as_str().unwrap().contains("budget"), "{}", error.data);
     service.process.terminate();
-    place.assert_nothing_is_left();
+    setup.assert_nothing_is_left();
 }

@@ -15,11 +15,11 @@ use crate::support::service::Service;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_waits_is_cancelled_or_left_but_never_lost() {
-    let place = ServiceSetup::new("gate=head").await;
-    place.set_max_runs(1);
-    accept(&place, &["run-1", "run-2", "run-3"]).await;
-    let mut service = place.start();
-    place.provider.gate.wait_for_waiting(1).await;
+    let setup = ServiceSetup::new("gate=head").await;
+    setup.set_max_runs(1);
+    accept(&setup, &["run-1", "run-2", "run-3"]).await;
+    let mut service = setup.start();
+    setup.provider.gate.wait_for_waiting(1).await;
     let waiting = of_state(&service, "queued").await;
     assert_eq!(waiting.len(), 2, "{waiting:?}");
 
@@ -27,34 +27,37 @@ async fn a_run_that_waits_is_cancelled_or_left_but_never_lost() {
     let left = watch(&service, &waiting[1], None).await;
     service.post(&format!("/api/v1/runs/{}/cancel", waiting[0]), &json!({})).await;
     until(&mut watched, "final").await;
-    let told = service.events(&waiting[0]).await;
-    assert_eq!(kinds(&told), ["queued", "error", "done", "final"]);
+    let events = service.events(&waiting[0]).await;
+    assert_eq!(kinds(&events), ["queued", "error", "done", "final"]);
     assert_eq!(
-        told[1].data,
+        events[1].data,
         json!({"code": "cancelled", "message": "the run was cancelled before it began"})
     );
 
     let begun = of_state(&service, "running").await;
     service.process.signal("TERM");
     // Its watchers are disconnected and may reconnect.
-    let (told, is_over) = left.rest().await;
-    assert!(is_over && told.contains("event: queued") && !told.contains("final"), "{told}");
-    place.provider.gate.allow_answers(2);
+    let (printed, is_over) = left.rest().await;
+    assert!(
+        is_over && printed.contains("event: queued") && !printed.contains("final"),
+        "{printed}"
+    );
+    setup.provider.gate.allow_answers(2);
     assert!(tokio::task::block_in_place(|| service.process.wait()).success());
-    let mut service = place.start();
+    let mut service = setup.start();
     for run in [&begun[0], &waiting[1]] {
-        let told = service.events(run).await;
-        assert_once(&told);
-        assert_eq!(told.last().unwrap().data["ok"], true, "{run}: {told:?}");
+        let events = service.events(run).await;
+        assert_once(&events);
+        assert_eq!(events.last().unwrap().data["ok"], true, "{run}: {events:?}");
     }
     service.process.terminate();
-    place.assert_nothing_is_left();
+    setup.assert_nothing_is_left();
 }
 
 /// Stores runs as a process leaves them that is killed before it begins them.
-async fn accept(place: &ServiceSetup, runs: &[&str]) {
+async fn accept(setup: &ServiceSetup, runs: &[&str]) {
     let database =
-        SqliteDatabase::open_database(&place.state_dir().join("state.db"), &[store::SCHEMA]);
+        SqliteDatabase::open_database(&setup.state_dir().join("state.db"), &[store::SCHEMA]);
     let journal = RunStore::new(database.unwrap());
     // The grant's id is not known here; an admin sees all runs.
     for run in runs {
@@ -90,51 +93,51 @@ async fn of_state(service: &Service, state: &str) -> Vec<String> {
 
 /// Starts a service whose runs of one branch share a long-running sandbox.
 async fn with_shared_sandbox() -> ServiceSetup {
-    let place = ServiceSetup::new("gate=head").await;
-    let agents = place.path().join("agents");
+    let setup = ServiceSetup::new("gate=head").await;
+    let agents = setup.path().join("agents");
     fs::create_dir(&agents).unwrap();
     let entry = agents::builtin_file("sandbox:agent").unwrap();
     let entry = format!("mode = \"long_running\"\n{entry}");
     fs::write(agents.join("sandbox-agent.toml"), entry).unwrap();
-    place.write_config(&format!("agents_dir = \"{}\"", agents.display()));
-    place
+    setup.write_config(&format!("agents_dir = \"{}\"", agents.display()));
+    setup
 }
 
 /// R7: While a run waits for an earlier run of its branch, another run may use its permit; waiting runs are counted,
 /// too.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_waits_for_another_holds_no_permit() {
-    let place = with_shared_sandbox().await;
-    place.set_max_runs(2);
-    let mut service = place.start();
+    let setup = with_shared_sandbox().await;
+    setup.set_max_runs(2);
+    let mut service = setup.start();
     let on = |branch: &str| {
         let mut body = ask("hello");
         body["branch_key"] = json!(branch);
         body
     };
     let first = service.run(&on("line-1")).await;
-    place.provider.gate.wait_for_waiting(1).await;
+    setup.provider.gate.wait_for_waiting(1).await;
     // Each of them lends its place, so that the next one begins.
     let waiting = [service.run(&on("line-1")).await, service.run(&on("line-1")).await];
     let other = service.run(&on("line-2")).await;
-    place.provider.gate.wait_for_waiting(2).await;
-    place.provider.gate.allow_answers(1000);
+    setup.provider.gate.wait_for_waiting(2).await;
+    setup.provider.gate.allow_answers(1000);
     for run in [&first, &other, &waiting[0], &waiting[1]] {
         assert_eq!(service.ended(run).await["error_code"], Value::Null);
     }
     service.process.terminate();
-    place.assert_nothing_is_left();
+    setup.assert_nothing_is_left();
 }
 
 /// R7: A run that waits for its branch's sandbox can be cancelled at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_waits_for_another_is_cancelled_at_once() {
-    let place = with_shared_sandbox().await;
-    let mut service = place.start();
+    let setup = with_shared_sandbox().await;
+    let mut service = setup.start();
     let mut body = ask("hello");
     body["branch_key"] = json!("line-1");
     let first = service.run(&body).await;
-    place.provider.gate.wait_for_waiting(1).await;
+    setup.provider.gate.wait_for_waiting(1).await;
     let second = service.run(&body).await;
     let mut watched = watch(&service, &second, None).await;
     until(&mut watched, "run_started").await;
@@ -143,25 +146,25 @@ async fn a_run_that_waits_for_another_is_cancelled_at_once() {
     assert_once(&service.events(&second).await);
     assert_eq!(service.ended(&second).await["error_code"], "cancelled");
     assert_eq!(of_state(&service, "running").await, [first.as_str()]);
-    place.provider.gate.allow_answers(1);
+    setup.provider.gate.allow_answers(1);
     assert_eq!(service.ended(&first).await["error_code"], Value::Null);
     service.process.terminate();
-    place.assert_nothing_is_left();
+    setup.assert_nothing_is_left();
 }
 
 /// The runs are cancelled as soon as they are accepted, while they are being started.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_is_starting_is_cancelled() {
-    let place = ServiceSetup::new("gate=head").await;
-    let mut service = place.start();
+    let setup = ServiceSetup::new("gate=head").await;
+    let mut service = setup.start();
     for _ in 0..10 {
         let run = service.run(&ask("hello")).await;
         let cancelled = service.post(&format!("/api/v1/runs/{run}/cancel"), &json!({})).await;
         assert_eq!(cancelled.status, 202, "{}", cancelled.text());
-        let told = service.events(&run).await;
-        assert_once(&told);
-        assert_eq!(told.last().unwrap().data["error_code"], "cancelled", "{told:?}");
+        let events = service.events(&run).await;
+        assert_once(&events);
+        assert_eq!(events.last().unwrap().data["error_code"], "cancelled", "{events:?}");
     }
     service.process.terminate();
-    place.assert_nothing_is_left();
+    setup.assert_nothing_is_left();
 }

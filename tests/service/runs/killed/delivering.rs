@@ -57,11 +57,11 @@ impl Work {
     /// The model of each run makes it commit a file with the run's name.
     async fn new() -> Self {
         let commit = "echo made > $RUN_ID && git add $RUN_ID && git commit --quiet --message=Make";
-        let mut place = ServiceSetup::new(&tool_call_script(commit)).await;
-        let forge = github_server::RunningGithub::start().await;
-        place.set("GITHUB_API_URL", forge.hub.url());
-        place.set("GITHUB_TOKEN", github_server::TOKEN);
-        Self { place, forge }
+        let mut setup = ServiceSetup::new(&tool_call_script(commit)).await;
+        let github = github_server::RunningGithub::start().await;
+        setup.set("GITHUB_API_URL", github.hub.url());
+        setup.set("GITHUB_TOKEN", github_server::TOKEN);
+        Self { place: setup, forge: github }
     }
 
     fn asked(&self, round: u64, number: u64) -> Value {
@@ -86,8 +86,12 @@ impl Work {
         let items: Vec<_> = calls.iter().map(receipt_of).collect();
         let answer = service.post("/api/internal/billing/ingest", &json!(items)).await;
         assert_eq!(answer.status, 200, "{}", answer.text());
-        let told = answer.json();
-        assert_eq!((&told["conflicting"], &told["invalid"]), (&json!(0), &json!(0)), "{told}");
+        let status = answer.json();
+        assert_eq!(
+            (&status["conflicting"], &status["invalid"]),
+            (&json!(0), &json!(0)),
+            "{status}"
+        );
     }
 
     fn assert_delivered_once(&self, rows: &[Value], runs: &BTreeMap<String, Option<String>>) {
@@ -107,9 +111,10 @@ impl Work {
             self.forge.hub.pulls(github_server::NAME).into_iter().map(|pull| pull.head).collect();
         pulled.sort();
         // Commits of a killed run are delivered to its branch, without a pull request.
-        let asked = jobs.iter().filter(|job| job.request.pull_request.is_some());
-        let asked: BTreeSet<_> = asked.map(|job| job.request.branch().to_string()).collect();
-        assert_eq!(pulled, asked.into_iter().collect::<Vec<_>>());
+        let delivered = jobs.iter().filter(|job| job.request.pull_request.is_some());
+        let delivered: BTreeSet<_> =
+            delivered.map(|job| job.request.branch().to_string()).collect();
+        assert_eq!(pulled, delivered.into_iter().collect::<Vec<_>>());
         let mut made: Vec<_> = branches.iter().flat_map(|branch| self.made(branch)).collect();
         made.sort();
         assert_eq!(made, brought.iter().copied().collect::<Vec<_>>(), "each file was added once");
@@ -152,7 +157,7 @@ impl Work {
         runs: &BTreeMap<String, Option<String>>,
     ) {
         self.tell_costs(service).await;
-        let books = self.place.books();
+        let store = self.place.books();
         let seen = self.calls();
         let seen: Vec<_> = seen.iter().map(call_id).collect();
         let distinct: BTreeSet<_> = seen.iter().map(|&(call, _)| call).collect();
@@ -162,13 +167,14 @@ impl Work {
             let log = self.place.audit_log(run);
             let report = log.exists().then(|| verify::verify_file(&log, None).unwrap());
             let admitted = report.map_or(0, |report| report.admitted);
-            let facts = books.calls_of_run(run).await.unwrap();
+            let facts = store.calls_of_run(run).await.unwrap();
             assert_eq!(facts.len() as u64, admitted, "{run}");
-            let told = service.events(run).await;
-            let told = told.iter().filter(|told| told.kind == "usage_report");
-            let told: Vec<_> = told.map(|told| told.data["call_id"].clone()).collect();
-            let once: BTreeSet<_> = told.iter().map(Value::to_string).collect();
-            assert_eq!(once.len(), told.len(), "{run}: {told:?}");
+            let usage_reports = service.events(run).await;
+            let usage_reports = usage_reports.iter().filter(|event| event.kind == "usage_report");
+            let usage_reports: Vec<_> =
+                usage_reports.map(|event| event.data["call_id"].clone()).collect();
+            let once: BTreeSet<_> = usage_reports.iter().map(Value::to_string).collect();
+            assert_eq!(once.len(), usage_reports.len(), "{run}: {usage_reports:?}");
             booked.extend(facts.into_iter().map(|fact| (fact.call_id, fact.run)));
             let bill = service.get(&format!("/api/v1/runs/{run}/receipts")).await.json();
             for receipt in bill["receipts"].as_array().unwrap() {
