@@ -44,7 +44,7 @@ pub mod llm;
 // Stand-ins for a model provider and for GitHub, for `demo` and the tests.
 pub mod fakes;
 
-// Parts that any other service could use unchanged.
+// General parts that any hyper service could use without a change.
 pub mod base;
 
 #[cfg(doc)]

@@ -5,6 +5,10 @@
 //! are removed before the result is returned. The [`sweep`] at the start of the next run removes the leftovers of a
 //! killed process.
 //!
+//! Three parts end a run at its deadline. `wait_for_stop` decides that the run is over. The driver then sends SIGTERM, and
+//! SIGKILL after the grace. If this process has died, the watchdog of `cogni-init` ends the agent from inside the sandbox,
+//! a little later than this process would have.
+//!
 //! The [`warm_pool`] keeps sandboxes ready for runs that cannot wait for a new one. A [`long_running`] sandbox serves
 //! several runs, one after the other.
 

@@ -64,7 +64,8 @@ pub struct SandboxExit {
     pub oom_killed: bool,
     /// The engine's message about a program that could not be started.
     pub not_started: Option<String>,
-    /// The time from the deadline's arming to the program's start; `None` if the program did not start.
+    /// The time from the call of [`SandboxHandle::run`] or [`LongRunningSandbox::run`] to the program's start; `None` if
+    /// the program did not start.
     pub start: Option<Duration>,
 }
 

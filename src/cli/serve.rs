@@ -240,8 +240,8 @@ fn host_capabilities(settings: &RunServiceConfig) -> HostCapabilities {
     }
 }
 
-/// Returns the number of concurrent proofs of audit logs. A proof occupies a processor, so that half of the processors
-/// stay free.
+/// Returns the number of concurrent proofs of audit logs. A proof occupies one processor. At most half of the processors
+/// prove at the same time, so that the others stay free.
 fn proof_concurrency() -> usize {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     (processors / 2).max(1)

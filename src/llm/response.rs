@@ -1,5 +1,5 @@
-//! Reads a copy of a response while it streams: the tokens that it used, its cost, and how it
-//! ended.
+//! Follows a response as it streams, and returns the bytes to forward: normally unchanged, without
+//! the usage chunk that only the gateway requested, or cut at the output limit.
 //!
 //! The exchange passes each frame to a [`ResponseObserver`] and forwards the returned bytes at
 //! once. In pass-through mode the returned bytes are the frame itself. For a chat client that did

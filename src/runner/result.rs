@@ -172,13 +172,15 @@ pub struct RunUsage {
     pub refused: u64,
 }
 
-/// Durations in milliseconds, from the start of the run's deadline.
+/// Durations of the run in milliseconds. The two have different beginnings.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct RunTimings {
-    /// The time until the program was started. Absent if the program was not started.
+    /// The time from the request for the sandbox, which follows the start of the gateway, to the start of the program.
+    /// Absent if the program was not started.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_ms: Option<u64>,
-    /// The time until the run's sandbox and directory were removed.
+    /// The time from the beginning of the run, before the gateway was started, until the work was delivered and the
+    /// run's sandbox and directory were removed.
     pub total_ms: u64,
 }
 

@@ -16,8 +16,8 @@ impl Nanodollars {
 
     const PER_DOLLAR: u64 = 1_000_000_000;
 
-    /// Parses a decimal number of dollars, with an optional exponent, rounded to the nearest
-    /// billionth. No float is involved, so the result is exactly the amount that LiteLLM charges.
+    /// Parses a decimal number of dollars, with an optional exponent. Rounds to the nearest
+    /// billionth. No float is involved, so no other error is added.
     ///
     /// Returns `None` for a negative number, for a text that is no number, and for a number that is
     /// too large.

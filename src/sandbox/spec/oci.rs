@@ -33,7 +33,7 @@ pub struct OciHostSettings {
 pub fn build_oci_spec(spec: &SandboxSpec, settings: &OciHostSettings) -> Spec {
     let uid = container_uid(spec, settings);
     // In a rootless container, the last step maps the namespace's root user to another number, for which the kernel
-    // demands this capability. The same step drops the capability.
+    // demands this capability. `switch_to_user` in `embedded/privilege.rs` is that step, and drops the capability.
     let last = if settings.is_rootless { vec!["CAP_SETFCAP"] } else { vec![] };
     let environment = spec.environment().into_iter();
     // An image would set the path of its programs; here no image does.

@@ -188,7 +188,7 @@ mod tests {
         parser
     }
 
-    /// R5: a line that cannot be an event is not parsed. Of the lines that can, the parser reads one second's allowance
+    /// G15: a line that cannot be an event is not parsed. Of the lines that can, the parser reads one second's allowance
     /// at a time and counts the rest.
     #[test]
     fn a_flood_of_lines_is_counted_and_not_read() {

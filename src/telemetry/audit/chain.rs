@@ -86,10 +86,10 @@ impl HashChain {
         lines.extend_from_slice(b",\"event\":\"");
         lines.extend_from_slice(R::EVENT.as_bytes());
         lines.push(b'"');
-        let fields = lines.len();
-        record.append_json(lines);
         // 2. The record's own fields. They are written as an object, whose first brace becomes a comma and whose last
         // brace is removed.
+        let fields = lines.len();
+        record.append_json(lines);
         lines[fields] = b',';
         lines.pop();
         // 3. The hash of the record before. It belongs to the content, so each hash covers all earlier records.

@@ -20,25 +20,42 @@ pub struct RelayConfig {
     pub policy: ReviewPolicy,
 }
 
-/// The action of each rule.
+/// The limits and the action of each rule.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReviewPolicy {
+    /// Work that changes more paths than this is pushed for review.
     pub review_files: usize,
+    /// Work that changes more paths than this is held.
     pub hold_files: usize,
+    /// Work with a larger file than this is pushed for review.
     pub review_file_bytes: u64,
+    /// Work with a larger file than this is held.
     pub hold_file_bytes: u64,
+    /// The action for a submodule, which is another repository.
     pub submodule: ReviewAction,
+    /// The action for a symbolic link out of the repository.
     pub link_outside: ReviewAction,
+    /// The action for a file that becomes executable.
     pub new_program: ReviewAction,
+    /// The action for a path that is not UTF-8, or has invisible characters.
     pub strange_path: ReviewAction,
+    /// The action for a pointer of Git LFS, whose large file is not in the repository.
     pub lfs_pointer: ReviewAction,
+    /// The action for a commit that seems to be from the relay: it has a trailer that only the relay writes, or an author
+    /// with the relay's name or address, or with control characters.
     pub claims_provenance: ReviewAction,
+    /// The action for a commit with a date in the future or before 2000, or with an invalid time zone.
     pub strange_date: ReviewAction,
+    /// The action for a commit whose author or message is not UTF-8.
     pub foreign_encoding: ReviewAction,
+    /// The action for work whose checkout is at another commit than its branch: some of the work may not be delivered.
     pub work_elsewhere: ReviewAction,
+    /// The action for a file or a commit with a credential.
     pub secret: ReviewAction,
+    /// The rules about paths. The first rule that matches a path decides.
     pub paths: Vec<PathRule>,
+    /// The kinds of credentials that the review looks for.
     pub secrets: Vec<CredentialKind>,
     /// The agent's own list of path rules. The stricter action of both lists counts.
     #[serde(skip)]
