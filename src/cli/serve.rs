@@ -206,7 +206,9 @@ fn open_delivery_service(given: &ServeOptions) -> anyhow::Result<Option<Arc<Deli
         Ok(relay) => Ok(Some(Arc::new(relay))),
         // Only a missing or unsuitable git is tolerated.
         Err(error) if is_without_git(&error) => {
-            tracing::warn!("there is no relay: {error:#}");
+            tracing::warn!(
+                "git is missing or too old; runs with a repository are refused: {error:#}"
+            );
             Ok(None)
         }
         Err(error) => Err(error.context("the relay cannot be opened")),

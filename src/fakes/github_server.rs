@@ -86,7 +86,7 @@ impl FakeGithub {
                     drain.spawn_task(serve_connection(stream, self.hub.clone(), drain.clone()));
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "accept failed");
+                    tracing::warn!(%error, "the fake server cannot accept a connection");
                     tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 }
             }

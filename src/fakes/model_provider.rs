@@ -130,7 +130,7 @@ async fn accept_connection(
         match listener.accept().await {
             Ok((stream, _)) => return (stream, place),
             Err(error) => {
-                tracing::warn!(%error, "accept failed");
+                tracing::warn!(%error, "the fake server cannot accept a connection");
                 tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
             }
         }

@@ -281,7 +281,7 @@ impl ServerSignals {
                 },
                 _ = self.hangup.recv() => if let Err(error) = reload() {
                     // The process goes on with the configuration in force. A bad file must not end a server.
-                    tracing::error!("nothing has changed: {error:#}");
+                    tracing::error!("the reload has failed; the old configuration stays in force: {error:#}");
                 },
             }
         }

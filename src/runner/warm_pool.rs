@@ -192,7 +192,11 @@ impl WarmPool {
                         continue;
                     }
                     Err(_) if stop.is_cancelled() => break,
-                    Err(error) => tracing::warn!("cannot make a slot: {error:#}"),
+                    Err(error) => {
+                        tracing::warn!(
+                            "cannot start a warm sandbox; trying again later: {error:#}"
+                        );
+                    }
                 }
                 wait = pause;
                 pause = (pause * 2).min(MAX_RETRY_DELAY);

@@ -23,7 +23,7 @@ pub fn register(name: impl Into<String>) {
     {
         tracing::warn!(
             name,
-            "the list of leftovers is full; the oldest is removed by a sweep after this process has ended"
+            "too many objects could not be removed; this process stops tracking the oldest, and a sweep removes it after this process has ended"
         );
     }
     all.push_back(name);

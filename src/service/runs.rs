@@ -437,7 +437,7 @@ impl RunService {
         let swept = tokio::task::spawn_blocking(move || all.prune_expired(age, is_awaited)).await;
         match swept.map_err(std::io::Error::from).flatten() {
             Ok(swept) => swept.iter().for_each(log_prune_outcome),
-            Err(error) => tracing::error!(%error, "cannot forget old workspaces"),
+            Err(error) => tracing::error!(%error, "cannot delete unused workspaces"),
         }
     }
 }

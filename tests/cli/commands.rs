@@ -113,7 +113,7 @@ async fn a_hangup_reads_the_file_again() {
     let open = run.client().open("/v1/messages", &streamed("fake")).await;
 
     for (file, complaint) in [
-        ("[policy.body]\nmodel = ['fake']", "nothing has changed: `"),
+        ("[policy.body]\nmodel = ['fake']", "the old configuration stays in force: `"),
         ("drain_timeout = '1s'", "`drain_timeout` cannot change while a run is served"),
     ] {
         run.configure(file);

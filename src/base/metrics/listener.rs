@@ -77,7 +77,7 @@ pub async fn serve_pages(
             accepted = listener.accept(), if scrapes.len() < MAX_CONNECTIONS => match accepted {
                 Ok((stream, _)) => drop(scrapes.spawn(serve_connection(stream, Arc::clone(&pages)))),
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept a scrape");
+                    tracing::warn!(%error, "cannot accept a connection on the metrics listener");
                     sleep(ACCEPT_RETRY_DELAY).await;
                 }
             },

@@ -135,8 +135,8 @@ impl RunRepositoryArgs {
                 );
             }
             tracing::warn!(
-                "there is no credential of the forge, so the run's work stays on this machine until `cogni-gateway \
-                 relay retry` has one; set `GITHUB_TOKEN`"
+                "no forge credential is set: the run's commits stay on this machine; set `GITHUB_TOKEN`, then \
+                 `cogni-gateway relay retry` pushes them"
             );
         }
         // All checks come before the lease, so that a refused run blocks no branch.

@@ -281,7 +281,7 @@ impl PullRequestPublisher<'_> {
             }
             tracing::warn!(
                 url = published.url,
-                "the pull request's text is full; it stays as it is"
+                "the pull request's description has no room for the relay's section and was not changed"
             );
             return Ok(published);
         };

@@ -191,7 +191,7 @@ pub(super) fn adopt_legacy_workspace(
             "a workspace of an earlier version is kept, and not used"
         ),
         Err(error) => {
-            tracing::warn!(of = owner, id = earlier, %error, "a workspace of an earlier version cannot be used");
+            tracing::warn!(of = owner, id = earlier, %error, "a workspace in the format of an earlier program version cannot be taken over");
         }
     }
 }

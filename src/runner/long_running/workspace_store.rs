@@ -164,7 +164,7 @@ impl WorkspaceStore {
     ) -> io::Result<Vec<(StoredWorkspace, PruneOutcome)>> {
         for name in self.list_names()?.into_iter().filter(|name| name.starts_with(TRASH_PREFIX)) {
             if let Err(error) = directory::remove_run_dir(&self.directory.join(&name)) {
-                tracing::warn!(name, %error, "cannot remove the rest of a pruned workspace");
+                tracing::warn!(name, %error, "cannot finish an interrupted removal of a workspace");
             }
         }
         let is_old = |workspace: &StoredWorkspace| {

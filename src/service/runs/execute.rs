@@ -384,7 +384,7 @@ impl RunServiceInner {
                 self.try_persist_end(bill, &ended).await
             };
             let Err(error) = tried.await else { return };
-            tracing::error!(run, "cannot write down how a run has ended: {error:#}");
+            tracing::error!(run, "cannot store the end of the run; trying again: {error:#}");
             if self.force_stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
                 tracing::warn!(run, "the run's end is not written; the next process writes it");
                 return self.journal.detach_watchers(bill.feed());

@@ -26,7 +26,7 @@ impl RetentionClock {
             tracing::warn!(
                 now = %humantime::format_rfc3339_seconds(first.wall),
                 wait = %humantime::format_duration(MIN_STEADY_TIME),
-                "the clock cannot be compared with an earlier one; nothing is forgotten by its age meanwhile"
+                "the clock is not trusted yet; nothing is deleted by age until it has run steadily for the time in `wait`"
             );
         }
         Self { journal, wall: WallClock::new(first, is_trusted), noted: None }

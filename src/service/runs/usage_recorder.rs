@@ -92,7 +92,10 @@ impl UsageRecorder {
     /// Returns an error if the billing store cannot be written.
     pub(super) async fn try_record_new(&mut self) -> Result<(), BillingError> {
         if let Err(error) = self.read_new().await {
-            tracing::error!(run = self.feed.run_id(), "cannot read the run's calls: {error:#}");
+            tracing::error!(
+                run = self.feed.run_id(),
+                "cannot read the audit log of the run for billing: {error:#}"
+            );
         }
         // Recording comes before publishing. A cancelled recording is repeated, and the billing store accepts a call
         // that it knows already.

@@ -37,22 +37,27 @@ async fn a_setting_that_needs_a_restart_is_reported() {
         setup.write_config(more);
         process.signal("HUP");
         let refused = |text: &str| {
-            text.lines().any(|line| line.contains("nothing has changed") && line.contains(expected))
+            text.lines().any(|line| {
+                line.contains("the old configuration stays in force") && line.contains(expected)
+            })
         };
         tokio::task::block_in_place(|| process.until(refused));
     }
     setup.write_config("");
     fs::write(&key, "22".repeat(32)).unwrap();
     process.signal("HUP");
-    let named =
-        |output: &str| output.contains("nothing has changed: `AUDIT_SIGNING_KEY` cannot change");
+    let named = |output: &str| {
+        output.contains("the old configuration stays in force: `AUDIT_SIGNING_KEY` cannot change")
+    };
     tokio::task::block_in_place(|| process.until(named));
     fs::write(&key, "11".repeat(32)).unwrap();
     let run = setup.owner.run(&asked("fake")).await;
     assert_eq!(setup.owner.ended(&run).await["error_code"], Value::Null);
     fs::write(&rules, "no_such_key = 1").unwrap();
     process.signal("HUP");
-    let named = |output: &str| output.contains("nothing has changed: the relay cannot be opened");
+    let named = |output: &str| {
+        output.contains("the old configuration stays in force: the relay cannot be opened")
+    };
     tokio::task::block_in_place(|| process.until(named));
     assert!(!process.output().contains("are read again"), "{}", process.output());
     assert!(tokio::task::block_in_place(|| process.terminate()).success());

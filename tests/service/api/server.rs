@@ -84,7 +84,7 @@ async fn a_hangup_reads_the_agents_again() {
     until(async || known().await == 2).await;
     fs::write(&file, "name = 7").unwrap();
     service.process.signal("HUP");
-    service.process.until(|output| output.contains("nothing has changed"));
+    service.process.until(|output| output.contains("the old configuration stays in force"));
     assert_eq!(known().await, 2);
     setup.stop(service);
 }

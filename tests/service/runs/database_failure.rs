@@ -89,7 +89,7 @@ async fn a_run_that_comes_at_the_last_moment_is_not_waited_for() {
 async fn unbooked(setup: &ServiceSetup, service: &mut Service) -> String {
     execute(setup, REFUSE);
     let run = service.run(&ask("hello")).await;
-    until(&mut service.process, "cannot write down how a run has ended");
+    until(&mut service.process, "cannot store the end of the run; trying again");
     run
 }
 

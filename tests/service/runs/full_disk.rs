@@ -22,7 +22,7 @@ async fn calls_that_end_on_a_full_disk_are_recorded_and_billed_later() {
     let (setup, disk) = with_audit_disk().await;
     let mut service = setup.start();
     let run = full_at_its_end(&setup, &service, &disk).await;
-    until(&mut service, "cannot write down how a run has ended");
+    until(&mut service, "cannot store the end of the run; trying again");
     let row = service.get(&format!("/api/v1/runs/{run}")).await.json();
     assert_eq!(row["state"], "running", "it has ended without its calls: {row}");
 
@@ -43,7 +43,7 @@ async fn a_run_that_ends_on_a_full_disk_is_ended_by_the_next_process() {
     let (setup, disk) = with_audit_disk().await;
     let mut service = setup.start();
     let run = full_at_its_end(&setup, &service, &disk).await;
-    until(&mut service, "cannot write down how a run has ended");
+    until(&mut service, "cannot store the end of the run; trying again");
     service.process.signal("KILL");
     service.process.wait();
 
