@@ -561,7 +561,7 @@ fn log_exit(ended: &Result<SandboxExit, sandbox::SandboxError>, is_gone: bool) {
             if is_gone {
                 tracing::info!(exit_code, cause, "the sandbox has ended and is removed");
             } else {
-                tracing::info!(exit_code, cause, "the run in a resident sandbox has ended");
+                tracing::info!(exit_code, cause, "the run in a long-running sandbox has ended");
             }
         }
         Err(error) => tracing::warn!(%error, "the sandbox could not be made, or was lost"),

@@ -102,7 +102,7 @@ pub enum SandboxError {
     GatewayContainerEnded(String),
     #[error("the slot has failed: {0}")]
     SlotFailed(String),
-    #[error("the resident sandbox is lost: {0}")]
+    #[error("the long-running sandbox is lost: {0}")]
     LongRunningLost(String),
     #[error(
         "container engine at `{}` does not answer: {why}; start it, name its socket with `--docker-socket`, or leave \

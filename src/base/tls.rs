@@ -33,7 +33,7 @@ pub enum TlsFileError {
     Certificate { path: PathBuf, source: rustls::Error },
     #[error("`{}` and `{}` do not belong together", certificate.display(), key.display())]
     KeyMismatch { certificate: PathBuf, key: PathBuf, source: rustls::Error },
-    #[error("`{}` holds no authority that clients can be checked against", path.display())]
+    #[error("`{}` has no CA certificate that client certificates can be verified with", path.display())]
     ClientAuthorities { path: PathBuf, source: VerifierBuilderError },
 }
 

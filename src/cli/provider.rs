@@ -98,7 +98,7 @@ fn after_help() -> String {
 A script is `name=value`, separated by commas (or semicolons):
 
 {}
-As in `chunks=100,interval=20ms,fault=reset@3`. A request turns knobs of its own in its model's
+As in `chunks=100,interval=20ms,fault=reset@3`. A request sets options of its own in its model's
 name: `\"model\": \"fake/chunks=100\"`.
 
 Beside the models' routes there are `GET /health`, `GET /_seen?last=N` (what reached the provider),

@@ -157,7 +157,7 @@ pub enum DeliveryError {
     )]
     BranchAdvanced { id: String },
     #[error(
-        "relay `{id}` has to come to this branch first, and cannot be delivered yet: {why}; try again later, or run `cogni-gateway relay retry {id}`"
+        "delivery `{id}` of an earlier run must reach this branch first, and cannot be delivered now: {why}; try again later, or run `cogni-gateway relay retry {id}`"
     )]
     Waiting { id: String, why: String },
     #[error(

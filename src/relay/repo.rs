@@ -73,7 +73,7 @@ pub enum RepoError {
     StateUnusable { path: PathBuf, why: &'static str },
     #[error("cannot use `{}`", path.display())]
     Io { path: PathBuf, source: io::Error },
-    #[error("more than {limit} bytes came out for `{}`", path.display())]
+    #[error("the sandbox's output for `{}` is larger than {limit} bytes; commit less in one run", path.display())]
     TooLarge { path: PathBuf, limit: u64 },
     #[error("the bundle is not what was asked for: {0}")]
     Bundle(#[from] bundle::BundleError),

@@ -80,15 +80,15 @@ pub struct SandboxKeyGuard(LongRunningEntryGuard);
 pub enum LongRunningClaimError {
     #[error("another run of `{0}` goes on")]
     Busy(String),
-    #[error("there are {0} resident sandboxes, and all are in use")]
+    #[error("there are {0} long-running sandboxes, and all are in use")]
     Full(usize),
     #[error("{0} runs wait for the run before them, and no more may")]
     TooManyWaiting(usize),
-    #[error("the resident sandboxes are being removed, because the process ends")]
+    #[error("the long-running sandboxes are being removed, because the process ends")]
     Closed,
-    #[error("the run was cancelled while it waited for a resident sandbox")]
+    #[error("the run was cancelled while it waited for a long-running sandbox")]
     Cancelled,
-    #[error("a resident sandbox has no {0}")]
+    #[error("a long-running sandbox has no {0}")]
     Unsupported(&'static str),
     #[error(
         "{exceeded}, including the files of earlier runs of `{who}`; an operator can delete the workspace with \
@@ -236,7 +236,7 @@ impl LongRunningPool {
         let labels = OwnerLabels { owner, run_dir: run_directory.parent(), deadline };
         let policy = config.digest();
         let gateway = RunGatewayBackend::open(gateway, config, &entry.directory, &labels)?;
-        tracing::info!(run = spec.run, resident = entry.id, "claimed a resident sandbox");
+        tracing::info!(run = spec.run, resident = entry.id, "claimed a long-running sandbox");
         let session = SandboxSession::new(guard, self.limits, spec.clone());
         let request =
             sandbox::SandboxRequest { spec, labels, directory: run_directory.path().to_owned() };
@@ -549,7 +549,7 @@ impl LongRunningEntry {
             return Ok(());
         }
         if let Some(resident) = self.sandbox.take() {
-            tracing::warn!(resident = self.id, "a resident sandbox is unhealthy and is replaced");
+            tracing::warn!(resident = self.id, "replacing an unhealthy long-running sandbox");
             Box::pin(resident.remove()).await;
         }
         self.deadline = SystemTime::now() + terms.max_age + max_runtime;

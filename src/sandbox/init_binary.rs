@@ -28,7 +28,7 @@ pub enum InitBinary {
 /// `cogni-init` cannot be written to the directory that sandboxes get it from.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "`{}` cannot be written: {source}; name a directory that can be, or a cogni-init of your own with `--init`",
+    "cannot write `{}`: {source}; choose a writable state directory, or give your own cogni-init with `--init`",
     path.display()
 )]
 pub struct InitInstallError {

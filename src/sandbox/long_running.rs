@@ -105,7 +105,7 @@ impl LongRunningSandbox {
                 ))
             })?;
         let start = run_start.elapsed();
-        tracing::info!(run = spec.run, ?start, "the run goes on in a resident sandbox");
+        tracing::info!(run = spec.run, ?start, "the run goes on in a long-running sandbox");
         let ended =
             Box::pin(follow_until_exit(&mut self.slot.host, streams, output, (until, spec.grace)))
                 .await?;

@@ -104,7 +104,7 @@ pub enum AuditError {
     )]
     OtherRun { path: PathBuf, theirs: String, ours: String },
     #[error(
-        "audit log `{}` is broken at {broken}; it is evidence now, so move it away and start anew",
+        "audit log `{}` fails verification at {broken}; keep the file for an investigation, move it away, and start with a new one",
         path.display()
     )]
     ChainBroken { path: PathBuf, broken: read::ChainBreakError },

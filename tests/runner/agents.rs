@@ -105,7 +105,7 @@ fn the_error_of_a_mistake_names_its_place() {
     agents/a.toml:4: `argv`: there is no program; give it, and its arguments
     agents/a.toml:4: `argv`: there is no `${PROMPT}`; there is `${RUN_ID}`, `${SESSION_ID}`, `${MODEL}`, `${AGENT}`, `${MESSAGE}`, `${PROMPT_FILE}`, `${TIMEOUT}`, and `$${` is a `${` of its own
     agents/a.toml:5: `network`: unknown field `network`, expected one of `name`, `title`, `description`, `version`, `graph_id`, `image`, `rootfs`, `driver`, `argv`, `program`, `setup`, `stream`, `mode`, `slots`, `capabilities`, `tools`, `env`, `limits`, `models`, `budget`, `policy`, `relay`, `openclaw`, `files`
-    agents/a.toml:5: `conversation`: it is gone; say `setup = "messages"`, and the agent finds it in `.cogni/messages.json`
+    agents/a.toml:5: `conversation`: it was removed; set `setup = "messages"`: the agent then reads `.cogni/messages.json`
     agents/a.toml:5: `setup`: unknown variant `claude`, expected `messages` or `openclaw`
     agents/a.toml:6: `rootfs`: there is an image, too; give one of them
     agents/a.toml:6: `driver`: `embedded` knows no images; say `docker`, or give `rootfs`
@@ -116,7 +116,7 @@ fn the_error_of_a_mistake_names_its_place() {
     agents/a.toml:7: `limits.pids`: invalid type: string "many", expected u32
     agents/a.toml:7: `budget.max_turns`: invalid value: integer `-1`, expected u64
     agents/a.toml:9: `models.default`: `n` is not among those that `allow` has
-    agents/a.toml:7: `policy.body.models`: an agent's models are said in `allow` of `[models]`
+    agents/a.toml:7: `policy.body.models`: set an agent's models as `allow` in `[models]`
     agents/a.toml:7: `policy.body.unknown_fields`: unknown variant `keep`, expected one of `reject`, `drop`, `pass`
     agents/a.toml:6: `policy.rules`: rule `r`: `when`, line 1, column 1: `request.modell` is not a fact; `request` has `route`, `protocol`, `model`, `stream`, `bytes`, `input_tokens`, `max_output_tokens`, `choices`
     agents/a.toml:6: `openclaw`: it is for `setup = "openclaw"`; say so
@@ -150,7 +150,7 @@ fn the_error_of_a_mistake_in_review_rules_names_its_place() {
     agents/a.toml:7: `relay.policy.new_progam`: unknown field `new_progam`, expected one of `review_files`, `hold_files`, `review_file_bytes`, `hold_file_bytes`, `submodule`, `link_outside`, `new_program`, `strange_path`, `lfs_pointer`, `claims_provenance`, `strange_date`, `foreign_encoding`, `work_elsewhere`, `secret`, `paths`, `secrets`
     agents/a.toml:7: `relay.policy.secret`: an agent's rules are stricter than this host's, and never looser; leave it out, or give `review` or `hold`. What is looser is said in this host's own file, for all agents (`--relay-config`)
     agents/a.toml:7: `relay.policy.secret`: unknown variant `deny`, expected one of `push`, `review`, `hold`
-    agents/a.toml:6: `relay.quarantine`: how much may come out of a sandbox is this host's to say, in its own file (`--relay-config`); an agent has `[relay.policy]`
+    agents/a.toml:6: `relay.quarantine`: only the host's file (`--relay-config`) sets these limits; an agent's file may have `[relay.policy]`
     agents/a.toml:13: `relay.policy.paths.verdict`: unknown variant `no`, expected one of `push`, `review`, `hold`
     agents/a.toml:6: `relay.policy.paths`: missing field `match`
     agents/a.toml:6: `relay.policy.secrets`: a pattern is no regular expression: unclosed group
@@ -395,9 +395,9 @@ async fn an_agent_that_cannot_run_here_has_a_reason() {
     insta::assert_snapshot!(messages, @r"
     it can
     it can
-    its program is in the file of cogni-init, and `--init none` leaves that out
+    its program is part of cogni-init, which `--init none` disables
     there is no cogni-init at `/nowhere/init`
-    `/proc/cogni/cogni-init-DIGEST` cannot be written: No such file or directory (os error 2); name a directory that can be, or a cogni-init of your own with `--init`
+    cannot write `/proc/cogni/cogni-init-DIGEST`: No such file or directory (os error 2); choose a writable state directory, or give your own cogni-init with `--init`
     its root `/nowhere/root` is no directory of this machine
     it needs the image `i:1`, and there is no Docker Engine at `/nowhere/docker.sock`
     it needs the image `i:1`, and Docker Engine does not answer: no answer within 3s

@@ -30,7 +30,7 @@ use value::InvalidValueError;
 pub use value::{AnswerPosition, FaultKind, ScriptedFault, UsageReporting};
 
 /// The provider's behaviour. The default answers with five words, one chunk for each, without delays.
-#[expect(clippy::struct_excessive_bools, reason = "each is a knob of its own")]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProviderScript {
     pub(super) text: String,
@@ -74,7 +74,7 @@ pub struct ScriptOption {
 pub enum ScriptError {
     #[error("`{0}` is not `name=value`; a script looks like `chunks=3,interval=20ms`")]
     NotAnOption(String),
-    #[error("`{0}` is not a knob; there are {names}", names = option_names())]
+    #[error("`{0}` is not a script option; the options are {names}", names = option_names())]
     UnknownOption(String),
     #[error("`{0}` is set twice; leave one out")]
     DuplicateOption(String),

@@ -35,7 +35,7 @@ pub enum BundleError {
     UnexpectedCapability(String),
     #[error("line {0} of its head cannot be read")]
     InvalidLine(usize),
-    #[error("it has another ref than `{0}`, or none")]
+    #[error("its refs are not exactly `{0}`")]
     UnexpectedRefs(String),
     #[error("its head is longer than {MAX_HEADER_BYTES} bytes")]
     HeaderTooLong,

@@ -75,7 +75,9 @@ pub struct AnnouncedBranch {
 
 /// An error: the output is not in git's form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the sandbox's git cannot say what is on the branch; look for it in the workspace")]
+#[error(
+    "git's output in the sandbox is not in the expected form; look for the commits in the workspace"
+)]
 pub struct ExtractOutputError;
 
 impl Default for ExtractLimits {

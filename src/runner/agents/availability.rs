@@ -42,7 +42,7 @@ pub enum AgentUnavailableError {
     NoRoot(PathBuf),
     #[error("{0}")]
     NoSandbox(String),
-    #[error("its program is in the file of cogni-init, and `--init none` leaves that out")]
+    #[error("its program is part of cogni-init, which `--init none` disables")]
     NoProgram,
     #[error("there is no cogni-init at `{}`", .0.display())]
     NoInit(PathBuf),

@@ -144,18 +144,18 @@ fn key_at(table: &DeTable<'_>, at: usize) -> Option<String> {
 const REMOVED_KEYS: &[(&str, &str)] = &[
     (
         "conversation",
-        "it is gone; say `setup = \"messages\"`, and the agent finds it in `.cogni/messages.json`",
+        "it was removed; set `setup = \"messages\"`: the agent then reads `.cogni/messages.json`",
     ),
     ("relay.extract", HOST_ONLY_KEY_MESSAGE),
     ("relay.quarantine", HOST_ONLY_KEY_MESSAGE),
-    ("policy.body.models", "an agent's models are said in `allow` of `[models]`"),
+    ("policy.body.models", "set an agent's models as `allow` in `[models]`"),
     (
         "policy.body.capabilities",
-        "an agent's are said by `capabilities = […]` of its own, before all tables",
+        "set `capabilities = […]` at the top of the file, before all tables",
     ),
 ];
 
-const HOST_ONLY_KEY_MESSAGE: &str = "how much may come out of a sandbox is this host's to say, in its own file (`--relay-config`); an agent has `[relay.policy]`";
+const HOST_ONLY_KEY_MESSAGE: &str = "only the host's file (`--relay-config`) sets these limits; an agent's file may have `[relay.policy]`";
 
 /// The maximum size in bytes of an agent's file, or of a file beside it (our choice). People write such files.
 const MAX_FILE_BYTES: u64 = 1 << 20;

@@ -71,7 +71,7 @@ impl LongRunningEntry {
             tracing::info!(
                 resident = self.id,
                 is_good,
-                "a resident sandbox is removed after its run"
+                "a long-running sandbox is removed after its run"
             );
             Box::pin(resident.remove()).await;
         }

@@ -57,7 +57,7 @@ pub enum GrantStoreError {
     Invalid(#[from] GrantTermsError),
     #[error("there is no grant `{0}`; `cogni-gateway grant list` shows them")]
     NoSuchGrant(String),
-    #[error("the kernel gives no random bytes")]
+    #[error("the kernel returned no random bytes")]
     NoRandom,
     #[error(transparent)]
     Database(#[from] db::DatabaseError),

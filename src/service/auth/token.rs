@@ -9,7 +9,7 @@ use crate::base::secret::SecretString;
 /// Generates a new token.
 ///
 /// # Errors
-/// Returns an error if the kernel gives no random bytes.
+/// Returns an error if the kernel returns no random bytes.
 pub(super) fn mint_token() -> Result<SecretString, ring::error::Unspecified> {
     let mut bytes = [0; TOKEN_RANDOM_BYTES];
     SystemRandom::new().fill(&mut bytes)?;

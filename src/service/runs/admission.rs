@@ -33,7 +33,7 @@ pub struct RunStartOptions {
 /// The reason for which a run was refused. A refused run leaves no row and no file.
 #[derive(Debug, thiserror::Error)]
 pub enum RunStartError {
-    #[error("the service is stopping; try again elsewhere, or later")]
+    #[error("the service is shutting down and accepts no new runs; try again after its restart")]
     Draining,
     #[error(transparent)]
     QueueFull(#[from] QueueFullError),
@@ -45,7 +45,9 @@ pub enum RunStartError {
     NoAgent(#[from] agents::UnknownAgentError),
     #[error("{0}")]
     Invalid(String),
-    #[error("the idempotency key was used for another run, `{0}`, which asked for something else")]
+    #[error(
+        "the idempotency key belongs to run `{0}`, which was started with another request; use a new key"
+    )]
     Conflict(String),
     /// A fault of the service, not of the caller.
     #[error("the outbox cannot be read: {0}")]

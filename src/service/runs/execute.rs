@@ -32,7 +32,7 @@ use crate::service::store::{EventFeed, RunEnd, RunEventKind};
 pub(super) enum RunFailure {
     #[error("the run was cancelled before it began")]
     Cancelled,
-    #[error("the run was cancelled before it began: {0}")]
+    #[error("the run's grant is no longer valid: {0}")]
     Grant(AccessDeniedError),
     #[error(
         "the run waited {} for a place, which is as long as this service lets a run wait; try again later",

@@ -46,11 +46,11 @@ pub enum ChainBreakReason {
     WrongPredecessor,
     #[error("its fields cannot be read: {0}")]
     InvalidFields(String),
-    #[error("it belongs to run `{0}`, the records before it to another")]
+    #[error("it belongs to run `{0}`, unlike the records before it")]
     OtherRun(String),
     #[error("its signature was not made with the key it names")]
     InvalidSignature,
-    #[error("it leaves more than {MAX_UNSETTLED_CALLS} admissions without a settlement")]
+    #[error("more than {MAX_UNSETTLED_CALLS} admitted calls are not settled at this record")]
     TooManyUnsettled,
 }
 

@@ -211,7 +211,7 @@ fn a_log_broken_in_the_middle_is_left_alone() {
     fs::write(log_dir.log(), &bytes).unwrap();
     let error = AuditLog::open_log(&config(&log_dir.log()), &started()).err().unwrap();
     insta::with_settings!({filters => [(r"`/.*/audit.jsonl`", "`[log]`")]}, {
-        insta::assert_snapshot!(error, @"audit log `[log]` is broken at record 3 (line 3, byte 828): the content does not match its hash; it is evidence now, so move it away and start anew");
+        insta::assert_snapshot!(error, @"audit log `[log]` fails verification at record 3 (line 3, byte 828): the content does not match its hash; keep the file for an investigation, move it away, and start with a new one");
     });
     assert_eq!(log_dir.bytes(), bytes);
 }

@@ -24,7 +24,7 @@ struct Command {
 fn a_wrong_script_is_refused_at_the_command_line() {
     let error = Command::try_parse_from(["provider", "--script", "chunks=3,wait=1s"]).unwrap_err();
     assert_snapshot!(error, @r#"
-    error: invalid value 'chunks=3,wait=1s' for '--script <SCRIPT>': `wait` is not a knob; there are text, chunks, size, interval, first_byte, coalesce, split, stamps, usage, input, output, cached, cache_write, reasoning, obey, status, retry_after, should_retry, tool, arguments, repeat, echo, done, gate, fault
+    error: invalid value 'chunks=3,wait=1s' for '--script <SCRIPT>': `wait` is not a script option; the options are text, chunks, size, interval, first_byte, coalesce, split, stamps, usage, input, output, cached, cache_write, reasoning, obey, status, retry_after, should_retry, tool, arguments, repeat, echo, done, gate, fault
 
     For more information, try '--help'.
     "#);

@@ -36,7 +36,7 @@ fn the_error_explains_a_wrong_script() {
         errors.map(|text| format!("{text}: {}", text.parse::<ProviderScript>().unwrap_err()));
     assert_snapshot!(messages.join("\n"), @r#"
     chunks: `chunks` is not `name=value`; a script looks like `chunks=3,interval=20ms`
-    colour=red: `colour` is not a knob; there are text, chunks, size, interval, first_byte, coalesce, split, stamps, usage, input, output, cached, cache_write, reasoning, obey, status, retry_after, should_retry, tool, arguments, repeat, echo, done, gate, fault
+    colour=red: `colour` is not a script option; the options are text, chunks, size, interval, first_byte, coalesce, split, stamps, usage, input, output, cached, cache_write, reasoning, obey, status, retry_after, should_retry, tool, arguments, repeat, echo, done, gate, fault
     chunks=3,chunks=4: `chunks` is set twice; leave one out
     chunks=many: `chunks` is `many`; it takes N or auto; N is a whole number
     split=0: `split` is `0`; it takes BYTES, 1 at least; BYTES is a size of at most 1GiB, as in `200` or `64KiB`

@@ -136,7 +136,7 @@ fn a_rescheduled_row_is_due_at_its_time() {
     let place = tempfile::tempdir().unwrap();
     let outbox = open(&place);
     let job = outbox.add_job(&delivery_request("run-1")).unwrap();
-    let why = format!("GitHub is unwell\n{}", "x".repeat(900));
+    let why = format!("GitHub has a temporary failure\n{}", "x".repeat(900));
     let later = outbox.reschedule_after_failure(&job, Duration::from_mins(10), &why).unwrap();
     let error = later.error.unwrap();
     assert!(error.len() == 500 && !error.contains('\n'));

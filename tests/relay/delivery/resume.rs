@@ -42,7 +42,10 @@ async fn later_events_are_in_the_rows_own_log() {
     assert_eq!((first.step, first.audit), ("extracted", None), "{:?}", first.why);
     drop(begun);
     let second = relay.resume_delivery(&first.id).await.unwrap().unwrap();
-    assert_eq!((second.step, &second.why.unwrap()[..17]), ("pushed", "GitHub is unwell "));
+    assert_eq!(
+        (second.step, &second.why.unwrap()[..30]),
+        ("pushed", "GitHub has a temporary failure")
+    );
     let third = relay.resume_delivery(&first.id).await.unwrap().unwrap();
     let log = third.audit.unwrap();
     insta::assert_snapshot!(events(&log).join("\n"), @r#"
@@ -130,7 +133,7 @@ async fn a_run_does_not_begin_before_older_work_is_delivered() {
             run_job::begin(&relay, &request.repository, request.branch().key(), Duration::ZERO);
         let error = begun.await.unwrap_err().to_string();
         insta::allow_duplicates!(
-            insta::assert_snapshot!(error.replace(&id, "ID"), @"relay `ID` has to come to this branch first, and cannot be delivered yet: GitHub is unwell (502 Bad Gateway); try again later, or run `cogni-gateway relay retry ID`")
+            insta::assert_snapshot!(error.replace(&id, "ID"), @"delivery `ID` of an earlier run must reach this branch first, and cannot be delivered now: GitHub has a temporary failure (502 Bad Gateway); try again later, or run `cogni-gateway relay retry ID`")
         );
         let row = relay.outbox().get(&id).unwrap();
         assert_eq!((row.step, row.attempts), (DeliveryStep::Extracted, 1));
@@ -167,7 +170,7 @@ async fn a_row_whose_log_is_broken_is_not_touched() {
     fs::create_dir_all(log.parent().unwrap()).unwrap();
     fs::write(&log, "nothing of ours\n").unwrap();
     let error = relay.resume_delivery(&id).await.unwrap_err();
-    assert!(error.to_string().contains("it is evidence now"), "{error}");
+    assert!(error.to_string().contains("keep the file for an investigation"), "{error}");
     assert_eq!(relay.outbox().get(&id).unwrap().step, DeliveryStep::Extracted);
     // The broken row does not block other rows.
     let other = begin(&github, "task-8").await;

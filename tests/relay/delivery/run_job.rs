@@ -155,7 +155,7 @@ async fn a_later_process_makes_the_missing_pull_request() {
     );
     let delivered = deliver(&first, request, &begun).await;
     assert_eq!((delivered.step, delivered.is_pushed), ("pushed", true));
-    assert_eq!(delivered.why.as_deref(), Some("GitHub is unwell (502 Bad Gateway)"));
+    assert_eq!(delivered.why.as_deref(), Some("GitHub has a temporary failure (502 Bad Gateway)"));
     let pushes = github.hub.count_calls(GithubOperation::Push);
     drop((first, begun));
 

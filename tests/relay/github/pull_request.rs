@@ -317,7 +317,7 @@ async fn every_refusal_says_what_to_do() {
         told.push(format!("{clean} | again: {later}"));
     }
     insta::assert_snapshot!(told.join("\n"), @r"
-    GitHub is unwell (503 Service Unavailable) | again: soon
+    GitHub has a temporary failure (503 Service Unavailable) | again: soon
     GitHub did not answer: connection closed before message completed | again: soon
      You have exceeded a secondary rate limit. Please wait a few minutes before you try again. | again: in 600 s
      API rate limit exceeded for installation ID 1. | again: much later

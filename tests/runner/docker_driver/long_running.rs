@@ -217,8 +217,8 @@ async fn a_run_without_a_free_sandbox_is_refused() {
     let messages: Vec<_> = messages.into_iter().flatten().collect();
     insta::assert_snapshot!(messages.join("\n"), @r"
     another run of `agent on branch` goes on
-    there are 1 resident sandboxes, and all are in use
-    a resident sandbox has no first process but cogni-init
+    there are 1 long-running sandboxes, and all are in use
+    a long-running sandbox has no first process but cogni-init
     argv is `[]`; give a program and its arguments after `--`
     ");
     let first = run(first).await;

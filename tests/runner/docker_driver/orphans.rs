@@ -147,7 +147,7 @@ async fn a_run_does_not_begin_before_older_work_is_collected() {
     let refused = second.output().unwrap();
     let output = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(
-        !refused.status.success() && output.contains("has to come to this branch first"),
+        !refused.status.success() && output.contains("must reach this branch first"),
         "{output}"
     );
     assert!(output.contains(&id) && output.contains("No space left on device"), "{output}");

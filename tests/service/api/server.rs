@@ -29,7 +29,7 @@ async fn sigterm_lets_open_runs_end() {
     assert_eq!(client.get("/healthz").await.status, 200);
     let refused = grant.post("/api/v1/runs", &asked("fake")).await;
     assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (503, Some("1")));
-    insta::assert_snapshot!(refused.text(), @r#"{"error":{"code":"draining","message":"the service is stopping; try again elsewhere, or later"}}"#);
+    insta::assert_snapshot!(refused.text(), @r#"{"error":{"code":"draining","message":"the service is shutting down and accepts no new runs; try again after its restart"}}"#);
     let path = format!("/api/v1/runs/{run}/events");
     let watched = grant.start(request(Method::GET, &path, "", &[])).await.unwrap();
     setup.provider.gate.allow_answers(1);

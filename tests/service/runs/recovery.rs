@@ -28,7 +28,7 @@ async fn a_revoked_grants_queued_run_does_not_begin() {
     assert_eq!((&row["error_code"], &row["started_at"]), (&json!("grant_revoked"), &Value::Null));
     assert_eq!(
         row["result"]["error"],
-        "the run was cancelled before it began: this grant has been revoked"
+        "the run's grant is no longer valid: this grant has been revoked"
     );
     assert_eq!(service.ended("run-1").await["error_code"], Value::Null);
     assert_eq!(setup.books().run_bill("run-0").await.unwrap().calls, 0);

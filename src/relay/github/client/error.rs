@@ -15,7 +15,7 @@ pub enum GithubError {
     NoResponse(String),
     #[error("GitHub limits the rate of calls, and accepts none for {} seconds: {message}", after.as_secs())]
     RateLimited { after: Duration, message: String },
-    #[error("GitHub is unwell ({0})")]
+    #[error("GitHub has a temporary failure ({0})")]
     ServerError(StatusCode),
     #[error(
         "GitHub does not accept the token: {0}; give a valid one in `GITHUB_TOKEN`, or check `GITHUB_APP_ID` and `GITHUB_APP_KEY_FILE`"
