@@ -6,8 +6,8 @@
 //! killed process.
 //!
 //! Three parts end a run at its deadline. `wait_for_stop` decides that the run is over. The driver then sends SIGTERM, and
-//! SIGKILL after the grace. If this process has died, the watchdog of `cogni-init` ends the agent from inside the sandbox,
-//! a little later than this process would have.
+//! SIGKILL after the grace. If this process has died, an embedded sandbox has ended with it; in a container of an engine
+//! the watchdog of `cogni-init` ends the agent, a little later than this process would have.
 //!
 //! The [`warm_pool`] keeps sandboxes ready for runs that cannot wait for a new one. A [`long_running`] sandbox serves
 //! several runs, one after the other.

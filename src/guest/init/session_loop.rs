@@ -25,8 +25,8 @@ pub(crate) fn serve_claims(
     mut claim: AgentClaim,
 ) -> Result<u8, InitFailure> {
     // The state of the first process is the reference for the check after each agent.
-    let clean = CleanState::capture("be a resident")?;
-    let setup = |error: Errno| InitFailure::setup_failure("be a resident", error);
+    let clean = CleanState::capture("serve several runs")?;
+    let setup = |error: Errno| InitFailure::setup_failure("serve several runs", error);
     // Copies of our own outputs, above the standard descriptors, to restore between two agents.
     let own = [stdout(), stderr()].map(|own| rustix::io::fcntl_dupfd_cloexec(own, 3));
     let [own_stdout, own_stderr] = own;
