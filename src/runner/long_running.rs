@@ -204,8 +204,8 @@ impl LongRunningPool {
         let path = home.workspace();
         let quota = WorkspaceQuota::new(path.clone(), spec.limits.max_workspace);
         if let Some(target) = &target {
-            let target = target.clone();
-            checkout_branch(Arc::clone(&home), key.kept.clone(), target, &spec).await?;
+            let max_workspace = spec.limits.max_workspace;
+            home.checkout_branch(key.kept.clone(), target.clone(), max_workspace).await?;
         }
         if let Err(exceeded) = quota.check().await {
             // The entry's lock on the workspace is released, so that an operator can prune the workspace at once.
@@ -452,19 +452,6 @@ impl LongRunningPool {
         let idle = idle.filter(|guard| guard.as_ref().is_some_and(|entry| entry.permit.is_some()));
         idle.min_by_key(|guard| guard.as_ref().map(|entry| entry.used))
     }
-}
-
-/// Checks the branch out in a workspace, except the names in `kept`, which stay.
-async fn checkout_branch(
-    home: Arc<PersistentWorkspace>,
-    kept: Vec<String>,
-    target: DeliveryTarget,
-    spec: &SandboxSpec,
-) -> Result<(), LongRunningClaimError> {
-    let (uid, max_workspace) = (home.uid(), spec.limits.max_workspace);
-    let checkout = move |incoming: &_| target.checkout_into(incoming, uid, max_workspace);
-    let fill = move || home.replace_content(&kept, checkout);
-    Ok(spawn_blocking(fill).await.context("the workspace was not filled")??)
 }
 
 /// Removes the key's entry with its sandbox. The permit is returned after the sandbox is gone.

@@ -4,6 +4,7 @@ use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use anyhow::Context;
@@ -11,8 +12,10 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
+use tokio::task::spawn_blocking;
 
 use crate::base::dir_tree;
+use crate::runner::branch_delivery::DeliveryTarget;
 use crate::runner::directory::{canonical_run_dir, remove_run_dir};
 use crate::sandbox::{UserLease, UserRange};
 
@@ -120,6 +123,20 @@ impl PersistentWorkspace {
         if let Err(error) = self.lock.mark_used() {
             tracing::warn!(%error, path = %self.path.display(), "cannot record a workspace's use");
         }
+    }
+
+    /// Replaces the content by the branch of `target`, except the names in `kept_names`, which stay.
+    pub(super) async fn checkout_branch(
+        self: &Arc<Self>,
+        kept_names: Vec<String>,
+        target: DeliveryTarget,
+        max_workspace: u64,
+    ) -> anyhow::Result<()> {
+        let home = Arc::clone(self);
+        let uid = self.uid();
+        let checkout = move |incoming: &_| target.checkout_into(incoming, uid, max_workspace);
+        let fill = move || home.replace_content(&kept_names, checkout);
+        spawn_blocking(fill).await.context("the workspace was not filled")?
     }
 
     /// Replaces the content of the workspace, except the names in `kept_names`. The directory itself stays, because a
