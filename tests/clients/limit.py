@@ -5,8 +5,6 @@ import threading
 import time
 import typing
 
-from place import OURS
-
 
 class Limit(typing.NamedTuple):
     name: str
@@ -31,8 +29,8 @@ def nothing(_gateway):
 
 @contextlib.contextmanager
 def one_call_spent(gateway):
-    """11 input tokens and 5 output tokens, which the fake provider reports for any call."""
-    connection, response = gateway.post("/v1/chat/completions", {"model": OURS, "messages": []})
+    """Spends 60 input tokens and 5 output tokens, as the script says."""
+    connection, response = gateway.own_call("input=60")
     assert response.status == 200, response.read()
     response.read()
     connection.close()
@@ -73,8 +71,7 @@ def place_taken_at_first(gateway):
 
 def open_call(gateway):
     """The stream is so slow that its client need not read it; a faster one would be cut because its client does not read."""
-    body = {"model": f"{OURS}chunks=100000;interval=10s", "stream": True, "messages": []}
-    call = gateway.post("/v1/chat/completions", body)
+    call = gateway.own_call("chunks=100000;interval=10s", stream=True)
     assert call[1].status == 200, call[1].read()
     return call
 
@@ -84,10 +81,14 @@ def leave(call):
         end.close()
 
 
+NONE = Limit("no limit", {}, nothing, True, (1,))
+# One attempt is served, and one is refused.
+AFTER_ONE_TURN = Limit("after one turn", {"MAX_TURNS": "1"}, nothing, False, (1,))
+TOKENS = Limit("tokens", {"MAX_TOTAL_TOKENS": "60"}, one_call_spent, False, (1,))
 LIMITS = [
-    Limit("no limit", {}, nothing, True, (1,)),
+    NONE,
     Limit("turns", {"MAX_TURNS": "1"}, one_call_spent, False, (1,), is_of_turns=True),
-    Limit("tokens", {"MAX_TOTAL_TOKENS": "16"}, one_call_spent, False, (1,)),
+    TOKENS,
     Limit("money", {"MAX_COST_USD": "0.000000001"}, nothing, False, (1,)),
     Limit("deadline", {"RUN_DEADLINE_SECONDS": "1"}, time_over, False, (1,)),
     Limit("model", {"MODELS": "another"}, nothing, False, (1,)),

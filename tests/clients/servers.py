@@ -1,4 +1,4 @@
-"""The environment of a client: the fake provider, a real gateway in front of it, and a TCP port that leads to the run's socket."""
+"""The servers of one test: the fake provider, a real gateway in front of it, and a TCP port that leads to the run's socket."""
 
 import contextlib
 import http.client
@@ -23,16 +23,24 @@ OURS = "fake/"
 
 
 class Provider:
-    """Runs `cogni-gateway provider` with a script for the duration of the block."""
+    """Runs `cogni-gateway provider --strict` with a script for the duration of the block."""
 
     def __init__(self, script):
         self.script = script
 
     def __enter__(self):
-        arguments = [PROGRAM, "provider", "--script", self.script]
+        arguments = [PROGRAM, "provider", "--strict", "--script", self.script]
         self.process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
         self.address = self.process.stdout.readline().rsplit("//", 1)[1].strip()
         return self
+
+    def requests(self):
+        """Returns the client's requests that have arrived."""
+        connection = http.client.HTTPConnection(self.address, timeout=60)
+        connection.request("GET", "/_seen")
+        requests = json.load(connection.getresponse())["requests"]
+        connection.close()
+        return requests
 
     def __exit__(self, *_):
         end(self.process)
@@ -42,7 +50,8 @@ class Provider:
 class Gateway:
     """Runs `cogni-gateway proxy` with some limits for the duration of the block, and removes its files afterwards."""
 
-    def __init__(self, provider, limits):
+    def __init__(self, provider, kind, limits):
+        self.kind = kind
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="run-", dir=KEPT))
         # The path is relative to the working directory, because a socket's path is limited to 107 bytes.
         self.socket = str((self.folder / "llm.sock").relative_to(ROOT))
@@ -50,6 +59,7 @@ class Gateway:
             "SOCKET_PATH": self.socket,
             "LITELLM_HOST": provider.address,
             "LITELLM_MASTER_KEY": "sk-real",
+            "UPSTREAM_KIND": kind,
             "RUN_ID": "run-1",
             "BILLING_ACCOUNT_ID": "acct-1",
             "AUDIT_LOG_PATH": str(self.folder / "audit.jsonl"),
@@ -84,8 +94,14 @@ class Gateway:
             connection.request("GET", "/health")
             return connection.getresponse().status == 200
 
-    def post(self, path, body):
+    def own_call(self, script="", **more):
         """Makes a call of the test's own. Returns the connection and its response, which is not read yet."""
+        body = {"model": f"{OURS}{script}", "messages": [{"role": "user", "content": "hello"}], **more}
+        if self.kind == "anthropic":
+            return self.post("/v1/messages", body | {"max_tokens": 64})
+        return self.post("/v1/chat/completions", body)
+
+    def post(self, path, body):
         connection = Connection(self.socket)
         connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
         return connection, connection.getresponse()
