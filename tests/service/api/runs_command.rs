@@ -23,7 +23,7 @@ async fn a_run_is_inspected_from_a_shell() {
     let (code, listed, _) = cogni(&setup, &grant.token, &["list", "--state", "ended"]);
     assert!(code == 0 && listed.lines().count() == 2 && listed.contains(&run), "{listed}");
     let (code, shown, _) = cogni(&setup, &grant.token, &["show", &run]);
-    assert!(code == 0 && shown.contains("spent       1 turns"), "{shown}");
+    assert!(code == 0 && shown.contains("spent       1 turn,"), "{shown}");
     let (code, printed, _) = cogni(&setup, &grant.token, &["output", &run]);
     assert!(code == 0 && printed.contains("one two"), "{printed}");
     setup.stop(service);

@@ -62,7 +62,7 @@ async fn every_end_of_a_call_gives_a_usage_record() {
     chat_completions fake/input=11;output=7: attempt 0, completed 200, 11 in, 7 out, provider, $0.000025
     chat_completions fake/input=11;output=7;cached=3: attempt 0, completed 200, 11 in, 7 out, provider, $0.000025
     chat_completions fake/status=503: attempt 0, completed 503, 35 in, 0 out, estimated, $0.000035
-    chat_completions fake/fault=reset@2;input=11: attempt 0, upstream_failed 200, 39 in, 4 out, estimated, $0.000047
+    chat_completions fake/fault=reset@2;input=11: attempt 0, upstream_failed 200, 116 in, 4 out, estimated, $0.000124
     messages fake/gate=2;input=11: attempt 0, client_gone 200, 11 in, 20 out, estimated, $0.000051
     count_tokens fake: attempt 0, completed 200, 0 in, 0 out, estimated, $0
     "#);
