@@ -101,8 +101,13 @@ impl RunRateLimits {
         self.tokens.check_available("tokens", estimate.0, now)?;
         if !is_alone {
             let most = estimate + excess + self.excess;
-            let missing = self.tokens.check_available("tokens", most.0, now);
-            missing.map_err(|_| BudgetError::Reserved { kind: "tokens per minute" })?;
+            // A full bucket is enough for one call of any size, but not for several open calls: time refills the bucket
+            // while they are open, and their excess is taken only when they end.
+            let is_above_capacity =
+                self.tokens.limit.is_some_and(|limit| most.0 > limit.get().into());
+            if is_above_capacity || self.tokens.check_available("tokens", most.0, now).is_err() {
+                return Err(BudgetError::Reserved { kind: "tokens per minute" });
+            }
         }
         self.tokens.take_count(estimate.0, now);
         self.excess += excess;
@@ -228,6 +233,21 @@ mod tests {
             &BudgetLimits { tokens_per_minute: Some(limit), ..BudgetLimits::default() },
             now,
         )
+    }
+
+    /// G9: slow calls that overlap do not each use the minute that time has refilled.
+    #[test]
+    fn open_calls_together_can_use_at_most_a_minutes_worth() {
+        let start = Instant::now();
+        let mut rates = rates(6000, start);
+        let (estimate, excess) = (Tokens(1870), Tokens(3740));
+        rates.take_tokens(estimate, excess, true, start).unwrap();
+        let later = start + Duration::from_secs(150);
+        let refused = rates.take_tokens(estimate, excess, false, later);
+        assert!(matches!(refused, Err(BudgetError::Reserved { .. })), "{refused:?}");
+        rates.take_tokens(Tokens(100), Tokens(200), false, later).unwrap();
+        rates.release_excess(excess);
+        rates.take_tokens(estimate, excess, false, later).unwrap();
     }
 
     /// G9: only time pays off a debt, and the debt lasts for the full time.
