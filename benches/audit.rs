@@ -8,7 +8,7 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
 use cogni_gateway::llm::budget::{BudgetAmount, Nanodollars, TokenUsage, Tokens, UsageSource};
-use cogni_gateway::telemetry::audit::chain::{HashChain, RecordHeader};
+use cogni_gateway::telemetry::audit::chain::{ChainTip, RecordHeader};
 use cogni_gateway::telemetry::audit::records::{
     CallAdmittedRecord, CallOutcome, CallSettledRecord, RunStartedRecord,
 };
@@ -50,7 +50,7 @@ fn fsync(c: &mut Criterion) {
 /// Measures the parts: chaining the two records, and one `write` of the same size.
 fn parts(c: &mut Criterion) {
     let head = RecordHeader { time: b"2026-11-21T23:10:33.125Z", run: "\"0197a1b2-c3d4\"" };
-    let mut chain = HashChain::START;
+    let mut chain = ChainTip::START;
     let mut lines = Vec::with_capacity(4096);
     c.bench_function("audit/chain_two_records", |b| {
         b.iter(|| {

@@ -38,8 +38,8 @@ type Body = Full<bytes::Bytes>;
 fn head(criterion: &mut Criterion) {
     let config = configuration(Path::new("."), SocketAddr::from((Ipv4Addr::LOCALHOST, 4000)));
     let policy = &config.policy.headers;
-    let overwrites = InjectedHeaders::new(&config.upstream, &config.identity, policy);
-    let overwrites = Arc::new(overwrites.expect("a valid identity"));
+    let injected_headers = InjectedHeaders::new(&config.upstream, &config.identity, policy);
+    let injected_headers = Arc::new(injected_headers.expect("a valid identity"));
     let request = request(&"x".repeat(2048), false);
     let mut group = criterion.benchmark_group("head");
     group.bench_function("route", |bencher| {
@@ -52,7 +52,7 @@ fn head(criterion: &mut Criterion) {
                 GatewayRoute::ChatCompletions,
                 &request,
                 policy,
-                overwrites.clone(),
+                injected_headers.clone(),
                 &id,
             );
             head.to_http1_bytes(black_box(2048))

@@ -135,7 +135,11 @@ impl Host {
             config: Arc::clone(&self.policy),
             rules: Arc::default(),
             prices: Arc::clone(&self.prices),
-            overwrites: Arc::new(InjectedHeaders::new(upstream, &identity, &self.policy.headers)?),
+            injected_headers: Arc::new(InjectedHeaders::new(
+                upstream,
+                &identity,
+                &self.policy.headers,
+            )?),
         };
         let (spent, age) = (recovered.spent, recovered.age);
         let past = PriorUsage { spent, age, ..PriorUsage::default() };

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use cogni_gateway::telemetry::audit::chain::{HashChain, RecordHeader};
+use cogni_gateway::telemetry::audit::chain::{ChainTip, RecordHeader};
 use cogni_gateway::telemetry::audit::records::AuditRecord;
 use cogni_gateway::telemetry::audit::{recover, verify};
 use cogni_gateway_fuzz::fuzz_target;
@@ -26,7 +26,7 @@ fn recover(log: &[u8]) {
 /// Chains each line, which has a digit for the event and an object with the fields. No fuzzer finds a SHA-256, so the
 /// fuzzer would otherwise never get past the first hash.
 fn chained(data: &[u8]) -> Vec<u8> {
-    let (mut chain, mut lines) = (HashChain::START, vec![]);
+    let (mut chain, mut lines) = (ChainTip::START, vec![]);
     for line in data.split(|byte| *byte == b'\n') {
         let Some((event, fields)) = line.split_first() else { continue };
         let Ok(fields) = serde_json::from_slice(fields) else { continue };
@@ -42,7 +42,7 @@ fn chained(data: &[u8]) -> Vec<u8> {
     lines
 }
 
-fn add<const E: usize>(chain: &mut HashChain, lines: &mut Vec<u8>, fields: Fields<'_>) {
+fn add<const E: usize>(chain: &mut ChainTip, lines: &mut Vec<u8>, fields: Fields<'_>) {
     let head = RecordHeader { time: b"2026-11-21T23:10:33.125Z", run: "\"run-1\"" };
     if !fields.is_empty() {
         chain.append_record(lines, head, &Event::<E>(fields));

@@ -20,7 +20,7 @@ fuzz_target!(|data: &[u8]| {
     assert_eq!((request.uri().path(), request.method()), (route.path(), route.method()));
     let config = HeaderConfig::default();
     let head =
-        UpstreamRequestHead::new(route, &request, &config, overwrites(&config), &RequestId::new());
+        UpstreamRequestHead::new(route, &request, &config, injected_headers(&config), &RequestId::new());
     check(&head.to_http1_bytes(0));
 });
 
@@ -34,7 +34,7 @@ fn parse(data: &[u8]) -> Option<Request<()>> {
     fields.fold(request, |request, field| request.header(field.name, field.value)).body(()).ok()
 }
 
-fn overwrites(config: &HeaderConfig) -> Arc<InjectedHeaders> {
+fn injected_headers(config: &HeaderConfig) -> Arc<InjectedHeaders> {
     let identity = RunIdentity {
         run: "run-1".into(),
         attempt: "0".into(),

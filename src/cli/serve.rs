@@ -61,13 +61,13 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let given = read()?;
     process::descriptors::raise_descriptor_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let served = runtime.block_on(Box::pin(run_service(given, read)));
+    let served = runtime.block_on(Box::pin(open_and_serve(given, read)));
     // Deliveries that git still works on are in the outbox, and the next process continues them.
     runtime.shutdown_timeout(CLOSE_TIMEOUT);
     served.map(|()| ExitCode::SUCCESS)
 }
 
-async fn run_service(
+async fn open_and_serve(
     given: ServeOptions,
     read: impl Fn() -> anyhow::Result<ServeOptions>,
 ) -> anyhow::Result<()> {
@@ -101,12 +101,12 @@ async fn run_service(
     };
     let settings = given.run_service_config()?;
     let machine = host_capabilities(&settings);
-    let supervisor = Box::pin(RunService::open(settings, parts)).await?;
+    let run_service = Box::pin(RunService::open(settings, parts)).await?;
     let api = Arc::new(ApiState {
         billing: billing_store.clone(),
         grants,
         anonymous_grant: serve.insecure_no_auth.then(|| Arc::new(ApiState::anonymous_grant())),
-        supervisor: supervisor.clone(),
+        run_service: run_service.clone(),
         availability: AvailabilityCache::new(machine, CACHE_TTL),
         metrics: Arc::clone(host.metrics()),
         watchers: GrantShareLimiter::new(serve.max_watchers, serve.max_connections),
@@ -121,8 +121,12 @@ async fn run_service(
     let common = (billing_store, Arc::clone(host.metrics()));
     let (reconcile_runner, litellm) =
         ReconcileRunner::new(common, &given.config, serve.reconcile_every)?;
-    let reloader =
-        ServiceReloader { options: &given, supervisor: &supervisor, gateway_host: &host, litellm };
+    let reloader = ServiceReloader {
+        options: &given,
+        run_service: &run_service,
+        gateway_host: &host,
+        litellm,
+    };
     // A failed reload changes nothing; the metrics report it.
     let reload = || {
         let done = read().and_then(|fresh| reloader.apply(fresh));
@@ -135,7 +139,7 @@ async fn run_service(
         listener,
         metrics,
         gateway_host: host.clone(),
-        supervisor: supervisor.clone(),
+        run_service: run_service.clone(),
         api,
         reconcile_runner,
     };
@@ -152,14 +156,14 @@ struct RunningService {
     listener: ApiListener,
     metrics: Option<TcpListener>,
     gateway_host: GatewayHost,
-    supervisor: RunService,
+    run_service: RunService,
     api: Arc<ApiState>,
     reconcile_runner: ReconcileRunner,
 }
 
 impl RunningService {
     async fn run(self, stop_request: process::StopRequest, grace: Duration) -> anyhow::Result<()> {
-        let Self { listener, metrics, gateway_host, supervisor, api, reconcile_runner } = self;
+        let Self { listener, metrics, gateway_host, run_service, api, reconcile_runner } = self;
         // `stop` ends the background work only after the drain: until then runs need their bookkeeping.
         let (stop, tasks) = (CancellationToken::new(), api.tasks.clone());
         let metrics_address = metrics.as_ref().and_then(|listener| listener.local_addr().ok());
@@ -179,15 +183,15 @@ impl RunningService {
         // page, 4. give the API's answers some time.
         let ended = async {
             stop_request.shutdown.cancelled().await;
-            tracing::info!(runs = supervisor.live_count(), "draining");
+            tracing::info!(runs = run_service.live_count(), "draining");
             // During the drain the API still answers: `/readyz` reports the drain, and watchers receive the end of
             // their runs.
-            supervisor.drain(Instant::now() + grace, &stop_request.force).await;
+            run_service.drain(Instant::now() + grace, &stop_request.force).await;
             stop.cancel();
             tasks.shut_down(CLOSE_TIMEOUT).await;
         };
         let served = listener.serve_api(&api);
-        let maintenance = supervisor.run_maintenance(stop.clone());
+        let maintenance = run_service.run_maintenance(stop.clone());
         let (served, (), (), (), ()) =
             tokio::join!(served, scraped, maintenance, reconcile_runner.run(stop.clone()), ended);
         served.context("cannot serve the listener")?;

@@ -109,7 +109,7 @@ async fn receive_request(
         route,
         &request,
         &policy.config.headers,
-        Arc::clone(&policy.overwrites),
+        Arc::clone(&policy.injected_headers),
         exchange.id(),
     );
     exchange.set_traceparent(&mut head);

@@ -48,9 +48,9 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     match options::parse(arguments) {
         Ok(InitCommand::Print(text)) => print_to_stdout(&text),
         Ok(InitCommand::Start(options) | InitCommand::StartList(options, _))
-            if options.is_resident =>
+            if options.is_long_running =>
         {
-            report_usage_error("`--resident` is valid only in a slot's claim")
+            report_usage_error("`--long-running` is valid only in a slot's claim")
         }
         Ok(InitCommand::Start(options)) => exit_with(start_agent(&options)),
         Ok(InitCommand::StartList(options, commands)) => {
@@ -88,15 +88,15 @@ fn start_commands(options: InitOptions, commands: Vec<ListedCommand>) -> Result<
 
 /// Waits for a claim, and then serves it like a sandbox of its own, or as a long-running sandbox.
 fn wait_for_claim(path: &Path) -> Result<u8, InitFailure> {
-    let supervisor = prepare_reaper()?;
+    let run_service = prepare_reaper()?;
     let host = HostChannel::connect(path)?;
-    let claim = host.receive_claim(&supervisor)?;
-    if claim.options.is_resident {
-        return session_loop::serve_claims(&host, &supervisor, claim);
+    let claim = host.receive_claim(&run_service)?;
+    if claim.options.is_long_running {
+        return session_loop::serve_claims(&host, &run_service, claim);
     }
     // The agent must not inherit or reach the connection to the host.
     drop(host);
-    run_agent(&supervisor, &claim.options, None)
+    run_agent(&run_service, &claim.options, None)
 }
 
 fn prepare_reaper() -> Result<ProcessReaper, InitFailure> {
@@ -106,7 +106,7 @@ fn prepare_reaper() -> Result<ProcessReaper, InitFailure> {
 /// Prepares and starts the agent, and serves until it has ended. The order is: the socket answers, the port listens,
 /// the agent starts. So the agent finds everything ready.
 fn run_agent(
-    supervisor: &ProcessReaper,
+    run_service: &ProcessReaper,
     options: &InitOptions,
     host: Option<&HostChannel>,
 ) -> Result<u8, InitFailure> {
@@ -121,7 +121,7 @@ fn run_agent(
     let bridge = SocketBridge::new(listener, socket);
     let agent = spawn::start_agent(options, None)?;
     let peers = AgentPeers { host, ..AgentPeers::default() };
-    Ok(supervisor.run_until_exit(bridge, agent, options, peers))
+    Ok(run_service.run_until_exit(bridge, agent, options, peers))
 }
 
 /// The reason why the agent was not started, with the exit status that reports it.

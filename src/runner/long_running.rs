@@ -1,4 +1,4 @@
-//! Long-running (resident) sandboxes, which outlive their runs. Each [`SandboxKey`] has a sandbox: usually an agent and
+//! Long-running (sandbox) sandboxes, which outlive their runs. Each [`SandboxKey`] has a sandbox: usually an agent and
 //! a branch.
 //!
 //! The runs of a [`SandboxKey`] use the same sandbox one after the other, and find the same workspace. Everything else
@@ -145,42 +145,15 @@ impl LongRunningPool {
         }
     }
 
-    /// Gives the key's sandbox to a run. The run holds the sandbox until the run has ended or is dropped. Waits for the
-    /// previous run of the key. Must be called within a runtime.
+    /// Gives the sandbox of a key to a run. The caller holds the key's lock ([`LongRunningPool::lock_key`]); the run holds
+    /// the lock and the sandbox until the run has ended or is dropped. `cancel` does not interrupt a step that has begun.
+    /// Must be called within a runtime.
     ///
     /// # Errors
-    /// Returns `Never` if the run cannot use a long-running sandbox, `Busy` or `Full` if other runs are in the way,
-    /// `NoRoom` if the workspace is full, `Closed` if the pool is closed, and `Order` for every other failure.
+    /// Returns `Unsupported` if the run cannot use a long-running sandbox, `Full` if other runs have all sandboxes,
+    /// `WorkspaceFull` if the workspace is full, `Closed` if the pool is closed, `Cancelled` if `cancel` came first, and
+    /// `Failed` for every other failure.
     pub async fn claim(
-        &self,
-        key: &SandboxKey,
-        plan: RunPlan,
-    ) -> Result<PreparedRun, LongRunningClaimError> {
-        Box::pin(self.claim_with_cancel(&CancellationToken::new(), key, plan)).await
-    }
-
-    /// Claims as [`LongRunningPool::claim`] does, but waits only until `cancel`. `cancel` does not interrupt a step
-    /// that has begun.
-    ///
-    /// # Errors
-    /// Returns the errors of [`LongRunningPool::claim`], and `Cancelled` if `cancel` came first.
-    pub async fn claim_with_cancel(
-        &self,
-        cancel: &CancellationToken,
-        key: &SandboxKey,
-        plan: RunPlan,
-    ) -> Result<PreparedRun, LongRunningClaimError> {
-        let inputs = RunInputs::default();
-        check_plan(&plan, &inputs)?;
-        let entered = self.lock_key(cancel, key).await?;
-        Box::pin(self.claim_locked(cancel, entered, key, (plan, inputs))).await
-    }
-
-    /// Claims the sandbox of a key whose lock the caller already holds.
-    ///
-    /// # Errors
-    /// Returns the errors of [`LongRunningPool::claim_with_cancel`].
-    pub async fn claim_locked(
         &self,
         cancel: &CancellationToken,
         SandboxKeyGuard(mut guard): SandboxKeyGuard,
@@ -236,7 +209,7 @@ impl LongRunningPool {
         let labels = OwnerLabels { owner, run_dir: run_directory.parent(), deadline };
         let policy = config.digest();
         let gateway = RunGatewayBackend::open(gateway, config, &entry.directory, &labels)?;
-        tracing::info!(run = spec.run, resident = entry.id, "claimed a long-running sandbox");
+        tracing::info!(run = spec.run, sandbox = entry.id, "claimed a long-running sandbox");
         let session = SandboxSession::new(guard, self.limits, spec.clone());
         let request =
             sandbox::SandboxRequest { spec, labels, directory: run_directory.path().to_owned() };
@@ -504,7 +477,7 @@ impl LongRunningEntry {
         workspace: Arc<PersistentWorkspace>,
         run: &RunDirectory,
     ) -> anyhow::Result<Self> {
-        let id = format!("resident-{}", Uuid::now_v7());
+        let id = format!("sandbox-{}", Uuid::now_v7());
         let owner = OwnerProcess::this_process().context("`/proc` cannot be read")?;
         let directory = RunDirectory::create(&run.parent(), &id, &owner)?;
         let (now, deadline) = (Instant::now(), SystemTime::now());
@@ -530,14 +503,14 @@ impl LongRunningEntry {
         max_runtime: Duration,
         stop: impl Future<Output = ()>,
     ) -> Result<(), sandbox::SandboxError> {
-        if let Some(resident) = &mut self.sandbox
-            && resident.is_healthy().await
+        if let Some(sandbox) = &mut self.sandbox
+            && sandbox.is_healthy().await
         {
             return Ok(());
         }
-        if let Some(resident) = self.sandbox.take() {
-            tracing::warn!(resident = self.id, "replacing an unhealthy long-running sandbox");
-            Box::pin(resident.remove()).await;
+        if let Some(sandbox) = self.sandbox.take() {
+            tracing::warn!(sandbox = self.id, "replacing an unhealthy long-running sandbox");
+            Box::pin(sandbox.remove()).await;
         }
         self.deadline = SystemTime::now() + terms.max_age + max_runtime;
         let request = self.sandbox_request();
@@ -575,7 +548,7 @@ impl LongRunningEntry {
 
     /// Returns true if a part of an earlier run may remain in the sandbox.
     fn is_dirty(&self) -> bool {
-        self.sandbox.as_ref().is_some_and(|resident| !resident.is_ready())
+        self.sandbox.as_ref().is_some_and(|sandbox| !sandbox.is_ready())
     }
 
     /// Returns true if the sandbox has reached its maximum age or its maximum number of runs.
@@ -586,7 +559,7 @@ impl LongRunningEntry {
     async fn is_reusable(&mut self, terms: &LongRunningPoolLimits) -> bool {
         let is_over = self.is_expired(terms) || self.used.elapsed() >= terms.max_idle;
         match &mut self.sandbox {
-            Some(resident) if !is_over => resident.is_healthy().await,
+            Some(sandbox) if !is_over => sandbox.is_healthy().await,
             _ => false,
         }
     }

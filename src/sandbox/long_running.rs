@@ -221,7 +221,7 @@ mod tests {
     #[tokio::test]
     async fn a_late_status_is_not_that_of_the_next_run() {
         let (host, mut sandbox_end) = UnixStream::pair().expect("made");
-        let mut resident = LongRunningSandbox { slot: slot(host), is_ready: true };
+        let mut sandbox = LongRunningSandbox { slot: slot(host), is_ready: true };
         let first_process = async {
             let length = sandbox_end.read_u32().await.expect("a claim comes");
             // Its descriptors go unread, and so are closed.
@@ -237,12 +237,12 @@ mod tests {
         };
         let spec = spec();
         let mut output = OutputCapture::new(0, sink());
-        let run = resident.run(&spec, &mut output, async { StopReason::Deadline });
+        let run = sandbox.run(&spec, &mut output, async { StopReason::Deadline });
         let (ended, sandbox_end) = tokio::join!(Box::pin(run), first_process);
         let ended = ended.expect("it is known why");
         assert_eq!((ended.exit_code, ended.cause), (None, Some(StopReason::Deadline)));
-        assert!(!resident.is_ready(), "it wipes, or does not even that");
-        assert!(!resident.is_healthy().await);
+        assert!(!sandbox.is_ready(), "it wipes, or does not even that");
+        assert!(!sandbox.is_healthy().await);
         drop(sandbox_end);
     }
 

@@ -64,7 +64,7 @@ pub struct ApiState {
     pub grants: GrantStore,
     /// The grant of every caller that can connect, if the service asks for no grants; `None` if callers need a token.
     pub anonymous_grant: Option<Arc<AccessGrant>>,
-    pub supervisor: RunService,
+    pub run_service: RunService,
     pub billing: BillingStore,
     pub availability: AvailabilityCache,
     pub metrics: Arc<MetricsRegistry>,
@@ -165,14 +165,14 @@ impl ApiState {
         caller: &AuthenticatedCaller,
         id: &str,
     ) -> Result<RunRow, ApiError> {
-        let row = self.supervisor.run_store().find_run(id).await?;
+        let row = self.run_service.run_store().find_run(id).await?;
         let may_see = |row: &RunRow| row.grant == caller.0.id || caller.0.is_admin();
         row.filter(may_see).ok_or_else(|| ApiError::no_such_run(id))
     }
 
     /// Refuses a request for the records of a run whose records were removed.
     async fn require_records(&self, run: &str) -> Result<(), ApiError> {
-        if self.supervisor.run_store().has_lost_records(run).await? {
+        if self.run_service.run_store().has_lost_records(run).await? {
             return Err(ApiError::RecordsRemoved(run.to_owned()));
         }
         Ok(())

@@ -182,7 +182,7 @@ impl RunService {
         let public_key = *AuditSigningKey::new(Some(&settings.signing_key))?.public_key();
         let warm_pools = WarmPools::new(&settings, &config, &catalog);
         let path_mask = masking::build_path_mask(&settings, &config, &catalog);
-        let supervisor = Self(Arc::new(RunServiceInner {
+        let run_service = Self(Arc::new(RunServiceInner {
             public_key,
             config: ArcSwap::from_pointee(config),
             catalog: ArcSwap::from_pointee(catalog),
@@ -208,17 +208,17 @@ impl RunService {
             _lock: lock,
             settings,
         }));
-        retention_clock::note_first(&supervisor.0.journal)
+        retention_clock::note_first(&run_service.0.journal)
             .await
             .context("cannot write the journal")?;
-        Box::pin(supervisor.recover_runs())
+        Box::pin(run_service.recover_runs())
             .await
             .context("cannot recover the runs of an earlier process")?;
         // All runs of the earlier process are in the queue now, so that they begin in their order.
-        supervisor.0.queue.open();
-        let queue = supervisor.0.queue.clone();
-        supervisor.0.gateway_host.metrics().set_run_queue_source(move || queue.gauges());
-        Ok(supervisor)
+        run_service.0.queue.open();
+        let queue = run_service.0.queue.clone();
+        run_service.0.gateway_host.metrics().set_run_queue_source(move || queue.gauges());
+        Ok(run_service)
     }
 
     /// Requests a run's end, which follows some moments later. A run that has ended does not change. A run whose agent
@@ -319,10 +319,10 @@ impl RunService {
                 }
             }
         };
-        let residents = self.0.long_running_pool.maintain(stop.clone());
+        let pool = self.0.long_running_pool.maintain(stop.clone());
         let stock = self.0.warm_pools.maintain(&stop);
         let sweep = sweep.run_periodically(SWEEP_INTERVAL, stop.clone());
-        tokio::join!(sweep, residents, stock, housekeeping, self.cancel_revoked(&stop));
+        tokio::join!(sweep, pool, stock, housekeeping, self.cancel_revoked(&stop));
     }
 
     /// Stops accepting and beginning runs, and waits for the ends of the runs. At `deadline` or at `hurry` the

@@ -13,7 +13,7 @@ mod image_checks;
 mod isolation;
 mod killed;
 mod leftovers;
-mod long_running;
+pub(crate) mod long_running;
 mod orphans;
 mod run_end;
 mod service;

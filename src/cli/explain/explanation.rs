@@ -180,9 +180,10 @@ impl RequestExplanation {
         request_head::check_head(request, &policy.config)?;
         let admission = CallAdmission { policy, identity: &config.identity, ledger };
         let entry = admission.enter_call(route)?;
-        let (headers, overwrites) = (&policy.config.headers, Arc::clone(&policy.overwrites));
+        let (headers, injected_headers) =
+            (&policy.config.headers, Arc::clone(&policy.injected_headers));
         let mut head =
-            UpstreamRequestHead::new(route, request, headers, overwrites, &RequestId::new());
+            UpstreamRequestHead::new(route, request, headers, injected_headers, &RequestId::new());
         let mut call = LlmCall::default();
         if route.method() == http::Method::POST {
             let body = read_body::parse_body(route, body, &policy.config)?;

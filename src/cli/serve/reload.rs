@@ -21,7 +21,7 @@ use crate::telemetry::metrics::MetricsRegistry;
 pub(super) struct ServiceReloader<'a> {
     /// The options at the start of the service.
     pub(super) options: &'a ServeOptions,
-    pub(super) supervisor: &'a RunService,
+    pub(super) run_service: &'a RunService,
     pub(super) gateway_host: &'a GatewayHost,
     /// The settings for asking LiteLLM about its charges.
     pub(super) litellm: watch::Sender<Option<litellm::LitellmConfig>>,
@@ -40,7 +40,7 @@ impl ServiceReloader<'_> {
         // catalog.
         self.gateway_host.reload_defaults(&fresh.config)?;
         let agents = fresh.catalog.entries().len();
-        self.supervisor.reload(fresh.config, fresh.catalog, relay);
+        self.run_service.reload(fresh.config, fresh.catalog, relay);
         self.litellm.send_replace(litellm);
         tracing::info!(agents, "configuration, agents and relay are read again");
         Ok(())

@@ -80,7 +80,7 @@ struct ExchangeContext {
     outcome: Option<CallOutcome>,
     response_bytes: u64,
     /// The watch that reports an operator's abort of the call.
-    cut: CancelWatch,
+    abort: CancelWatch,
 }
 
 /// The progress of a request. Only the functions of this file change the state.
@@ -134,7 +134,7 @@ struct SentCall {
 impl GatewayExchange {
     pub(super) fn begin(gateway: Arc<RunGateway>, pid: Option<u32>, method: &Method) -> Box<Self> {
         let in_flight = gateway.metrics.track_request();
-        let cut = CancelWatch::new(gateway.run.control.abort_token());
+        let abort = CancelWatch::new(gateway.run.control.abort_token());
         let context = ExchangeContext {
             policy: gateway.policy.load_full(),
             gateway,
@@ -151,7 +151,7 @@ impl GatewayExchange {
             code: None,
             outcome: None,
             response_bytes: 0,
-            cut,
+            abort,
         };
         Box::new(Self { context, state: ExchangeState::Received, _in_flight: in_flight })
     }
@@ -190,14 +190,14 @@ impl GatewayExchange {
         entered: &mut EnteredCall,
         body: &mut IncomingRequestBody<impl RequestBody>,
     ) -> Result<ScannedBody, CallRejection> {
-        let ExchangeContext { policy, cut, .. } = &mut self.context;
+        let ExchangeContext { policy, abort, .. } = &mut self.context;
         let body = {
             let read = body.read_body(entered.route, &policy.config, &mut entered.request);
             let mut read = pin!(read);
             // The body comes first: most bodies are there at once and need no wait for an abort.
             poll_fn(|cx| match read.as_mut().poll(cx) {
                 Poll::Ready(body) => Poll::Ready(body.map_err(CallRejection::from)),
-                Poll::Pending => cut.poll(cx).map(|()| Err(CallRejection::Aborted)),
+                Poll::Pending => abort.poll(cx).map(|()| Err(CallRejection::Aborted)),
             })
             .await?
         };

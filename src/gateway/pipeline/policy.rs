@@ -59,7 +59,7 @@ pub struct GatewayPolicy {
     pub rules: Arc<RuleSet>,
     pub prices: Arc<PriceTable>,
     /// The headers that the gateway sets for the policy's run.
-    pub overwrites: Arc<InjectedHeaders>,
+    pub injected_headers: Arc<InjectedHeaders>,
 }
 
 impl PolicyConfig {

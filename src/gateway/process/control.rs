@@ -182,14 +182,14 @@ impl ChangeSource {
 /// # Errors
 /// Returns an error if a file that the configuration names cannot be read, or if the policy contradicts itself.
 pub fn compile_policy(config: &GatewayConfig) -> anyhow::Result<GatewayPolicy> {
-    let overwrites =
+    let injected_headers =
         InjectedHeaders::new(&config.upstream, &config.identity, &config.policy.headers)?;
     let prices = PriceTable::load_table(&config.prices).context("the prices cannot be used")?;
     Ok(GatewayPolicy {
         config: Arc::new(config.policy.with_granted_betas()),
         rules: Arc::new(RuleSet::compile_rules(&config.policy.rules)?),
         prices: Arc::new(prices),
-        overwrites: Arc::new(overwrites),
+        injected_headers: Arc::new(injected_headers),
     })
 }
 
@@ -215,9 +215,9 @@ pub(super) fn compile_policy_sharing(
         policy.config = Arc::new(config.policy.with_granted_betas());
     }
     // The headers carry the run's identity, so they are never shared.
-    let overwrites =
+    let injected_headers =
         InjectedHeaders::new(&config.upstream, &config.identity, &config.policy.headers)?;
-    policy.overwrites = Arc::new(overwrites);
+    policy.injected_headers = Arc::new(injected_headers);
     Ok(policy)
 }
 

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 pub struct RunControl {
     state: AtomicU8,
     /// The token of the open calls. To abort the calls, the token is replaced for later calls and then cancelled.
-    cut: Mutex<CancellationToken>,
+    abort: Mutex<CancellationToken>,
 }
 
 /// The operator's decision about new calls.
@@ -82,7 +82,7 @@ impl RunControl {
     }
 
     fn lock_token(&self) -> MutexGuard<'_, CancellationToken> {
-        self.cut.lock().unwrap_or_else(PoisonError::into_inner)
+        self.abort.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

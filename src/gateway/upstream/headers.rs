@@ -62,7 +62,7 @@ pub struct UpstreamRequestHead {
     /// The name at the end of the path, for a route whose path ends with a name.
     name: Option<Box<str>>,
     query: Option<Box<str>>,
-    overwrites: Arc<InjectedHeaders>,
+    injected_headers: Arc<InjectedHeaders>,
     /// The header lines that differ from call to call.
     fields: HeaderLines,
 }
@@ -150,7 +150,7 @@ impl UpstreamRequestHead {
         route: GatewayRoute,
         request: &impl ClientHead,
         config: &HeaderConfig,
-        overwrites: Arc<InjectedHeaders>,
+        injected_headers: Arc<InjectedHeaders>,
         request_id: &RequestId,
     ) -> Self {
         // The whole query must be listed: a single unknown parameter could change the routing of the call.
@@ -158,18 +158,20 @@ impl UpstreamRequestHead {
             request.query().filter(|query| config.queries.iter().any(|listed| listed == query));
         let mut fields = forwarded_headers(request, config);
         // The request id becomes LiteLLM's call id, so that the spend logs and the audit log can be joined.
-        if overwrites.kind == UpstreamKind::Litellm {
+        if injected_headers.kind == UpstreamKind::Litellm {
             fields.push(CALL_ID_HEADER, request_id.as_str().as_bytes());
         }
         // The API rejects a call without a version, and some clients send none.
-        if overwrites.kind == UpstreamKind::Anthropic && fields.get(ANTHROPIC_VERSION).is_none() {
+        if injected_headers.kind == UpstreamKind::Anthropic
+            && fields.get(ANTHROPIC_VERSION).is_none()
+        {
             fields.push(ANTHROPIC_VERSION, OLDEST_ANTHROPIC_VERSION);
         }
         let name = match route {
             GatewayRoute::Model => request.path().strip_prefix(route.path()).map(Box::from),
             _ => None,
         };
-        Self { route, name, query: query.map(Into::into), overwrites, fields }
+        Self { route, name, query: query.map(Into::into), injected_headers, fields }
     }
 
     /// Adds a header that the gateway does not set. An operator's rule has checked the name and the value.
@@ -199,7 +201,7 @@ impl UpstreamRequestHead {
         } else {
             ("", "")
         };
-        // Each line of `overwrites.text` and `fields` ends with a line break. The last part ends the head with an empty
+        // Each line of `injected_headers.text` and `fields` ends with a line break. The last part ends the head with an empty
         // line.
         let parts: [&[u8]; 12] = [
             self.route.method().as_str().as_bytes(),
@@ -209,7 +211,7 @@ impl UpstreamRequestHead {
             query.map_or(b"", |_| b"?"),
             query.unwrap_or_default().as_bytes(),
             b" HTTP/1.1\r\n",
-            &self.overwrites.text,
+            &self.injected_headers.text,
             self.fields.as_bytes(),
             kind.as_bytes(),
             length.as_bytes(),
@@ -233,7 +235,7 @@ impl UpstreamRequestHead {
         *request.uri_mut() =
             target.route_uri(self.route.path(), self.name.as_deref(), self.query.as_deref());
         let fields = request.headers_mut();
-        fields.clone_from(&self.overwrites.fields);
+        fields.clone_from(&self.injected_headers.fields);
         // hyper writes the host from the URI, as `host` or as `:authority`.
         fields.remove(header::HOST);
         fields.extend(self.fields.clone().into_headers());

@@ -58,13 +58,14 @@ pub async fn list_models(config: &UpstreamConfig) -> Result<Vec<String>, ModelLi
 async fn request_models(config: &UpstreamConfig) -> Result<Vec<String>, ModelListError> {
     // No run stands behind this request, so the identity and the header settings are empty defaults.
     let (upstream, no_settings) = (UpstreamClient::new(config)?, headers::HeaderConfig::default());
-    let overwrites = Arc::new(InjectedHeaders::new(config, &RunIdentity::default(), &no_settings)?);
+    let injected_headers =
+        Arc::new(InjectedHeaders::new(config, &RunIdentity::default(), &no_settings)?);
     let request = Request::new(());
     let head = UpstreamRequestHead::new(
         GatewayRoute::Models,
         &request,
         &no_settings,
-        overwrites,
+        injected_headers,
         &RequestId::new(),
     );
     let response = upstream

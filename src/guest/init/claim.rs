@@ -57,13 +57,13 @@ impl HostChannel {
     /// Waits for a claim, and acknowledges it.
     pub(crate) fn receive_claim(
         &self,
-        supervisor: &ProcessReaper,
+        run_service: &ProcessReaper,
     ) -> Result<AgentClaim, InitFailure> {
         let wrong = |why: &str| InitFailure::setup_failure("take the claim", why);
         let (mut text, mut output) = (vec![], vec![]);
         // Empty claims are answered and do not end the wait.
         while text.is_empty() {
-            text = self.read_claim(supervisor, &mut output)?;
+            text = self.read_claim(run_service, &mut output)?;
             if text.is_empty() {
                 self.send_bytes(&[ACK_BYTE])?;
             }
@@ -87,7 +87,7 @@ impl HostChannel {
     /// Reads a claim and returns it without its length.
     fn read_claim(
         &self,
-        supervisor: &ProcessReaper,
+        run_service: &ProcessReaper,
         output: &mut Vec<OwnedFd>,
     ) -> Result<Vec<u8>, InitFailure> {
         let (mut claim, mut chunk) = (vec![], vec![0; READ_BUFFER_BYTES]);
@@ -104,7 +104,7 @@ impl HostChannel {
                 }
             }
             // The descriptors arrive together with a part of the bytes.
-            self.wait_readable(supervisor)?;
+            self.wait_readable(run_service)?;
             match self.receive_chunk(&mut chunk, output) {
                 Ok(0) => return Err(host_gone()),
                 Ok(length) => claim.extend_from_slice(&chunk[..length]),
@@ -134,10 +134,10 @@ impl HostChannel {
 
     /// Waits until the host has sent something. A signal other than SIGCHLD ends the wait with an error, because no
     /// agent runs that could receive the signal.
-    fn wait_readable(&self, supervisor: &ProcessReaper) -> Result<(), InitFailure> {
+    fn wait_readable(&self, run_service: &ProcessReaper) -> Result<(), InitFailure> {
         let mut either = [
             PollFd::new(&self.0, PollFlags::IN),
-            PollFd::new(supervisor.signal_fd(), PollFlags::IN),
+            PollFd::new(run_service.signal_fd(), PollFlags::IN),
         ];
         match poll(&mut either, None) {
             Ok(_) | Err(Errno::INTR) => {}
@@ -148,7 +148,7 @@ impl HostChannel {
                 ));
             }
         }
-        match supervisor.next_signal() {
+        match run_service.next_signal() {
             None | Some(Signal::CHILD) => Ok(()),
             Some(signal) => {
                 // The exit status that a shell reports for a process that the signal has killed.

@@ -18,7 +18,7 @@ use super::{EXIT_TIMED_OUT, InitFailure, spawn};
 /// Runs the commands in their order, also after one that has failed, until a signal arrives. Returns 0 after the end of the last one was
 /// reported. The time limit holds for all commands together.
 pub(crate) fn run_commands(
-    supervisor: &ProcessReaper,
+    run_service: &ProcessReaper,
     mut options: InitOptions,
     commands: Vec<ListedCommand>,
 ) -> Result<u8, InitFailure> {
@@ -31,7 +31,7 @@ pub(crate) fn run_commands(
         (options.env, options.argv) = (strings(env), strings(argv));
         options.max_runtime =
             deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        run_command(supervisor, &options, max_output_bytes)?;
+        run_command(run_service, &options, max_output_bytes)?;
         if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
             return Ok(EXIT_TIMED_OUT);
         }
@@ -42,7 +42,7 @@ pub(crate) fn run_commands(
 
 /// Runs one command, and reports its output and its end.
 fn run_command(
-    supervisor: &ProcessReaper,
+    run_service: &ProcessReaper,
     options: &InitOptions,
     max_output_bytes: u64,
 ) -> Result<(), InitFailure> {
@@ -52,7 +52,7 @@ fn run_command(
     let bridge = SocketBridge::new(None, socket);
     let command = spawn::start_agent(options, Some(pipes))?;
     let peers = AgentPeers { output: Some(&mut output), ..AgentPeers::default() };
-    let status = supervisor.run_until_exit(bridge, command, options, peers);
+    let status = run_service.run_until_exit(bridge, command, options, peers);
     if output.is_signalled {
         // The host stops the sandbox. The command's end says nothing, and no further command may start.
         return Err(InitFailure { status, message: "a signal has ended the commands".to_owned() });

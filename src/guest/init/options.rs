@@ -28,7 +28,7 @@ pub(crate) struct InitOptions {
     /// The paths below which the agent may write. If the list is empty, mounts and file modes alone decide.
     pub(crate) writable: Vec<PathBuf>,
     /// True if further agents may be started after this one. Only a claim may set it.
-    pub(crate) is_resident: bool,
+    pub(crate) is_long_running: bool,
     /// Variables for the agent, each as NAME=VALUE. They override the variables of this process.
     pub(crate) env: Vec<OsString>,
     /// The agent's program and its arguments. The program is always present.
@@ -69,7 +69,7 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<Ini
         grace: Duration::from_secs(2),
         unix_sockets: UnixSocketPolicy::Denied,
         writable: vec![],
-        is_resident: false,
+        is_long_running: false,
         env: vec![],
         argv: vec![],
     };
@@ -97,7 +97,7 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<Ini
             "--env" => options.env.push(parse_variable(value()?)?),
             "--write" => options.writable.push(PathBuf::from(value()?)),
             "--commands" => has_commands = true,
-            "--resident" => options.is_resident = true,
+            "--long-running" => options.is_long_running = true,
             // Options after `--slot` would be lost, because the claim brings its own.
             "--slot" => return Ok(InitCommand::Wait(PathBuf::from(value()?))),
             "--allow-unix-sockets" => options.unix_sockets = UnixSocketPolicy::Allowed,
@@ -171,7 +171,7 @@ Options:
   --env NAME=VALUE       a variable for the agent; it overrides an inherited one
   --write PATH           the agent may write below this, and nowhere else, if the kernel has Landlock; may be repeated
   --slot PATH            connect to this socket, and wait for a claim with these options and the program
-  --resident             in a claim only: after the agent has ended, wipe its files and wait for the next claim
+  --long-running         in a claim only: after the agent has ended, wipe its files and wait for the next claim
   --commands             run several commands one after the other, without a gateway, and report their output in frames
   --allow-unix-sockets   let the agent make unix sockets; without this it gets EPERM, and socketpair(2) works
   --help                 print this

@@ -21,7 +21,7 @@ use super::{InitFailure, exit_status, run_agent};
 /// Serves one claim after the other until the host disconnects.
 pub(crate) fn serve_claims(
     host: &HostChannel,
-    supervisor: &ProcessReaper,
+    run_service: &ProcessReaper,
     mut claim: AgentClaim,
 ) -> Result<u8, InitFailure> {
     // The state of the first process is the reference for the check after each agent.
@@ -38,7 +38,7 @@ pub(crate) fn serve_claims(
         })?;
         // Messages of this program about the run go to the run's own error output, as in a sandbox of its own.
         redirect_stdio(stdout, stderr).map_err(setup)?;
-        let status = exit_status(run_agent(supervisor, &options, Some(host)));
+        let status = exit_status(run_agent(run_service, &options, Some(host)));
         dup2_stdout(&own_stdout).map_err(setup)?;
         dup2_stderr(&own_stderr).map_err(setup)?;
         // The status first: the host has the result even if the checks below end the sandbox.
@@ -46,7 +46,7 @@ pub(crate) fn serve_claims(
         clean.restore()?;
         host.send_bytes(&[READY_BYTE])?;
         // From here on the sandbox is as clean as at its start.
-        claim = host.receive_claim(supervisor)?;
+        claim = host.receive_claim(run_service)?;
     }
 }
 

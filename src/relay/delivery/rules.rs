@@ -27,13 +27,13 @@ pub struct ReviewRules {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AgentReviewRules {
-    pub policy: PolicyTightening,
+    pub policy: AgentReviewPolicy,
 }
 
 /// The part of a policy that an agent sets. This host's value applies to every absent key.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct PolicyTightening {
+pub struct AgentReviewPolicy {
     pub review_files: Option<usize>,
     pub hold_files: Option<usize>,
     pub review_file_bytes: Option<u64>,
@@ -112,7 +112,7 @@ impl ReviewRules {
     }
 }
 
-impl PolicyTightening {
+impl AgentReviewPolicy {
     /// Combines a host's policy with these rules, and takes the stricter value of each key.
     pub fn tighten(&self, host: &ReviewPolicy) -> ReviewPolicy {
         let Self { paths, secrets, .. } = self;

@@ -46,8 +46,8 @@ impl SandboxSession {
         }
         started?;
         let started = start_time.elapsed();
-        let resident = entry.sandbox.as_mut().expect("it was made");
-        let ended = Box::pin(resident.run(spec, output, until)).await;
+        let sandbox = entry.sandbox.as_mut().expect("it was made");
+        let ended = Box::pin(sandbox.run(spec, output, until)).await;
         // The kernel may have killed a process of the sandbox itself, so the sandbox is replaced after such a kill.
         let is_oom = ended.as_ref().is_ok_and(|ended| ended.oom_killed);
         entry.finish_run(limits, is_oom).await;
@@ -67,13 +67,13 @@ impl LongRunningEntry {
         if is_good && !self.is_expired(terms) {
             return;
         }
-        if let Some(resident) = self.sandbox.take() {
+        if let Some(sandbox) = self.sandbox.take() {
             tracing::info!(
-                resident = self.id,
+                sandbox = self.id,
                 is_good,
                 "a long-running sandbox is removed after its run"
             );
-            Box::pin(resident.remove()).await;
+            Box::pin(sandbox.remove()).await;
         }
         self.permit = None;
     }

@@ -44,7 +44,7 @@ impl SandboxSpec {
     /// Encodes a run's claim for a long-running sandbox, whose first process waits for the next claim after the run.
     pub fn encode_long_running_claim(&self) -> Vec<u8> {
         let mut options = self.init_options();
-        options.push("--resident".to_owned());
+        options.push("--long-running".to_owned());
         self.encode_arguments(options)
     }
 

@@ -62,11 +62,11 @@ pub(super) async fn list_agents(
 impl ApiState {
     /// Returns all agents, each with whether it can run here.
     pub(super) async fn agent_summaries(&self) -> Vec<AgentSummary> {
-        let catalog = self.supervisor.catalog();
+        let catalog = self.run_service.catalog();
         let mut listed = Vec::with_capacity(catalog.entries().len());
         for entry in catalog.entries() {
             let mut agent = AgentSummary::new(entry, &self.availability.check_cached(entry).await);
-            agent.reason = agent.reason.map(|reason| self.supervisor.mask_text(&reason));
+            agent.reason = agent.reason.map(|reason| self.run_service.mask_text(&reason));
             listed.push(agent);
         }
         listed

@@ -92,7 +92,7 @@ pub(super) async fn show_audit(
     QueryParams(how): QueryParams<AuditQuery>,
 ) -> Result<Response, ApiError> {
     let row = find_readable_run(&api, &caller, &id).await?;
-    let path = api.supervisor.audit_log_path(&row.id);
+    let path = api.run_service.audit_log_path(&row.id);
     match how.raw.unwrap_or_default() {
         0 => Ok(Json(prove_cached(&api, &caller, &row, path).await?).into_response()),
         1 => stream_file(&api, &caller, &path, "application/x-ndjson").await,
@@ -121,8 +121,8 @@ async fn prove_cached(
         run: row.id.clone(),
         path,
         has_ended: row.state == Progress::Ended,
-        seal: api.supervisor.run_store().log_seal(&row.id).await?,
-        key: api.supervisor.public_key(),
+        seal: api.run_service.run_store().log_seal(&row.id).await?,
+        key: api.run_service.public_key(),
     };
     let found = tokio::fs::metadata(&subject.path).await.ok();
     let key = found.as_ref().and_then(|found| subject.proof_key(found));

@@ -102,9 +102,9 @@ pub(super) async fn start_chat(
     let (tasks, asked) =
         (api.tasks.clone(), (Arc::clone(&api), AuthenticatedCaller(Arc::clone(&caller.0))));
     // The client may be gone before it is answered.
-    let (supervisor, run, leaving) =
+    let (run_service, run, leaving) =
         tasks.run_detached(begin_run(caller, api, headers, chat)).await?;
-    let followed = supervisor.run_store().follow_events(&run, 0);
+    let followed = run_service.run_store().follow_events(&run, 0);
     // A client that is sent away has gone away, too: its run ends unless it said otherwise.
     let events = disarm_at_end(Box::pin(followed), leaving);
     let events = events::end_when_revoked(&asked.0, &asked.1, events);
@@ -122,20 +122,20 @@ async fn begin_run(
 ) -> Result<(RunService, String, Option<CancelOnDisconnect>), ApiError> {
     let policy = chat.on_disconnect;
     let AcceptedRun { run, is_known } =
-        runs::start_run(&api, &caller, &headers, chat.into()).await?;
+        runs::submit_run(&api, &caller, &headers, chat.into()).await?;
     if is_known {
         api.require_records(&run).await?;
     }
     let is_ours_to_end = policy == OnDisconnect::Cancel && !is_known;
-    let supervisor = api.supervisor.clone();
+    let run_service = api.run_service.clone();
     let leaving = is_ours_to_end
-        .then(|| CancelOnDisconnect { supervisor: supervisor.clone(), run: run.clone() });
-    Ok((supervisor, run, leaving))
+        .then(|| CancelOnDisconnect { run_service: run_service.clone(), run: run.clone() });
+    Ok((run_service, run, leaving))
 }
 
 /// Ends a run whose client has gone away before its end.
 struct CancelOnDisconnect {
-    supervisor: RunService,
+    run_service: RunService,
     run: String,
 }
 
@@ -152,7 +152,7 @@ impl Drop for CancelOnDisconnect {
             return;
         }
         tracing::info!(run = self.run, "the client of a chat has gone away");
-        self.supervisor.cancel_run(&self.run);
+        self.run_service.cancel_run(&self.run);
     }
 }
 

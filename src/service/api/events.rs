@@ -76,7 +76,7 @@ pub(super) async fn watch_run(
     let watcher = api.acquire_watcher(&caller)?;
     let [last, after] = given;
     let after = last.or(after).unwrap_or_default();
-    let events = api.supervisor.run_store().follow_events(&row.id, after);
+    let events = api.run_service.run_store().follow_events(&row.id, after);
     Ok(event_stream(end_when_revoked(&api, &caller, events), watcher))
 }
 

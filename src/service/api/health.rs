@@ -71,10 +71,10 @@ pub(super) async fn show_readiness(
         ("agents", check_agents(&api).await),
         (
             "database",
-            api.supervisor.run_store().check_writable().await.map_err(|error| error.to_string()),
+            api.run_service.run_store().check_writable().await.map_err(|error| error.to_string()),
         ),
-        ("run_dir", check_writable(&api.supervisor.settings().host.run_dir)),
-        ("storage", check_writable(&api.supervisor.settings().state_dir)),
+        ("run_dir", check_writable(&api.run_service.settings().host.run_dir)),
+        ("storage", check_writable(&api.run_service.settings().state_dir)),
     ];
     let ready = checks.iter().all(|(_, found)| found.is_ok());
     let said = |found: Result<(), String>| found.err().unwrap_or_else(|| "ok".to_owned());
@@ -90,8 +90,8 @@ pub(super) async fn show_readiness(
 /// Returns the state of the upstream and the forge. A readiness probe has little time, so a slow check continues in the
 /// background and its result is shown by the next probe.
 async fn standing(api: &ApiState) -> ServiceStatus {
-    let supervisor = api.supervisor.clone();
-    let asked = api.tasks.run_detached(async move { supervisor.standing().await });
+    let run_service = api.run_service.clone();
+    let asked = api.tasks.run_detached(async move { run_service.standing().await });
     timeout(PATIENCE, asked).await.unwrap_or_else(|_| {
         let unknown = || "not known yet".to_owned();
         ServiceStatus { upstream: unknown(), forge: unknown() }
@@ -99,12 +99,12 @@ async fn standing(api: &ApiState) -> ServiceStatus {
 }
 
 fn check_accepting(api: &ApiState) -> Result<(), String> {
-    if api.supervisor.is_draining() { Err("draining".to_owned()) } else { Ok(()) }
+    if api.run_service.is_draining() { Err("draining".to_owned()) } else { Ok(()) }
 }
 
 /// A full queue refuses new runs for some time, and the runs that the service has must stay readable meanwhile.
 fn check_queue(api: &ApiState) -> String {
-    let queue = api.supervisor.queue_gauges();
+    let queue = api.run_service.queue_gauges();
     if queue.queued >= queue.capacity && queue.places_taken >= queue.places {
         return format!("full: {} runs wait, and new runs are refused", queue.queued);
     }
@@ -113,7 +113,7 @@ fn check_queue(api: &ApiState) -> String {
 
 fn check_relay(api: &ApiState) -> Result<(), String> {
     let why = "there is no git that is new enough, so runs have no repositories; the log says more";
-    api.supervisor.delivery_service().map(|_| ()).ok_or_else(|| why.to_owned())
+    api.run_service.delivery_service().map(|_| ()).ok_or_else(|| why.to_owned())
 }
 
 /// One is enough: what is wrong with the others, `GET /api/v1/ai/agents?all=1` says.

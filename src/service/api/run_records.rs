@@ -91,7 +91,7 @@ pub(super) async fn show_output(
 ) -> Result<Json<RunOutputView>, ApiError> {
     let row = find_readable_run(&api, &caller, &id).await?;
     api.require_records(&row.id).await?;
-    let printed = api.supervisor.run_store().run_output(&row.id).await?;
+    let printed = api.run_service.run_store().run_output(&row.id).await?;
     let (stdout, stderr) = printed.unwrap_or_default();
     Ok(Json(RunOutputView { complete: row.state == Progress::Ended, stdout, stderr }))
 }
@@ -186,7 +186,7 @@ pub(super) async fn find_readable_run(
 
 /// Returns the run's jobs in the outbox.
 async fn list_jobs(api: &ApiState, row: RunRow) -> Result<Vec<DeliveryJob>, ApiError> {
-    let Some(relay) = api.supervisor.delivery_service() else { return Ok(vec![]) };
+    let Some(relay) = api.run_service.delivery_service() else { return Ok(vec![]) };
     let listed = tokio::task::spawn_blocking(move || relay.outbox().jobs_of_run(&row.id));
     listed.await.map_err(ApiError::internal_error)?.map_err(ApiError::internal_error)
 }
@@ -240,7 +240,7 @@ impl DeliveryView {
             head: job.head.map(|head| head.to_string()),
             is_pushed: job.is_pushed,
             pull_request_url: job.pull_request.as_ref().map(|pull| pull.url.clone()),
-            why: job.error.as_deref().map(|why| api.supervisor.mask_text(why)),
+            why: job.error.as_deref().map(|why| api.run_service.mask_text(why)),
         }
     }
 }

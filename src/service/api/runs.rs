@@ -117,9 +117,9 @@ pub(super) async fn create_run(
     headers: HeaderMap,
     JsonBody(run): JsonBody<CreateRunBody>,
 ) -> Result<Response, ApiError> {
-    let AcceptedRun { run, is_known } = start_run(&api, &caller, &headers, run).await?;
+    let AcceptedRun { run, is_known } = submit_run(&api, &caller, &headers, run).await?;
     let row = api
-        .supervisor
+        .run_service
         .run_store()
         .find_run(&run)
         .await?
@@ -130,7 +130,7 @@ pub(super) async fn create_run(
 }
 
 /// Begins a run, if the grant allows it.
-pub(super) async fn start_run(
+pub(super) async fn submit_run(
     api: &ApiState,
     caller: &AuthenticatedCaller,
     headers: &HeaderMap,
@@ -144,7 +144,7 @@ pub(super) async fn start_run(
         SpendingCaps { total: terms.max_cost_usd_total, per_day: terms.max_cost_usd_per_day };
     let limits = runs::GrantRunLimits::from_terms(terms);
     let terms = runs::RunStartOptions { key, limits, caps };
-    let started = api.supervisor.start_run(wanted, terms).await;
+    let started = api.run_service.start_run(wanted, terms).await;
     started.map_err(|refused| match refused {
         // Of agents that it may not run it is told nothing.
         RunStartError::NoAgent(unknown) => {
@@ -204,7 +204,7 @@ pub(super) async fn cancel_run(
         return Ok((StatusCode::OK, Json(RunView::from_row(&api, row).await?)));
     }
     tracing::info!(run = row.id, agent = row.agent, "a run is cancelled by a grant");
-    api.supervisor.cancel_run(&row.id);
+    api.run_service.cancel_run(&row.id);
     Ok((StatusCode::ACCEPTED, Json(RunView::from_row(&api, row).await?)))
 }
 
@@ -248,14 +248,14 @@ pub(super) async fn list_runs(
         limit: limit + 1,
     };
     let turn = api.long_reads.acquire_permit(&caller.0.id).await;
-    let journal = api.supervisor.run_store().clone();
+    let journal = api.run_service.run_store().clone();
     // Also for a client that leaves: its turn is over when the read is.
     let listed = api.tasks.run_detached(async move {
         let _held = turn;
         journal.list_runs(filter).await
     });
     let rows = listed.await?;
-    let positions = api.supervisor.queue_positions();
+    let positions = api.run_service.queue_positions();
     let mut runs: Vec<_> = rows
         .into_iter()
         .map(|row| {
@@ -298,12 +298,12 @@ impl RunView {
     /// Returns the row with its result, as the store has it.
     async fn from_row(api: &ApiState, row: RunRow) -> Result<Self, ApiError> {
         let result = match row.state {
-            store::RunPhase::Ended => api.supervisor.run_store().run_result(&row.id).await?,
+            store::RunPhase::Ended => api.run_service.run_store().run_result(&row.id).await?,
             _ => None,
         };
         let result =
             result.map(RawValue::from_string).transpose().map_err(ApiError::internal_error)?;
-        let position = api.supervisor.queue_position(&row.id);
+        let position = api.run_service.queue_position(&row.id);
         Ok(Self { listed: RunSummary::from_row(row, position), result })
     }
 }

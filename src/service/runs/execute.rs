@@ -273,7 +273,7 @@ impl RunServiceInner {
                 key = key.with_inheritance();
             }
             let entered = self.lock_sandbox(&key, cancel, place).await?;
-            let claim = self.long_running_pool.claim_locked(cancel, entered, &key, (order, inputs));
+            let claim = self.long_running_pool.claim(cancel, entered, &key, (order, inputs));
             return claim.boxed().await.map_err(RunFailure::from);
         }
         let slots = self.warm_pools.for_agent(&entry.name);

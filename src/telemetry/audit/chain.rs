@@ -18,7 +18,7 @@ use super::records::AuditRecord;
 
 /// The end of a chain: the number of the next record, and the hash that the next record must contain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HashChain {
+pub struct ChainTip {
     next: u64,
     prev: RecordHash,
 }
@@ -54,7 +54,7 @@ pub enum ChainBreakReason {
     TooManyUnsettled,
 }
 
-impl HashChain {
+impl ChainTip {
     /// The chain before the first record.
     pub const START: Self = Self { next: 1, prev: RecordHash([b'0'; 64]) };
 

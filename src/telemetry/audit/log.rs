@@ -22,7 +22,7 @@ use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::Notify;
 use tokio::time::timeout_at;
 
-use super::chain::{HashChain, MAX_UNSETTLED_CALLS, RecordHeader};
+use super::chain::{ChainTip, MAX_UNSETTLED_CALLS, RecordHeader};
 use super::fsync::FsyncThread;
 use super::key::AuditSigningKey;
 use super::log_file::AuditLogFile;
@@ -77,7 +77,7 @@ struct OpenAuditLog {
 }
 
 struct AuditLogState {
-    chain: HashChain,
+    chain: ChainTip,
     clock: TimestampFormatter,
     /// The run's id as JSON.
     run: String,
@@ -334,7 +334,7 @@ impl Drop for OpenAuditLog {
 }
 
 impl AuditLogState {
-    fn new(tail: AuditLogFile, chain: HashChain, key: AuditSigningKey, run: &str) -> Self {
+    fn new(tail: AuditLogFile, chain: ChainTip, key: AuditSigningKey, run: &str) -> Self {
         Self {
             chain,
             clock: TimestampFormatter::default(),
@@ -363,7 +363,7 @@ impl AuditLogState {
         torn: Option<&TornTail>,
         started: &RunStartedRecord,
     ) -> RecoveredRun {
-        let resumed = scan.chain != HashChain::START;
+        let resumed = scan.chain != ChainTip::START;
         if let Some(torn) = torn {
             let kept_in = torn.kept_in.file_name().unwrap_or_default().to_string_lossy();
             self.append_record(&LogRepairedRecord { torn_bytes: torn.bytes, kept_in: &kept_in });
@@ -517,7 +517,7 @@ fn check_run(
     scan: &AuditLogScan,
     started: &RunStartedRecord,
 ) -> Result<(), AuditError> {
-    if scan.chain == HashChain::START || scan.run == started.run {
+    if scan.chain == ChainTip::START || scan.run == started.run {
         return Ok(());
     }
     let (theirs, ours) = (scan.run.clone(), started.run.clone());
@@ -557,12 +557,8 @@ mod tests {
     async fn a_failed_sync_ends_admissions() {
         let mut file = tempfile::tempfile().unwrap();
         let tail = AuditLogFile::new(Arc::new(file.try_clone().unwrap()), 0);
-        let state = AuditLogState::new(
-            tail,
-            HashChain::START,
-            AuditSigningKey::new(None).unwrap(),
-            "run-1",
-        );
+        let state =
+            AuditLogState::new(tail, ChainTip::START, AuditSigningKey::new(None).unwrap(), "run-1");
         let unsyncable = File::options().write(true).open("/dev/null").unwrap();
         let log = AuditLog(Some(OpenAuditLog {
             state: Mutex::new(state),

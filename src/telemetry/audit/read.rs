@@ -4,7 +4,7 @@ use std::io::{self, BufRead, Read};
 
 use serde::Deserialize;
 
-use super::chain::{ChainBreakReason, HashChain, RecordHash};
+use super::chain::{ChainBreakReason, ChainTip, RecordHash};
 use super::records::{self, AuditRecord as _, CallOutcome, RunFinishedRecord};
 use crate::llm::budget::{BudgetAmount, Nanodollars, TokenUsage};
 
@@ -12,7 +12,7 @@ use crate::llm::budget::{BudgetAmount, Nanodollars, TokenUsage};
 #[derive(Debug)]
 pub struct AuditReader<R> {
     source: R,
-    chain: HashChain,
+    chain: ChainTip,
     line: Vec<u8>,
     /// The offset of the next line.
     offset: u64,
@@ -141,7 +141,7 @@ pub enum AuditReadError {
 /// The position of a reader. Every record before the position is proved.
 #[derive(Clone, Copy, Debug)]
 pub struct AuditReadPosition {
-    pub(super) chain: HashChain,
+    pub(super) chain: ChainTip,
     pub(super) offset: u64,
 }
 
@@ -182,7 +182,7 @@ impl<R: BufRead> AuditReader<R> {
 
 impl AuditReadPosition {
     /// The position before the first record.
-    pub const START: Self = Self { chain: HashChain::START, offset: 0 };
+    pub const START: Self = Self { chain: ChainTip::START, offset: 0 };
 
     /// Returns the position's offset in the file.
     pub fn offset(&self) -> u64 {
@@ -214,7 +214,7 @@ impl AuditEntry {
 }
 
 fn read_entry(
-    chain: &mut HashChain,
+    chain: &mut ChainTip,
     line: &[u8],
     offset: u64,
 ) -> Result<AuditEntry, ChainBreakReason> {
@@ -233,7 +233,7 @@ fn read_entry(
 }
 
 /// Returns the reason for a line without an end.
-fn classify_partial_line(chain: &HashChain, line: &[u8]) -> ChainBreakReason {
+fn classify_partial_line(chain: &ChainTip, line: &[u8]) -> ChainBreakReason {
     if line.len() as u64 > MAX_LINE_BYTES {
         ChainBreakReason::TooLong
     } else if chain.next_seq() == 1 && !chain.could_begin_with(line) {

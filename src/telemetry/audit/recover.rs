@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 use rustix::fs::OFlags;
 
 use super::AuditError;
-use super::chain::{ChainBreakReason, HashChain};
+use super::chain::{ChainBreakReason, ChainTip};
 use super::read::{self, AuditEntry, AuditEvent, AuditReader, ChainBreakError};
 use super::verify::AuditVerifyReportBuilder;
 use crate::llm::budget::{BudgetAmount, RecentUsage, Tokens};
@@ -20,7 +20,7 @@ use crate::llm::budget::{BudgetAmount, RecentUsage, Tokens};
 #[derive(Debug)]
 pub struct AuditLogScan {
     /// The chain, which the next record continues.
-    pub chain: HashChain,
+    pub chain: ChainTip,
     /// The offset of the end of the last whole record. Bytes after it belong to an incomplete line.
     pub whole_bytes: u64,
     /// The run of the records; empty if there are no records.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use cogni_gateway::telemetry::audit::AuditPublicKey;
 use cogni_gateway::telemetry::audit::chain::{
-    ChainBreakReason, HashChain, MAX_UNSETTLED_CALLS, RecordHeader,
+    ChainBreakReason, ChainTip, MAX_UNSETTLED_CALLS, RecordHeader,
 };
 use cogni_gateway::telemetry::audit::read::{ChainBreakError, MAX_LINE_BYTES};
 use cogni_gateway::telemetry::audit::records::{AuditRecord, CallRefusedRecord, CallSettledRecord};
@@ -373,15 +373,15 @@ fn is_ready(future: impl Future) -> bool {
 }
 
 /// Chains records without a file; also returns the number of lines.
-fn in_memory(write: impl FnOnce(&mut HashChain, &mut Vec<u8>)) -> (Vec<u8>, usize) {
+fn in_memory(write: impl FnOnce(&mut ChainTip, &mut Vec<u8>)) -> (Vec<u8>, usize) {
     let mut lines = vec![];
-    let mut chain = HashChain::START;
+    let mut chain = ChainTip::START;
     write(&mut chain, &mut lines);
     let count = line_starts(&lines).len();
     (lines, count)
 }
 
-fn append(chain: &mut HashChain, lines: &mut Vec<u8>, record: &impl AuditRecord) {
+fn append(chain: &mut ChainTip, lines: &mut Vec<u8>, record: &impl AuditRecord) {
     let head = RecordHeader { time: b"2026-11-21T23:10:33.125Z", run: "\"run-1\"" };
     chain.append_record(lines, head, record);
 }

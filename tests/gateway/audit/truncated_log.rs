@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use cogni_gateway::cli::audit::{AuditCommand, run};
-use cogni_gateway::telemetry::audit::chain::{HashChain, RecordHeader};
+use cogni_gateway::telemetry::audit::chain::{ChainTip, RecordHeader};
 use cogni_gateway::telemetry::audit::records::AuditRecord;
 use cogni_gateway::telemetry::audit::verify::CheckpointCoverage;
 use cogni_gateway::telemetry::audit::{AuditPublicKey, AuditSigningKey};
@@ -129,7 +129,7 @@ enum Forgery {
 fn forged(left: usize, more: &[Forgery]) -> Vec<u8> {
     let lines = LOG.split_inclusive(|byte| *byte == b'\n').take(left);
     let mut log: Vec<u8> = lines.flatten().copied().collect();
-    let mut chain = HashChain::START;
+    let mut chain = ChainTip::START;
     for line in log.split(|byte| *byte == b'\n').take(left) {
         chain.verify_next(line).unwrap();
     }
@@ -147,13 +147,13 @@ fn forged(left: usize, more: &[Forgery]) -> Vec<u8> {
     log
 }
 
-fn append(chain: &mut HashChain, log: &mut Vec<u8>, record: &impl AuditRecord) {
+fn append(chain: &mut ChainTip, log: &mut Vec<u8>, record: &impl AuditRecord) {
     let head = RecordHeader { time: b"2026-11-22T20:10:00.000Z", run: "\"run-1\"" };
     chain.append_record(log, head, record);
 }
 
 /// Appends a checkpoint that is valid under the forger's own key.
-fn sign(chain: &mut HashChain, log: &mut Vec<u8>) {
+fn sign(chain: &mut ChainTip, log: &mut Vec<u8>) {
     #[derive(Serialize)]
     struct Checkpoint {
         signature: String,

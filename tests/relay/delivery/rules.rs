@@ -1,6 +1,6 @@
 //! A1, L5: Tests of merged rules: an agent's own rules make its host's rules stricter, and never weaker.
 
-use cogni_gateway::relay::delivery::rules::{AgentReviewRules, PolicyTightening, ReviewRules};
+use cogni_gateway::relay::delivery::rules::{AgentReviewPolicy, AgentReviewRules, ReviewRules};
 use cogni_gateway::relay::repo::review::{
     CredentialKind, PathPattern, PathRule, RelayConfig, ReviewAction, ReviewPolicy, ReviewReason,
 };
@@ -17,7 +17,7 @@ use crate::repo::setup::RelaySetup;
 #[test]
 fn an_agent_without_rules_changes_nothing() {
     let host = host("review_files = 5000\nsubmodule = 'push'\nsecrets = []");
-    assert_eq!(PolicyTightening::default().tighten(&host), host);
+    assert_eq!(AgentReviewPolicy::default().tighten(&host), host);
     let rules = ReviewRules::new(&host, Some(&AgentReviewRules::default()));
     assert_eq!(rules.parse_policy().unwrap(), host);
     assert_eq!(ReviewRules::new(&host, None).parse_policy().unwrap(), host);
@@ -28,7 +28,7 @@ fn an_agent_without_rules_changes_nothing() {
 #[test]
 fn the_stricter_of_two_rules_holds() {
     let host = host("review_files = 10\nhold_files = 20\nnew_program = 'hold'");
-    let own: PolicyTightening = toml::from_str(
+    let own: AgentReviewPolicy = toml::from_str(
         "review_files = 5\nhold_files = 50\nnew_program = 'review'\nlfs_pointer = 'hold'\n\
          [[paths]]\nwhy = 'ours'\nverdict = 'hold'\nmatch = ['docs/**']\n[[secrets]]\nname = 'our key'\npattern = 'K-[0-9]+'",
     )
@@ -222,8 +222,8 @@ prop_compose! {
         numbers in vec(of(0..1000_u32), 4),
         paths in paths(),
         secrets in kinds(),
-    ) -> PolicyTightening {
-        PolicyTightening {
+    ) -> AgentReviewPolicy {
+        AgentReviewPolicy {
             review_files: numbers[0].map(|number| number as usize),
             hold_files: numbers[1].map(|number| number as usize),
             review_file_bytes: numbers[2].map(u64::from),

@@ -18,7 +18,7 @@ use cogni_gateway::runner::long_running::workspace_store::WorkspaceStore;
 use cogni_gateway::runner::long_running::{
     LongRunningClaimError, LongRunningPool, LongRunningPoolLimits, SandboxKey,
 };
-use cogni_gateway::runner::{PreparedRun, RunPlan};
+use cogni_gateway::runner::{PreparedRun, RunInputs, RunPlan};
 use cogni_gateway::sandbox::SandboxSpec;
 use cogni_gateway::sandbox::spec::SandboxLimits;
 use serde_json::{Value, json};
@@ -206,7 +206,7 @@ async fn a_run_without_a_free_sandbox_is_refused() {
     let claim = async |key: &SandboxKey, run, change: fn(&mut RunPlan)| {
         let mut plan = installation.run_plan(run, &["true"]);
         change(&mut plan);
-        Box::pin(pool.pool.claim(key, plan)).await.err().map(|error| error.to_string())
+        Box::pin(claim_sandbox(&pool.pool, key, plan)).await.err().map(|error| error.to_string())
     };
     let messages = [
         claim(&key(), "run-2", |_| ()).await,
@@ -224,7 +224,7 @@ async fn a_run_without_a_free_sandbox_is_refused() {
     let first = run(first).await;
     assert_eq!(first["ok"], json!(true), "{first}");
     // A run that has ended makes room for another.
-    let third = pool.pool.claim(&other, installation.run_plan("run-6", &["true"]));
+    let third = claim_sandbox(&pool.pool, &other, installation.run_plan("run-6", &["true"]));
     let third = Box::pin(third).await.unwrap();
     assert_eq!(run(third).await["ok"], json!(true));
     assert_eq!(pool.pool.count(), 1);
@@ -249,14 +249,32 @@ async fn a_run_waits_for_a_free_sandbox() {
 
     let cancel = CancellationToken::new();
     let key = key();
-    let third =
-        pool.pool.claim_with_cancel(&cancel, &key, installation.run_plan("run-3", &["true"]));
+    let third = claim_until(&cancel, &pool.pool, &key, installation.run_plan("run-3", &["true"]));
     let (third, ()) = tokio::join!(Box::pin(third), async { cancel.cancel() });
     assert!(matches!(third.err(), Some(LongRunningClaimError::Cancelled)));
     let second = run(second).await;
     assert_eq!(second["ok"], json!(true), "{second}");
     assert_eq!(pool.pool.count(), 1);
     pool.stop().await;
+}
+
+/// Claims a key's sandbox for a run that has no commits to deliver.
+pub(crate) async fn claim_sandbox(
+    pool: &LongRunningPool,
+    key: &SandboxKey,
+    plan: RunPlan,
+) -> Result<PreparedRun, LongRunningClaimError> {
+    Box::pin(claim_until(&CancellationToken::new(), pool, key, plan)).await
+}
+
+async fn claim_until(
+    cancel: &CancellationToken,
+    pool: &LongRunningPool,
+    key: &SandboxKey,
+    plan: RunPlan,
+) -> Result<PreparedRun, LongRunningClaimError> {
+    let lock = pool.lock_key(cancel, key).await?;
+    Box::pin(pool.claim(cancel, lock, key, (plan, RunInputs::default()))).await
 }
 
 /// Waits as [`wait_until`] does, without blocking other tasks.
@@ -273,7 +291,8 @@ async fn kept_claim_after_stop(installation: &Installation) -> Result<(), LongRu
     let stop = CancellationToken::new();
     stop.cancel();
     pool.maintain(stop).await;
-    Box::pin(pool.claim(&key(), installation.run_plan("run-late", &["true"]))).await.map(drop)
+    let plan = installation.run_plan("run-late", &["true"]);
+    Box::pin(claim_sandbox(&pool, &key(), plan)).await.map(drop)
 }
 
 /// R5, R7: Long-running sandboxes of a killed process end by themselves, and a sweep removes the rest.
@@ -283,7 +302,7 @@ async fn long_running_sandboxes_end_with_their_process() {
         let pool = PoolFixture::new(&installation, LIMITS);
         let idle = SandboxKey::new("agent", "idle");
         let plan = installation.run_plan("run-idle", &["true"]);
-        run(Box::pin(pool.pool.claim(&idle, plan)).await.unwrap()).await;
+        run(Box::pin(claim_sandbox(&pool.pool, &idle, plan)).await.unwrap()).await;
         let busy = sh("echo > begun; setsid sleep 1000 & sleep 1000");
         let busy = pool.claim(installation.run_plan("run-busy", &busy)).await;
         let begun = busy.workspace_path().unwrap().join("begun");
@@ -342,7 +361,7 @@ impl<'place> PoolFixture<'place> {
         key: SandboxKey,
         plan: RunPlan,
     ) -> Pin<Box<dyn Future<Output = PreparedRun> + '_>> {
-        Box::pin(async move { Box::pin(self.pool.claim(&key, plan)).await.unwrap() })
+        Box::pin(async move { Box::pin(claim_sandbox(&self.pool, &key, plan)).await.unwrap() })
     }
 
     /// Stops the pool; afterwards only workspaces remain.

@@ -13,6 +13,7 @@ use cogni_gateway::sandbox::{SandboxSpec, UserRange};
 use serde_json::Value;
 use tokio::time::{Duration, sleep};
 
+use crate::docker_driver::long_running::claim_sandbox;
 use crate::support::installation::{Installation, run};
 use crate::support::process::TEST_TIMEOUT;
 use crate::support::run_command::sh;
@@ -136,10 +137,10 @@ async fn a_stored_workspace_belongs_to_its_next_user() {
     let uses = |name: &'static str, uids: &str, script: &str| {
         let plan = run_plan(&installation, name, script);
         let plan = RunPlan { uids: uids.parse().unwrap(), ..plan };
-        let residents = LongRunningPool::new(&store, TERMS);
+        let pool = LongRunningPool::new(&store, TERMS);
         async move {
             let key = SandboxKey::new("agent", "branch");
-            let prepared = Box::pin(residents.claim(&key, plan)).await.unwrap();
+            let prepared = Box::pin(claim_sandbox(&pool, &key, plan)).await.unwrap();
             let home = prepared.workspace_path().unwrap().to_owned();
             let result = run(prepared).await;
             (stdout(&result).to_owned(), home)

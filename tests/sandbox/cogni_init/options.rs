@@ -57,7 +57,7 @@ fn help_and_version_are_printed() {
       --env NAME=VALUE       a variable for the agent; it overrides an inherited one
       --write PATH           the agent may write below this, and nowhere else, if the kernel has Landlock; may be repeated
       --slot PATH            connect to this socket, and wait for a claim with these options and the program
-      --resident             in a claim only: after the agent has ended, wipe its files and wait for the next claim
+      --long-running         in a claim only: after the agent has ended, wipe its files and wait for the next claim
       --commands             run several commands one after the other, without a gateway, and report their output in frames
       --allow-unix-sockets   let the agent make unix sockets; without this it gets EPERM, and socketpair(2) works
       --help                 print this

@@ -84,13 +84,13 @@ impl GatewayExchange {
 
     /// Reads the rest of the response after the client has disconnected, to learn the usage.
     async fn drain(mut self: Box<Self>, place: DrainPermit) {
-        let cut = self.gateway().tasks.abort_token().clone();
+        let abort = self.gateway().tasks.abort_token().clone();
         let Some((context, response)) = self.streaming() else { return };
         response.usage_source = UsageSource::Drained;
         let pump = response.read_remaining(context, MAX_DRAIN_BYTES);
         // Four events end the reading: the end of the response, the byte limit, the permit's deadline and a
         // forced shutdown.
-        let _ = cut.run_until_cancelled(tokio::time::timeout_at(place.until, pump)).await;
+        let _ = abort.run_until_cancelled(tokio::time::timeout_at(place.until, pump)).await;
     }
 }
 

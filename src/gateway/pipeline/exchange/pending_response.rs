@@ -42,7 +42,7 @@ impl GatewayExchange {
             // The response wins if the response and an abort are ready in the same poll.
             let poll = |cx: &mut Context<'_>| match answer.as_mut().poll(cx) {
                 Poll::Ready(sent) => Poll::Ready(sent.map_err(CallRejection::from)),
-                Poll::Pending => self.context.cut.poll(cx).map(|()| Err(CallRejection::Aborted)),
+                Poll::Pending => self.context.abort.poll(cx).map(|()| Err(CallRejection::Aborted)),
             };
             poll_fn(poll).await
         };
@@ -92,10 +92,10 @@ impl Drop for PendingResponse {
         };
         // Without a free permit, `answer` is dropped here: the call is cancelled and settled without a report.
         let Some(place) = DrainPermit::try_acquire(&gateway) else { return };
-        let cut = gateway.tasks.abort_token().clone();
+        let abort = gateway.tasks.abort_token().clone();
         gateway.tasks.spawn_task(async move {
             // On timeout or forced shutdown the future is dropped, which settles the call.
-            let answer = cut.run_until_cancelled(tokio::time::timeout_at(place.until, answer));
+            let answer = abort.run_until_cancelled(tokio::time::timeout_at(place.until, answer));
             if let Some(Ok(response)) = answer.await
                 && let ResponseBody::Observed(body) = response.body
             {

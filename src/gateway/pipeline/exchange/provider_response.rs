@@ -89,7 +89,7 @@ impl ExchangeContext {
         });
         // The order matters: remove headers that reflect the upstream's key first, before a value of
         // them reaches the records.
-        self.policy.overwrites.remove_reflected(&mut fields);
+        self.policy.injected_headers.remove_reflected(&mut fields);
         let facts = headers::filter_for_client(&mut fields, &self.policy.config.headers);
         if let Some(dropped) = &sent.dropped {
             fields.push(dropped_fields::NAME, dropped.as_bytes());
@@ -123,7 +123,7 @@ impl ExchangeContext {
     }
 
     fn new_redactor(&self) -> SecretRedactor {
-        self.policy.overwrites.redactor()
+        self.policy.injected_headers.redactor()
     }
 }
 
@@ -134,7 +134,7 @@ impl ProviderResponse {
         cx: &mut Context<'_>,
     ) -> PolledFrame {
         // Check first: an aborted call must not deliver a frame that is already here.
-        if context.cut.is_cancelled() && !self.has_ended() {
+        if context.abort.is_cancelled() && !self.has_ended() {
             return Poll::Ready(Some(Err(self.abort_call(context))));
         }
         // A frame may yield no data, for example a held error or a dropped usage event. Poll on until
@@ -148,7 +148,7 @@ impl ProviderResponse {
                 }
                 Poll::Ready(None) => self.complete(context),
                 Poll::Pending => {
-                    ready!(context.cut.poll(cx));
+                    ready!(context.abort.poll(cx));
                     return Poll::Ready(Some(Err(self.abort_call(context))));
                 }
             };
@@ -169,7 +169,7 @@ impl ProviderResponse {
         if self.has_ended() {
             return Poll::Pending;
         }
-        ready!(context.cut.poll(cx));
+        ready!(context.abort.poll(cx));
         self.abort_call(context);
         Poll::Ready(())
     }

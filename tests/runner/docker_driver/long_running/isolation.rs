@@ -14,7 +14,7 @@ use cogni_gateway::sandbox::spec::SandboxLimits;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::{LIMITS, PoolFixture, exists, key, workspace_store};
+use super::{LIMITS, PoolFixture, claim_sandbox, exists, key, workspace_store};
 use crate::docker_driver::driver::sh;
 use crate::support::docker_engine::must;
 use crate::support::installation::{Installation, installations, run};
@@ -159,7 +159,7 @@ async fn an_abandoned_run_ends_before_the_next_run_gets_the_workspace() {
         let pool = LongRunningPool::new(&workspace_store(&installation), LIMITS);
         let key = key();
         let script = sh("echo > begun; trap '' TERM; while :; do sleep 1; done");
-        let given_up = pool.claim(&key, installation.run_plan("run-1", &script));
+        let given_up = claim_sandbox(&pool, &key, installation.run_plan("run-1", &script));
         let given_up = Box::pin(given_up).await.unwrap();
         let begun = given_up.workspace_path().unwrap().join("begun");
         tokio::select! {
@@ -170,7 +170,7 @@ async fn an_abandoned_run_ends_before_the_next_run_gets_the_workspace() {
         // This run fails after the point where the workspace would be filled, before there is another sandbox.
         let mut plan = installation.run_plan("run-2", &script);
         plan.run_dir = begun;
-        let next = Box::pin(pool.claim(&key, plan)).await;
+        let next = Box::pin(claim_sandbox(&pool, &key, plan)).await;
         assert!(matches!(next.err(), Some(LongRunningClaimError::Failed(_))));
         assert_eq!(pool.count(), 0);
         assert_eq!(installation.waiting_slots(), Vec::<String>::new());

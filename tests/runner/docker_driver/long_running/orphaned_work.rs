@@ -28,11 +28,12 @@ use crate::support::run_command::entries;
 #[tokio::test(flavor = "multi_thread")]
 async fn work_beside_a_branch_is_kept() {
     for (key, deep, next) in [("copied", "", "mine"), ("moved", DEEP, "")] {
-        let resident = SharedBranch::new().await;
-        let pool = PoolFixture::new(&resident.place, LIMITS);
-        let first = resident.run(&pool, key, &format!("echo mine > .state; {deep} {BOTH}")).await;
+        let shared_branch = SharedBranch::new().await;
+        let pool = PoolFixture::new(&shared_branch.place, LIMITS);
+        let first =
+            shared_branch.run(&pool, key, &format!("echo mine > .state; {deep} {BOTH}")).await;
         assert_eq!(told(&first), json!(["done", true]), "{key}: {first}");
-        let mut left = resident.left();
+        let mut left = shared_branch.left();
         let own = |path: &str| left.workspace.join(path).exists();
         assert!(left.is_exclusive() && own(".git/refs/heads/other") && own(".state"), "{left:?}");
         assert_eq!(left.left.as_deref(), Some(ELSEWHERE));
@@ -42,19 +43,19 @@ async fn work_beside_a_branch_is_kept() {
                 chown(&left.workspace, Some(0), Some(0)).unwrap();
                 fs::set_permissions(&left.workspace, Permissions::from_mode(0o700)).unwrap();
             }
-            let again = resident.retry(&left.id);
+            let again = shared_branch.retry(&left.id);
             assert_eq!(again["step"], "done", "{key}: {again}");
-            left = resident.left();
+            left = shared_branch.left();
             assert_eq!(left.left.as_deref(), Some(ELSEWHERE), "{key}");
             assert_eq!(owner(&left.workspace), owner(&left.workspace.join(".git")), "{key}");
             assert_ne!(owner(&left.workspace), 0, "{key}");
         }
 
-        let second = resident.run(&pool, key, "cat one .state").await;
+        let second = shared_branch.run(&pool, key, "cat one .state").await;
         assert_eq!(second["stdout"], format!("one\n{next}").trim_end().to_owned() + "\n", "{key}");
-        assert_eq!(resident.left(), left);
-        resident.relay.outbox().discard_item(&left.id).unwrap();
-        assert_eq!(entries(&resident.state().join("work")), [""; 0]);
+        assert_eq!(shared_branch.left(), left);
+        shared_branch.relay.outbox().discard_item(&left.id).unwrap();
+        assert_eq!(entries(&shared_branch.state().join("work")), [""; 0]);
         pool.stop().await;
     }
 }
@@ -63,12 +64,12 @@ async fn work_beside_a_branch_is_kept() {
 /// branch archives it, and no sweep removes it before.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_next_process_archives_what_a_killed_process_has_not() {
-    let resident = SharedBranch::new().await;
-    let pool = PoolFixture::new(&resident.place, LIMITS);
-    let first = resident.run(&pool, "cut", &format!("echo mine > .state; {BOTH}")).await;
+    let shared_branch = SharedBranch::new().await;
+    let pool = PoolFixture::new(&shared_branch.place, LIMITS);
+    let first = shared_branch.run(&pool, "cut", &format!("echo mine > .state; {BOTH}")).await;
     assert_eq!(told(&first), json!(["done", true]), "{first}");
-    let (left, outbox) = (resident.left(), resident.relay.outbox());
-    let [home] = &resident.homes()[..] else { panic!("{:?}", resident.homes()) };
+    let (left, outbox) = (shared_branch.left(), shared_branch.relay.outbox());
+    let [home] = &shared_branch.homes()[..] else { panic!("{:?}", shared_branch.homes()) };
     // Two cases: only the row was written, and the workspace was being moved.
     for has_begun in [false, true] {
         if has_begun {
@@ -78,15 +79,15 @@ async fn the_next_process_archives_what_a_killed_process_has_not() {
         }
         let cut = outbox.retain_workspace(&left, home, ELSEWHERE).unwrap();
         assert!(cut.needs_collection() && !cut.is_exclusive());
-        drop(resident.target("cut").await);
-        assert_eq!(resident.left(), left);
+        drop(shared_branch.target("cut").await);
+        assert_eq!(shared_branch.left(), left);
         assert!(left.workspace.join(".git/refs/heads/other").exists());
         assert_eq!(
             (home.join("more").exists(), left.workspace.join("more").exists()),
             (false, has_begun)
         );
     }
-    let second = resident.run(&pool, "cut", "cat one").await;
+    let second = shared_branch.run(&pool, "cut", "cat one").await;
     assert_eq!(second["stdout"], "one\n", "{second}");
     pool.stop().await;
 }
@@ -133,7 +134,7 @@ impl SharedBranch {
         let key = SandboxKey::new("agent", key).preserving([".state"]);
         let (pool, cancel) = (&pool_fixture.pool, CancellationToken::new());
         let entered = pool.lock_key(&cancel, &key).await.unwrap();
-        run(Box::pin(pool.claim_locked(&cancel, entered, &key, begun)).await.unwrap()).await
+        run(Box::pin(pool.claim(&cancel, entered, &key, begun)).await.unwrap()).await
     }
 
     /// Retries in a separate process, because the test's process is not a program that makes sandboxes.

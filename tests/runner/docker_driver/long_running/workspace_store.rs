@@ -14,7 +14,7 @@ use cogni_gateway::runner::{PreparedRun, RunInputs, RunPlan};
 use cogni_gateway::sandbox::SandboxSpec;
 use cogni_gateway::sandbox::spec::{SandboxLimits, WorkspaceMount};
 
-use super::{LIMITS, PoolFixture, key, workspace_store};
+use super::{LIMITS, PoolFixture, claim_sandbox, key, workspace_store};
 use crate::docker_driver::driver::sh;
 use crate::support::installation::{Installation, installations, run};
 use crate::support::process::wait_until;
@@ -103,7 +103,8 @@ async fn a_workspace_that_is_full_ends_its_run_and_lets_no_other_begin() {
             insta::assert_snapshot!(full["error"].as_str().unwrap(), @"the workspace holds more than 16 MiB, which is as much as it may (`max_workspace` of the limits)")
         );
 
-        let refused = Box::pin(pool.pool.claim(&key(), small("run-next", &["true"]))).await;
+        let (key, plan) = (key(), small("run-next", &["true"]));
+        let refused = Box::pin(claim_sandbox(&pool.pool, &key, plan)).await;
         let refused = refused.err().unwrap();
         assert!(matches!(refused, LongRunningClaimError::WorkspaceFull { .. }), "{refused}");
         let [one] = &workspace_store(&installation).list().unwrap()[..] else {
@@ -146,11 +147,11 @@ async fn a_workspace_is_measured_when_its_program_has_ended() {
     let quick = sh("dd if=/dev/zero of=full bs=1M count=32 2>/dev/null");
     let mut plan = bounded(installation.run_plan("run-quick", &quick), 16 << 20);
     let pool = PoolFixture::new(&installation, LIMITS);
-    let resident = run(pool.claim(plan.clone()).await).await;
+    let long_running = run(pool.claim(plan.clone()).await).await;
     pool.stop().await;
     plan.spec.workspace = WorkspaceMount::Fresh;
     let own = run(PreparedRun::new(plan, RunInputs::default()).unwrap()).await;
-    for full in [resident, own] {
+    for full in [long_running, own] {
         assert_eq!(full["error_code"], "workspace_full", "{full}");
     }
 }
