@@ -81,12 +81,8 @@ async fn open_and_serve(
     // The lock comes before the database: another process's state must not be migrated to another version.
     let lock = StateDirLock::acquire(&serve.state_directory()).await?;
     create_run_dir(&serve.run_dir)?;
-    let schemas = [auth::GRANT_SCHEMA, store::SCHEMA, billing::SCHEMA];
     let host = GatewayHost::new(&given.config)?;
-    let writes = host.metrics().state_write_recorder();
-    let file = serve.database_path();
-    let database = SqliteDatabase::open_with_commit_observer(&file, &schemas, writes)
-        .with_context(|| format!("cannot serve from `{}`", file.display()))?;
+    let database = open_database(&serve.database_path(), &host)?;
     let billing_store = BillingStore::new(database.clone()).with_bound(serve.receipt_bound);
     let grants = GrantStore::new(database.clone());
     let parts = RunServiceDeps {
@@ -227,6 +223,14 @@ fn is_without_git(error: &anyhow::Error) -> bool {
         )
     };
     error.downcast_ref().is_some_and(without_git)
+}
+
+/// Opens the service's database. The host's metrics count the writes.
+fn open_database(file: &Path, host: &GatewayHost) -> anyhow::Result<SqliteDatabase> {
+    let schemas = [auth::GRANT_SCHEMA, store::SCHEMA, billing::SCHEMA];
+    let writes = host.metrics().state_write_recorder();
+    SqliteDatabase::open_with_commit_observer(file, &schemas, writes)
+        .with_context(|| format!("cannot serve from `{}`", file.display()))
 }
 
 /// Creates the directory for the runs' directories. Other users may pass through the directory but not list it.

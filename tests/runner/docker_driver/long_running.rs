@@ -211,8 +211,8 @@ async fn a_run_without_a_free_sandbox_is_refused() {
     let messages = [
         claim(&key(), "run-2", |_| ()).await,
         claim(&other, "run-3", |_| ()).await,
-        claim(&key(), "run-4", |plan| plan.spec.init = None).await,
-        claim(&key(), "run-5", |plan| plan.spec.argv.clear()).await,
+        claim(&other, "run-4", |plan| plan.spec.init = None).await,
+        claim(&other, "run-5", |plan| plan.spec.argv.clear()).await,
     ];
     let messages: Vec<_> = messages.into_iter().flatten().collect();
     insta::assert_snapshot!(messages.join("\n"), @r"
