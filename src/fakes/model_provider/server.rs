@@ -37,6 +37,7 @@ pub(super) enum ProviderRoute {
     CountTokens,
     Embeddings,
     Models,
+    Model,
 }
 
 /// A request that is being answered.
@@ -130,7 +131,7 @@ impl ProviderCall<'_> {
         route: ProviderRoute,
     ) -> Result<(ProviderRequest<'b>, ProviderScript), String> {
         let ask = match route {
-            ProviderRoute::Models => ProviderRequest::default(),
+            ProviderRoute::Models | ProviderRoute::Model => ProviderRequest::default(),
             _ => ProviderRequest::parse(body)
                 .map_err(|error| format!("the body cannot be read: {error}"))?,
         };
@@ -212,7 +213,12 @@ impl ProviderCall<'_> {
             ProviderRoute::Turn(protocol) => protocol.unary_body(answer),
             ProviderRoute::CountTokens => json!({ "input_tokens": answer.input }),
             ProviderRoute::Embeddings => embeddings::embeddings_response(ask, &answer.script),
-            ProviderRoute::Models => model_list_json(&self.ticket.head().headers),
+            ProviderRoute::Models => model_list_json(self.ticket.head()),
+            ProviderRoute::Model => {
+                let head = self.ticket.head();
+                let name = head.uri.path().strip_prefix(MODEL_PATH).unwrap_or_default();
+                model_json(name, head)
+            }
         };
         headers::set_unary(&mut self.headers, route.is_billed().then(|| answer.cost_dollars()));
         self.ticket.set_status(StatusCode::OK);
@@ -259,8 +265,7 @@ impl ProviderRoute {
             "/v1/messages/count_tokens" => (Self::CountTokens, Method::POST),
             "/v1/embeddings" => (Self::Embeddings, Method::POST),
             "/v1/models" => (Self::Models, Method::GET),
-            // One model is answered with the list too: tests only check that it was requested.
-            _ if path.starts_with("/v1/models/") => (Self::Models, Method::GET),
+            _ if path.starts_with(MODEL_PATH) => (Self::Model, Method::GET),
             _ => return Err(StatusCode::NOT_FOUND),
         };
         if *method == served { Ok(route) } else { Err(StatusCode::METHOD_NOT_ALLOWED) }
@@ -270,7 +275,7 @@ impl ProviderRoute {
         match self {
             Self::Turn(protocol) => protocol,
             Self::CountTokens => ProviderProtocol::Messages,
-            Self::Embeddings | Self::Models => ProviderProtocol::Chat,
+            Self::Embeddings | Self::Models | Self::Model => ProviderProtocol::Chat,
         }
     }
 
@@ -289,27 +294,34 @@ impl ProviderRoute {
 }
 
 /// Returns the list of models, in Anthropic's format for Anthropic's clients.
-fn model_list_json(request: &HeaderMap) -> Value {
-    // Anthropic's clients send this header on every request.
-    if request.contains_key("anthropic-version") {
-        let model = |id: &&str| {
-            json!({
-                "type": "model",
-                "id": id,
-                "display_name": id,
-                "created_at": "2026-01-01T00:00:00Z",
-            })
-        };
+fn model_list_json(request: &Parts) -> Value {
+    if is_anthropic_client(request) {
         return json!({
-            "data": MODEL_NAMES.iter().map(model).collect::<Vec<_>>(),
+            "data": MODEL_NAMES.iter().map(|id| model_json(id, request)).collect::<Vec<_>>(),
             "first_id": MODEL_NAMES[0],
             "last_id": MODEL_NAMES[MODEL_NAMES.len() - 1],
             "has_more": false,
         });
     }
-    let model =
-        |id: &&str| json!({ "id": id, "object": "model", "created": 1, "owned_by": "fake" });
-    json!({ "object": "list", "data": MODEL_NAMES.iter().map(model).collect::<Vec<_>>() })
+    let models: Vec<_> = MODEL_NAMES.iter().map(|id| model_json(id, request)).collect();
+    json!({ "object": "list", "data": models })
+}
+
+fn model_json(id: &str, request: &Parts) -> Value {
+    if is_anthropic_client(request) {
+        return json!({
+            "type": "model",
+            "id": id,
+            "display_name": id,
+            "created_at": "2026-01-01T00:00:00Z",
+        });
+    }
+    json!({ "id": id, "object": "model", "created": 1, "owned_by": "fake" })
+}
+
+/// Returns true for Anthropic's clients, which send this header on every request.
+fn is_anthropic_client(request: &Parts) -> bool {
+    request.headers.contains_key("anthropic-version")
 }
 
 fn json_response(
@@ -332,7 +344,9 @@ fn build_response(
     response
 }
 
-/// The models that `GET /v1/models` lists. Every other name is answered too.
+/// The beginning of the path of one model. The model's name follows, and may contain slashes.
+const MODEL_PATH: &str = "/v1/models/";
+/// The models that `GET /v1/models` lists. The provider has a model of every other name, too.
 const MODEL_NAMES: [&str; 2] = ["fake-small", "fake-large"];
 /// The maximum size of a body: twice the gateway's default.
 const MAX_BODY_BYTES: usize = 64 << 20;

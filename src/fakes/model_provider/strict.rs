@@ -33,7 +33,9 @@ pub(super) fn check_request(
         ProviderRoute::Turn(ProviderProtocol::Messages) => (true, Some("messages")),
         ProviderRoute::CountTokens => (true, Some("count_tokens")),
         // Anthropic's clients send this header on every request.
-        ProviderRoute::Models => (headers.contains_key(ANTHROPIC_VERSION), None),
+        ProviderRoute::Models | ProviderRoute::Model => {
+            (headers.contains_key(ANTHROPIC_VERSION), None)
+        }
     };
     if is_anthropic {
         anthropic::check_headers(headers)?;

@@ -139,7 +139,8 @@ async fn one_model_is_answered_like_the_list() {
     app.stop().await;
 
     let app = TestApp::start().await;
-    assert_eq!(app.client().get("/v1/models/openai/gpt-5:free").await.status, 200);
+    let answer = app.client().get("/v1/models/openai/gpt-5:free").await;
+    assert_eq!((answer.status.as_u16(), &answer.json()["id"]), (200, &json!("openai/gpt-5:free")));
     assert_eq!(app.upstream.seen.last_request().unwrap().path, "/v1/models/openai/gpt-5:free");
     for odd in ["", "a,b", "a//b", "a/", "../a", "a/./b", "a%2fb", "a;b", &"a".repeat(257)] {
         let answer = app
