@@ -278,7 +278,7 @@ Begin with `cogni-gateway demo`, which needs nothing, then `doctor`, `run` and `
 
 Variables:
   LOG=info          Log level on standard error: error, warn, info, debug or trace
-  LOG_FORMAT=json   Write log lines as JSON, for programs";
+  LOG_FORMAT=json   Write log lines as JSON, for programs; the access log, too";
 
 const VERBOSE: &str = "VERBOSE";
 const QUIET: &str = "QUIET";

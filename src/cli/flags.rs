@@ -9,6 +9,7 @@ use clap::{Arg, ArgMatches};
 
 use crate::base::time::MAX_TIME;
 use crate::gateway::config::{ConfigSetting, GatewayConfig, check_variable_names};
+use crate::telemetry::access_log::{self, AccessLogFormat};
 
 /// Returns one flag for each setting, and `--config`.
 pub fn flags_for(
@@ -58,6 +59,8 @@ pub fn read_config_with(
         |file| GatewayConfig::read_file(Path::new(&file)),
     )?;
     between(&mut config);
+    config.access_log_format =
+        AccessLogFormat::from_variable(variable(access_log::FORMAT_VARIABLE).as_deref());
     // These files are private: no sandbox may mount them.
     config.files.extend(config_file_path(matches, &variable).map(PathBuf::from));
     // A later source overrides an earlier one; `find_value` prefers the flag to the variable.

@@ -10,6 +10,8 @@ use std::time::Duration;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::JsonFields;
 
+use crate::telemetry::access_log::{AccessLogFormat, FORMAT_VARIABLE};
+
 /// The log's queue, and its thread.
 pub(super) struct StderrLog {
     lines: SyncSender<LogCommand>,
@@ -40,7 +42,8 @@ impl StderrLog {
         let writer = LogLineWriter(lines.clone());
         let log = tracing_subscriber::fmt().with_env_filter(filter);
         let log = log.with_writer(move || writer.clone());
-        if std::env::var("LOG_FORMAT").is_ok_and(|format| format == "json") {
+        let format = std::env::var(FORMAT_VARIABLE).ok();
+        if AccessLogFormat::from_variable(format.as_deref()) == AccessLogFormat::Json {
             log.fmt_fields(JsonFields::new()).event_format(json::JsonLogFormat).init();
         } else {
             log.with_ansi(io::stderr().is_terminal()).init();

@@ -27,7 +27,7 @@ use crate::gateway::upstream;
 use crate::gateway::upstream::UpstreamKind;
 use crate::llm::budget::{BudgetLimits, price};
 use crate::llm::request::{self, MODEL_NAME_RULE, capability_of_model, is_model_name};
-use crate::telemetry::access_log::{self, AccessLogDestination};
+use crate::telemetry::access_log::{self, AccessLogDestination, AccessLogFormat};
 use crate::telemetry::audit;
 use crate::telemetry::trace;
 
@@ -68,6 +68,9 @@ pub struct GatewayConfig {
     pub audit: audit::AuditConfig,
     #[serde(skip_serializing)]
     pub access_log: AccessLogDestination,
+    /// The form of the access log's lines. The variable `LOG_FORMAT` selects the form, as for the process's own log.
+    #[serde(skip)]
+    pub access_log_format: AccessLogFormat,
     /// The largest size of the access log in bytes, if the log is a file. At this size the file is renamed with the
     /// suffix `.1`, and a new file begins.
     pub access_log_max_bytes: u64,
@@ -371,6 +374,7 @@ impl Default for GatewayConfig {
             policy: policy::PolicyConfig::default(),
             audit: audit::AuditConfig::default(),
             access_log: AccessLogDestination::default(),
+            access_log_format: AccessLogFormat::default(),
             access_log_max_bytes: access_log::MAX_FILE_BYTES,
             metrics: MetricsConfig::default(),
             telemetry: trace::TracingConfig::default(),

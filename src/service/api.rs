@@ -158,6 +158,17 @@ impl ApiState {
         })
     }
 
+    /// Returns the run that a request is about, if the caller may see the run. The request's log line then names it.
+    async fn requested_run(
+        &self,
+        caller: &AuthenticatedCaller,
+        id: &str,
+    ) -> Result<RunRow, ApiError> {
+        let row = self.visible_run(caller, id).await?;
+        request_log::name_run(&row.id);
+        Ok(row)
+    }
+
     /// Returns a run that the caller may see. The answer is "not found" for a run of another grant as well, so that a
     /// caller cannot find out which run ids exist.
     async fn visible_run(

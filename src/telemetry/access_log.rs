@@ -4,6 +4,8 @@
 //! time=2026-11-21T22:53:07.412Z runId=run-7 attempt=0 method=POST uri=/v1/chat/completions status=200 …
 //! ```
 //!
+//! With `LOG_FORMAT=json`, a line is a JSON object with the same keys ([`AccessLogFormat`]).
+//!
 //! A request appends its line to a buffer and continues. A thread of the log takes the collected lines after 64 KiB or
 //! 100 ms, and writes them in one call. A slow disk or a pipe without a reader therefore delays that thread and no
 //! request. Lines that cannot be written are lost and counted; a warning is logged once.
@@ -12,11 +14,12 @@
 //! second without a limit. The first such requests of a run in each second have lines of their own. One further line
 //! with `outcome=repeated` has the number of the others in `repeats=` at its end.
 //!
-//! **Invariant:** every line has every key of [`FIELD_KEYS`] in that order. No value contains a space, a quote, `=` or
-//! a control character, whatever a client or an upstream has sent.
+//! **Invariant:** every line has every key of [`FIELD_KEYS`] in that order. In the text form, no value contains a space,
+//! a quote, `=` or a control character, whatever a client or an upstream has sent. In JSON, such characters are escaped.
 
 mod entry;
 mod flood_limiter;
+mod json_line;
 mod writer;
 
 use std::fmt;
@@ -43,6 +46,7 @@ use writer::{AccessLogRotation, AccessLogWriter};
 #[derive(Clone, Debug)]
 pub struct AccessLog {
     constant: AccessLogRunFields,
+    format: AccessLogFormat,
     destination: AccessLogDestination,
     writer: Option<Arc<AccessLogWriter>>,
     /// The limiter for lines of requests that made no call.
@@ -57,6 +61,16 @@ pub enum AccessLogDestination {
     Stdout,
     Stderr,
     File(PathBuf),
+}
+
+/// The form of the lines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AccessLogFormat {
+    /// `key=value` pairs with one space between them.
+    #[default]
+    Text,
+    /// A JSON object with the keys of the text form. Numbers are JSON numbers, and a missing value is `null`.
+    Json,
 }
 
 /// The run whose requests are logged.
@@ -77,7 +91,7 @@ pub enum AccessLogError {
 }
 
 impl AccessLog {
-    /// Opens the destination. An existing file is appended to; a new file gets mode 0640.
+    /// Opens the destination for lines of text. An existing file is appended to; a new file gets mode 0640.
     ///
     /// # Errors
     /// Returns an error if the destination cannot be opened, or if the writer's thread cannot be started.
@@ -85,16 +99,17 @@ impl AccessLog {
         destination: &AccessLogDestination,
         identity: &AccessLogIdentity<'_>,
     ) -> Result<Self, AccessLogError> {
-        Self::open_with_max_size(destination, identity, MAX_FILE_BYTES)
+        Self::open_with_format(destination, identity, AccessLogFormat::Text, MAX_FILE_BYTES)
     }
 
-    /// Opens the destination. A file that reaches `max_bytes` is renamed with the suffix `.1`, and a new file begins.
+    /// Opens the destination for lines of a form. A file that reaches `max_bytes` is renamed with the suffix `.1`, and a new file begins.
     ///
     /// # Errors
     /// Returns an error if the destination cannot be opened, or if the writer's thread cannot be started.
-    pub fn open_with_max_size(
+    pub fn open_with_format(
         destination: &AccessLogDestination,
         identity: &AccessLogIdentity<'_>,
+        format: AccessLogFormat,
         max_bytes: u64,
     ) -> Result<Self, AccessLogError> {
         // Only a file can be renamed; a pipe has no size to limit.
@@ -108,16 +123,18 @@ impl AccessLog {
         };
         let writer = destination.open_output()?.map(start).transpose()?;
         let constant =
-            AccessLogRunFields { identity: identity.run_fields(), trace: NO_TRACE.into() };
+            AccessLogRunFields { identity: identity.run_fields(format), trace: NO_TRACE.into() };
         let flood = Arc::default();
-        Ok(Self { constant, destination: destination.clone(), writer, flood })
+        Ok(Self { constant, format, destination: destination.clone(), writer, flood })
     }
 
     /// Returns a log for another run with the same destination.
     #[must_use]
     pub fn for_run(&self, identity: &AccessLogIdentity<'_>) -> Self {
-        let constant =
-            AccessLogRunFields { identity: identity.run_fields(), ..self.constant.clone() };
+        let constant = AccessLogRunFields {
+            identity: identity.run_fields(self.format),
+            ..self.constant.clone()
+        };
         // Each run has a limiter of its own, so a run that floods the log does not suppress lines of others.
         Self { constant, flood: Arc::default(), ..self.clone() }
     }
@@ -142,7 +159,10 @@ impl AccessLog {
             self.append_repeats(line.time, repeats);
         }
         if is_written {
-            writer.append_line(|buffer, clock| line.append_to(&self.constant, clock, buffer));
+            writer.append_line(|buffer, clock| match self.format {
+                AccessLogFormat::Text => line.append_to(&self.constant, clock, buffer),
+                AccessLogFormat::Json => line.append_json_to(&self.constant, clock, buffer),
+            });
         }
     }
 
@@ -153,9 +173,16 @@ impl AccessLog {
 
     fn append_repeats(&self, time: SystemTime, repeats: u64) {
         if let Some(writer) = self.writer.as_ref().filter(|_| repeats > 0) {
-            writer.append_line(|buffer, clock| {
-                AccessLogEntry::for_repeats(time).append_to(&self.constant, clock, buffer);
-                entry::append_repeats(repeats, buffer);
+            let line = AccessLogEntry::for_repeats(time);
+            writer.append_line(|buffer, clock| match self.format {
+                AccessLogFormat::Text => {
+                    line.append_to(&self.constant, clock, buffer);
+                    entry::append_repeats(repeats, buffer);
+                }
+                AccessLogFormat::Json => {
+                    line.append_json_to(&self.constant, clock, buffer);
+                    json_line::append_repeats(repeats, buffer);
+                }
             });
         }
     }
@@ -213,6 +240,13 @@ impl AccessLogDestination {
     }
 }
 
+impl AccessLogFormat {
+    /// Returns the form that the variable [`FORMAT_VARIABLE`] selects. Any value but `json` selects text.
+    pub fn from_variable(value: Option<&str>) -> Self {
+        if value == Some("json") { Self::Json } else { Self::Text }
+    }
+}
+
 /// Parses a destination: `off`, `-` or `/dev/stdout`, `/dev/stderr`, or else a path.
 impl From<&str> for AccessLogDestination {
     fn from(name: &str) -> Self {
@@ -244,14 +278,17 @@ impl fmt::Display for AccessLogDestination {
 
 impl AccessLogIdentity<'_> {
     /// Returns the text of the fields that are equal in every line of a run, made once.
-    fn run_fields(&self) -> Arc<str> {
+    fn run_fields(&self, format: AccessLogFormat) -> Arc<str> {
         let Self { run, attempt } = self;
-        format!(
-            "runId={} attempt={}",
-            SanitizedText(run).to_text(),
-            SanitizedText(attempt).to_text()
-        )
-        .into()
+        let fields = match format {
+            AccessLogFormat::Text => format!(
+                "runId={} attempt={}",
+                SanitizedText(run).to_text(),
+                SanitizedText(attempt).to_text()
+            ),
+            AccessLogFormat::Json => json_line::run_members(run, attempt),
+        };
+        fields.into()
     }
 }
 
@@ -262,6 +299,9 @@ fn open_file(path: &Path) -> io::Result<File> {
 /// The largest size of the current file and of the file before it, in bytes. The value is our choice: three million
 /// requests each.
 pub const MAX_FILE_BYTES: u64 = 1024 * 1024 * 1024;
+
+/// The environment variable that selects the form of log lines.
+pub const FORMAT_VARIABLE: &str = "LOG_FORMAT";
 
 /// The text for a missing trace, as for every missing value.
 const NO_TRACE: &str = "-";

@@ -11,37 +11,43 @@ use cogni_gateway::base::sanitize::SanitizedText;
 use cogni_gateway::llm::budget::{TokenUsage, Tokens, UsageSource};
 use cogni_gateway::llm::protocol::GatewayRoute;
 use cogni_gateway::telemetry::access_log::{
-    AccessLog, AccessLogDestination, AccessLogEntry, AccessLogIdentity, FIELD_KEYS,
+    AccessLog, AccessLogDestination, AccessLogEntry, AccessLogFormat, AccessLogIdentity,
+    FIELD_KEYS, MAX_FILE_BYTES,
 };
 use proptest::prelude::*;
+use serde_json::{Map, Value};
 
 use crate::support::allocations;
 
 /// G2: A line holds every value of a call, and `-` for a value that does not exist.
 #[test]
 fn a_line_reads_as_documented() {
-    let usage = TokenUsage {
-        input: Tokens(1200),
-        output: Tokens(180),
-        source: UsageSource::Provider,
-        ..TokenUsage::default()
-    };
-    let full = AccessLogEntry {
-        bytes: 48_211,
-        model: Some("openai/gpt-5-mini"),
-        litellm_call_id: Some("0199c0de-0000-7000-8000-000000000001"),
-        litellm_response_cost: Some("5.025e-05"),
-        upstream_time: Some(Duration::from_millis(4012)),
-        first_byte_time: Some(Duration::from_micros(451_900)),
-        usage: Some(&usage),
-        ..bare()
-    };
-    let refused =
-        AccessLogEntry { route: None, status: 404, method: "GET", outcome: "not_found", ..bare() };
-    insta::assert_snapshot!(written(&[full, refused]), @r"
+    let usage = usage();
+    insta::assert_snapshot!(written(&[full(&usage), refused()]), @r"
     time=2026-11-22T23:00:00.407Z runId=run-7 attempt=0 method=POST uri=/v1/chat/completions status=200 bytes=48211 request_bytes=2048 model=openai/gpt-5-mini request_id=0199c0de-0000-7000-8000-00000000002a litellm_call_id=0199c0de-0000-7000-8000-000000000001 litellm_response_cost=5.025e-05 upstream_time=4.012 first_byte_time=0.451 request_time=4.030 usage_input=1200 usage_output=180 usage_source=provider outcome=completed trace_id=-
     time=2026-11-22T23:00:00.407Z runId=run-7 attempt=0 method=GET uri=- status=404 bytes=0 request_bytes=2048 model=- request_id=0199c0de-0000-7000-8000-00000000002a litellm_call_id=- litellm_response_cost=- upstream_time=- first_byte_time=- request_time=4.030 usage_input=- usage_output=- usage_source=- outcome=not_found trace_id=-
     ");
+}
+
+/// G2: A line of JSON holds the same values: numbers as numbers, and `null` for a value that does not exist.
+#[test]
+fn a_json_line_reads_as_documented() {
+    let usage = usage();
+    insta::assert_snapshot!(written_in_json(&IDENTITY, &[full(&usage), refused()]), @r#"
+    {"time":"2026-11-22T23:00:00.407Z","runId":"run-7","attempt":0,"method":"POST","uri":"/v1/chat/completions","status":200,"bytes":48211,"request_bytes":2048,"model":"openai/gpt-5-mini","request_id":"0199c0de-0000-7000-8000-00000000002a","litellm_call_id":"0199c0de-0000-7000-8000-000000000001","litellm_response_cost":5.025e-05,"upstream_time":4.012,"first_byte_time":0.451,"request_time":4.030,"usage_input":1200,"usage_output":180,"usage_source":"provider","outcome":"completed","trace_id":null}
+    {"time":"2026-11-22T23:00:00.407Z","runId":"run-7","attempt":0,"method":"GET","uri":null,"status":404,"bytes":0,"request_bytes":2048,"model":null,"request_id":"0199c0de-0000-7000-8000-00000000002a","litellm_call_id":null,"litellm_response_cost":null,"upstream_time":null,"first_byte_time":null,"request_time":4.030,"usage_input":null,"usage_output":null,"usage_source":null,"outcome":"not_found","trace_id":null}
+    "#);
+}
+
+/// G2, G15: The count of a flood is a number in JSON, too.
+#[test]
+fn a_flood_is_counted_in_json() {
+    let late = AccessLogEntry { time: bare().time + Duration::from_secs(1), ..bare() };
+    let text = written_in_json(&IDENTITY, &[vec![bare(); 100], vec![late]].concat());
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let repeated: Vec<_> = lines.iter().filter(|line| line["outcome"] == "repeated").collect();
+    assert_eq!(repeated.len(), 1, "{text}");
+    assert_eq!(repeated[0]["repeats"], 68);
 }
 
 /// G2: Every line has every key once, in the documented order, whatever a client or an upstream sends.
@@ -74,6 +80,37 @@ proptest! {
         for (key, value) in pairs {
             prop_assert!((1..=SanitizedText::MAX_BYTES).contains(&value.len()), "{key}={value}");
             prop_assert!(value.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._:/@+,-%".contains(&byte)));
+        }
+    }
+
+    /// G2: In JSON, text from outside is escaped: each line is one object of printable ASCII with exactly the documented
+    /// keys, and each value is the beginning of what was sent.
+    #[test]
+    fn no_text_from_outside_can_forge_a_json_member(hostile in prop::collection::vec("(?s).{0,200}|[ =\"\\\\\n\r\x00\x1b]{1,9}", 6)) {
+        let [method, model, request_id, call_id, cost, run] = [0, 1, 2, 3, 4, 5].map(|i: usize| hostile[i].as_str());
+        let line = AccessLogEntry {
+            method,
+            model: Some(model),
+            request_id,
+            litellm_call_id: Some(call_id),
+            litellm_response_cost: Some(cost),
+            ..bare()
+        };
+        let text = written_in_json(&AccessLogIdentity { run, attempt: run }, &[line]);
+        prop_assert!(text.trim_end_matches('\n').bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{text:?}");
+        prop_assert_eq!(text.lines().count(), 1);
+        let members: Map<String, Value> = serde_json::from_str(&text).unwrap();
+        let keys: std::collections::BTreeSet<_> = members.keys().map(String::as_str).collect();
+        prop_assert_eq!(keys, FIELD_KEYS.into_iter().collect());
+        let sent = [("method", method), ("model", model), ("request_id", request_id), ("litellm_call_id", call_id), ("runId", run)];
+        for (key, sent) in sent {
+            match &members[key] {
+                Value::Null => prop_assert!(matches!(sent, "" | "-")),
+                kept => {
+                    let kept = kept.as_str().unwrap();
+                    prop_assert!(sent.starts_with(kept) && kept.len() + 4 > sent.len().min(SanitizedText::MAX_BYTES));
+                }
+            }
         }
     }
 
@@ -252,15 +289,17 @@ fn any_time_can_be_written() {
 /// After the buffers exist, a line costs no allocation.
 #[test]
 fn a_line_costs_no_allocation() {
-    let log = open(Path::new("/dev/null"));
-    let line =
-        AccessLogEntry { model: Some("gpt-5 mini"), upstream_time: Some(Duration::ZERO), ..bare() };
-    let counted = allocations::count(|| {
-        for _ in 0..30 {
-            log.write_entry(&line);
-        }
-    });
-    assert_eq!(counted, 0);
+    let usage = usage();
+    let line = AccessLogEntry { model: Some("gpt-5 mini"), ..full(&usage) };
+    for format in [AccessLogFormat::Text, AccessLogFormat::Json] {
+        let log = open_as(Path::new("/dev/null"), &IDENTITY, format);
+        let counted = allocations::count(|| {
+            for _ in 0..30 {
+                log.write_entry(&line);
+            }
+        });
+        assert_eq!(counted, 0, "{format:?}");
+    }
 }
 
 /// G15: A flood of free requests cannot fill the disk. Each call still has its own line.
@@ -280,7 +319,8 @@ fn a_full_file_is_moved_away() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("access.log");
     let destination = AccessLogDestination::File(path.clone());
-    let log = AccessLog::open_with_max_size(&destination, &IDENTITY, 10_000).unwrap();
+    let log = AccessLog::open_with_format(&destination, &IDENTITY, AccessLogFormat::Text, 10_000)
+        .unwrap();
     for _ in 0..200 {
         log.write_entry(&called());
         log.flush_log();
@@ -295,6 +335,33 @@ fn a_full_file_is_moved_away() {
 /// Returns the entry of a request that made a call.
 fn called() -> AccessLogEntry<'static> {
     AccessLogEntry { upstream_time: Some(Duration::ZERO), ..bare() }
+}
+
+/// Returns the entry of a call that has every value.
+fn full(usage: &TokenUsage) -> AccessLogEntry<'_> {
+    AccessLogEntry {
+        bytes: 48_211,
+        model: Some("openai/gpt-5-mini"),
+        litellm_call_id: Some("0199c0de-0000-7000-8000-000000000001"),
+        litellm_response_cost: Some("5.025e-05"),
+        upstream_time: Some(Duration::from_millis(4012)),
+        first_byte_time: Some(Duration::from_micros(451_900)),
+        usage: Some(usage),
+        ..bare()
+    }
+}
+
+fn refused() -> AccessLogEntry<'static> {
+    AccessLogEntry { route: None, status: 404, method: "GET", outcome: "not_found", ..bare() }
+}
+
+fn usage() -> TokenUsage {
+    TokenUsage {
+        input: Tokens(1200),
+        output: Tokens(180),
+        source: UsageSource::Provider,
+        ..TokenUsage::default()
+    }
 }
 
 fn bare() -> AccessLogEntry<'static> {
@@ -320,7 +387,12 @@ fn bare() -> AccessLogEntry<'static> {
 const IDENTITY: AccessLogIdentity<'_> = AccessLogIdentity { run: "run-7", attempt: "0" };
 
 fn open(path: &Path) -> AccessLog {
-    AccessLog::open_log(&AccessLogDestination::File(path.to_owned()), &IDENTITY).unwrap()
+    open_as(path, &IDENTITY, AccessLogFormat::Text)
+}
+
+fn open_as(path: &Path, identity: &AccessLogIdentity<'_>, format: AccessLogFormat) -> AccessLog {
+    let destination = AccessLogDestination::File(path.to_owned());
+    AccessLog::open_with_format(&destination, identity, format, MAX_FILE_BYTES).unwrap()
 }
 
 fn written(lines: &[AccessLogEntry<'_>]) -> String {
@@ -328,9 +400,21 @@ fn written(lines: &[AccessLogEntry<'_>]) -> String {
 }
 
 fn written_as(identity: &AccessLogIdentity<'_>, lines: &[AccessLogEntry<'_>]) -> String {
+    written_in(AccessLogFormat::Text, identity, lines)
+}
+
+fn written_in_json(identity: &AccessLogIdentity<'_>, lines: &[AccessLogEntry<'_>]) -> String {
+    written_in(AccessLogFormat::Json, identity, lines)
+}
+
+fn written_in(
+    format: AccessLogFormat,
+    identity: &AccessLogIdentity<'_>,
+    lines: &[AccessLogEntry<'_>],
+) -> String {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("access.log");
-    let log = AccessLog::open_log(&AccessLogDestination::File(path.clone()), identity).unwrap();
+    let log = open_as(&path, identity, format);
     for line in lines {
         log.write_entry(line);
     }

@@ -136,9 +136,10 @@ impl RunManager {
             upstreams,
             metrics,
             tracer,
-            access_log: access_log::AccessLog::open_with_max_size(
+            access_log: access_log::AccessLog::open_with_format(
                 &config.access_log,
                 &no_run,
+                config.access_log_format,
                 config.access_log_max_bytes,
             )?,
             registry: Arc::default(),

@@ -13,7 +13,7 @@ use crate::base::secret::SecretString;
 use crate::gateway::config::GatewayConfig;
 use crate::runner::directory::RunDirectory;
 use crate::sandbox::spec::{BindMount, MountAccess};
-use crate::telemetry::access_log::AccessLogDestination;
+use crate::telemetry::access_log::{AccessLogDestination, AccessLogFormat, FORMAT_VARIABLE};
 
 /// The written files, as the container sees them: settings with their paths, and mounts.
 pub(super) struct GatewayContainerFiles {
@@ -72,6 +72,9 @@ pub(super) fn write_files(
         AccessLogDestination::Stdout | AccessLogDestination::Stderr => {
             bail!("`ACCESS_LOG_PATH` has to be a file where the gateway is a container")
         }
+    }
+    if config.access_log_format == AccessLogFormat::Json {
+        mounted_dir.env.insert(FORMAT_VARIABLE.to_owned(), "json".to_owned());
     }
     Ok(GatewayContainerFiles { env: mounted_dir.env, mounts, audit })
 }

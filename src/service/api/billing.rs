@@ -136,7 +136,7 @@ pub(super) async fn show_receipts(
     PathParam(id): PathParam<String>,
 ) -> Result<Json<ReceiptsView>, ApiError> {
     caller.require_read()?;
-    let row = api.visible_run(&caller, &id).await?;
+    let row = api.requested_run(&caller, &id).await?;
     let bill = api.billing.run_bill(&row.id).await.map_err(ApiError::internal_error)?;
     let receipts = api.billing.receipts_of_run(&row.id).await.map_err(ApiError::internal_error)?;
     let value = |receipt| serde_json::to_value(receipt).map_err(ApiError::internal_error);

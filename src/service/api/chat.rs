@@ -17,7 +17,7 @@ use super::error::ApiError;
 use super::error_docs::{CreateRunErrorResponses, RecordsRemovedResponses};
 use super::extract::{AuthenticatedCaller, JsonBody};
 use super::run_request::{ApiMessage, BudgetBody, CreateRunBody};
-use super::{ApiState, events, runs};
+use super::{ApiState, events, request_log, runs};
 use crate::service::runs::{AcceptedRun, RunService};
 
 /// A chat, in the words of those who have always asked so.
@@ -104,6 +104,7 @@ pub(super) async fn start_chat(
     // The client may be gone before it is answered.
     let (run_service, run, leaving) =
         tasks.run_detached(begin_run(caller, api, headers, chat)).await?;
+    request_log::name_run(&run);
     let followed = run_service.run_store().follow_events(&run, 0);
     // A client that is sent away has gone away, too: its run ends unless it said otherwise.
     let events = disarm_at_end(Box::pin(followed), leaving);

@@ -67,7 +67,7 @@ pub(super) async fn watch_run(
     headers: HeaderMap,
 ) -> Result<Sse<KeepAliveStream<impl Stream<Item = SseItem> + use<>>>, ApiError> {
     caller.require_read()?;
-    let row = api.visible_run(&caller, &id).await?;
+    let row = api.requested_run(&caller, &id).await?;
     api.require_records(&row.id).await?;
     let given = [last_event_id(&headers)?, from.after];
     if given.iter().flatten().any(|after| i64::try_from(*after).is_err()) {

@@ -1,4 +1,5 @@
-//! Each request has an id, which is in its answer and in the log; and is counted.
+//! Each request has an id, which is in its answer and in the log; and is counted. The log line of a request about a run
+//! names the run.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,8 +21,8 @@ pub(super) async fn log_request(
     next: Next,
 ) -> Response {
     let id = Uuid::now_v7().to_string();
-    // The extractor that checks the grant fills in this field.
-    let span = tracing::info_span!("request", id, grant = Empty);
+    // The extractor that checks the grant fills in `grant`, and a handler fills in `run` by `name_run`.
+    let span = tracing::info_span!("request", id, grant = Empty, run = Empty);
     let route = request.extensions().get::<MatchedPath>().cloned();
     let route = route.as_ref().map_or("-", MatchedPath::as_str);
     let method = request.method().clone();
@@ -29,7 +30,8 @@ pub(super) async fn log_request(
     let begun = Instant::now();
     let mut response = next.run(request).instrument(span.clone()).await;
     let status = response.status().as_u16();
-    let elapsed_ms = begun.elapsed().as_millis();
+    // A `u128` would be logged as a text in JSON.
+    let elapsed_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
     span.in_scope(|| match route {
         // They are asked for every few seconds, by machines.
         "/healthz" | "/readyz" => tracing::debug!(%method, path, status, elapsed_ms, "answered"),
@@ -39,6 +41,11 @@ pub(super) async fn log_request(
     let id = HeaderValue::from_str(&id).expect("a uuid is a valid header value");
     response.headers_mut().insert(REQUEST_ID_HEADER, id);
     response
+}
+
+/// Names the run that the current request is about, for the request's log line.
+pub(super) fn name_run(run: &str) {
+    tracing::Span::current().record("run", run);
 }
 
 const REQUEST_ID_HEADER: HeaderName = HeaderName::from_static("x-request-id");

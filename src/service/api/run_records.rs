@@ -181,7 +181,7 @@ pub(super) async fn find_readable_run(
     id: &str,
 ) -> Result<RunRow, ApiError> {
     caller.require_read()?;
-    api.visible_run(caller, id).await
+    api.requested_run(caller, id).await
 }
 
 /// Returns the run's jobs in the outbox.

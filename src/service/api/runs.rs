@@ -12,13 +12,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 
-use super::ApiState;
 use super::error::ApiError;
 use super::error_docs::{
     AuthErrorResponses, CreateRunErrorResponses, NotFoundResponses, QueryErrorResponses,
 };
 use super::extract::{AuthenticatedCaller, JsonBody, PathParam, QueryParams};
 use super::run_request::CreateRunBody;
+use super::{ApiState, request_log};
 use crate::base::trace_context;
 use crate::service::auth::GrantScope;
 use crate::service::runs::{self, AcceptedRun, RunStartError, RunSubmission};
@@ -118,6 +118,7 @@ pub(super) async fn create_run(
     JsonBody(run): JsonBody<CreateRunBody>,
 ) -> Result<Response, ApiError> {
     let AcceptedRun { run, is_known } = submit_run(&api, &caller, &headers, run).await?;
+    request_log::name_run(&run);
     let row = api
         .run_service
         .run_store()
@@ -199,7 +200,7 @@ pub(super) async fn cancel_run(
     caller
         .require_scope(GrantScope::Runs)
         .or_else(|denied| caller.require_scope(GrantScope::Admin).map_err(|_| denied))?;
-    let row = api.visible_run(&caller, &id).await?;
+    let row = api.requested_run(&caller, &id).await?;
     if row.state == store::RunPhase::Ended {
         return Ok((StatusCode::OK, Json(RunView::from_row(&api, row).await?)));
     }
@@ -290,7 +291,7 @@ pub(super) async fn show_run(
     PathParam(id): PathParam<String>,
 ) -> Result<Json<RunView>, ApiError> {
     caller.require_read()?;
-    let row = api.visible_run(&caller, &id).await?;
+    let row = api.requested_run(&caller, &id).await?;
     Ok(Json(RunView::from_row(&api, row).await?))
 }
 

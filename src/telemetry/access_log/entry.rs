@@ -66,7 +66,7 @@ pub struct AccessLogEntry<'a> {
 /// The fields that are equal in every line of a run.
 #[derive(Clone, Debug)]
 pub(super) struct AccessLogRunFields {
-    /// `runId=… attempt=…`.
+    /// `runId=… attempt=…`, or the same two members of a JSON object.
     pub(super) identity: Arc<str>,
     /// The trace that the run belongs to, or `-`.
     pub(super) trace: Arc<str>,

@@ -53,6 +53,37 @@ async fn a_json_line_names_its_run_and_trace() {
     });
 }
 
+/// G2: `LOG_FORMAT=json` selects JSON for the access log, too.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_access_log_is_json_like_the_log() {
+    let upstream = model_provider::start_default().await;
+    let place = tempfile::tempdir().unwrap();
+    let (socket, path) = (place.path().join("llm.sock"), place.path().join("access.log"));
+    let mut command = Command::new(BINARY);
+    command
+        .arg("proxy")
+        .env_clear()
+        .env("RUN_ID", "run-1")
+        .env("BILLING_ACCOUNT_ID", "acct-1")
+        .env("LITELLM_MASTER_KEY", "sk-very-secret")
+        .env("LITELLM_HOST", upstream.addr.to_string())
+        .env("SOCKET_PATH", &socket)
+        .env("ACCESS_LOG_PATH", &path)
+        .env("LOG_FORMAT", "json");
+    let mut gateway = Process::start(&mut command, "build it with cargo");
+    gateway.until(|said| said.contains(r#""message":"ready""#));
+    let call = serde_json::json!({"model": "fake \"two\"", "messages": []});
+    let answer = Client::new(&socket).post("/v1/chat/completions", &call).await;
+    assert!(tokio::task::block_in_place(|| gateway.terminate()).success());
+    let text = std::fs::read_to_string(&path).unwrap();
+    let line: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(line["runId"], "run-1", "{text}");
+    assert_eq!(line["attempt"], 0, "{text}");
+    assert_eq!(line["status"], answer.status.as_u16(), "{text}");
+    assert_eq!(line["model"], "fake \"two\"", "{text}");
+    assert!(line["request_time"].is_f64() && line["request_bytes"].is_u64(), "{text}");
+}
+
 /// G14: If the log is not read, neither requests nor the shutdown are delayed; lines that do not fit are lost.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_log_without_a_reader_delays_nothing() {

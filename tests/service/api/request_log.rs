@@ -3,7 +3,7 @@
 use std::fs;
 
 use http::Method;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::asked;
 use crate::support::client::request;
@@ -68,6 +68,46 @@ async fn each_request_is_logged_and_counted_with_its_caller() {
         "api_requests_total{route=\"/healthz\",status=\"200\"} 1",
     ] {
         assert!(scraped.contains(series), "{series} is not in {scraped}");
+    }
+    setup.stop(service);
+}
+
+/// G12: The line of a request about a run names the run, and has its time as a number. A request that names a run that the
+/// caller cannot see, or no run, has no `run`.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_line_of_a_request_names_its_run() {
+    let mut setup = ServiceSetup::new("").await;
+    setup.set("LOG_FORMAT", "json");
+    let mut service = setup.start();
+    let begun = service.post_with("/api/v1/runs", &asked("fake"), &[]).await;
+    let run = begun.json()["id"].as_str().unwrap().to_owned();
+    service.ended(&run).await;
+    let chat = json!({"graphName": "sandbox:agent", "model": "fake", "messages": [{"role": "user", "content": "hi"}]});
+    let chat = service.post_with("/api/v1/ai/chat", &chat, &[]).await;
+    let other = setup.grant(&[]);
+    let path = format!("/api/v1/runs/{run}");
+    let hidden = other.ask(Method::GET, &path, "", &[]).await;
+    let listed = service.ask(Method::GET, &format!("/api/v1/runs?cursor={run}"), "", &[]).await;
+    assert_eq!((hidden.status.as_u16(), listed.status.as_u16()), (404, 200));
+    let mut expected = vec![
+        (begun.header("x-request-id").unwrap().to_owned(), json!(run)),
+        (chat.header("x-request-id").unwrap().to_owned(), json!(chat.header("x-run-id").unwrap())),
+        (hidden.header("x-request-id").unwrap().to_owned(), json!(null)),
+        (listed.header("x-request-id").unwrap().to_owned(), json!(null)),
+    ];
+    for record in ["", "/output", "/audit", "/relay", "/artifacts", "/receipts", "/events"] {
+        let read = service.ask(Method::GET, &format!("{path}{record}"), "", &[]).await;
+        assert_eq!(read.status, 200, "{record}: {}", read.text());
+        expected.push((read.header("x-request-id").unwrap().to_owned(), json!(run)));
+    }
+    let last = expected.last().unwrap().0.clone();
+    tokio::task::block_in_place(|| service.process.until(|output| output.contains(&last)));
+    let printed = service.process.output();
+    for (id, run) in expected {
+        let line = printed.lines().find(|line| line.contains(&id) && line.contains("answered"));
+        let line: Value = serde_json::from_str(line.unwrap()).unwrap();
+        assert_eq!(line["run"], run, "{line}");
+        assert!(line["elapsed_ms"].is_u64() && line["status"].is_u64(), "{line}");
     }
     setup.stop(service);
 }
