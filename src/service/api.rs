@@ -6,7 +6,8 @@
 //! request, checks the grant, calls one module below, and answers.
 //!
 //! The handlers generate the served `OpenAPI` document ([`openapi`]). Error answers that several handlers share are
-//! described in [`error_docs`].
+//! described in [`error_docs`]; results and events, which the service stores as JSON, in [`result_docs`] and
+//! [`event_docs`].
 //!
 //! **Invariant:** only a run's own grant, or an admin, can see, watch or end that run.
 
@@ -18,6 +19,7 @@ mod billing;
 mod chat;
 mod error;
 mod error_docs;
+mod event_docs;
 mod events;
 mod extract;
 mod health;
@@ -25,6 +27,7 @@ mod openapi;
 mod origin_check;
 mod proof_cache;
 mod request_log;
+mod result_docs;
 mod run_records;
 mod run_request;
 mod runs;

@@ -10,23 +10,25 @@ use super::availability::AgentUnavailableError;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AgentSummary {
-    /// The agent's name in requests.
+    /// The agent's name in requests: `agent` of a run, `graphName` of a chat.
     pub agent_id: String,
     /// The agent's name in the records of its calls.
     pub graph_id: String,
     /// The agent's title, for people.
     pub name: String,
+    /// The agent's description, for people.
     pub description: String,
+    /// The version of the agent's definition, as its author has written it.
     pub version: String,
-    /// The digest of the agent's whole definition.
+    /// The SHA-256 digest of the agent's whole definition, in hexadecimal digits.
     pub digest: String,
-    /// The models that the agent may use; an empty list is no limit.
+    /// The models that the agent may use. An empty list means that the agent may use every model.
     pub models: Vec<String>,
     /// The agent's own review rules, in addition to this host's rules: their names in `[policy]` of relay.toml.
     pub relay_rules: Vec<String>,
     /// True if the agent can run on this host.
     pub available: bool,
-    /// The reason why the agent cannot run on this host.
+    /// The reason why the agent cannot run on this host. Absent if the agent can run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }

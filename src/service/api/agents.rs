@@ -14,9 +14,10 @@ use super::extract::{AuthenticatedCaller, QueryParams};
 use crate::runner::agents::AgentSummary;
 use crate::service::auth::GrantScope;
 
-/// Agents, by their names.
+/// A list of agents, sorted by their names.
 #[derive(Serialize, ToSchema)]
 pub(super) struct AgentsPage {
+    /// The agents that the grant allows.
     agents: Vec<AgentSummary>,
 }
 
@@ -25,19 +26,21 @@ pub(super) struct AgentsPage {
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(super) struct AgentsQuery {
-    /// `1`: those that cannot run here, too, with the reason
+    /// `1` adds the agents that cannot run on this host, each with the reason. The default is `0`.
     #[param(minimum = 0, maximum = 1)]
     all: Option<u8>,
 }
 
-/// List the agents that can run here, and that the grant allows
+/// List agents
+///
+/// Returns the agents that the grant allows and that can run on this host.
 #[utoipa::path(
     get,
     path = "/api/v1/ai/agents",
     tag = "agents",
     params(AgentsQuery),
     responses(
-        (status = 200, description = "The agents", body = AgentsPage),
+        (status = 200, description = "The agents.", body = AgentsPage),
         QueryErrorResponses, AuthErrorResponses
     )
 )]

@@ -30,32 +30,42 @@ pub struct AuditView {
     /// True if the run has ended and the log is unchanged since then, to the last record. While the run goes on,
     /// `verified` is false and `signed` counts the records that are proved.
     verified: bool,
-    /// The reason why the log cannot be trusted, as text.
+    /// The reason why the log cannot be trusted, as text for people. Null if the service has found no change. If a reason
+    /// is given, all figures are 0.
     #[schema(example = "it has 3 of its 8 records: some are missing at its end")]
     broken: Option<String>,
+    /// The number of records in the log.
     records: u64,
     /// The number of records that a signed checkpoint of this service covers.
     signed: u64,
     /// The number of records after the last checkpoint, which no signature proves yet.
     unsigned: u64,
-    /// The time of the last record.
+    /// The time of the first record, in RFC 3339. Empty if there is none.
     first: String,
+    /// The time of the last record, in RFC 3339. Empty if there is none.
     last: String,
-    /// The number of calls that the gateway let through.
+    /// The number of calls that the gateway admitted: it sent them upstream.
     admitted: u64,
+    /// The number of calls that the gateway refused.
     refused: u64,
+    /// The number of admitted calls that have ended and are charged.
     settled: u64,
     /// The number of admitted calls that have not ended.
     open: u64,
     /// The number of settled calls whose real settlement was lost in a crash.
     crashed: u64,
+    /// The number of turns: calls that made a model generate.
     turns: u64,
+    /// The input of all settled calls, in tokens.
     input_tokens: u64,
+    /// The output of all settled calls, in tokens.
     output_tokens: u64,
+    /// The cost of all settled calls by the gateway's price table, in US dollars, as a decimal text.
+    #[schema(example = "0.0096")]
     cost_usd: String,
     /// True if the log contains the orderly end of the run.
     finished: bool,
-    /// The public key of the last signature in the log.
+    /// The Ed25519 public key of the last signature in the log. Null if the log has no signature.
     public_key: Option<String>,
 }
 
@@ -64,25 +74,27 @@ pub struct AuditView {
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(super) struct AuditQuery {
-    /// `1` returns the log itself, one line of JSON for each record
+    /// `1` returns the log itself, with one JSON object per line for each record. The default is `0`: the summary.
     #[param(minimum = 0, maximum = 1)]
     raw: Option<u8>,
 }
 
-/// Show a run's audit log, verified
+/// Verify the audit log of a run
+///
+/// The service compares the log with the record of its end, and returns a summary with the result.
 #[utoipa::path(
     get,
     path = "/api/v1/runs/{id}/audit",
     tag = "runs",
-    params(("id" = String, Path, description = "The run"), AuditQuery),
+    params(("id" = String, Path, description = "The id of the run, as `POST /api/v1/runs` returned it."), AuditQuery),
     responses(
-        (status = 200, description = "What the log says; with `raw`, the log", content(
+        (status = 200, description = "The summary of the log. With `raw=1`, the log itself.", content(
             (AuditView = "application/json"),
             (String = "application/x-ndjson")
         )),
-        (status = 429, description = "With `raw`, `too_many_downloads`: of this grant", body = ErrorBody),
+        (status = 429, description = "`too_many_downloads`: with `raw=1`, the grant already downloads as many files at the same time as it may. Repeat the request when a download has ended.", body = ErrorBody),
         QueryErrorResponses, AuthErrorResponses,
-        (status = 404, description = "`not_found`: also where it has no log yet", body = ErrorBody)
+        (status = 404, description = "`not_found`: the grant cannot see such a run, or the run has no audit log yet.", body = ErrorBody)
     )
 )]
 pub(super) async fn show_audit(

@@ -14,26 +14,26 @@ use super::error::{ApiError, ErrorBody};
 use super::error_docs::{AuthErrorResponses, NotFoundResponses, QueryErrorResponses};
 use super::extract::{self, AcceptedMedia, AuthenticatedCaller, PathParam, QueryParams};
 use crate::service::auth::GrantScope;
-use crate::service::billing::{self, store::IngestError};
+use crate::service::billing::{self, ChargeReceipt, RunBill, store::IngestError};
 
-/// The costs of a run's calls.
+/// The costs of a run's calls: the bill of the run, and the receipts of its calls.
 #[derive(Serialize, ToSchema)]
 pub(super) struct ReceiptsView {
-    /// The sums, and the flags that an operator should look at: `state` is `complete`, `pending` or `overdue`.
-    #[schema(value_type = Object)]
+    /// The counts and sums of the run's calls, and the problems that an operator has to check.
+    #[schema(value_type = RunBill)]
     bill: Value,
-    /// One for each call that was charged; `source_reference` is `run/attempt/call id`, and there is one of each.
-    #[schema(value_type = Vec<Object>)]
+    /// One receipt for each call that was charged.
+    #[schema(value_type = Vec<ChargeReceipt>)]
     receipts: Vec<Value>,
 }
 
-/// The ids of runs with calls that an operator should look at.
+/// A page of runs whose bills have problems that an operator has to check.
 #[derive(Serialize, ToSchema)]
 pub(super) struct FlaggedRunsPage {
-    /// The bill of each; its `flags` say why.
-    #[schema(value_type = Vec<Object>)]
+    /// The bills of the runs. The `flags` of a bill name its problems.
+    #[schema(value_type = Vec<RunBill>)]
     runs: Vec<Value>,
-    /// The `cursor` for the runs after these; null where there are none.
+    /// The value of `cursor` for the next page. Null on the last page.
     next: Option<String>,
 }
 
@@ -42,32 +42,33 @@ pub(super) struct FlaggedRunsPage {
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(super) struct FlaggedRunsQuery {
-    /// `next` of the page before
+    /// The value of `next` of the page before. Absent for the first page.
     cursor: Option<String>,
-    /// The largest number of runs to return
+    /// The largest number of runs on the page.
     #[param(minimum = 1, maximum = 200, default = 50)]
     limit: Option<u32>,
 }
 
-/// The result of a delivery of charge notices.
+/// The numbers of charge notices of one report, by what the service did with them.
 #[derive(Serialize, ToSchema)]
 pub(super) struct IngestReportView {
-    /// Calls that have a receipt now, and had none.
+    /// Notices that gave a call its receipt.
     new: u64,
-    /// Told before.
+    /// Notices that the service already had. They change nothing.
     known: u64,
-    /// Calls of this deployment that the billing store does not have yet. A call gets its receipt when the store has
-    /// the call.
+    /// Notices of calls of this deployment that the billing store does not have yet. The service keeps such a notice,
+    /// and the call gets its receipt when the store has the call.
     unknown: u64,
-    /// Other than told before; kept and flagged, not charged.
+    /// Notices that contradict an earlier notice of the same call. The service keeps and flags them, and charges nothing.
     conflicting: u64,
-    /// Failed attempts at no cost of calls that used tokens; kept, and the calls still have no receipts.
+    /// Notices of failed attempts that name no cost, for calls that used tokens. The service keeps them, and the calls
+    /// still have no receipts.
     unpaid: u64,
-    /// Calls that others have made with the same LiteLLM, other gateways among them; nothing is kept of them.
+    /// Notices of calls that other clients of the same LiteLLM made. The service keeps nothing of them.
     foreign: u64,
-    /// Items that cannot be used.
+    /// Items that are no charge notices, or lack a field.
     invalid: u64,
-    /// The reasons for the first items that were not used.
+    /// The reasons for the first of the invalid items.
     complaints: Vec<ItemErrorView>,
 }
 
@@ -76,13 +77,15 @@ pub(super) struct IngestReportView {
 pub(super) struct ItemErrorView {
     /// The position of the item in the body, counted from 0.
     item: usize,
+    /// The reason, for people.
     message: String,
 }
 
-/// Tell what calls have cost, as LiteLLM's generic callback does
+/// Report the costs of calls
 ///
-/// Told again, nothing changes. The body is LiteLLM's `StandardLoggingPayload`: one, an array of them, or one on each
-/// line.
+/// LiteLLM's generic callback makes this request after each call. The body holds LiteLLM's `StandardLoggingPayload`: one
+/// object, an array of objects, or one object per line. A report may be repeated: repeated notices change nothing. The
+/// grant needs the access `billing`.
 #[utoipa::path(
     post,
     path = "/api/internal/billing/ingest",
@@ -92,12 +95,12 @@ pub(super) struct ItemErrorView {
         (String = "application/x-ndjson")
     )),
     responses(
-        (status = 200, description = "What became of each item", body = IngestReportView),
-        (status = 400, description = "`invalid_json`", body = ErrorBody),
+        (status = 200, description = "The service has read the report. The answer counts the notices by what the service did with them.", body = IngestReportView),
+        (status = 400, description = "`invalid_json`: the body is not JSON, or is empty.", body = ErrorBody),
         AuthErrorResponses,
-        (status = 408, description = "`request_timeout`: of its body", body = ErrorBody),
-        (status = 413, description = "`body_too_large`", body = ErrorBody),
-        (status = 415, description = "`unsupported_media_type`", body = ErrorBody)
+        (status = 408, description = "`request_timeout`: the body did not arrive in time.", body = ErrorBody),
+        (status = 413, description = "`body_too_large`: the body is larger than 16 MiB. Send fewer calls in one report.", body = ErrorBody),
+        (status = 415, description = "`unsupported_media_type`: send the body as `application/json` or `application/x-ndjson`.", body = ErrorBody)
     )
 )]
 pub(super) async fn ingest_notices(
@@ -119,14 +122,16 @@ pub(super) async fn ingest_notices(
     Ok(Json(ingested.into()))
 }
 
-/// Show the costs of a run's calls, and the receipt of each call
+/// Show the costs of a run
+///
+/// Returns the bill of the run, and a receipt for each call that was charged.
 #[utoipa::path(
     get,
     path = "/api/v1/runs/{id}/receipts",
     tag = "billing",
-    params(("id" = String, Path, description = "The run")),
+    params(("id" = String, Path, description = "The id of the run, as `POST /api/v1/runs` returned it.")),
     responses(
-        (status = 200, description = "The run's bill", body = ReceiptsView),
+        (status = 200, description = "The bill and the receipts.", body = ReceiptsView),
         AuthErrorResponses, NotFoundResponses
     )
 )]
@@ -146,14 +151,17 @@ pub(super) async fn show_receipts(
     }))
 }
 
-/// List runs whose calls have no receipt in time, no price, or two
+/// List runs with problems in their bills
+///
+/// A run is listed if a call has no receipt in time, has used tokens and cost nothing, or has two notices that
+/// contradict each other. The grant needs the access `admin`.
 #[utoipa::path(
     get,
     path = "/api/v1/billing/flagged",
     tag = "billing",
     params(FlaggedRunsQuery),
     responses(
-        (status = 200, description = "Of all grants; for admins only", body = FlaggedRunsPage),
+        (status = 200, description = "The bills of such runs, of all grants.", body = FlaggedRunsPage),
         QueryErrorResponses, AuthErrorResponses
     )
 )]

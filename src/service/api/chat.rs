@@ -20,39 +20,40 @@ use super::run_request::{ApiMessage, BudgetBody, CreateRunBody};
 use super::{ApiState, events, request_log, runs};
 use crate::service::runs::{AcceptedRun, RunService};
 
-/// A chat, in the words of those who have always asked so.
+/// The request for a chat: a run whose events are the answer.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub(super) struct ChatBody {
-    /// An agent of `GET /api/v1/ai/agents`, by its `agentId`.
+    /// The agent to run: an `agentId` of `GET /api/v1/ai/agents`.
     #[schema(example = "sandbox:agent")]
     graph_name: String,
-    /// The model; else the agent's own.
+    /// The model that the agent uses. The default is the agent's own.
     model: Option<String>,
-    /// The conversation. The last message is the user's.
+    /// The conversation, oldest message first. The last message is the user's.
     #[schema(min_items = 1)]
     messages: Vec<ApiMessage>,
-    /// The conversation that the run is a part of.
+    /// The name of the conversation that the run is a part of. Runs with the same state key may share a workspace.
     state_key: Option<String>,
-    /// Names the branch `sandbox/<key>` that the work goes to. Without it nothing is delivered.
+    /// The key of the branch `sandbox/KEY` that receives the work. Without a branch key, no work is delivered.
     branch_key: Option<String>,
-    /// The repository that it works on, by its URL.
+    /// The URL of the repository that the agent works on. The grant has to allow it.
     #[schema(example = "https://github.com/acme/site")]
     repo: Option<String>,
-    /// The branch that the work is for; else the repository's default branch.
+    /// The branch that the work is based on. The default is the repository's default branch.
     base: Option<String>,
-    /// Ask for a pull request, too.
+    /// True if the service opens a pull request for the work of a successful run.
     #[serde(default)]
     pull_request: bool,
-    /// The title of a new pull request; else the commits give it.
+    /// The title of a new pull request. The default comes from the commits.
     #[schema(min_length = 1, max_length = 256)]
     pull_request_title: Option<String>,
-    /// The account to charge; the default is the grant's first account.
+    /// The account that pays for the run. The default is the grant's first account.
     account: Option<String>,
-    /// The run's limits. The limits of the agent and of the grant hold in any case.
+    /// The budget of the run. The limits of the agent and of the grant apply in any case.
     #[serde(default)]
     budget: BudgetBody,
-    /// Stands in LiteLLM's spend logs, beside what stands there anyway.
+    /// Further metadata of the run for LiteLLM's spend logs, at most 4096 bytes as JSON. Keys that the service sets are
+    /// refused.
     #[serde(default)]
     #[schema(value_type = Object)]
     metadata: Map<String, Value>,
@@ -65,29 +66,30 @@ pub(super) struct ChatBody {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum OnDisconnect {
-    /// It is ended.
+    /// The service cancels the run.
     #[default]
     Cancel,
-    /// It goes on, and can be watched again.
+    /// The run continues, and can be watched again.
     Continue,
 }
 
-/// Begin a run, and watch it
+/// Start a run and stream its events
 ///
-/// The run's id is in `x-run-id`. Asked again with the same `Idempotency-Key`, it is the same run, watched from its
-/// beginning; it is then not ended when that client goes away.
+/// The answer is the stream of the run's events, from the first to `final`. The header `x-run-id` has the run's id. A
+/// repeated request with the same `Idempotency-Key` starts no second run: it streams the events of the first one from
+/// the beginning, and does not cancel the run when its client disconnects.
 #[utoipa::path(
     post,
     path = "/api/v1/ai/chat",
     tag = "runs",
     params(
-        ("Idempotency-Key" = Option<String>, Header, description = "Of this grant; 1 to 255 visible characters"),
-        ("traceparent" = Option<String>, Header, description = "The span that the run is part of; W3C Trace Context")
+        ("Idempotency-Key" = Option<String>, Header, description = "A text of 1 to 255 visible ASCII characters that identifies this request within the grant. Repeat a request whose answer was lost with the same key: the service then starts no second run."),
+        ("traceparent" = Option<String>, Header, description = "The caller's span in the format of W3C Trace Context. The run becomes part of its trace. An invalid value is ignored.")
     ),
     request_body = ChatBody,
     responses(
-        (status = 200, description = "The run's events, to its end", body = events::RunEventDoc, content_type = "text/event-stream",
-         headers(("x-run-id" = String, description = "The run"))),
+        (status = 200, description = "The events of the run, up to its end. `RunEvent` describes them.", body = events::ServerSentEventDoc, content_type = "text/event-stream",
+         headers(("x-run-id" = String, description = "The id of the run."))),
         CreateRunErrorResponses, RecordsRemovedResponses
     )
 )]

@@ -79,17 +79,17 @@ pub(super) enum ApiError {
 /// The body of every error answer.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct ErrorBody {
+    /// The reason.
     error: ErrorDetail,
 }
 
-/// The error of a request.
+/// The reason why a request was refused or has failed.
 #[derive(Debug, Serialize, ToSchema)]
-#[schema(as = Error)]
 pub(super) struct ErrorDetail {
-    /// The code for programs. A code never changes.
+    /// The code for programs. Codes stay the same in later versions.
     #[schema(example = "forbidden_agent")]
     code: &'static str,
-    /// The message for people. A message may change.
+    /// The message for people: what failed, and what to do. Messages may change in later versions.
     message: String,
 }
 

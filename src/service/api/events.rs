@@ -26,36 +26,43 @@ use crate::service::store::RunEvent;
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(super) struct EventsQuery {
-    /// Only events after this one
+    /// The `id` of an event: only later events are sent. The default is `0`: all events.
     after: Option<u64>,
 }
 
-/// One event, as its lines say it. Nothing here is made of it: it is what the description shows.
+/// One event of a stream (`text/event-stream`) as a client receives it: three texts. `RunEvent` describes the same event
+/// after `data` was parsed as JSON.
 #[derive(ToSchema)]
-#[schema(as = Event)]
+#[schema(as = ServerSentEvent)]
 #[expect(dead_code, reason = "events are written as lines")]
-pub(super) struct RunEventDoc {
-    /// The value of `Last-Event-ID`: a number.
+pub(super) struct ServerSentEventDoc {
+    /// The number of the event. To resume a stream, send the last number as `Last-Event-ID`.
+    #[schema(example = "17")]
     id: String,
+    /// The type of the event: `event` of `RunEvent`.
     #[schema(example = "text_delta")]
     event: String,
-    /// A JSON object.
+    /// The data of the event: a JSON object as text, on one line.
+    #[schema(example = "{\"text\":\"Hello\"}")]
     data: String,
 }
 
-/// Watch a run: what it has told so far, and then as it comes
+/// Stream the events of a run
+///
+/// The stream has the earlier events of the run, and then each new event up to `final`. A stream that ends without
+/// `final` was cut: request the rest with `Last-Event-ID`. Comment lines keep a quiet connection open.
 #[utoipa::path(
     get,
     path = "/api/v1/runs/{id}/events",
     tag = "runs",
     params(
-        ("id" = String, Path, description = "The run"),
+        ("id" = String, Path, description = "The id of the run, as `POST /api/v1/runs` returned it."),
         EventsQuery,
-        ("Last-Event-ID" = Option<u64>, Header, description = "As `after`, as browsers send it")
+        ("Last-Event-ID" = Option<u64>, Header, description = "The `id` of the last event that the client has. It means the same as `after`, and takes precedence. Browsers send it when they reconnect.")
     ),
     responses(
-        (status = 200, description = "The events, to the run's end", body = RunEventDoc, content_type = "text/event-stream"),
-        (status = 429, description = "`too_many_watchers`: of this grant", body = ErrorBody),
+        (status = 200, description = "The events of the run, up to its end. `RunEvent` describes them.", body = ServerSentEventDoc, content_type = "text/event-stream"),
+        (status = 429, description = "`too_many_watchers`: the grant already watches as many runs at the same time as it may. Repeat the request when a stream has ended.", body = ErrorBody),
         QueryErrorResponses, AuthErrorResponses, NotFoundResponses, RecordsRemovedResponses
     )
 )]

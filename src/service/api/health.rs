@@ -18,9 +18,10 @@ use uuid::Uuid;
 use super::ApiState;
 use crate::service::runs::ServiceStatus;
 
-/// The process answers.
+/// The answer of the liveness check.
 #[derive(Serialize, ToSchema)]
 pub(super) struct LivenessView {
+    /// The text `ok`.
     #[schema(example = "ok")]
     status: &'static str,
 }
@@ -28,6 +29,7 @@ pub(super) struct LivenessView {
 /// The answer of the readiness check.
 #[derive(Serialize, ToSchema)]
 pub(super) struct ReadinessView {
+    /// True if the service accepts runs.
     #[serde(rename = "ready")]
     can_accept: bool,
     /// The result of each check: `ok`, or the problem. Problems of `relay`, `upstream` and `forge` do not refuse runs:
@@ -40,27 +42,29 @@ pub(super) struct ReadinessView {
     upstream: String,
 }
 
-/// Show that the process is alive
+/// Check that the process is alive
 #[utoipa::path(
     get,
     path = "/healthz",
     tag = "service",
     security(()),
-    responses((status = 200, description = "It is", body = LivenessView))
+    responses((status = 200, description = "The process is alive.", body = LivenessView))
 )]
 pub(super) async fn show_liveness() -> Json<LivenessView> {
     Json(LivenessView { status: "ok" })
 }
 
-/// Show if runs can be accepted, and the problems if not
+/// Check that the service accepts runs
+///
+/// The answer has the result of each check, and the reason if a check has failed.
 #[utoipa::path(
     get,
     path = "/readyz",
     tag = "service",
     security(()),
     responses(
-        (status = 200, description = "They can", body = ReadinessView),
-        (status = 503, description = "They cannot", body = ReadinessView)
+        (status = 200, description = "The service accepts runs.", body = ReadinessView),
+        (status = 503, description = "The service accepts no runs.", body = ReadinessView)
     )
 )]
 pub(super) async fn show_readiness(

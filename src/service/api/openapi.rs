@@ -7,6 +7,7 @@ use utoipa::openapi::{Components, OpenApi as Document};
 use utoipa::{Modify, OpenApi};
 
 use super::error::ErrorBody;
+use super::event_docs::RunEventDoc;
 
 /// The path of the document. It is served without a grant.
 pub(super) const OPENAPI_PATH: &str = "/api/v1/openapi.json";
@@ -14,13 +15,14 @@ pub(super) const OPENAPI_PATH: &str = "/api/v1/openapi.json";
 #[derive(OpenApi)]
 #[openapi(
     info(title = "cogni-gateway", description = API_DESCRIPTION, license(name = "MIT OR Apache-2.0")),
+    servers((url = "/", description = "The service that has sent this document.")),
     tags(
-        (name = "agents", description = "Agents that can run here"),
-        (name = "runs", description = "Start, watch and end runs, and read their records"),
-        (name = "billing", description = "Costs of model calls"),
-        (name = "service", description = "Health of the service")
+        (name = "agents", description = "List the agents that can run on this host."),
+        (name = "runs", description = "Start, watch and cancel runs, and read their records."),
+        (name = "billing", description = "Report and read the costs of calls to models."),
+        (name = "service", description = "Check the health of the service.")
     ),
-    components(schemas(ErrorBody)),
+    components(schemas(ErrorBody, RunEventDoc)),
     security(("grant" = [])),
     modifiers(&GrantSecurityScheme)
 )]
@@ -35,7 +37,9 @@ impl Modify for GrantSecurityScheme {
         let scheme = Http::builder()
             .scheme(HttpAuthScheme::Bearer)
             .bearer_format("cgr_…")
-            .description(Some("The token of a grant: `cogni-gateway grant mint` makes one."))
+            .description(Some(
+                "The token of a grant. The operator creates it with `cogni-gateway grant mint`.",
+            ))
             .build();
         let components = document.components.get_or_insert_with(Components::default);
         components.add_security_scheme("grant", SecurityScheme::Http(scheme));
@@ -52,27 +56,24 @@ pub(super) fn document_response(document: &str) -> Response {
 }
 
 const API_DESCRIPTION: &str = "\
-Runs agents in sandboxes for programs that hold a grant. A sandbox has no network, only an LLM gateway.
+The service runs agents in sandboxes, for callers that hold a grant. A sandbox has no network: it reaches only the gateway, which \
+calls models within the budget of the run.
 
-Every error is `{\"error\":{\"code\",\"message\"}}`; codes stay the same, messages are for people. Every answer has an \
-`x-request-id`, which the service's log has, too.
+**Words.** A *run* is one execution of an agent. A *grant* says what a caller may do; its token is the bearer token of each request. \
+The *result* of a run says how the run ended. *Events* report its progress. A *delivery* brings the commits of a run to a *branch*.
 
-A run is watched as server-sent events. Each has an `id`; a client that was cut off asks for the events after the last one by \
-`Last-Event-ID`. The names of events, and what their data holds:
+**First steps.** List the agents with `GET /api/v1/ai/agents`. Start a run with `POST /api/v1/runs`. Follow its events with \
+`GET /api/v1/runs/{id}/events`, or repeat `GET /api/v1/runs/{id}` until `state` is `ended`; then `result` has the result.
 
-| event | data |
-|---|---|
-| `queued` | `position`: the run waits for a place; told again when the position has halved |
-| `run_started` | the sandbox is being made |
-| `text_delta` | `text`: a part of the answer |
-| `tool_call`, `tool_result` | the agent uses a tool of its own |
-| `usage_report` | one settled call of a model: `call_id`, `model`, `input`, `output`, `cost_usd` |
-| `assistant_final` | `text`: the whole answer |
-| `error` | `code`, `message`: the run has failed |
-| `done` | the agent has ended |
-| `final` | always the last event, with the run's `result`: `run_id`, `ok`, `error_code`, `error`, `relay`, `usage`, `timings` |
+**Errors.** The body of every error is an `ErrorBody`: `code` is for programs and stays the same in later versions, `message` is for \
+people. Every response has the header `x-request-id`; the log of the service has the request under the same id. A message that is not \
+valid HTTP is refused with 400, 414 or 431 and no body.
 
-A result has `relay` if the run had a repository: `branch`, `step`, `verdict`, `head`, `is_pushed`, \
-`pull_request_url` and `why` of its work, `branch` and `why` where there was nothing to deliver, or `skipped`.
+**Results.** `RunResult` has three forms. `status` says which: `succeeded`, `failed` or `incomplete`.
 
-A message that is not valid HTTP is refused without a body: 400, 414 and 431.";
+**Events.** A stream of events has the format `text/event-stream`. Each event has an `id`, a type (`event`), and `data`: a JSON object \
+as text. The schema `RunEvent` describes every type of event after `data` was parsed. A client that has lost its connection sends the \
+last `id` as the header `Last-Event-ID` and receives the later events. `final` is the last event of every run.
+
+**Amounts.** Amounts of money are US dollars as decimal texts, because many clients read JSON numbers with rounding errors. Times are \
+in RFC 3339, UTC.";

@@ -24,63 +24,77 @@ use crate::relay::delivery::outbox::{DeliveryJob, VerdictKind};
 use crate::relay::repo::ArtifactDir;
 use crate::service::store::{RunPhase as Progress, RunRow};
 
-/// The output of a run.
+/// The standard output and standard error of a run's program.
 #[derive(Serialize, ToSchema)]
 pub(super) struct RunOutputView {
     /// True if the run has ended and this is the whole output. A run that has not ended has no output yet.
     complete: bool,
+    /// The standard output. The middle of a long output is left out.
     stdout: String,
+    /// The standard error. The middle of a long output is left out.
     stderr: String,
 }
 
 /// The deliveries of a run's commits.
 #[derive(Serialize, ToSchema)]
 pub(super) struct DeliveriesView {
-    /// Empty where the run has no branch, or made no commits.
+    /// The deliveries. Empty if the run has no branch, or made no commits.
     deliveries: Vec<DeliveryView>,
 }
 
-/// A delivery of work to a branch.
+/// The delivery of a run's commits to a branch.
 #[derive(Serialize, ToSchema)]
 pub(super) struct DeliveryView {
+    /// The id of the delivery, for `cogni-gateway relay`.
     id: String,
+    /// The branch that receives the commits.
     #[schema(example = "sandbox/issue-7")]
     branch: String,
-    /// The step of the delivery; `done`, `held` and `failed` are final.
+    /// The step that the delivery has reached: `extracted`, `quarantined`, `judged`, `pushed`, `pull_requested`, `done`,
+    /// `held` or `failed`. The last three are final.
     #[schema(example = "done")]
     step: &'static str,
-    /// `push`, `review` or `hold`.
+    /// The verdict of the review: `push`, `review` (a person has to look at the pull request) or `hold` (an operator has to
+    /// decide). Null until the review has ended.
     verdict: Option<&'static str>,
-    /// The commit of the branch after the delivery.
+    /// The commit id that the branch has, or would have, after the delivery.
     head: Option<String>,
+    /// True if the branch has the commits.
     is_pushed: bool,
+    /// The URL of the pull request. Null if there is none.
     pull_request_url: Option<String>,
-    /// The reason why the delivery waits or has failed.
+    /// The reason why the delivery waits, is held or has failed. Null if there is none.
     why: Option<String>,
 }
 
-/// Files that came out of a run's sandbox. They are kept until they are delivered, and longer where they are held.
+/// The artifacts of a run: files that came out of its sandbox. The service keeps them until they are delivered, and longer
+/// if the delivery is held.
 #[derive(Serialize, ToSchema)]
 pub(super) struct ArtifactsView {
+    /// The artifacts. Empty if there are none.
     artifacts: Vec<ArtifactView>,
 }
 
-/// One file.
+/// An artifact of a run.
 #[derive(Serialize, ToSchema)]
 pub(super) struct ArtifactView {
+    /// The name: `bundle` (the commits as a git bundle) or `patches` (the same commits as patches, for people).
     #[schema(example = "patches")]
     name: &'static str,
+    /// The size in bytes.
     bytes: u64,
 }
 
-/// Show the output of a run that has ended
+/// Show the output of a run
+///
+/// A run has no output until it has ended.
 #[utoipa::path(
     get,
     path = "/api/v1/runs/{id}/output",
     tag = "runs",
-    params(("id" = String, Path, description = "The run")),
+    params(("id" = String, Path, description = "The id of the run, as `POST /api/v1/runs` returned it.")),
     responses(
-        (status = 200, description = "Beginning and end of it, where it was long", body = RunOutputView),
+        (status = 200, description = "The beginning and the end of the output.", body = RunOutputView),
         AuthErrorResponses, NotFoundResponses, RecordsRemovedResponses
     )
 )]
@@ -101,9 +115,9 @@ pub(super) async fn show_output(
     get,
     path = "/api/v1/runs/{id}/relay",
     tag = "runs",
-    params(("id" = String, Path, description = "The run")),
+    params(("id" = String, Path, description = "The id of the run, as `POST /api/v1/runs` returned it.")),
     responses(
-        (status = 200, description = "How far they have come", body = DeliveriesView),
+        (status = 200, description = "The deliveries, each with the step that it has reached.", body = DeliveriesView),
         AuthErrorResponses, NotFoundResponses
     )
 )]
@@ -118,14 +132,14 @@ pub(super) async fn list_deliveries(
     Ok(Json(DeliveriesView { deliveries }))
 }
 
-/// The files that came out of a run's sandbox, and are kept
+/// List the artifacts of a run
 #[utoipa::path(
     get,
     path = "/api/v1/runs/{id}/artifacts",
     tag = "runs",
-    params(("id" = String, Path, description = "The run")),
+    params(("id" = String, Path, description = "The id of the run, as `POST /api/v1/runs` returned it.")),
     responses(
-        (status = 200, description = "`bundle`: its commits, exactly; `patches`: the same for people", body = ArtifactsView),
+        (status = 200, description = "The artifacts that the service still has.", body = ArtifactsView),
         AuthErrorResponses, NotFoundResponses
     )
 )]
@@ -144,18 +158,18 @@ pub(super) async fn list_artifacts(
     Ok(Json(ArtifactsView { artifacts }))
 }
 
-/// One of the files that came out of a run's sandbox
+/// Download an artifact of a run
 #[utoipa::path(
     get,
     path = "/api/v1/runs/{id}/artifacts/{name}",
     tag = "runs",
     params(
-        ("id" = String, Path, description = "The run"),
-        ("name" = String, Path, description = "`bundle` or `patches`")
+        ("id" = String, Path, description = "The id of the run, as `POST /api/v1/runs` returned it."),
+        ("name" = String, Path, description = "The name of the artifact: `bundle` or `patches`.")
     ),
     responses(
-        (status = 200, description = "The file", body = String, content_type = "application/octet-stream"),
-        (status = 429, description = "`too_many_downloads`: of this grant", body = ErrorBody),
+        (status = 200, description = "The content of the artifact.", body = String, content_type = "application/octet-stream"),
+        (status = 429, description = "`too_many_downloads`: the grant already downloads as many files at the same time as it may. Repeat the request when a download has ended.", body = ErrorBody),
         AuthErrorResponses, NotFoundResponses
     )
 )]

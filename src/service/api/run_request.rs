@@ -17,55 +17,60 @@ use crate::runner;
 use crate::service::auth::{AccessGrant, GrantScope};
 use crate::service::runs::submission::{BranchOptions, RunSubmission};
 
-/// A run, as its maker asks for it.
+/// The request for a run.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct CreateRunBody {
-    /// An agent of `GET /api/v1/ai/agents`, by its `agentId`.
+    /// The agent to run: an `agentId` of `GET /api/v1/ai/agents`.
     #[schema(example = "sandbox:agent")]
     pub(super) agent: String,
-    /// The model; else the agent's own.
+    /// The model that the agent uses. The default is the agent's own.
     pub(super) model: Option<String>,
-    /// The conversation. The last message is the user's.
+    /// The conversation, oldest message first. The last message is the user's.
     #[schema(min_items = 1)]
     pub(super) messages: Vec<ApiMessage>,
-    /// The account to charge; the default is the grant's first account.
+    /// The account that pays for the run. The default is the grant's first account.
     pub(super) account: Option<String>,
-    /// The conversation that the run is a part of.
+    /// The name of the conversation that the run is a part of. Runs with the same state key may share a workspace.
     pub(super) state_key: Option<String>,
-    /// The repository that it works on, by its URL.
+    /// The URL of the repository that the agent works on. The grant has to allow it.
     #[schema(example = "https://github.com/acme/site")]
     pub(super) repo: Option<String>,
-    /// The branch that the work is for; else the repository's default branch.
+    /// The branch that the work is based on. The default is the repository's default branch.
     pub(super) base: Option<String>,
-    /// Names the branch `sandbox/<key>` that the work goes to. Without it and `work_item` nothing is delivered.
+    /// The key of the branch `sandbox/KEY` that receives the work. Without `branch_key` and `work_item`, no work is
+    /// delivered.
     pub(super) branch_key: Option<String>,
-    /// Names the branch where `branch_key` does not.
+    /// The key of the branch if `branch_key` is absent, such as the number of an issue.
     pub(super) work_item: Option<String>,
-    /// Ask for a pull request, too.
+    /// True if the service opens a pull request for the work of a successful run.
     #[serde(default)]
     pub(super) pull_request: bool,
-    /// The title of a new pull request; else the commits give it.
+    /// The title of a new pull request. The default comes from the commits.
     #[schema(min_length = 1, max_length = 256)]
     pub(super) pull_request_title: Option<String>,
-    /// The run's limits. The limits of the agent and of the grant hold in any case.
+    /// The budget of the run. The limits of the agent and of the grant apply in any case.
     #[serde(default)]
     pub(super) budget: BudgetBody,
-    /// When the run is ended; what its agent allows at most holds in any case.
+    /// The time after which the service ends the run, as a number with a unit. The maximum of the agent applies in any
+    /// case.
     #[serde(default, deserialize_with = "deserialize_duration")]
     #[schema(value_type = Option<String>, pattern = "^([0-9]+(ms|s|m|h|d) ?)+$", example = "10m")]
     pub(super) max_runtime: Option<Duration>,
-    /// Stands in LiteLLM's spend logs, beside what stands there anyway.
+    /// Further metadata of the run for LiteLLM's spend logs, at most 4096 bytes as JSON. Keys that the service sets are
+    /// refused.
     #[serde(default)]
     #[schema(value_type = Object)]
     pub(super) metadata: Map<String, Value>,
 }
 
-/// Something that was said.
+/// One message of a conversation.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ApiMessage {
+    /// The author of the message.
     pub(super) role: ApiRole,
+    /// The text of the message.
     #[schema(example = "What is a socket?")]
     pub(super) content: String,
 }
@@ -79,24 +84,29 @@ pub(super) enum ApiRole {
     Assistant,
 }
 
-/// The limits of a run. A missing value is no limit.
+/// The limits of what a run may spend. An absent value is no limit.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct BudgetBody {
-    /// Calls that make a model generate.
+    /// The largest number of turns: calls that make a model generate.
     max_turns: Option<u64>,
+    /// The largest sum of input and output, in tokens.
     max_total_tokens: Option<u64>,
+    /// The largest input of all calls together, in tokens.
     max_input_tokens: Option<u64>,
+    /// The largest output of all calls together, in tokens.
     max_output_tokens: Option<u64>,
-    /// Dollars, as a text, because a JSON number is a float to many.
+    /// The largest cost in US dollars, as a decimal text, because many clients read JSON numbers with rounding errors.
     #[serde(deserialize_with = "deserialize_dollars")]
     #[schema(value_type = Option<String>, pattern = "^[0-9]{1,9}([.][0-9]{1,9})?$", example = "2.50")]
     max_cost_usd: Option<Nanodollars>,
-    /// Calls open at the same time.
+    /// The largest number of calls that are open at the same time.
     #[schema(minimum = 1)]
     max_concurrent: Option<u32>,
+    /// The largest number of calls per minute.
     #[schema(minimum = 1)]
     requests_per_minute: Option<u32>,
+    /// The largest number of tokens per minute, input and output together.
     #[schema(minimum = 1)]
     tokens_per_minute: Option<u32>,
 }

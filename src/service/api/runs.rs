@@ -8,6 +8,7 @@ use axum::extract::State;
 use axum::http::header::LOCATION;
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
@@ -17,6 +18,7 @@ use super::error_docs::{
     AuthErrorResponses, CreateRunErrorResponses, NotFoundResponses, QueryErrorResponses,
 };
 use super::extract::{AuthenticatedCaller, JsonBody, PathParam, QueryParams};
+use super::result_docs::RunResultDoc;
 use super::run_request::CreateRunBody;
 use super::{ApiState, request_log};
 use crate::base::trace_context;
@@ -24,55 +26,67 @@ use crate::service::auth::GrantScope;
 use crate::service::runs::{self, AcceptedRun, RunStartError, RunSubmission};
 use crate::service::store::{self, RunFilter, RunRow, SpendingCaps};
 
-/// One run.
+/// A run with its result.
 #[derive(Serialize, ToSchema)]
 pub(super) struct RunView {
     #[serde(flatten)]
     listed: RunSummary,
-    /// The result of the run; null until the run has ended, and after its records were removed (`records_removed`).
-    #[schema(value_type = Option<Object>)]
+    /// The result of the run. Null until the run has ended, and after its records were removed (`records_removed`).
+    #[schema(value_type = Option<RunResultDoc>)]
     result: Option<Box<RawValue>>,
 }
 
-/// A run as lists have it: without what came of it, which may be long.
+/// A run without its result, which may be long.
 #[derive(Serialize, ToSchema)]
-#[schema(as = ListedRun)]
 pub(super) struct RunSummary {
+    /// The id of the run.
     #[schema(example = "run-019a1b2c-3d4e-7f60-8a1b-2c3d4e5f6071")]
     id: String,
     /// The id of the grant that started the run.
     grant: String,
+    /// The agent, by its `agentId`.
     agent: String,
-    /// The account that is charged.
+    /// The account that pays.
     account: String,
+    /// The model that the agent uses.
     model: String,
+    /// The state of the run.
     state: RunStateView,
-    /// The place in the queue: 1 for the run that begins next; null for a run that does not wait. A run of another grant
-    /// may come before it later, because the grants take turns.
+    /// The position in the queue: 1 for the run that begins next. Null for a run that does not wait. The position can rise
+    /// by the run of another grant, because the grants take turns.
     queue_position: Option<usize>,
+    /// The time when the service accepted the run, in RFC 3339 with milliseconds.
+    #[schema(format = DateTime)]
     created_at: String,
+    /// The time when the run got its place. Null for a run that has not begun.
+    #[schema(format = DateTime)]
     started_at: Option<String>,
+    /// The time when the run ended. Null until then.
+    #[schema(format = DateTime)]
     ended_at: Option<String>,
-    /// The error of the run; null for a successful run, and until the run has ended.
+    /// The error code of a run that has failed. Null for a successful run, and until the run has ended.
     error_code: Option<String>,
 }
 
 /// The state of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-#[schema(as = State)]
+#[schema(as = RunState)]
 pub(super) enum RunStateView {
-    /// It was accepted, and waits for a place.
+    /// The service has accepted the run, and the run waits for a place.
     Queued,
+    /// The run has a place: its sandbox starts, its agent works, or its work is delivered.
     Running,
+    /// The run has ended and has a result.
     Ended,
 }
 
-/// A page of runs, newest first.
+/// A page of runs.
 #[derive(Serialize, ToSchema)]
 pub(super) struct RunsPage {
+    /// The runs, newest first.
     runs: Vec<RunSummary>,
-    /// The `cursor` for the runs that are older than these; null where there are none.
+    /// The value of `cursor` for the next page, with older runs. Null on the last page.
     next: Option<String>,
 }
 
@@ -81,33 +95,35 @@ pub(super) struct RunsPage {
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RunsQuery {
-    /// Only runs of this agent
+    /// The agent of the runs. The default is every agent.
     agent: Option<String>,
-    /// Only runs that have come so far
+    /// The state of the runs. The default is every state.
     state: Option<RunStateView>,
-    /// `next` of the page before
+    /// The value of `next` of the page before. Absent for the first page.
     cursor: Option<String>,
-    /// The largest number of runs to return
+    /// The largest number of runs on the page.
     #[param(minimum = 1, maximum = 200, default = 50)]
     limit: Option<u32>,
 }
 
-/// Begin a run
+/// Start a run
 ///
-/// Asked again with the same `Idempotency-Key` and the same body, it is the same run.
+/// The answer does not wait for the run. Read its result with `GET /api/v1/runs/{id}`, or follow its events with
+/// `GET /api/v1/runs/{id}/events`. A repeated request with the same `Idempotency-Key` and the same body starts no second
+/// run: it returns the first one. The grant needs the access `runs`.
 #[utoipa::path(
     post,
     path = "/api/v1/runs",
     tag = "runs",
     params(
-        ("Idempotency-Key" = Option<String>, Header, description = "Of this grant; 1 to 255 visible characters"),
-        ("traceparent" = Option<String>, Header, description = "The span that the run is part of; W3C Trace Context")
+        ("Idempotency-Key" = Option<String>, Header, description = "A text of 1 to 255 visible ASCII characters that identifies this request within the grant. Repeat a request whose answer was lost with the same key: the service then starts no second run."),
+        ("traceparent" = Option<String>, Header, description = "The caller's span in the format of W3C Trace Context. The run becomes part of its trace. An invalid value is ignored.")
     ),
     request_body = CreateRunBody,
     responses(
-        (status = 201, description = "It was accepted, and begins, or waits for a place", body = RunView,
-         headers(("location" = String, description = "The run's path"))),
-        (status = 200, description = "It was accepted before", body = RunView),
+        (status = 201, description = "The service has accepted the run. The run begins now, or waits in the queue.", body = RunView,
+         headers(("location" = String, description = "The path of the run."))),
+        (status = 200, description = "An earlier request with the same `Idempotency-Key` has started this run.", body = RunView),
         CreateRunErrorResponses
     )
 )]
@@ -178,17 +194,17 @@ pub(super) fn run_id_header(run: &str) -> HeaderValue {
     HeaderValue::from_str(run).expect("the service has made it of plain characters")
 }
 
-/// End a run
+/// Cancel a run
 ///
-/// It is over some moments later. A run that has ended stays as it is.
+/// The run ends some moments later, with the error code `cancelled`. A run that has ended stays unchanged.
 #[utoipa::path(
     post,
     path = "/api/v1/runs/{id}/cancel",
     tag = "runs",
-    params(("id" = String, Path, description = "The run")),
+    params(("id" = String, Path, description = "The id of the run, as `POST /api/v1/runs` returned it.")),
     responses(
-        (status = 202, description = "The run, which will end soon", body = RunView),
-        (status = 200, description = "The run, which had ended", body = RunView),
+        (status = 202, description = "The service is cancelling the run.", body = RunView),
+        (status = 200, description = "The run had already ended.", body = RunView),
         AuthErrorResponses, NotFoundResponses
     )
 )]
@@ -209,16 +225,16 @@ pub(super) async fn cancel_run(
     Ok((StatusCode::ACCEPTED, Json(RunView::from_row(&api, row).await?)))
 }
 
-/// List runs, newest first
+/// List runs
 ///
-/// What came of each is left out; it is told with the run.
+/// The newest run comes first. The results are left out: `GET /api/v1/runs/{id}` has the result of a run.
 #[utoipa::path(
     get,
     path = "/api/v1/runs",
     tag = "runs",
     params(RunsQuery),
     responses(
-        (status = 200, description = "The runs of this grant; of all grants for an admin", body = RunsPage),
+        (status = 200, description = "A page of the runs of this grant. With the access `admin`, a page of the runs of all grants.", body = RunsPage),
         QueryErrorResponses, AuthErrorResponses
     )
 )]
@@ -274,14 +290,14 @@ pub(super) async fn list_runs(
     Ok(Json(RunsPage { runs, next }))
 }
 
-/// Look at a run
+/// Show a run
 #[utoipa::path(
     get,
     path = "/api/v1/runs/{id}",
     tag = "runs",
-    params(("id" = String, Path, description = "The run")),
+    params(("id" = String, Path, description = "The id of the run, as `POST /api/v1/runs` returned it.")),
     responses(
-        (status = 200, description = "The run", body = RunView),
+        (status = 200, description = "The run, with its result if the run has ended.", body = RunView),
         AuthErrorResponses, NotFoundResponses
     )
 )]
@@ -303,7 +319,7 @@ impl RunView {
             _ => None,
         };
         let result =
-            result.map(RawValue::from_string).transpose().map_err(ApiError::internal_error)?;
+            result.map(result_with_status).transpose().map_err(ApiError::internal_error)?;
         let position = api.run_service.queue_position(&row.id);
         Ok(Self { listed: RunSummary::from_row(row, position), result })
     }
@@ -355,8 +371,47 @@ impl From<RunStateView> for store::RunPhase {
     }
 }
 
+/// Returns a stored result, and adds `status` to a result of an earlier version, which had no such field.
+fn result_with_status(stored: String) -> serde_json::Result<Box<RawValue>> {
+    let head: StoredResultHead = serde_json::from_str(&stored)?;
+    let status = match head {
+        StoredResultHead { status: Some(_), .. } => return RawValue::from_string(stored),
+        StoredResultHead { ok: true, .. } => "succeeded",
+        StoredResultHead { usage: Some(_), .. } => "failed",
+        StoredResultHead { .. } => "incomplete",
+    };
+    // The service stores results without white space, and a result is never empty.
+    RawValue::from_string(stored.replacen('{', &format!("{{\"status\":\"{status}\","), 1))
+}
+
+/// The fields of a stored result that decide about its `status`.
+#[derive(Deserialize)]
+struct StoredResultHead {
+    status: Option<IgnoredAny>,
+    #[serde(default)]
+    ok: bool,
+    usage: Option<IgnoredAny>,
+}
+
 /// RFC 3339, to the millisecond.
 fn format_date(millis: i64) -> String {
     let since = Duration::from_millis(millis.try_into().unwrap_or_default());
     humantime::format_rfc3339_millis(UNIX_EPOCH + since).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::result_with_status;
+
+    #[test]
+    fn a_result_of_an_earlier_version_gets_its_status() {
+        for (stored, shown) in [
+            (r#"{"ok":true,"usage":{}}"#, r#"{"status":"succeeded","ok":true,"usage":{}}"#),
+            (r#"{"ok":false,"usage":{}}"#, r#"{"status":"failed","ok":false,"usage":{}}"#),
+            (r#"{"ok":false}"#, r#"{"status":"incomplete","ok":false}"#),
+            (r#"{"ok":true,"status":"failed"}"#, r#"{"ok":true,"status":"failed"}"#),
+        ] {
+            assert_eq!(result_with_status(stored.to_owned()).unwrap().get(), shown);
+        }
+    }
 }

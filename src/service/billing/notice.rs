@@ -3,6 +3,7 @@
 use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::CallUsage;
 use crate::llm::budget::{Nanodollars, Tokens};
@@ -30,7 +31,7 @@ pub struct ChargeNotice {
 }
 
 /// The source of a notice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ChargeSource {
     /// LiteLLM's callback, right after the call.

@@ -3,64 +3,83 @@
 use std::time::SystemTime;
 
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::ChargeSource;
 use super::call_usage::serialize_rfc3339;
 use crate::llm::budget::{Nanodollars, Tokens};
 
 /// The proof that a call was charged. A call has at most one receipt.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct ChargeReceipt {
-    /// `run/attempt/call id`.
+    /// The key of the charge: `RUN/ATTEMPT/CALL_ID`. No two receipts have the same key.
     pub source_reference: String,
+    /// The gateway's id of the call.
     pub call_id: String,
+    /// The id of the run.
     pub run: String,
+    /// The attempt of the run.
     pub attempt: String,
+    /// The account that pays.
     pub account: String,
+    /// The model that the source names. Null if the source names none.
     pub model: Option<String>,
+    /// The charge in US dollars, as a decimal text.
     #[serde(rename = "amount_usd")]
+    #[schema(value_type = String, example = "0.0096")]
     pub amount: Nanodollars,
     pub source: ChargeSource,
-    /// The tokens that were charged for, as the source has them.
+    /// The input that was charged, in tokens, as the source has it.
+    #[schema(value_type = u64)]
     pub input: Tokens,
+    /// The output that was charged, in tokens, as the source has it.
+    #[schema(value_type = u64)]
     pub output: Tokens,
-    /// The end of the call, by the source's clock.
+    /// The end of the call, by the source's clock, in RFC 3339.
+    #[schema(value_type = String, format = DateTime)]
     #[serde(serialize_with = "serialize_rfc3339")]
     pub ended: SystemTime,
-    /// The time at which the receipt was written here.
+    /// The time at which the service wrote the receipt, in RFC 3339.
+    #[schema(value_type = String, format = DateTime)]
     #[serde(serialize_with = "serialize_rfc3339")]
     pub received: SystemTime,
 }
 
 /// The bill of a run: counts and sums over its calls.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct RunBill {
+    /// The id of the run.
     pub run: String,
+    /// The account that pays.
     pub account: String,
     /// The number of admitted calls.
     pub calls: u64,
     /// The number of calls that used tokens and must be charged.
     pub billable: u64,
-    /// Billable calls whose tokens are an estimate, because the upstream reported none.
+    /// The number of billable calls whose tokens are an estimate, because the upstream reported none.
     pub estimated: u64,
+    /// The number of receipts.
     pub receipts: u64,
-    /// The sum of the receipts.
+    /// The sum of the receipts in US dollars, as a decimal text.
     #[serde(rename = "amount_usd")]
+    #[schema(value_type = String, example = "0.0096")]
     pub amount: Nanodollars,
-    /// Billable calls that have no receipt.
+    /// The number of billable calls that have no receipt.
     pub missing: u64,
-    /// Billable calls without a receipt whose time for a receipt is over.
+    /// The number of billable calls without a receipt whose time for a receipt is over.
     pub overdue: u64,
-    /// Receipts of $0 for calls that used tokens: the charging side has no price for the model.
+    /// The number of receipts of $0 for calls that used tokens: the charging side has no price for the model.
     pub unpriced: u64,
-    /// Notices that contradict a receipt, or name another run.
+    /// The number of notices that contradict a receipt, or name another run.
     pub conflicting: u64,
+    /// The state of the bill.
     pub state: BillState,
+    /// The problems that the operator has to check.
     pub flags: Vec<BillFlag>,
 }
 
 /// The state of a run's bill.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum BillState {
     /// Every billable call has its receipt.
@@ -72,7 +91,7 @@ pub enum BillState {
 }
 
 /// A problem of a bill that the operator must check.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum BillFlag {
     /// A call has no receipt, and its time for a receipt is over.

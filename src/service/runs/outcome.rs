@@ -8,8 +8,7 @@ use crate::service::store::{EventFeed, RunEnd, RunEventKind};
 
 /// Returns the end of a run that has no result.
 pub(super) fn failed_end(code: &str, message: &str, feed: &EventFeed) -> RunEnd {
-    let result =
-        json!({"run_id": feed.run_id(), "ok": false, "error_code": code, "error": message});
+    let result = json!({"status": STATUS_INCOMPLETE, "run_id": feed.run_id(), "ok": false, "error_code": code, "error": message});
     end_without_result(code, message, result)
 }
 
@@ -17,6 +16,7 @@ pub(super) fn failed_end(code: &str, message: &str, feed: &EventFeed) -> RunEnd 
 pub(super) fn interrupted_end(relay: Option<&DeliveryStatus>, feed: &EventFeed) -> RunEnd {
     let message = "the service was ended while the run was under way";
     let mut result = json!({
+        "status": STATUS_INCOMPLETE,
         "run_id": feed.run_id(),
         "ok": false,
         "error_code": CODE_INTERRUPTED,
@@ -66,6 +66,8 @@ pub(super) fn from_run_result(result: &mut RunResult, feed: &EventFeed) -> RunEn
     if let Value::Object(fields) = &mut whole {
         fields.remove("stdout");
         fields.remove("stderr");
+        let status = if result.ok { "succeeded" } else { "failed" };
+        fields.insert("status".to_owned(), status.into());
     }
     if feed.dropped_count() > 0 {
         whole["events_dropped"] = feed.dropped_count().into();
@@ -75,6 +77,10 @@ pub(super) fn from_run_result(result: &mut RunResult, feed: &EventFeed) -> RunEn
     last_events.push((RunEventKind::Final, whole));
     RunEnd { error_code: code, result, stdout, stderr, last_events, ..RunEnd::default() }
 }
+
+/// The `status` of a result that has no report of a sandbox. The other values are `succeeded` and `failed`; the API's
+/// description has a schema for each.
+const STATUS_INCOMPLETE: &str = "incomplete";
 
 /// The error code of a run whose process ended first.
 const CODE_INTERRUPTED: &str = "interrupted";

@@ -67,7 +67,8 @@ async fn old_run_is_as_it_was(service: &Service) {
       "queue_position": null,
       "result": {
         "error_code": "timeout",
-        "ok": false
+        "ok": false,
+        "status": "incomplete"
       },
       "started_at": "1970-01-01T00:00:00.002Z",
       "state": "ended"
