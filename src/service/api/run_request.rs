@@ -86,7 +86,7 @@ pub(super) enum ApiRole {
 
 /// The limits of what a run may spend. An absent value is no limit.
 #[derive(Debug, Default, Deserialize, ToSchema)]
-#[serde(default, deny_unknown_fields)]
+#[serde(deny_unknown_fields)]
 pub(super) struct BudgetBody {
     /// The largest number of turns: calls that make a model generate.
     max_turns: Option<u64>,
@@ -97,7 +97,7 @@ pub(super) struct BudgetBody {
     /// The largest output of all calls together, in tokens.
     max_output_tokens: Option<u64>,
     /// The largest cost in US dollars, as a decimal text, because many clients read JSON numbers with rounding errors.
-    #[serde(deserialize_with = "deserialize_dollars")]
+    #[serde(default, deserialize_with = "deserialize_dollars")]
     #[schema(value_type = Option<String>, pattern = "^[0-9]{1,9}([.][0-9]{1,9})?$", example = "2.50")]
     max_cost_usd: Option<Nanodollars>,
     /// The largest number of calls that are open at the same time.
