@@ -53,7 +53,7 @@ pub struct BranchRequest {
     pub pull_request: bool,
     /// The title for a new pull request. `None` means that the commits give the title.
     pub title: Option<String>,
-    /// The user's request, for the pull request.
+    /// The user's request, for the pull request. Empty if the pull request does not show the request.
     pub asked: String,
     /// The grant that the stored work counts against, if the run uses a grant.
     pub grant: Option<String>,

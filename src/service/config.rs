@@ -67,6 +67,8 @@ pub struct ServiceConfig {
     /// The maximum bytes of the outputs, results and events that the ended runs of one grant keep. Above it, the oldest
     /// runs lose theirs.
     pub max_kept_bytes: u64,
+    /// True if no pull request shows the user's request, whatever the request says.
+    pub hide_requests: bool,
     /// The time for which an unused workspace of a long-running sandbox is stored.
     #[serde(with = "humantime_serde")]
     pub workspace_retention: Duration,
@@ -250,6 +252,7 @@ impl Default for ServiceConfig {
             retention: Duration::from_hours(30 * 24),
             // Our choice: a thousand of the longest runs, and a hundred thousand ordinary ones.
             max_kept_bytes: 4 << 30,
+            hide_requests: false,
             workspace_retention: Duration::from_hours(30 * 24),
             audit_retention: None,
             billing_retention: None,

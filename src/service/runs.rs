@@ -104,6 +104,8 @@ pub struct RunServiceConfig {
     pub retention: Duration,
     /// The maximum bytes of outputs, results and events that the ended runs of one grant keep.
     pub max_kept_bytes: u64,
+    /// True if no pull request shows the user's request.
+    pub hide_requests: bool,
     /// The time for which an unused persistent workspace is stored.
     pub workspace_retention: Duration,
     /// The time for which audit logs are stored. `None` stores them forever.

@@ -65,6 +65,10 @@ pub(super) struct RunRepositoryArgs {
     #[arg(long, value_name = "TEXT", requires = "pull_request")]
     title: Option<String>,
 
+    /// Leave the text of the request out of the pull request
+    #[arg(long, requires = "pull_request")]
+    hide_request: bool,
+
     #[command(flatten)]
     setup: RelayArgs,
 }
@@ -109,6 +113,7 @@ impl RunRepositoryArgs {
         }
         let (base, pull_request, title) =
             (self.base.clone(), self.pull_request, self.title.clone());
+        let asked = if self.hide_request { String::new() } else { asked };
         Ok(Some(BranchRequest { repository, key, base, pull_request, title, asked, grant: None }))
     }
 

@@ -133,6 +133,7 @@ impl ServeOptions {
             grace: self.serve.grace,
             retention: self.serve.retention,
             max_kept_bytes: self.serve.max_kept_bytes,
+            hide_requests: self.serve.hide_requests,
             workspace_retention: self.serve.workspace_retention,
             audit_retention: self.serve.audit_retention,
             billing_retention: self.serve.billing_retention,

@@ -47,6 +47,10 @@ pub(super) struct ChatBody {
     /// The title of a new pull request. The default comes from the commits.
     #[schema(min_length = 1, max_length = 256)]
     pull_request_title: Option<String>,
+    /// True if the pull request does not show the text of this request. By default, the pull request shows the first 2,000
+    /// characters of the last message to everyone who may read the repository.
+    #[serde(default)]
+    hide_request: bool,
     /// The account that pays for the run. The default is the grant's first account.
     account: Option<String>,
     /// The budget of the run. The limits of the agent and of the grant apply in any case.
@@ -189,6 +193,7 @@ impl From<ChatBody> for CreateRunBody {
             work_item: None,
             pull_request: chat.pull_request,
             pull_request_title: chat.pull_request_title,
+            hide_request: chat.hide_request,
             budget: chat.budget,
             max_runtime: None,
             metadata: chat.metadata,

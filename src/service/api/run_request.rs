@@ -49,6 +49,10 @@ pub(super) struct CreateRunBody {
     /// The title of a new pull request. The default comes from the commits.
     #[schema(min_length = 1, max_length = 256)]
     pub(super) pull_request_title: Option<String>,
+    /// True if the pull request does not show the text of this request. By default, the pull request shows the first 2,000
+    /// characters of the last message to everyone who may read the repository.
+    #[serde(default)]
+    pub(super) hide_request: bool,
     /// The budget of the run. The limits of the agent and of the grant apply in any case.
     #[serde(default)]
     pub(super) budget: BudgetBody,
@@ -142,6 +146,7 @@ impl CreateRunBody {
                 base: self.base,
                 pull_request: self.pull_request,
                 title: self.pull_request_title,
+                hide_request: self.hide_request,
             },
             budget: self.budget.into_limits()?.capped_by(&grant.terms.budget),
             max_runtime: self.max_runtime,

@@ -1,6 +1,7 @@
 //! A run as a client requests it from the service.
 
 use std::collections::BTreeMap;
+use std::ops::Not;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -77,6 +78,9 @@ pub struct BranchOptions {
     /// The title for a new pull request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub title: Option<String>,
+    /// True if the pull request does not show the user's request.
+    #[serde(skip_serializing_if = "Not::not")]
+    pub hide_request: bool,
 }
 
 impl RunSubmission {
@@ -105,8 +109,13 @@ impl RunSubmission {
         Self { messages: vec![], env: BTreeMap::new(), ..self.clone() }
     }
 
-    /// Returns the run's branch, or `None` if the request has no repository or no key.
-    fn branch_request(&self, run: &str) -> anyhow::Result<Option<BranchRequest>> {
+    /// Returns the run's branch, or `None` if the request has no repository or no key. With `hide_requests`, no pull request
+    /// shows the user's request.
+    fn branch_request(
+        &self,
+        run: &str,
+        hide_requests: bool,
+    ) -> anyhow::Result<Option<BranchRequest>> {
         let BranchOptions { repository, reach, key, work_item, by_state_key, base, .. } =
             &self.branch;
         let (pull_request, title) = (&self.branch.pull_request, &self.branch.title);
@@ -129,7 +138,11 @@ impl RunSubmission {
             base: base.clone(),
             pull_request: *pull_request,
             title: title.clone(),
-            asked: last_user_text(&self.messages),
+            asked: if hide_requests || self.branch.hide_request {
+                String::new()
+            } else {
+                last_user_text(&self.messages)
+            },
             grant: Some(self.grant.clone()),
         }))
     }
@@ -171,7 +184,7 @@ impl RunSubmission {
         (settings, config, catalog): (&RunServiceConfig, &GatewayConfig, &AgentCatalog),
     ) -> anyhow::Result<RunPlan> {
         let entry = catalog.find_agent(&self.agent)?;
-        let branch = self.branch_request(run)?;
+        let branch = self.branch_request(run, settings.hide_requests)?;
         if self.model.is_none() && entry.models.default.is_none() {
             bail!(
                 "no model is named, and `{}` has none of its own; name one as `model`",

@@ -109,7 +109,7 @@ async fn malformed_requests_are_refused_in_the_same_shape() {
     no JSON: 400 invalid_json: the body is not JSON: EOF while parsing an object at line 1 column 1
     nothing: 400 invalid_json: the body is not JSON: EOF while parsing a value at line 1 column 0
     a field missing: 422 invalid_request: field `agent` is missing; give it
-    an unknown field: 422 invalid_request: unknown field `image`, expected one of `agent`, `model`, `messages`, `account`, `state_key`, `repo`, `base`, `branch_key`, `work_item`, `pull_request`, `pull_request_title`, `budget`, `max_runtime`, `metadata`
+    an unknown field: 422 invalid_request: unknown field `image`, expected one of `agent`, `model`, `messages`, `account`, `state_key`, `repo`, `base`, `branch_key`, `work_item`, `pull_request`, `pull_request_title`, `hide_request`, `budget`, `max_runtime`, `metadata`
     a number for a text: 422 invalid_request: `graphName` is 7; give a text
     a key of the metadata twice: 422 invalid_request: duplicate key `team` at byte 104
     deeper, in a chat: 422 invalid_request: duplicate key `b` at byte 96

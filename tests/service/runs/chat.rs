@@ -62,6 +62,36 @@ async fn a_chat_ends_in_a_pull_request() {
     setup.assert_nothing_is_left();
 }
 
+/// A pull request shows the text of the request, unless the request or the service forbids it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pull_request_can_hide_the_request() {
+    let commit = "echo hello > greeting && git add greeting && git commit --quiet --message=Greet";
+    for (hides_one, hides_all, is_shown) in
+        [(false, false, true), (true, false, false), (false, true, false)]
+    {
+        let mut setup = ServiceSetup::new(&tool_call_script(commit)).await;
+        setup.write_config(&format!("hide_requests = {hides_all}"));
+        let github = github_server::RunningGithub::start().await;
+        setup.set("GITHUB_API_URL", github.hub.url());
+        setup.set("GITHUB_TOKEN", github_server::TOKEN);
+        let service = setup.start();
+        let mut body = chat("greet the zebra");
+        body["repo"] = json!(github.clone_url());
+        body["branchKey"] = json!("task-1");
+        body["pullRequest"] = json!(true);
+        body["hideRequest"] = json!(hides_one);
+        let answer = service.post("/api/v1/ai/chat", &body).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        let pulls = github.hub.pulls(github_server::NAME);
+        let text = pulls[0].body.as_ref().unwrap();
+        let case = format!("{hides_one} {hides_all}: {text}");
+        assert_eq!(text.contains("The request was:"), is_shown, "{case}");
+        assert_eq!(text.contains("greet the zebra"), is_shown, "{case}");
+        assert!(text.contains("- verdict of the rules:"), "{case}");
+        setup.assert_nothing_is_left();
+    }
+}
+
 /// R5: A cancelled run, a run that is too slow and a run that fails by itself have different codes.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_fails_says_why() {
