@@ -162,7 +162,8 @@ impl SandboxHandle {
             Err(cause) => Ok(SandboxExit { cause: Some(cause), ..SandboxExit::default() }),
             Ok(Ok(SandboxStartOutcome::Running)) => {
                 let start = launch_time.elapsed();
-                tracing::info!(run = self.request.spec.run, ?start, "the sandbox runs");
+                let start_ms = u64::try_from(start.as_millis()).unwrap_or(u64::MAX);
+                tracing::info!(run = self.request.spec.run, start_ms, "the sandbox runs");
                 let ended = Box::pin(self.follow_until_exit(output, until)).await;
                 ended.map(|ended| SandboxExit { start: Some(start), ..ended })
             }

@@ -61,12 +61,13 @@ pub(super) struct ChatBody {
     #[serde(default)]
     #[schema(value_type = Object)]
     metadata: Map<String, Value>,
-    /// The effect of a client's disconnect on the run.
+    /// What the service does with the run when the client closes the connection.
     #[serde(default)]
     on_disconnect: OnDisconnect,
 }
 
-/// The effect of a client's disconnect on the run.
+/// The effect of a client's disconnect on the run: `cancel` (the service cancels the run) or `continue` (the run continues,
+/// and can be watched again). The default is `cancel`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum OnDisconnect {

@@ -68,7 +68,8 @@ pub(super) struct RunSummary {
     error_code: Option<String>,
 }
 
-/// The state of a run.
+/// The state of a run: `queued` (the run waits for a place), `running` (the run has a place: its sandbox starts, its agent
+/// works, or its work is delivered) or `ended` (the run has a result).
 #[derive(Clone, Copy, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = RunState)]

@@ -30,7 +30,8 @@ pub struct ChargeNotice {
     pub ended: SystemTime,
 }
 
-/// The source of a notice.
+/// The source of a charge: `litellm_callback` (LiteLLM reported the call when it had ended), `litellm_spend_logs` (the service
+/// read LiteLLM's spend logs) or `price_table` (the gateway's own price table, without a LiteLLM).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ChargeSource {

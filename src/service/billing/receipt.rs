@@ -28,6 +28,7 @@ pub struct ChargeReceipt {
     #[serde(rename = "amount_usd")]
     #[schema(value_type = String, example = "0.0096")]
     pub amount: Nanodollars,
+    /// The source of the charge.
     pub source: ChargeSource,
     /// The input that was charged, in tokens, as the source has it.
     #[schema(value_type = u64)]
@@ -78,7 +79,8 @@ pub struct RunBill {
     pub flags: Vec<BillFlag>,
 }
 
-/// The state of a run's bill.
+/// The state of a run's bill: `complete` (every billable call has its receipt), `pending` (calls without a receipt exist, and
+/// their time for a receipt goes on) or `overdue` (that time is over).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum BillState {
@@ -90,7 +92,8 @@ pub enum BillState {
     Overdue,
 }
 
-/// A problem of a bill that the operator must check.
+/// A problem of a bill that the operator must check: `unreceipted` (a call has no receipt in time), `unpriced` (a call used
+/// tokens and cost nothing) or `conflicting` (two notices of one call contradict each other).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum BillFlag {

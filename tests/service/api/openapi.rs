@@ -1,5 +1,7 @@
 //! A4: Tests of the service's API description.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Map, Value, json};
 
 use super::asked;
@@ -16,6 +18,47 @@ async fn the_description_is_served_without_a_grant() {
     assert_eq!(document["openapi"], "3.1.0");
     document["info"]["version"] = "[version]".into();
     insta::assert_json_snapshot!(document);
+    setup.stop(service);
+}
+
+/// Everything in the description has a sentence that explains it, and each operation has an id of its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn everything_is_described() {
+    let setup = ServiceSetup::new("").await;
+    let service = setup.start();
+    let document = setup.client().get("/api/v1/openapi.json").await.json();
+    let (mut missing, mut ids) = (vec![], BTreeSet::new());
+    let is_sentence = |text: &Value| text.as_str().is_some_and(|text| text.ends_with('.'));
+    for (path, methods) in document["paths"].as_object().unwrap() {
+        for (method, operation) in methods.as_object().unwrap() {
+            let id = operation["operationId"].as_str().unwrap();
+            assert!(ids.insert(id), "`{id}` is the id of two operations");
+            assert!(operation["summary"].is_string() && operation["tags"][0].is_string(), "{id}");
+            let parameters = operation["parameters"].as_array().into_iter().flatten();
+            let answers = operation["responses"].as_object().unwrap().values();
+            let unexplained = parameters.chain(answers).any(|it| !is_sentence(&it["description"]));
+            missing.extend(unexplained.then(|| format!("{method} {path}")));
+        }
+    }
+    for (name, schema) in document["components"]["schemas"].as_object().unwrap() {
+        missing.extend((!is_sentence(&schema["description"])).then(|| name.clone()));
+        let own = [schema.clone()];
+        for part in schema["allOf"].as_array().map_or(&own[..], Vec::as_slice) {
+            for (field, value) in part["properties"].as_object().into_iter().flatten() {
+                // A field that may be null has its description beside the reference.
+                let texts = [
+                    &value["description"],
+                    &value["oneOf"][0]["description"],
+                    &value["oneOf"][1]["description"],
+                ];
+                missing.extend(
+                    (!texts.into_iter().any(is_sentence)).then(|| format!("{name}.{field}")),
+                );
+            }
+        }
+    }
+    assert_eq!(missing, Vec::<String>::new());
+    assert_eq!(document["servers"][0]["url"], "/");
     setup.stop(service);
 }
 
