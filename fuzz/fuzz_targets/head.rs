@@ -19,8 +19,13 @@ fuzz_target!(|data: &[u8]| {
     let Ok(route) = request_head::match_route(&request) else { return };
     assert_eq!((request.uri().path(), request.method()), (route.path(), route.method()));
     let config = HeaderConfig::default();
-    let head =
-        UpstreamRequestHead::new(route, &request, &config, injected_headers(&config), &RequestId::new());
+    let head = UpstreamRequestHead::new(
+        route,
+        &request,
+        &config,
+        injected_headers(&config),
+        &RequestId::new(),
+    );
     check(&head.to_http1_bytes(0));
 });
 
