@@ -7,14 +7,15 @@ pub mod discovery;
 mod listener;
 mod process;
 
-use prometheus::{Registry, TextEncoder};
+use prometheus::TextEncoder;
+use prometheus::proto::MetricFamily;
 
 pub use listener::{HttpPage, serve_pages};
 pub use process::ProcessCollector;
 
-/// Renders all metrics of the registry as Prometheus text exposition 0.0.4.
-pub fn render_text(registry: &Registry) -> Vec<u8> {
-    let text = TextEncoder::new().encode_to_string(&registry.gather());
+/// Renders the families that a registry has gathered as Prometheus text exposition 0.0.4.
+pub fn render_text(families: &[MetricFamily]) -> Vec<u8> {
+    let text = TextEncoder::new().encode_to_string(families);
     text.expect("a String takes every write, and a registry never gathers an empty family")
         .into_bytes()
 }

@@ -16,6 +16,7 @@
 
 mod collect;
 mod counters;
+pub mod deprecated;
 mod model;
 mod run;
 mod run_queue;
@@ -116,10 +117,12 @@ impl MetricsRegistry {
             .register(Box::new(SourceCollector::new(table::RUN_FAMILIES, Arc::clone(&runs))?))?;
         let service = ServiceMetrics::new(&registry)?;
         let agents = Arc::clone(&service.agents);
-        registry.register(Box::new(SourceCollector::new(table::AGENT_FAMILIES, agents)?))?;
+        registry
+            .register(Box::new(SourceCollector::new(table::service::AGENT_FAMILIES, agents)?))?;
         let run_queue = Arc::new(RunQueueSource::default());
         let source = Arc::clone(&run_queue);
-        registry.register(Box::new(SourceCollector::new(table::QUEUE_FAMILIES, source)?))?;
+        registry
+            .register(Box::new(SourceCollector::new(table::service::QUEUE_FAMILIES, source)?))?;
         Ok(Self { registry, runs, totals, service, run_queue })
     }
 
@@ -227,9 +230,11 @@ impl MetricsRegistry {
         self.service.state_write_recorder()
     }
 
-    /// Returns all metrics as Prometheus text.
+    /// Returns all metrics as Prometheus text, the renamed ones also under their former names.
     pub fn render_text(&self) -> Vec<u8> {
-        base::metrics::render_text(&self.registry)
+        let mut families = self.registry.gather();
+        deprecated::add_deprecated_copies(&mut families);
+        base::metrics::render_text(&families)
     }
 }
 

@@ -1,5 +1,6 @@
 //! G12: Tests of the metrics that operators scrape.
 
+use std::collections::HashMap;
 use std::fs;
 use std::io::Write as _;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -17,6 +18,7 @@ use cogni_gateway::llm::budget::{
 use cogni_gateway::llm::protocol::GatewayRoute;
 use cogni_gateway::telemetry::audit::AuditLag;
 use cogni_gateway::telemetry::audit::records::CallOutcome;
+use cogni_gateway::telemetry::metrics::deprecated::DEPRECATED_NAMES;
 use cogni_gateway::telemetry::metrics::table::{MetricFamilySpec, MetricKind};
 use cogni_gateway::telemetry::metrics::{
     BillingGauges, LiveRunGuard, MAX_AGENTS, MAX_MODELS, MAX_RUNS, MetricsRegistry, ModelMetrics,
@@ -61,11 +63,61 @@ fn the_table_and_the_exposition_agree() {
     let text = text(&metrics);
     let mut exposed: Vec<_> =
         headers(&text, "# TYPE ").filter(|(name, _)| !name.starts_with("process_")).collect();
-    let mut promised: Vec<_> =
-        MetricFamilySpec::all_families().map(|family| (family.name, kind(family))).collect();
+    let current = MetricFamilySpec::all_families().map(|family| (family.name, kind(family)));
+    let former = DEPRECATED_NAMES.iter().map(|&(old, family)| (old, kind(family)));
+    let mut promised: Vec<_> = current.chain(former).collect();
     exposed.sort_unstable();
     promised.sort_unstable();
     assert_eq!(exposed, promised);
+}
+
+/// Each name begins with the product's prefix, except the names that a convention prescribes.
+#[test]
+fn each_metric_has_the_prefix() {
+    let strays: Vec<_> = MetricFamilySpec::all_families()
+        .filter(|family| family.otel.is_none() && !family.name.starts_with("cogni_gateway_"))
+        .map(|family| family.name)
+        .collect();
+    assert!(strays.is_empty(), "{strays:?}");
+}
+
+/// Each help text is a sentence: a verb that says what kind of value it is, and a period.
+#[test]
+fn each_help_text_is_a_sentence() {
+    let metrics = MetricsRegistry::new("litellm").unwrap();
+    let _busy = record_every_family(&metrics);
+    let text = text(&metrics);
+    let kinds: HashMap<_, _> = headers(&text, "# TYPE ").collect();
+    let helps: Vec<_> = headers(&text, "# HELP ").collect();
+    assert_eq!(helps.len(), kinds.len());
+    for (name, help) in helps {
+        let verbs: &[&str] = match kinds[name] {
+            _ if help.starts_with("Deprecated: use cogni_gateway_") => &["Deprecated: "],
+            "counter" => &["Counts "],
+            "gauge" => &["Shows ", "Is "],
+            _ => &["Measures "],
+        };
+        let is_sentence = verbs.iter().any(|verb| help.starts_with(verb)) && help.ends_with('.');
+        assert!(is_sentence, "{name}: {help}");
+    }
+}
+
+/// A metric that was renamed has the same series and values under its former name, and its help text names the new one.
+#[test]
+fn former_names_show_the_same_values() {
+    let metrics = MetricsRegistry::new("litellm").unwrap();
+    let _busy = record_every_family(&metrics);
+    let text = text(&metrics);
+    for (old, family) in DEPRECATED_NAMES {
+        let renamed: Vec<_> =
+            samples(&text, family.name).map(|line| line.replacen(family.name, old, 1)).collect();
+        assert!(!renamed.is_empty(), "{old}");
+        assert_eq!(samples(&text, old).collect::<Vec<_>>(), renamed);
+        let help = format!("# HELP {old} Deprecated: use {}.", family.name);
+        assert!(text.lines().any(|line| line == help), "{help}");
+    }
+    let version = (env!("CARGO_PKG_VERSION_MAJOR"), env!("CARGO_PKG_VERSION_MINOR"));
+    assert_eq!(version, ("0", "1"), "the former names are promised for 0.1 only: remove them");
 }
 
 /// Metrics that OpenTelemetry's conventions define have the conventions' names, in Prometheus' spelling.
@@ -189,9 +241,9 @@ fn two_thousand_runs_leave_no_series() {
     }
     let text = text(&metrics);
     assert_eq!(text.lines().count(), before, "{text}");
-    let ended = r#"sandbox_runs_total{agent="sandbox:agent",outcome="ok"}"#;
+    let ended = r#"cogni_gateway_sandbox_runs_total{agent="sandbox:agent",outcome="ok"}"#;
     assert_eq!(sample(&text, ended), 2001);
-    assert_eq!(sample(&text, r#"sandbox_runs_live{agent="sandbox:agent"}"#), 0);
+    assert_eq!(sample(&text, r#"cogni_gateway_sandbox_runs_live{agent="sandbox:agent"}"#), 0);
 }
 
 /// G12: The series of agents have the catalog's names, not names that a caller sends.
@@ -204,9 +256,10 @@ fn the_number_of_agents_with_series_is_bounded() {
     metrics.record_run_ended("asked-for", "ok", Duration::from_secs(1));
     metrics.record_run_ended("agent-64", "ok", Duration::from_secs(1));
     let text = text(&metrics);
-    let agents = text.lines().filter(|line| line.starts_with("sandbox_runs_live{")).count();
+    let agents =
+        text.lines().filter(|line| line.starts_with("cogni_gateway_sandbox_runs_live{")).count();
     assert_eq!(agents, MAX_AGENTS + 1);
-    assert_eq!(sample(&text, r#"sandbox_runs_total{agent="other",outcome="ok"}"#), 2);
+    assert_eq!(sample(&text, r#"cogni_gateway_sandbox_runs_total{agent="other",outcome="ok"}"#), 2);
     assert!(!text.contains("asked-for") && !text.contains("agent-64"));
 }
 
@@ -649,6 +702,15 @@ fn runs_shown(metrics: &MetricsRegistry) -> Vec<String> {
         .lines()
         .filter_map(|line| line.strip_prefix(r#"cogni_gateway_run_cost_dollars_total{run=""#));
     shown.map(|rest| rest.split('"').next().unwrap().to_owned()).collect()
+}
+
+/// Returns the lines of the samples of one family.
+fn samples<'a>(text: &'a str, family: &'a str) -> impl Iterator<Item = &'a str> {
+    text.lines().filter(move |line| {
+        let series = line.split(['{', ' ']).next().unwrap();
+        let part = series.strip_prefix(family);
+        part.is_some_and(|part| ["", "_bucket", "_sum", "_count"].contains(&part))
+    })
 }
 
 fn headers<'a>(text: &'a str, prefix: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {

@@ -13,6 +13,7 @@ use cogni_gateway::base::metrics::HttpPage;
 use cogni_gateway::base::metrics::discovery::ScrapeTarget;
 use cogni_gateway::telemetry::access_log::FIELD_KEYS;
 use cogni_gateway::telemetry::metrics::MetricsRegistry;
+use cogni_gateway::telemetry::metrics::deprecated::DEPRECATED_NAMES;
 use cogni_gateway::telemetry::metrics::table::{MetricFamilySpec, MetricKind};
 use serde_json::Value;
 
@@ -56,11 +57,22 @@ fn the_manual_explains_every_metric_log_key_and_alert() {
     assert!(unexplained.is_empty(), "{unexplained:#?}");
     let families: BTreeSet<_> =
         MetricFamilySpec::all_families().map(|family| family.name).collect();
+    let is_former = |name: &str| DEPRECATED_NAMES.iter().any(|(old, _)| *old == name);
     let gone: Vec<_> = unknown_names(&manual)
         .into_iter()
-        .filter(|name| !families.contains(&**name) && name != "process_")
+        .filter(|name| !families.contains(&**name) && !OURS.contains(&&**name) && !is_former(name))
         .collect();
     assert!(gone.is_empty(), "{gone:#?}");
+}
+
+/// The manual says which name replaces each former one.
+#[test]
+fn the_manual_lists_the_former_names() {
+    let manual = fs::read_to_string("src/manual/operations.md").unwrap();
+    for (old, family) in DEPRECATED_NAMES {
+        let row = format!("| `{old}` | `{}` |", family.name);
+        assert!(manual.contains(&row), "{row}");
+    }
 }
 
 /// Grafana can load the dashboard on any server: it has no fixed data source, no duplicate id, and no two panels at one

@@ -107,12 +107,15 @@ fn count_open_fds() -> Option<f64> {
 
 /// The name and the help text of each metric, in the order of `ProcessCollector::read_values`.
 const PROCESS_FAMILIES: [(&str, &str); 6] = [
-    ("process_cpu_seconds_total", "User and system CPU time spent, in seconds."),
-    ("process_max_fds", "Limit on open file descriptors."),
-    ("process_open_fds", "Open file descriptors."),
-    ("process_resident_memory_bytes", "Resident memory, in bytes."),
-    ("process_start_time_seconds", "Start of the process, in seconds since the epoch."),
-    ("process_virtual_memory_bytes", "Virtual memory, in bytes."),
+    (
+        "process_cpu_seconds_total",
+        "Counts the seconds of user and system CPU time that the process has spent.",
+    ),
+    ("process_max_fds", "Shows the limit on open file descriptors."),
+    ("process_open_fds", "Shows the open file descriptors."),
+    ("process_resident_memory_bytes", "Shows the resident memory in bytes."),
+    ("process_start_time_seconds", "Shows the start of the process in seconds since the epoch."),
+    ("process_virtual_memory_bytes", "Shows the virtual memory in bytes."),
 ];
 
 /// The unit of CPU times in `/proc` (`USER_HZ`). It is 100 on every architecture that we build for.

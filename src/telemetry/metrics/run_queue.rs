@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use super::collect::{SeriesBuilder, SeriesSource};
-use super::table;
+use super::table::service as families;
 use crate::base::metrics::count_as_f64;
 
 /// The figures of the queue of runs at one moment.
@@ -39,15 +39,15 @@ impl SeriesSource for RunQueueSource {
         let Some(read) = self.0.get() else { return };
         let RunQueueGauges { queued, capacity, oldest_wait, places_taken, places } = read();
         let counts = [
-            (&table::QUEUED_RUNS, queued),
-            (&table::QUEUE_CAPACITY, capacity),
-            (&table::PLACES_TAKEN, places_taken),
-            (&table::PLACES, places),
+            (&families::QUEUED_RUNS, queued),
+            (&families::QUEUE_CAPACITY, capacity),
+            (&families::PLACES_TAKEN, places_taken),
+            (&families::PLACES, places),
         ];
         for (family, count) in counts {
             into.push_sample(family, &[], count_as_f64(count as u64));
         }
-        into.push_sample(&table::QUEUE_OLDEST_WAIT, &[], oldest_wait.as_secs_f64());
+        into.push_sample(&families::QUEUE_OLDEST_WAIT, &[], oldest_wait.as_secs_f64());
     }
 }
 

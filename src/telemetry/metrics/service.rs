@@ -12,7 +12,7 @@ use prometheus::{
 
 use super::collect::{SeriesBuilder, SeriesSource};
 use super::counters::AtomicCounter;
-use super::table::{self, MetricFamilySpec};
+use super::table::{MetricFamilySpec, service as families};
 use crate::base::metrics::count_as_f64;
 
 /// The largest number of agents with series of their own, without `other`. Our choice: a catalogue has a dozen agents,
@@ -78,30 +78,30 @@ impl ServiceMetrics {
         let gauge = |family: &MetricFamilySpec| {
             register_metric(registry, IntGauge::with_opts(family.metric_opts())?)
         };
-        let starts = &table::SANDBOX_START;
-        let (writes, calls) = (&table::STATE_WRITE, &table::BILLING_CALLS);
+        let starts = &families::SANDBOX_START;
+        let (writes, calls) = (&families::STATE_WRITE, &families::BILLING_CALLS);
         Ok(Self {
             agents: Arc::default(),
             sandbox_starts: register_metric(
                 registry,
                 HistogramVec::new(starts.histogram_opts(), starts.labels)?,
             )?,
-            relay_deliveries: counters(&table::RELAY_DELIVERIES)?,
-            admissions_refused: counters(&table::ADMISSIONS_REFUSED)?,
-            api_requests: counters(&table::API_REQUESTS)?,
-            unreceipted_calls: gauge(&table::UNRECEIPTED_CALLS)?,
-            unreceipted_runs: gauge(&table::UNRECEIPTED_RUNS)?,
+            relay_deliveries: counters(&families::RELAY_DELIVERIES)?,
+            admissions_refused: counters(&families::ADMISSIONS_REFUSED)?,
+            api_requests: counters(&families::API_REQUESTS)?,
+            unreceipted_calls: gauge(&families::UNRECEIPTED_CALLS)?,
+            unreceipted_runs: gauge(&families::UNRECEIPTED_RUNS)?,
             billing_calls: register_metric(
                 registry,
                 IntGaugeVec::new(calls.metric_opts(), calls.labels)?,
             )?,
-            reconcile_failed: gauge(&table::RECONCILE_FAILED)?,
-            events_dropped: counter(&table::EVENTS_DROPPED)?,
+            reconcile_failed: gauge(&families::RECONCILE_FAILED)?,
+            events_dropped: counter(&families::EVENTS_DROPPED)?,
             state_writes: register_metric(
                 registry,
                 Histogram::with_opts(writes.histogram_opts())?,
             )?,
-            state_failures: counter(&table::STATE_WRITE_FAILURES)?,
+            state_failures: counter(&families::STATE_WRITE_FAILURES)?,
         })
     }
 
@@ -193,7 +193,7 @@ impl AgentMetricsTable {
 
 impl AgentMetrics {
     fn new() -> Self {
-        let durations = Histogram::with_opts(table::SANDBOX_RUN_DURATION.histogram_opts());
+        let durations = Histogram::with_opts(families::SANDBOX_RUN_DURATION.histogram_opts());
         Self {
             live: AtomicCounter::default(),
             // The series of successful runs starts at zero, so that a rate sees the first one.
@@ -219,10 +219,10 @@ impl SeriesSource for AgentMetricsTable {
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner).clone();
         for (name, agent) in known {
             for (outcome, runs) in agent.lock_outcomes().iter() {
-                into.push_sample(&table::SANDBOX_RUNS, &[&name, outcome], count_as_f64(*runs));
+                into.push_sample(&families::SANDBOX_RUNS, &[&name, outcome], count_as_f64(*runs));
             }
-            into.push_sample(&table::SANDBOX_RUNS_LIVE, &[&name], agent.live.as_float());
-            into.push_metric(&table::SANDBOX_RUN_DURATION, &[&name], agent.durations.metric());
+            into.push_sample(&families::SANDBOX_RUNS_LIVE, &[&name], agent.live.as_float());
+            into.push_metric(&families::SANDBOX_RUN_DURATION, &[&name], agent.durations.metric());
         }
     }
 }

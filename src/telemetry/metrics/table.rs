@@ -1,10 +1,14 @@
 //! The table of all metric families: name, labels, help, and the corresponding OpenTelemetry metric.
 //!
-//! Names end in their unit. The `gen_ai_*` families follow the OpenTelemetry semantic conventions for generative AI
+//! Names begin with `cogni_gateway_` and end in their unit. The `gen_ai_*` families follow the OpenTelemetry semantic conventions for generative AI
 //! (status: development) in Prometheus' spelling. Dots become underscores, the unit is appended, and attributes become
 //! labels. If the conventions change, this file must change, too.
 
+pub mod service;
+
 use prometheus::{HistogramOpts, Opts};
+
+use service::{AGENT_FAMILIES, QUEUE_FAMILIES, SERVICE_FAMILIES};
 
 /// One family of series.
 #[derive(Clone, Copy, Debug)]
@@ -79,313 +83,207 @@ pub static MODEL_FAMILIES: &[&MetricFamilySpec] = &[
     &GEN_AI_TOKENS,
 ];
 
-/// The series of a service as a whole. They exist as long as the process.
-pub static SERVICE_FAMILIES: &[&MetricFamilySpec] = &[
-    &ADMISSIONS_REFUSED,
-    &API_REQUESTS,
-    &EVENTS_DROPPED,
-    &RELAY_DELIVERIES,
-    &SANDBOX_START,
-    &STATE_WRITE,
-    &STATE_WRITE_FAILURES,
-    &UNRECEIPTED_CALLS,
-    &UNRECEIPTED_RUNS,
-    &BILLING_CALLS,
-    &RECONCILE_FAILED,
-];
-
-/// The series of one agent of the catalog. A bounded number of agents has such series.
-pub static AGENT_FAMILIES: &[&MetricFamilySpec] =
-    &[&SANDBOX_RUN_DURATION, &SANDBOX_RUNS_LIVE, &SANDBOX_RUNS];
-
-/// The series of a service's queue of runs.
-pub static QUEUE_FAMILIES: &[&MetricFamilySpec] =
-    &[&PLACES, &PLACES_TAKEN, &QUEUE_CAPACITY, &QUEUE_OLDEST_WAIT, &QUEUED_RUNS];
-
 pub static ACCESS_LOG_LOST: MetricFamilySpec = counter_family(
     "cogni_gateway_access_log_lost_lines_total",
     &[],
-    "Access-log lines that could not be written.",
+    "Counts the access-log lines that could not be written.",
 );
 pub static RELOAD_FAILED: MetricFamilySpec = gauge_family(
     "cogni_gateway_reload_failed",
     &[],
-    "1 if the last reload of the configuration failed, so that an older one is in force.",
+    "Is 1 if the last reload of the configuration failed, so that an older one is in force.",
 );
 pub static AUDIT_FAILING: MetricFamilySpec = gauge_family(
     "cogni_gateway_audit_failing_runs",
     &[],
-    "Runs whose audit log cannot be written, so that nothing is admitted for them.",
+    "Shows the runs whose audit log cannot be written, so that nothing is admitted for them.",
 );
 pub static AUDIT_LAG_BYTES: MetricFamilySpec = gauge_family(
     "cogni_gateway_audit_lag_bytes",
     &[],
-    "Bytes of audit records that are not written yet, over all runs.",
+    "Shows the bytes of audit records that are not written yet, over all runs.",
 );
 pub static AUDIT_LAG_RECORDS: MetricFamilySpec = gauge_family(
     "cogni_gateway_audit_lag_records",
     &[],
-    "Audit records that are not written yet, over all runs.",
+    "Shows the audit records that are not written yet, over all runs.",
 );
 pub static BUILD_INFO: MetricFamilySpec = gauge_family(
     "cogni_gateway_build_info",
     &["version"],
-    "Always 1; the version is in the label.",
+    "Is always 1; the version is in the label.",
 );
 pub static CLIENTS_GONE: MetricFamilySpec = counter_family(
     "cogni_gateway_clients_gone_total",
     &[],
-    "Clients that left before their response was complete.",
+    "Counts the clients that left before their response was complete.",
 );
 pub static DROPPED_FIELDS: MetricFamilySpec = counter_family(
     "cogni_gateway_dropped_fields_total",
     &["route", "reason"],
-    "Fields of admitted bodies that did not go upstream, by why.",
+    "Counts the fields of admitted bodies that did not go upstream, by the reason.",
 );
-pub static IN_FLIGHT: MetricFamilySpec =
-    gauge_family("cogni_gateway_requests_in_flight", &[], "Requests being served, over all runs.");
+pub static IN_FLIGHT: MetricFamilySpec = gauge_family(
+    "cogni_gateway_requests_in_flight",
+    &[],
+    "Shows the requests that are being served, over all runs.",
+);
 pub static MODELS_DROPPED: MetricFamilySpec = counter_family(
     "cogni_gateway_model_series_dropped_total",
     &[],
-    "Calls of models beyond those that have series of their own; counted as `other`.",
+    "Counts the calls of models beyond those that have series of their own; they are counted as `other`.",
 );
 pub static REFUSALS: MetricFamilySpec = counter_family(
     "cogni_gateway_refusals_total",
     &["code"],
-    "Requests refused before they reached the upstream, by code.",
+    "Counts the requests that were refused before they reached the upstream, by code.",
 );
 pub static REQUEST_BYTES: MetricFamilySpec = counter_family(
     "cogni_gateway_request_bytes_total",
     &[],
-    "Bytes of request bodies of settled calls.",
+    "Counts the bytes of request bodies of settled calls.",
 );
 pub static REQUESTS: MetricFamilySpec = counter_family(
     "cogni_gateway_requests_total",
     &["route", "status"],
-    "Requests that have ended, by route (`-`: not served) and status sent (499: the client left first).",
+    "Counts the requests that have ended, by route (`-`: not served) and status sent (499: the client left first).",
 );
 pub static RESPONSE_BYTES: MetricFamilySpec = counter_family(
     "cogni_gateway_response_bytes_total",
     &[],
-    "Bytes of response bodies of settled calls.",
+    "Counts the bytes of response bodies of settled calls.",
 );
 pub static RUNS: MetricFamilySpec = gauge_family(
     "cogni_gateway_runs",
     &[],
-    "Runs that have series now, those lately ended included.",
+    "Shows the runs that have series now, including those that ended lately.",
 );
 pub static RUNS_DROPPED: MetricFamilySpec = counter_family(
     "cogni_gateway_run_series_dropped_total",
     &[],
-    "Runs that have no series because too many others have.",
+    "Counts the runs that have no series because too many others have.",
 );
 pub static SPANS_EXPORTED: MetricFamilySpec = counter_family(
     "cogni_gateway_spans_exported_total",
     &[],
-    "Spans that the collector has taken.",
+    "Counts the spans that the collector has taken.",
 );
 pub static SPANS_LOST: MetricFamilySpec = counter_family(
     "cogni_gateway_spans_lost_total",
     &["reason"],
-    "Spans that were lost: too many were waiting, or the collector did not take them.",
+    "Counts the spans that were lost, because too many were waiting or the collector did not take them.",
 );
 pub static UPSTREAM_ERRORS: MetricFamilySpec = counter_family(
     "cogni_gateway_upstream_errors_total",
     &["kind"],
-    "Failures of the upstream, by kind.",
+    "Counts the failures of the upstream, by kind.",
 );
 
 pub static RUN_AUDIT_LAG_RECORDS: MetricFamilySpec = gauge_family(
     "cogni_gateway_run_audit_lag_records",
     &["run"],
-    "Audit records of the run that are not written yet.",
+    "Shows the audit records of the run that are not written yet.",
 );
 pub static RUN_COST: MetricFamilySpec = counter_family(
     "cogni_gateway_run_cost_dollars_total",
     &["run"],
-    "What LiteLLM reported the run's calls to cost; not every call has a report.",
+    "Counts the dollars that LiteLLM reported for the run's calls; not every call has a report.",
 );
 pub static RUN_COST_LEFT: MetricFamilySpec = gauge_family(
     "cogni_gateway_run_cost_left_dollars",
     &["run"],
-    "Dollars the run may still reserve, by our own price table; absent where there is no limit.",
+    "Shows the dollars that the run may still reserve, by our own price table; absent where there is no limit.",
 );
 pub static RUN_IN_FLIGHT: MetricFamilySpec = gauge_family(
     "cogni_gateway_run_requests_in_flight",
     &["run"],
-    "Requests of the run being served.",
+    "Shows the requests of the run that are being served.",
 );
 pub static RUN_REFUSALS: MetricFamilySpec = counter_family(
     "cogni_gateway_run_refusals_total",
     &["run", "code"],
-    "Requests of the run that were refused, by code.",
+    "Counts the requests of the run that were refused, by code.",
 );
 pub static RUN_REQUEST_BYTES: MetricFamilySpec = counter_family(
     "cogni_gateway_run_request_bytes_total",
     &["run"],
-    "Bytes of request bodies of the run's settled calls.",
+    "Counts the bytes of request bodies of the run's settled calls.",
 );
 pub static RUN_REQUESTS: MetricFamilySpec = counter_family(
     "cogni_gateway_run_requests_total",
     &["run", "status"],
-    "Requests of the run that have ended, by class of the status sent.",
+    "Counts the requests of the run that have ended, by class of the status sent.",
 );
 pub static RUN_RESPONSE_BYTES: MetricFamilySpec = counter_family(
     "cogni_gateway_run_response_bytes_total",
     &["run"],
-    "Bytes of response bodies passed on to the run, counted frame by frame.",
+    "Counts the bytes of response bodies that were passed on to the run, frame by frame.",
 );
 pub static RUN_TIME_LEFT: MetricFamilySpec = gauge_family(
     "cogni_gateway_run_time_left_seconds",
     &["run"],
-    "Time to the run's deadline; absent where it has none.",
+    "Shows the time to the run's deadline; absent where it has none.",
 );
 pub static RUN_TOKENS: MetricFamilySpec = counter_family(
     "cogni_gateway_run_tokens_total",
     &["run", "kind"],
-    "Tokens the run has used. Cache parts are within input, reasoning is within output.",
+    "Counts the tokens that the run has used. Cache parts are within input, reasoning is within output.",
 );
 pub static RUN_TOKENS_LEFT: MetricFamilySpec = gauge_family(
     "cogni_gateway_run_tokens_left",
     &["run", "kind"],
-    "Tokens the run may still reserve; absent where there is no limit.",
+    "Shows the tokens that the run may still reserve; absent where there is no limit.",
 );
 pub static RUN_TURNS_LEFT: MetricFamilySpec = gauge_family(
     "cogni_gateway_run_turns_left",
     &["run"],
-    "Turns the run may still reserve; absent where there is no limit.",
+    "Shows the turns that the run may still reserve; absent where there is no limit.",
 );
 
 pub static MODEL_CALLS: MetricFamilySpec = counter_family(
     "cogni_gateway_calls_total",
     &["model", "outcome"],
-    "Calls that reached the upstream and have ended, by outcome.",
+    "Counts the calls that reached the upstream and have ended, by outcome.",
 );
 pub static MODEL_COST: MetricFamilySpec = counter_family(
     "cogni_gateway_cost_dollars_total",
     &["model"],
-    "What LiteLLM reported calls to cost; not every call has a report.",
+    "Counts the dollars that LiteLLM reported for calls; not every call has a report.",
 );
 pub static MODEL_FIRST_BYTE: MetricFamilySpec = histogram_family(
     "cogni_gateway_time_to_first_byte_seconds",
     &["model"],
-    "From the request to the first byte of a successful response's body, streamed or not.",
+    "Measures the time from the request to the first byte of a successful response's body, streamed or not.",
     FIRST_BYTE_BUCKETS,
 );
 pub static MODEL_FRAME_GAP: MetricFamilySpec = histogram_family(
     "cogni_gateway_frame_gap_seconds",
     &["model"],
-    "Time between two frames of a response body passed on.",
+    "Measures the time between two frames of a response body that were passed on.",
     FRAME_GAP_BUCKETS,
 );
 pub static MODEL_TOKENS: MetricFamilySpec = counter_family(
     "cogni_gateway_tokens_total",
     &["model", "kind"],
-    "Tokens used. Cache parts are within input, reasoning is within output.",
+    "Counts the tokens that calls have used. Cache parts are within input, reasoning is within output.",
 );
 pub static MODEL_UNPRICED: MetricFamilySpec = counter_family(
     "cogni_gateway_calls_without_cost_total",
     &["model"],
-    "Calls without a reported cost, so that the cost counters do not cover them.",
+    "Counts the calls without a reported cost, so that the cost counters do not cover them.",
 );
 pub static MODEL_USAGE_SOURCES: MetricFamilySpec = counter_family(
     "cogni_gateway_usage_reports_total",
     &["model", "source"],
-    "Calls by the source of their token counts: the provider, the provider after the client left, or an estimate.",
+    "Counts the calls by the source of their token counts: the provider, the provider after the client left, or an estimate.",
 );
-
-pub static ADMISSIONS_REFUSED: MetricFamilySpec = counter_family(
-    "supervisor_admissions_refused_total",
-    &["code"],
-    "Runs that were asked for and not begun, by code.",
-);
-pub static API_REQUESTS: MetricFamilySpec = counter_family(
-    "api_requests_total",
-    &["route", "status"],
-    "Requests to the service, by path as it is described (`-`: none) and status.",
-);
-pub static EVENTS_DROPPED: MetricFamilySpec = counter_family(
-    "events_dropped_total",
-    &[],
-    "Events of runs that a watcher did not get, because it read too slowly or they could not be kept.",
-);
-pub static RELAY_DELIVERIES: MetricFamilySpec = counter_family(
-    "relay_deliveries_total",
-    &["verdict"],
-    "Work of runs that was judged, by what was decided.",
-);
-pub static SANDBOX_RUN_DURATION: MetricFamilySpec = histogram_family(
-    "sandbox_run_duration_seconds",
-    &["agent"],
-    "Time from a run's admission to its end.",
-    RUN_DURATION_BUCKETS,
-);
-pub static SANDBOX_RUNS_LIVE: MetricFamilySpec =
-    gauge_family("sandbox_runs_live", &["agent"], "Runs that have begun and not ended.");
-pub static SANDBOX_RUNS: MetricFamilySpec = counter_family(
-    "sandbox_runs_total",
-    &["agent", "outcome"],
-    "Runs that have ended, by how: ok, or the code of what went wrong.",
-);
-pub static SANDBOX_START: MetricFamilySpec = histogram_family(
-    "sandbox_start_seconds",
-    &["driver"],
-    "Time from asking for a sandbox to its program's start.",
-    SANDBOX_START_BUCKETS,
-);
-pub static STATE_WRITE: MetricFamilySpec = histogram_family(
-    "state_db_write_seconds",
-    &[],
-    "Time of a commit to the service's database, which may hold many writes.",
-    STATE_WRITE_BUCKETS,
-);
-pub static STATE_WRITE_FAILURES: MetricFamilySpec = counter_family(
-    "state_db_write_failures_total",
-    &[],
-    "Commits to the service's database that failed, so that nothing of them is kept.",
-);
-pub static UNRECEIPTED_CALLS: MetricFamilySpec = gauge_family(
-    "billing_unreceipted_calls",
-    &[],
-    "Calls that should have a receipt by now and have none.",
-);
-pub static UNRECEIPTED_RUNS: MetricFamilySpec = gauge_family(
-    "billing_unreceipted_runs",
-    &[],
-    "Runs with a call that should have a receipt by now and has none.",
-);
-
-pub static BILLING_CALLS: MetricFamilySpec = gauge_family(
-    "billing_calls",
-    &["state"],
-    "Calls that used tokens: `pending` their receipt, charged nothing for want of a price, or with two accounts that differ.",
-);
-pub static RECONCILE_FAILED: MetricFamilySpec =
-    gauge_family("billing_reconcile_failed", &[], "1 while LiteLLM does not show its spend logs.");
-
-pub static PLACES: MetricFamilySpec =
-    gauge_family("cogni_gateway_places", &[], "Runs that the service lets run at the same time.");
-pub static PLACES_TAKEN: MetricFamilySpec =
-    gauge_family("cogni_gateway_places_taken", &[], "Runs that have a place now.");
-pub static QUEUE_CAPACITY: MetricFamilySpec = gauge_family(
-    "cogni_gateway_queue_capacity_runs",
-    &[],
-    "Runs that may wait for a place; further runs are refused.",
-);
-pub static QUEUE_OLDEST_WAIT: MetricFamilySpec = gauge_family(
-    "cogni_gateway_queue_oldest_wait_seconds",
-    &[],
-    "Time that the oldest waiting run has waited; 0 if no run waits.",
-);
-pub static QUEUED_RUNS: MetricFamilySpec =
-    gauge_family("cogni_gateway_queued_runs", &[], "Runs that wait for a place.");
 
 pub static GEN_AI_DURATION: MetricFamilySpec = with_otel_name(
     "gen_ai.client.operation.duration",
     histogram_family(
         "gen_ai_client_operation_duration_seconds",
         &["gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model", "error_type"],
-        "Duration of a call; `error_type` is empty where it completed.",
+        "Measures the duration of a call; `error_type` is empty where it completed.",
         DURATION_BUCKETS,
     ),
 );
@@ -394,7 +292,7 @@ pub static GEN_AI_TIME_PER_TOKEN: MetricFamilySpec = with_otel_name(
     histogram_family(
         "gen_ai_server_time_per_output_token_seconds",
         GEN_AI_LABELS,
-        "Time per output token after the first, of completed streams.",
+        "Measures the time per output token after the first, of completed streams.",
         TIME_PER_TOKEN_BUCKETS,
     ),
 );
@@ -403,7 +301,7 @@ pub static GEN_AI_TIME_TO_FIRST_TOKEN: MetricFamilySpec = with_otel_name(
     histogram_family(
         "gen_ai_server_time_to_first_token_seconds",
         GEN_AI_LABELS,
-        "Time to the first byte of completed streams.",
+        "Measures the time to the first byte of completed streams.",
         FIRST_BYTE_BUCKETS,
     ),
 );
@@ -417,7 +315,7 @@ pub static GEN_AI_TOKENS: MetricFamilySpec = with_otel_name(
             "gen_ai_request_model",
             "gen_ai_token_type",
         ],
-        "Tokens of a call, where the provider reported them.",
+        "Measures the tokens of a call, where the provider reported them.",
         TOKEN_BUCKETS,
     ),
 );
@@ -465,20 +363,6 @@ const TIME_PER_TOKEN_BUCKETS: &[f64] =
 const FRAME_GAP_BUCKETS: &[f64] = &[
     0.0001, 0.001, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5, 10.0, 60.0, 300.0,
 ];
-
-/// Boundaries of our choice, from an immediate answer to the two hours of a long task.
-const RUN_DURATION_BUCKETS: &[f64] =
-    &[1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0];
-
-/// Boundaries of our choice. A reused sandbox takes milliseconds, an embedded one tens of milliseconds, a container
-/// hundreds.
-const SANDBOX_START_BUCKETS: &[f64] =
-    &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
-
-/// Boundaries of our choice, from a disk with a battery-backed cache to the ten seconds that a write waits for another
-/// process.
-const STATE_WRITE_BUCKETS: &[f64] =
-    &[0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 10.0];
 
 impl MetricFamilySpec {
     /// Returns every family of the table.

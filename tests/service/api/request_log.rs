@@ -63,9 +63,9 @@ async fn each_request_is_logged_and_counted_with_its_caller() {
     assert!(!printed.contains("healthz") && !printed.contains("cgr_"), "{printed}");
     let scraped = scrape(&printed).await;
     for series in [
-        "api_requests_total{route=\"/api/v1/runs\",status=\"401\"} 1",
-        "api_requests_total{route=\"/api/v1/runs/{id}/cancel\",status=\"202\"} 1",
-        "api_requests_total{route=\"/healthz\",status=\"200\"} 1",
+        "cogni_gateway_api_requests_total{route=\"/api/v1/runs\",status=\"401\"} 1",
+        "cogni_gateway_api_requests_total{route=\"/api/v1/runs/{id}/cancel\",status=\"202\"} 1",
+        "cogni_gateway_api_requests_total{route=\"/healthz\",status=\"200\"} 1",
     ] {
         assert!(scraped.contains(series), "{series} is not in {scraped}");
     }

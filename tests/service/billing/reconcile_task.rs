@@ -152,14 +152,15 @@ async fn the_task_fetches_missing_charges_and_counts_the_rest() {
     watch.run_once().await;
     assert_eq!(store.receipts_of_run("run-7").await.unwrap().len(), 1);
     let text = String::from_utf8(metrics.render_text()).unwrap();
-    let samples: Vec<_> = text.lines().filter(|line| line.starts_with("billing_")).collect();
+    let is_ours = |line: &&str| line.starts_with("cogni_gateway_billing_");
+    let samples: Vec<_> = text.lines().filter(is_ours).collect();
     assert_snapshot!(samples.join("\n"), @r#"
-    billing_calls{state="conflicting"} 0
-    billing_calls{state="pending"} 0
-    billing_calls{state="unpriced"} 0
-    billing_reconcile_failed 0
-    billing_unreceipted_calls 1
-    billing_unreceipted_runs 1
+    cogni_gateway_billing_calls{state="conflicting"} 0
+    cogni_gateway_billing_calls{state="pending"} 0
+    cogni_gateway_billing_calls{state="unpriced"} 0
+    cogni_gateway_billing_reconcile_failed 0
+    cogni_gateway_billing_unreceipted_calls 1
+    cogni_gateway_billing_unreceipted_runs 1
     "#);
 }
 
