@@ -369,6 +369,9 @@ impl AuditLogState {
             self.append_record(&LogRepairedRecord { torn_bytes: torn.bytes, kept_in: &kept_in });
         }
         // A crash has lost the real settlement of these calls. Their cost is unknown, so they are charged in full.
+        // They may have used their tokens a moment ago, so they count in the rate's minute, too. The minute has their
+        // requests already.
+        let (age, mut recent) = scan.age_and_recent(SystemTime::now());
         let mut spent = scan.spent;
         for (request, reserved) in &scan.open {
             self.append_record(&CallSettledRecord::for_lost_call(
@@ -377,11 +380,12 @@ impl AuditLogState {
                 *reserved,
             ));
             spent = spent + *reserved;
+            let tokens = reserved.total_tokens();
+            recent = recent + RecentUsage { requests: 0, tokens };
         }
         let public_key = self.public_key.clone();
         self.append_record(&SessionStartedRecord { started, public_key: &public_key, resumed });
         let torn_bytes = torn.map_or(0, |torn| torn.bytes);
-        let (age, recent) = scan.age_and_recent(SystemTime::now());
         RecoveredRun { spent, age, recent, crashed: scan.open.len() as u64, torn_bytes, resumed }
     }
 
