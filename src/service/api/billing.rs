@@ -177,7 +177,7 @@ pub(super) async fn list_flagged_runs(
     }
     let turn = api.long_reads.acquire_permit(&caller.0.id).await;
     let books = api.billing.clone();
-    // Also for a client that leaves: its turn is over when the read is.
+    // The read continues after the client has left. The permit is released when the read ends.
     let found = api.tasks.run_detached(async move {
         let _held = turn;
         books.flagged_runs_after(SystemTime::now(), which.cursor, limit + 1).await
@@ -211,10 +211,10 @@ impl From<billing::IngestReport> for IngestReportView {
     }
 }
 
-/// LiteLLM sends 512 calls at once, each with what was said in it unless it is told otherwise.
+/// The maximum size of a report, in bytes. LiteLLM reports 512 calls at once by default, each with its messages.
 pub(super) const MAX_NOTICES_BYTES: usize = 16 << 20;
 
-/// Lines of JSON are called by either name.
+/// The content types of a report. Clients send lines of JSON under both names.
 const NOTICE_MEDIA_TYPES: AcceptedMedia = AcceptedMedia {
     kinds: &["application/json", "application/x-ndjson"],
     description: "application/json` or `application/x-ndjson",

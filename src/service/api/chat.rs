@@ -104,16 +104,17 @@ pub(super) async fn start_chat(
     headers: HeaderMap,
     JsonBody(chat): JsonBody<ChatBody>,
 ) -> Result<Response, ApiError> {
-    // First: what cannot be watched is not begun.
+    // The watcher comes first: a run that the client cannot watch is not begun.
     let watcher = api.acquire_watcher(&caller)?;
     let (tasks, asked) =
         (api.tasks.clone(), (Arc::clone(&api), AuthenticatedCaller(Arc::clone(&caller.0))));
-    // The client may be gone before it is answered.
+    // The client may disconnect while the run is accepted, so the acceptance has a task of its own.
     let (run_service, run, leaving) =
         tasks.run_detached(begin_run(caller, api, headers, chat)).await?;
     request_log::name_run(&run);
     let followed = run_service.run_store().follow_events(&run, 0);
-    // A client that is sent away has gone away, too: its run ends unless it said otherwise.
+    // The stream of a client whose grant is revoked ends early, which counts as a disconnect: the guard ends the run,
+    // if there is a guard.
     let events = disarm_at_end(Box::pin(followed), leaving);
     let events = events::end_when_revoked(&asked.0, &asked.1, events);
     let mut response = events::event_stream(events, watcher).into_response();
@@ -121,7 +122,7 @@ pub(super) async fn start_chat(
     Ok(response)
 }
 
-/// The run, with what ends it when that is dropped too early.
+/// Starts the run of a chat. Returns the run, and the guard that cancels the run if the client disconnects.
 async fn begin_run(
     caller: AuthenticatedCaller,
     api: Arc<ApiState>,
@@ -141,14 +142,14 @@ async fn begin_run(
     Ok((run_service, run, leaving))
 }
 
-/// Ends a run whose client has gone away before its end.
+/// A guard that cancels a run if the guard is dropped before the run has ended.
 struct CancelOnDisconnect {
     run_service: RunService,
     run: String,
 }
 
 impl CancelOnDisconnect {
-    /// The end was seen.
+    /// Keeps the guard from cancelling the run, because the client has received the end of the run.
     fn disarm(mut self) {
         self.run.clear();
     }

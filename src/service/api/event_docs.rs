@@ -210,7 +210,7 @@ pub(super) struct UsageReportData {
     call_id: String,
     /// The model that was called.
     model: Option<String>,
-    /// How the call ended: `completed`, or how it broke off.
+    /// The end of the call: `completed`, or the way in which the call broke off.
     outcome: String,
     /// The HTTP status of the upstream's response.
     status: Option<u16>,

@@ -120,7 +120,7 @@ pub(super) fn end_when_revoked<S: Stream>(
                     tracing::info!(grant, "a watcher is sent away: its grant is good no more");
                     false
                 }
-                // What cannot be read now is checked at the next event.
+                // If the grant cannot be read now, it is checked at the next event.
                 Ok(()) | Err(_) => true,
             }
         }

@@ -36,7 +36,7 @@ impl AuthenticatedCaller {
         Ok(self.0.check_scope(access)?)
     }
 
-    /// Checks that the caller may read runs: its own, or every caller's.
+    /// Checks that the caller may read runs: the runs of its own grant, or of all grants.
     pub(super) fn require_read(&self) -> Result<(), ApiError> {
         self.require_scope(GrantScope::Read)
             .or_else(|denied| self.require_scope(GrantScope::Admin).map_err(|_| denied))
@@ -58,7 +58,8 @@ impl FromRequestParts<Arc<ApiState>> for AuthenticatedCaller {
     }
 }
 
-/// RFC 6750, section 2.1.
+/// Returns the token of the only `Authorization` header, if its scheme is `Bearer` (RFC 6750,
+/// section 2.1).
 fn bearer_token(headers: &HeaderMap) -> Option<&str> {
     let mut given = headers.get_all(AUTHORIZATION).iter();
     let (scheme, token) = given.next()?.to_str().ok()?.split_once(' ')?;
@@ -75,7 +76,8 @@ impl<T: DeserializeOwned> FromRequest<Arc<ApiState>> for JsonBody<T> {
             JsonInputError::Data(said) => ApiError::invalid_body(said),
             JsonInputError::Syntax(said) => ApiError::InvalidJson(said),
         })?;
-        // Of a key that stands twice in a map, such as `metadata`, serde keeps the last value.
+        // serde accepts a repeated key in a map such as `metadata`, and keeps the last value; this
+        // check refuses it.
         json::check_document(&bytes).map_err(ApiError::invalid_body)?;
         Ok(Self(body))
     }
@@ -88,9 +90,10 @@ pub(super) struct AcceptedMedia {
     pub(super) description: &'static str,
 }
 
-/// A body of one of some kinds, of at most `limit` bytes.
+/// Reads a body of at most `limit` bytes whose content type is one of `media`.
 ///
-/// Without the kinds a page in a browser could send one without asking first: of others it may.
+/// A web page may send a body of a simple content type to any server. It may send the types of
+/// `media` only after a preflight request, which this service does not allow.
 pub(super) async fn read_body(
     request: Request,
     api: &Arc<ApiState>,
@@ -132,7 +135,7 @@ impl<T: DeserializeOwned + Send> FromRequestParts<Arc<ApiState>> for QueryParams
     async fn from_request_parts(parts: &mut Parts, _: &Arc<ApiState>) -> Result<Self, ApiError> {
         let query = Query::try_from_uri(&parts.uri);
         query.map(|Query(asked)| Self(asked)).map_err(|error| {
-            // axum's sentence, without its "Failed to deserialize query string".
+            // The message of axum without its beginning, "Failed to deserialize query string".
             let said = error.body_text();
             let said = said.split_once(": ").map_or(&*said, |(_, said)| said);
             let said = said.replace("invalid digit found in string", "give a whole number");

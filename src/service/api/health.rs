@@ -120,7 +120,7 @@ fn check_relay(api: &ApiState) -> Result<(), String> {
     api.run_service.delivery_service().map(|_| ()).ok_or_else(|| why.to_owned())
 }
 
-/// One is enough: what is wrong with the others, `GET /api/v1/ai/agents?all=1` says.
+/// Checks that at least one agent can run here. `GET /api/v1/ai/agents?all=1` lists the problems of the other agents.
 async fn check_agents(api: &ApiState) -> Result<(), String> {
     let agents = api.agent_summaries().await;
     if agents.iter().any(|agent| agent.available) {
@@ -146,8 +146,8 @@ fn check_writable(directory: &Path) -> Result<(), String> {
     })
 }
 
-/// The longest wait for the upstream and the forge. A probe of Kubernetes waits one second by default.
+/// The maximum wait for the upstream and the forge. A probe of Kubernetes waits one second by default.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Bytes that have to be writable.
+/// The number of bytes that the check writes into a directory.
 const MIN_WRITABLE_BYTES: usize = 64 << 10;

@@ -70,8 +70,8 @@ impl<T: Clone> ProofCache<T> {
         known.push_back((key, proof));
     }
 
-    /// Does `work` on a thread that may block, once a place is free. The place and the grant's `turn` are released
-    /// when the work has ended, not earlier.
+    /// Waits for a free place, and executes `work` on a thread that may block. The place and the grant's `turn` are
+    /// released when the work has ended, not earlier.
     ///
     /// # Errors
     /// Returns an error if the work panics.
@@ -115,10 +115,12 @@ impl FileFingerprint {
     }
 }
 
-/// Proofs that are kept: less than a kilobyte each. Ours: more than the runs that people look at in an hour.
+/// The maximum number of cached proofs, of less than a kilobyte each. Our choice: more than the runs that people look
+/// at in an hour.
 const MAX_CACHED_PROOFS: usize = 256;
 
-/// File systems count time in steps of some milliseconds, the coarsest in steps of two seconds.
+/// The age from which a change time is unambiguous. File systems count time in steps of some milliseconds, the coarsest
+/// in steps of two seconds.
 const MTIME_RESOLUTION: Duration = Duration::from_secs(3);
 
 #[cfg(test)]
@@ -131,7 +133,7 @@ mod tests {
     use super::*;
     use crate::service::api::work_limiter::GrantWorkLimiter;
 
-    /// A client that asks and leaves, again and again, has no more proofs made at the same time than one that waits.
+    /// A client that repeatedly requests a proof and disconnects occupies no more places than a client that waits.
     #[tokio::test]
     async fn a_place_is_taken_until_its_proof_has_ended() {
         let proofs = Arc::new(ProofCache::<u32>::new(1));
@@ -190,7 +192,7 @@ mod tests {
         let written = fs::metadata(&log).unwrap().modified().unwrap();
         while FileFingerprint::from_metadata(&fs::metadata(&log).unwrap()) == before.file {
             fs::write(&log, "six").unwrap();
-            // Whoever forges a log sets this time back.
+            // A forger of a log would set this time back.
             File::options().append(true).open(&log).unwrap().set_modified(written).unwrap();
         }
         assert_eq!(proofs.find_proof(&key(&log)), None);

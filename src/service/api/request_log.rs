@@ -1,5 +1,5 @@
-//! Each request has an id, which is in its answer and in the log; and is counted. The log line of a request about a run
-//! names the run.
+//! The log line and the count of each request. The request's id is in the answer and in the log. The log line of a
+//! request about a run names the run.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::ApiState;
 
-/// Names the request, and logs who has asked and how it was answered. A stream is logged when it begins.
+/// Gives the request an id, and logs its grant, its status and its duration. A stream is logged when it begins.
 pub(super) async fn log_request(
     State(api): State<Arc<ApiState>>,
     request: Request,
@@ -33,7 +33,7 @@ pub(super) async fn log_request(
     // A `u128` would be logged as a text in JSON.
     let elapsed_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
     span.in_scope(|| match route {
-        // They are asked for every few seconds, by machines.
+        // Probes request these paths every few seconds.
         "/healthz" | "/readyz" => tracing::debug!(%method, path, status, elapsed_ms, "answered"),
         _ => tracing::info!(%method, path, status, elapsed_ms, "answered"),
     });

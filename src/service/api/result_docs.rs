@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-/// The result of a run. `status` says which of its forms it has.
+/// The result of a run. `status` names the form of the result.
 #[derive(Serialize, ToSchema)]
 #[serde(untagged)]
 #[schema(as = RunResult, discriminator(property_name = "status", mapping(
@@ -55,7 +55,7 @@ pub(super) struct FailedRunResult {
 }
 
 /// The result of a run that ended before its sandbox was requested, or that another process of the service has ended.
-/// Nothing is known of its costs here; `GET /api/v1/runs/{id}/receipts` has them.
+/// The result has no costs; `GET /api/v1/runs/{id}/receipts` returns them.
 #[derive(Serialize, ToSchema)]
 pub(super) struct IncompleteRunResult {
     #[schema(inline)]

@@ -1,4 +1,5 @@
-//! The records of a finished run: output, deliveries and files. A bounded number of files is sent at the same time.
+//! The records of a finished run: output, deliveries and files. The number of files that are sent at the same time is
+//! bounded.
 
 use std::io;
 use std::path::{Path as File, PathBuf};
@@ -182,7 +183,7 @@ pub(super) async fn download_artifact(
     let file = artifact_files(&api, row).await?.into_iter().find(|(known, _)| *known == name);
     let (name, path) = file.ok_or_else(|| ApiError::NotFound("such artifact".to_owned()))?;
     let mut response = stream_file(&api, &caller, &path, "application/octet-stream").await?;
-    // It is an agent's work: nothing that a browser should show.
+    // An artifact is an agent's work, so a browser must save the file and not show it.
     let named = format!("attachment; filename=\"{name}\"");
     let named = named.parse().expect("the name is one of ours");
     response.headers_mut().insert(CONTENT_DISPOSITION, named);
@@ -214,8 +215,8 @@ async fn artifact_files(
     Ok(vec![("bundle", kept.bundle_path()), ("patches", kept.patches_path())])
 }
 
-/// A file as it is now; what is added to it while it is sent is left out. It counts as one of the grant's until the
-/// last byte is sent, or the client has left.
+/// Sends a file with its present length; bytes that are appended later are left out. The download counts for the grant
+/// until the last byte is sent, or the client has left.
 pub(super) async fn stream_file(
     api: &ApiState,
     caller: &AuthenticatedCaller,
@@ -259,5 +260,5 @@ impl DeliveryView {
     }
 }
 
-/// The size of the pieces in which a file is read and sent.
+/// The size of one piece of a file that is read and sent, in bytes.
 const CHUNK_BYTES: usize = 64 << 10;

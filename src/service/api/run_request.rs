@@ -290,8 +290,9 @@ fn deserialize_dollars<'de, D: Deserializer<'de>>(
     Nanodollars::parse(&given).map(Some).ok_or_else(wrong)
 }
 
-/// Longer than any name in use.
+/// The maximum length of a name in a request, in bytes. Our choice: longer than any name in use.
 const MAX_LABEL_BYTES: usize = 256;
 
-/// It goes into a header of each call, where LiteLLM's server takes 64 KiB and others less.
+/// The maximum size of the metadata as JSON, in bytes. The metadata goes into a header of each call; LiteLLM's server
+/// accepts 64 KiB of headers, and other servers accept less.
 const MAX_METADATA_BYTES: usize = 4096;

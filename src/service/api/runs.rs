@@ -1,4 +1,4 @@
-//! Runs: begun, listed, looked at, ended.
+//! The routes that start, list, show and cancel runs.
 
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
@@ -164,7 +164,7 @@ pub(super) async fn submit_run(
     let terms = runs::RunStartOptions { key, limits, caps };
     let started = api.run_service.start_run(wanted, terms).await;
     started.map_err(|refused| match refused {
-        // Of agents that it may not run it is told nothing.
+        // The error names only agents that the grant allows.
         RunStartError::NoAgent(unknown) => {
             let may_know = |name: &str| caller.0.check_agent(name).is_ok();
             ApiError::NoSuchAgent(unknown.redact_names(may_know).to_string())
@@ -184,7 +184,8 @@ fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
     Ok(Some(given.to_owned()))
 }
 
-/// The span that the run is part of. What makes no sense is left out, as W3C Trace Context has it.
+/// Returns the span of the caller that the run is part of. An invalid or repeated header is ignored, as W3C Trace
+/// Context requires.
 fn parse_traceparent(headers: &HeaderMap) -> Option<trace_context::TraceContext> {
     let mut given = headers.get_all("traceparent").iter();
     let only = given.next().filter(|_| given.next().is_none())?;
@@ -267,7 +268,7 @@ pub(super) async fn list_runs(
     };
     let turn = api.long_reads.acquire_permit(&caller.0.id).await;
     let journal = api.run_service.run_store().clone();
-    // Also for a client that leaves: its turn is over when the read is.
+    // The read continues after the client has left. The permit is released when the read ends.
     let listed = api.tasks.run_detached(async move {
         let _held = turn;
         journal.list_runs(filter).await
@@ -284,7 +285,7 @@ pub(super) async fn list_runs(
     let is_all = runs.len() <= limit as usize;
     runs.truncate(limit as usize);
     let next = runs.last().filter(|_| !is_all).map(|run: &RunSummary| run.id.clone());
-    // A run that has got its place since its row was read is no queued run any more.
+    // A run may have got its place after its row was read. Such a run is not queued any more.
     if which.state.is_some_and(|state| state == RunStateView::Queued) {
         runs.retain(|run| run.state == RunStateView::Queued);
     }
@@ -394,7 +395,7 @@ struct StoredResultHead {
     usage: Option<IgnoredAny>,
 }
 
-/// RFC 3339, to the millisecond.
+/// Formats a time in RFC 3339, to the millisecond.
 fn format_date(millis: i64) -> String {
     let since = Duration::from_millis(millis.try_into().unwrap_or_default());
     humantime::format_rfc3339_millis(UNIX_EPOCH + since).to_string()

@@ -69,7 +69,7 @@ impl ApiListener {
         }
     }
 
-    /// Serves until the service's tasks are told to finish; what is open then may go on until they are cut.
+    /// Serves connections until the shutdown begins. Open connections may continue until the shutdown's deadline.
     ///
     /// # Errors
     /// Returns an error if the listener cannot be registered with the runtime.
@@ -90,7 +90,8 @@ impl ApiListener {
             api.tasks.shutdown_token().run_until_cancelled(acceptor.accept_socket()).await
         {
             let Some((way, slot)) = ordinary.try_acquire().or_else(|| spare.try_acquire()) else {
-                // A new connection has room for these few bytes, or a peer that has left already.
+                // The send buffer of a new connection has room for these few bytes. The send fails only if the client
+                // has left.
                 let _ = rustix::net::send(&socket, OVERLOADED_RESPONSE, SendFlags::NOSIGNAL);
                 continue;
             };
@@ -106,7 +107,7 @@ impl ApiListener {
     }
 }
 
-/// So many connections at the same time, and how each is served.
+/// A limit on the connections of one kind, with the settings of each connection.
 struct ConnectionLimiter {
     slots: Arc<Semaphore>,
     settings: ConnectionSettings,
@@ -116,7 +117,7 @@ struct ConnectionLimiter {
 #[derive(Clone)]
 struct ConnectionSettings {
     router: Router,
-    /// The longest time for a head. An idle connection stays open as long.
+    /// The maximum time for the head of a request. An idle connection stays open for the same time.
     timeout: Duration,
     /// True if the connection may send another request.
     may_stay: bool,
@@ -132,7 +133,8 @@ impl ConnectionLimiter {
         Self { slots: Arc::new(Semaphore::new(api.limits.connections)), settings }
     }
 
-    /// Kept for who asks how the service is, or reports costs, and does so at once.
+    /// Creates the limiter of the reserved connections: they serve health checks and reports of costs, one request
+    /// each.
     fn reserved_connections(api: &Arc<ApiState>) -> Self {
         let timeout = RESERVED_REQUEST_TIMEOUT.min(api.limits.timeout);
         let settings = ConnectionSettings { router: api.health_router(), timeout, may_stay: false };
@@ -145,13 +147,14 @@ impl ConnectionLimiter {
     }
 }
 
-/// One connection, to its end.
+/// Serves one connection until it is closed.
 async fn serve_connection(
     socket: OwnedFd,
     way: ConnectionSettings,
     tasks: &TaskGroup,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    // What is written is complete; waiting for more would only delay it. A unix socket never waits.
+    // Each write is a complete response, so waiting for more bytes (Nagle's algorithm) would only delay it. The option
+    // fails on a unix socket, which needs none.
     let _ = rustix::net::sockopt::set_tcp_nodelay(&socket, true);
     let stream = ServerStream::new(socket, WRITE_TIMEOUT)?;
     let connection = http1::Builder::new()
@@ -172,16 +175,17 @@ async fn serve_connection(
     }
 }
 
-/// Beyond all others. Ours: a probe, Prometheus' and LiteLLM's callback, each some times over.
+/// The number of connections that are reserved beyond the limit. Our choice: enough for several probes, Prometheus
+/// servers and callbacks of LiteLLM.
 const RESERVED_CONNECTIONS: usize = 64;
 
-/// The longest time for a request on a reserved connection. Health checks and reports send their request at once.
+/// The maximum time for a request on a reserved connection. Health checks and reports send their request at once.
 const RESERVED_REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The longest time for which a client may leave the socket full.
+/// The maximum time for which a client may leave the socket full.
 const WRITE_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// The answer to a connection too many, whatever it was going to ask.
+/// The answer to a connection above the limits. The service sends it without reading the request.
 const OVERLOADED_RESPONSE: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\n\
     content-type: application/json\r\n\
     content-length: 100\r\n\

@@ -1,10 +1,11 @@
-//! Limits on things that stay open: a number for each grant, and a number for all grants together. No grant can take
+//! Limits on resources that stay open: a number for each grant, and a number for all grants together. No grant can take
 //! all connections or all open files of a service.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The limits and the open things of one kind, counted by grant.
+/// The limits for one kind of open resource, such as connections or files, and the number of open resources of each
+/// grant.
 #[derive(Debug)]
 pub struct GrantShareLimiter {
     per_grant: usize,
@@ -12,7 +13,7 @@ pub struct GrantShareLimiter {
     open: Arc<Mutex<OpenShareCounts>>,
 }
 
-/// A guard that counts one open thing of a grant until the guard is dropped.
+/// A guard that counts one open resource of a grant until the guard is dropped.
 #[derive(Debug)]
 pub(super) struct GrantShareGuard {
     grant: String,
@@ -22,9 +23,9 @@ pub(super) struct GrantShareGuard {
 /// The limit that is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum GrantShareError {
-    /// The grant has as many open things as it may have; the value is that number.
+    /// The grant has reached its limit of open resources; the value is that limit.
     GrantLimit(usize),
-    /// An error of all grants together: their open things have reached the limit.
+    /// All grants together have reached the limit of open resources.
     TotalLimit,
 }
 
@@ -40,7 +41,7 @@ impl GrantShareLimiter {
         Self { per_grant, total, open: Arc::default() }
     }
 
-    /// Counts one more open thing of a grant.
+    /// Counts one more open resource of a grant.
     ///
     /// # Errors
     /// Returns [`GrantShareError::GrantLimit`] if the grant has its maximum, and [`GrantShareError::TotalLimit`] if all
@@ -66,7 +67,8 @@ impl Drop for GrantShareGuard {
         open.total -= 1;
         if let Some(count) = open.grants.get_mut(&self.grant) {
             *count -= 1;
-            // A grant without open things leaves the map, so the map stays as small as the number of open things.
+            // A grant without open resources leaves the map, so the map has at most as many entries as there are open
+            // resources.
             if *count == 0 {
                 open.grants.remove(&self.grant);
             }

@@ -35,7 +35,7 @@ pub struct GrantTerms {
     pub max_cost_usd_per_day: Option<Nanodollars>,
 }
 
-/// An error for terms that would allow nothing, or something else than they seem to.
+/// An error for terms that would allow nothing, or more than the operator intends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GrantTermsError {
     #[error("the grant has no access; give some of read, runs, billing and admin")]

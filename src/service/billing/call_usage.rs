@@ -21,7 +21,7 @@ use crate::telemetry::audit::read::{
 };
 use crate::telemetry::audit::records::CallOutcome;
 
-/// One call, as our own audit log has it.
+/// The usage of one call, from the run's own audit log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CallUsage {
     /// The request's id, which is `litellm_call_id` in LiteLLM.

@@ -79,14 +79,14 @@ pub struct RunBill {
     pub flags: Vec<BillFlag>,
 }
 
-/// The state of a run's bill: `complete` (every billable call has its receipt), `pending` (calls without a receipt exist, and
-/// their time for a receipt goes on) or `overdue` (that time is over).
+/// The state of a run's bill: `complete` (every billable call has its receipt), `pending` (calls without a receipt
+/// exist, and may still get one in time) or `overdue` (that time is over).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum BillState {
     /// Every billable call has its receipt.
     Complete,
-    /// Billable calls without a receipt exist, and their time for a receipt goes on.
+    /// Billable calls without a receipt exist, and may still get one in time.
     Pending,
     /// Billable calls without a receipt exist, and their time for a receipt is over.
     Overdue,

@@ -15,10 +15,10 @@ use crate::llm::budget::{Nanodollars, Tokens};
 /// The result of a comparison.
 #[derive(Clone, Debug, Serialize)]
 pub struct ReconcileReport {
-    /// Calls that began from here…
+    /// The beginning of the compared time: calls that began at or after it.
     #[serde(serialize_with = "serialize_rfc3339")]
     pub since: SystemTime,
-    /// …to before here.
+    /// The end of the compared time: calls that began before it.
     #[serde(serialize_with = "serialize_rfc3339")]
     pub until: SystemTime,
     /// The time before which calls were requested but not compared, because some of them are deleted from the billing

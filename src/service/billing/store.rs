@@ -81,9 +81,9 @@ pub struct UnreceiptedCall {
 /// A filter for calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallFilter {
-    /// Calls that began from here…
+    /// The beginning of the time: only calls that began at or after it.
     pub since: SystemTime,
-    /// …to before here.
+    /// The end of the time: only calls that began before it.
     pub until: SystemTime,
     pub account: Option<String>,
     pub run: Option<String>,
@@ -474,7 +474,8 @@ const MAX_NOTICE_WAIT: Duration = Duration::from_hours(48);
 /// The maximum number of notices that one transaction deletes. Our choice: other writers wait only a moment.
 const MAX_PURGED_NOTICES: u32 = 10_000;
 
-/// The maximum number of calls that one reconciliation queries. Our choice; the other calls follow at the next.
+/// The maximum number of calls that one reconciliation queries. Our choice; the next reconciliation queries the
+/// remaining calls.
 const MAX_QUERIED_CALLS: u32 = 10_000;
 
 /// The default time within which a call must have its receipt. LiteLLM calls back once, within seconds, and writes its

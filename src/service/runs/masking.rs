@@ -11,7 +11,7 @@ use crate::runner::agents::AgentCatalog;
 use crate::runner::branch_delivery::DeliveryReport;
 use crate::sandbox::InitBinary;
 
-/// Returns the mask of all paths of this machine that the service knows of.
+/// Returns the mask of all paths of this machine that the service knows.
 pub(super) fn build_path_mask(
     settings: &RunServiceConfig,
     config: &GatewayConfig,

@@ -1,4 +1,4 @@
-//! A run from its acceptance to its beginning: the run waits for its turn, and tells its watchers its position.
+//! A run from its acceptance to its beginning: the run waits for its turn, and its watchers receive its position.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -98,8 +98,8 @@ struct QueuedRun {
 /// The standing of a run in the queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum QueueTurn {
-    /// The run waits. The position is 1 for the run that begins next. The position that a run is told halves at least
-    /// from one telling to the next.
+    /// The run waits. The position is 1 for the run that begins next. The queue reports a new position only if it is at
+    /// most half of the last one.
     Waiting { position: usize },
     /// The run has a place.
     Begin,
@@ -258,7 +258,8 @@ impl RunQueue {
 }
 
 impl QueueEntry {
-    /// Returns the run's standing in the queue: at once at the first call, then at each change that is worth telling.
+    /// Returns the run's standing in the queue: immediately at the first call, then at each change that the queue
+    /// reports.
     pub(super) async fn next_turn(&mut self) -> QueueTurn {
         // The sender is dropped only after its last turn, which stays readable.
         let _ = self.turn.changed().await;
@@ -357,7 +358,7 @@ impl Drop for ReturningPlace {
 }
 
 impl QueueState {
-    /// Gives the free places to runs, and tells the others their positions.
+    /// Gives the free places to runs, and reports their positions to the runs that still wait.
     fn fill_places(&mut self, places: usize) {
         while self.is_open && self.taken < places {
             if let Some(back) = self.returning.pop_front() {
@@ -433,8 +434,8 @@ impl QueueState {
         order
     }
 
-    /// Tells each run its position, if the position is at most half of the one that the run was told last. A run is
-    /// told about ten positions at most, however long the queue is.
+    /// Reports to each run its position, if the position is at most half of the last reported one. A run receives about
+    /// ten positions at most, however long the queue is.
     fn tell_positions(&self) {
         for ((_, queued), now) in self.in_order().into_iter().zip(1..) {
             queued.turn.send_if_modified(|turn| match turn {

@@ -24,7 +24,7 @@ pub struct RunEvent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RunEventKind {
-    /// The run waits for a place. Told again when the position has halved.
+    /// The run waits for a place. The event is repeated when the position has halved.
     Queued,
     /// The service is creating the sandbox.
     RunStarted,

@@ -61,7 +61,7 @@ pub struct RunRow {
     pub account: String,
     pub model: String,
     pub state: RunPhase,
-    /// The time in milliseconds since 1970, like the other times.
+    /// The time of the acceptance, in milliseconds since 1970. The other times have the same form.
     pub created_ms: i64,
     pub started_ms: Option<i64>,
     pub ended_ms: Option<i64>,

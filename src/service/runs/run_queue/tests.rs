@@ -1,4 +1,4 @@
-//! Tests of the queue of runs: its order, its bounds, its places, and what a run is told.
+//! Tests of the queue of runs: its order, its bounds, its places, and the positions that a run receives.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ fn enqueue(queue: &RunQueue, grant: &str, run: &str) -> QueueEntry {
     queue.enqueue_new((grant, run), GrantRunLimits::default()).unwrap()
 }
 
-/// Returns the turn that the run is told now, if there is news.
+/// Returns the standing that the queue has just reported to the run, if there is a new one.
 fn turn(entry: &mut QueueEntry) -> Option<QueueTurn> {
     entry.next_turn().now_or_never()
 }
