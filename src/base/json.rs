@@ -118,19 +118,19 @@ pub enum JsonType {
 /// The state between two bytes.
 #[derive(Clone, Copy, Debug)]
 enum JsonScannerState {
-    /// At the beginning of the document, before or inside white space.
+    /// The beginning of the document, before or inside white space.
     Start,
-    /// Before a value: after `:`, and after `,` in an array.
+    /// The position before a value: after `:`, and after `,` in an array.
     Value,
-    /// Before a value or `]`: after `[`.
+    /// The position before a value or `]`: after `[`.
     FirstValue,
-    /// Before a key or `}`: after `{`.
+    /// The position before a key or `}`: after `{`.
     FirstKey,
-    /// Before a key: after `,` in an object.
+    /// The position before a key: after `,` in an object.
     NextKey,
     /// Inside a key.
     Key,
-    /// Before `:`: after a key.
+    /// The position before `:`: after a key.
     Colon,
     /// Inside a string value.
     Text,

@@ -41,7 +41,8 @@ where
 }
 
 impl TaskGroup {
-    /// Creates a group within this one. It is told to finish with this group, or before by itself.
+    /// Creates a group within this group. The shutdown of this group also shuts the new group down; the new group can
+    /// be shut down earlier by itself.
     #[must_use]
     pub fn child_group(&self) -> Self {
         Self {
@@ -97,7 +98,7 @@ impl TaskGroup {
         &self.cut
     }
 
-    /// Waits until the group is told to finish and its last task has ended.
+    /// Waits until the group's shutdown has begun and its last task has ended.
     pub async fn wait_ended(&self) {
         self.tasks.wait().await;
     }

@@ -468,8 +468,7 @@ impl RunArgs {
     }
 }
 
-/// Loads the gateway's configuration. Standard output is reserved for the result, so that no access log is written
-/// there.
+/// Loads the gateway's configuration. The access log must not go to standard output, which is reserved for the result.
 fn load_config(
     matches: &ArgMatches,
     variable: impl Fn(&str) -> Option<String>,

@@ -117,7 +117,7 @@ async fn serve_connection(stream: TcpStream, hub: FakeGithubHandle, drain: TaskG
     }
 }
 
-/// Answers one request, or loses the answer if a fault says so.
+/// Answers one request, or loses the answer if a fault demands it.
 async fn handle(
     hub: &FakeGithubHandle,
     request: Request<Incoming>,

@@ -532,7 +532,7 @@ fn serialize_branch<S: Serializer>(branch: &SandboxBranch, to: S) -> Result<S::O
 /// The step name of a workspace that had no work in it.
 const STEP_NOTHING: &str = "nothing";
 
-/// The reason in a status that was read while the delivery goes on.
+/// The reason in a status that was read during the delivery.
 const DETACHED_MESSAGE: &str =
     "the caller has stopped waiting for this delivery; a later attempt continues it";
 

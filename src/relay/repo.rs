@@ -102,7 +102,7 @@ fn describe_missing_base(base: &str) -> String {
     }
 }
 
-/// Describes the present tip of a branch that has moved or is gone.
+/// Describes the present tip of a branch that has moved or was deleted.
 fn describe_tip(tip: Option<ObjectId>) -> String {
     tip.map_or_else(|| "gone".to_owned(), |tip| format!("at {tip}"))
 }

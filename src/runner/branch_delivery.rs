@@ -97,7 +97,7 @@ pub enum DeliveryReport {
         #[serde(skip)]
         is_well: bool,
     },
-    /// The run asked for no delivery; the word is the reason.
+    /// The run has no delivery; the word is the reason.
     Skipped {
         skipped: &'static str,
     },

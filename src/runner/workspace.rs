@@ -26,13 +26,14 @@ use uuid::Uuid;
 
 use crate::base::dir_tree;
 
-/// What the writer does with an obstacle: anything but a directory where a directory belongs, or a directory where a
-/// file belongs.
+/// The treatment of an obstacle: of anything but a directory where a directory belongs, or of a directory where a file
+/// belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ObstaclePolicy {
-    /// The workspace is an operator's. Nothing of it is removed, and the run ends before it begins.
+    /// The obstacle stays, and the run fails before it begins. This policy is for a workspace of the operator.
     Refuse,
-    /// The workspace's content is from agents, earlier runs or a branch.
+    /// The writer removes the obstacle. This policy is for a workspace whose content is from agents, earlier runs or a
+    /// branch.
     Remove,
 }
 
@@ -146,7 +147,7 @@ impl WorkspaceWriter {
 }
 
 impl WorkspaceWriteError {
-    /// Returns true if something else is where a directory belongs.
+    /// Returns true if the error means that the name of a directory belongs to another kind of file.
     fn is_obstacle(&self) -> bool {
         match self {
             Self::Symlink(_) => true,

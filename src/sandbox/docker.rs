@@ -307,7 +307,7 @@ pub(super) struct DockerSandbox {
     docker: Option<DockerEngine>,
     id: Option<String>,
     running: Option<RunningContainer>,
-    /// Is set while an answer of the engine is outstanding, also if the caller has stopped waiting for it.
+    /// True while an answer of the engine is outstanding, even if the caller has stopped waiting for the answer.
     is_starting: bool,
 }
 
@@ -346,8 +346,8 @@ impl DockerSandbox {
         })
     }
 
-    /// Follows the started container until its exit. Once `until` returns, the container is told to stop, and has
-    /// `grace`.
+    /// Follows the started container until its exit. Once `until` returns, the container receives SIGTERM, and SIGKILL
+    /// after `grace`.
     pub(super) async fn follow_until_exit<W: AsyncWrite + Unpin>(
         &mut self,
         output: &mut OutputCapture<W>,

@@ -151,8 +151,8 @@ fn send_with_fds(host: &UnixStream, text: &[u8], with: &[OwnedFd; 2]) -> io::Res
     Ok(sendmsg(host, &[IoSlice::new(text)], &mut control, SendFlags::NOSIGNAL)?)
 }
 
-/// Follows a run until its end. Once `until` returns, the run is told to stop, and has `grace` for that. The exit code
-/// is set only if the run's status was read.
+/// Follows a run until its end. Once `until` returns, the run receives the order to stop, and is killed after `grace`.
+/// The exit code is set only if the run's status was read.
 async fn follow_until_exit<W: AsyncWrite + Unpin>(
     host: &mut UnixStream,
     RunStreams { mut stdout, mut stderr }: RunStreams,
@@ -177,7 +177,7 @@ async fn follow_until_exit<W: AsyncWrite + Unpin>(
             (status, Some(cause))
         }
     };
-    // A lost connection is an error only if the run was not told to stop.
+    // A lost connection is an error only if the run was not ordered to stop.
     let exit_code = match status {
         Some(Ok(status)) => Some(i64::from(status)),
         None => None,

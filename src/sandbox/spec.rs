@@ -90,7 +90,7 @@ pub struct OwnerLabels {
 /// The limits of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SandboxLimits {
-    /// The maximum time from the beginning of the run until the sandbox is told to stop.
+    /// The maximum time from the beginning of the run until the sandbox is ordered to stop.
     pub max_runtime: Duration,
     /// The maximum memory in bytes, tmpfs included; there is no swap in addition.
     pub max_memory: u64,

@@ -53,7 +53,8 @@ pub struct RequestExplanation {
     pub model: Option<Box<str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reserved: Option<BudgetAmount>,
-    /// The estimate of the input. The reserved input is the most that it can be, or all that is left.
+    /// The estimate of the input. The reservation is larger: it holds the maximum that the input can be, or the rest of
+    /// the budget if that is less.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub input_estimate: Option<Tokens>,
     /// The budget before the call.

@@ -98,7 +98,7 @@ pub(super) fn handle_rest(
     }
 }
 
-/// A repository, with the URL and the name of its answers.
+/// The URL and the name under which the answers show a repository.
 struct RepositoryView<'a> {
     url: &'a str,
     name: &'a str,

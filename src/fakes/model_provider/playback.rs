@@ -140,7 +140,7 @@ impl FaultPlan {
         Self { wait: script.gate.map(place), fault, gate, breaker }
     }
 
-    /// Waits and fails before the response head, if the script says so.
+    /// Waits and fails before the response head, if the script demands it.
     pub(super) async fn apply_before_head(&self) -> Result<(), FaultKind> {
         if self.applies_at(AnswerPosition::Head) {
             self.trigger(AnswerPosition::Head).await

@@ -61,7 +61,7 @@ struct RunManagerShared {
     tasks: TaskGroup,
 }
 
-/// The settings of a run whose description says nothing else.
+/// The default settings of a run. The run's description may replace some of them.
 struct RunDefaults {
     config: GatewayConfig,
     policy: GatewayPolicy,

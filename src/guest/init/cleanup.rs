@@ -111,7 +111,8 @@ mod tests {
 
     use super::*;
 
-    /// What an agent may have made where its names cannot be listed is not left to the next agent.
+    /// The removal fails for a directory in which an agent may make files but not list them, so that no such file is
+    /// left to the next agent.
     #[test]
     fn a_directory_that_takes_files_and_shows_none_is_told() {
         assert!(geteuid().is_root(), "this test has two users, which needs root");

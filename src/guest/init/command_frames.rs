@@ -37,12 +37,12 @@ pub struct FrameReader {
 
 #[derive(Debug, Default)]
 enum ReaderState {
-    /// In the five bytes before a frame's content.
+    /// The parser is in the five bytes before a frame's content.
     #[default]
     Head,
-    /// In the content of an `O`, with this number of bytes to come.
+    /// The parser is in the content of an `O`; the value is the number of bytes to come.
     Output(usize),
-    /// In the content of an `E`, which has this length.
+    /// The parser is in the content of an `E`; the value is the length of the content.
     End(usize),
 }
 

@@ -86,8 +86,8 @@ impl RunRateLimits {
     }
 
     /// Takes the tokens that a call is estimated to use from the minute, or returns the time to wait. The call may use
-    /// `excess` more. For a call beside others the minute must have these, too, so that the calls of a minute exceed
-    /// their estimates by no more than one call does.
+    /// `excess` tokens more than its estimate. If other calls are open, the minute must have room for these tokens,
+    /// too, so that all calls of a minute together exceed their estimates by no more than the excess of one call.
     pub(super) fn take_tokens(
         &mut self,
         estimate: Tokens,

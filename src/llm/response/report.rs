@@ -274,7 +274,7 @@ impl ResponseReport {
     }
 
     /// Counts the text of an event of Responses or Messages. Returns the text if the event has
-    /// exactly one and such events state nothing else.
+    /// exactly one text, and events of its type have no other content.
     fn count_named(&mut self, name: &[u8], data: &[u8]) -> Option<LoneText> {
         match name {
             // A summary shows only a part of the billed reasoning.

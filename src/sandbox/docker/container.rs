@@ -131,8 +131,8 @@ impl CreatedContainer {
 }
 
 impl RunningContainer {
-    /// Follows the container until its exit. Once `until` returns, the container is told to stop, and has `grace` for
-    /// that.
+    /// Follows the container until its exit. Once `until` returns, the container receives SIGTERM, and SIGKILL after
+    /// `grace`.
     pub(super) async fn follow_until_exit<W: AsyncWrite + Unpin>(
         self,
         output: &mut OutputCapture<W>,

@@ -47,7 +47,7 @@ pub struct AccessLogEntry<'a> {
     /// The bytes of the request body that were read.
     pub request_bytes: u64,
     pub model: Option<&'a str>,
-    /// The gateway's request id, which LiteLLM is told to use as its call id.
+    /// The gateway's request id, which the gateway sends to LiteLLM as the call id.
     pub request_id: &'a str,
     /// The call id in the upstream's response.
     pub litellm_call_id: Option<&'a str>,

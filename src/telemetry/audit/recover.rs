@@ -62,7 +62,7 @@ impl RecentCalls {
         }
     }
 
-    /// Returns the usage of the minute before `now`. A clock that was set back since then counts as one that stands.
+    /// Returns the usage of the minute before `now`. If the clock was set back since then, no time counts as passed.
     pub fn until(&self, now: SystemTime) -> RecentUsage {
         let recent = self.0.iter().filter(|(second, _)| is_within(*second, now, RATE_WINDOW));
         recent.fold(RecentUsage::default(), |sum, (_, usage)| sum + *usage)

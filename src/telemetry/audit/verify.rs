@@ -32,7 +32,7 @@ pub struct AuditVerifyReport {
     pub settled: u64,
     /// The settled calls whose real settlement was lost in a crash.
     pub crashed: u64,
-    /// Admissions without a settlement: calls in flight, unless the process is gone.
+    /// Admissions without a settlement: calls in flight, or calls whose process has died.
     pub open: u64,
     /// Settlements without an admission: a fault of the gateway, not of the file.
     pub unmatched: u64,

@@ -16,7 +16,8 @@ struct ObjectFormat {
     fields: Vec<FieldFormat>,
     /// True if the object may have fields that the table does not list.
     is_open: bool,
-    /// The beginnings of the betas of which the object needs one.
+    /// The prefixes of the betas that allow the object; the request must name at least one of them. Empty if the object
+    /// needs no beta.
     betas: Vec<&'static str>,
 }
 
@@ -25,7 +26,8 @@ struct FieldFormat {
     name: &'static str,
     is_required: bool,
     kinds: Vec<ValueKind>,
-    /// The beginnings of the betas of which the field needs one.
+    /// The prefixes of the betas that allow the field; the request must name at least one of them. Empty if the field
+    /// needs no beta.
     betas: Vec<&'static str>,
 }
 

@@ -67,7 +67,7 @@ fn is_credential_rejection(status: StatusCode) -> bool {
     matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
 }
 
-/// A call that was sent.
+/// A call that was sent, whose answer has not arrived.
 struct PendingResponse {
     answer: Option<Pin<Box<dyn Future<Output = ClientReply> + Send>>>,
     /// The gateway of the call, if the response is read even after the client has disconnected.

@@ -59,7 +59,8 @@ impl RunManager {
             // The state is set before the caller gets the result. A caller that polls after an error sees
             // `WriteFailed`, and a caller whose run is closed can open the run's name again.
             if first.is_ok() {
-                // The last owner of the gateways unlocks the audit log, so they go before the caller is told.
+                // The last owner of the gateways unlocks the audit log, so the gateways are dropped before the caller
+                // is notified.
                 drop(gateways);
                 host.lock_closing().remove(&name);
                 let _receiver_is_gone = result_sender.send(first);

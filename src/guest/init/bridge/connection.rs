@@ -28,7 +28,7 @@ pub(super) enum ConnectionSide {
 pub(super) enum ConnectionAction {
     /// No byte can be moved until the kernel reports an event.
     Wait,
-    /// More can be moved, after the other connections had their turn.
+    /// More bytes can be moved, after the other connections had their turn.
     Requeue,
     Close,
 }
@@ -45,7 +45,8 @@ impl BridgedConnection {
         }
     }
 
-    /// Returns the sockets to poll, and the events to poll for. The kernel reports a socket's end without being asked.
+    /// Returns the sockets to poll, and the events to poll for. The kernel always reports a socket's end, so no event
+    /// is requested for the end.
     pub(super) fn poll_interests(
         &self,
     ) -> impl Iterator<Item = (ConnectionSide, &OwnedFd, PollFlags)> {
@@ -62,7 +63,8 @@ impl BridgedConnection {
         ends.map(|(side, end, flags)| (side, &end.socket, flags))
     }
 
-    /// Records the events that the kernel reports. Returns true if the connection becomes due by them.
+    /// Records the events that the kernel reports. Returns true if the connection was not queued to be advanced, and
+    /// has to be queued now.
     pub(super) fn record_readiness(&mut self, side: ConnectionSide, flags: PollFlags) -> bool {
         let end = match side {
             ConnectionSide::Client => &mut self.client,

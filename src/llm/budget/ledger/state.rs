@@ -51,7 +51,7 @@ impl LedgerState {
         self.reserved.input.is_zero()
     }
 
-    /// Raises a grant for the estimate of an input to the grant for the input's bound, as far as something is left.
+    /// Raises the amount for the estimate of an input to the amount for the input's bound, as far as the budget allows.
     fn raise_to_bound(
         &self,
         granted: BudgetAmount,

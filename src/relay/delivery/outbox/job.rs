@@ -67,7 +67,7 @@ pub struct PullRequestText {
     pub body: String,
     /// The last message of the user who requested the run.
     pub asked: String,
-    /// The model that the run was told to use.
+    /// The model that the run used by default.
     pub model: String,
 }
 
@@ -93,7 +93,7 @@ pub struct DeliveryJob {
     pub attempts: u32,
     /// The time of the next attempt.
     pub due: SystemTime,
-    /// The reason why the row is not further.
+    /// The reason why the delivery waits, is held or has failed.
     pub error: Option<String>,
     /// The kind of the reason, if the row is held or has failed. The audit record has the same code.
     pub code: Option<String>,
@@ -133,7 +133,8 @@ pub enum DeliveryStep {
 pub enum VerdictKind {
     /// The work may be pushed, and its pull request needs no mark.
     Push,
-    /// The work may be pushed, and a person has to review it: its pull request is a draft or says so.
+    /// The work may be pushed, and a person has to review it. The pull request is a draft, or its text demands the
+    /// review.
     Review,
     /// The work must not be pushed.
     Hold,
@@ -230,8 +231,8 @@ impl From<&review::ReviewVerdict> for VerdictKind {
 }
 
 impl DeliveryJob {
-    /// Returns true if an operator can bring the work into a clone. Objects that this host's git refuses are not
-    /// offered.
+    /// Returns true if an operator can bring the work into a clone. The work cannot be applied if this host's git
+    /// refuses its objects.
     pub fn can_be_applied(&self) -> bool {
         self.code.as_deref() != Some(CODE_OBJECTS)
     }

@@ -19,7 +19,7 @@ pub struct ChangeSummary {
     pub size: ChangeSize,
     /// The last message of the user who requested the run.
     pub asked: String,
-    /// The model that the run was told to use.
+    /// The model that the run used by default.
     pub model: String,
     pub spent: BudgetAmount,
     /// The verdict of the review, as `push` or `review`.
