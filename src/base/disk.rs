@@ -1,13 +1,33 @@
-//! Classifies errors of this machine's disk that pass when the disk has free space again.
+//! The space of this machine's disks, and errors that pass when a disk has free space again.
 //!
-//! The functions check the types of errors and never their texts, because an agent's program can print any text.
+//! The functions for errors check the types of errors and never their texts, because an agent's program can print any text.
 
 use std::error::Error;
 use std::io::{self, ErrorKind};
+use std::path::Path;
 
 use rustix::io::Errno;
 
 use super::db;
+
+/// The space of a file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiskSpace {
+    /// The bytes that a user other than root can still write.
+    pub free_bytes: u64,
+    /// All bytes of the file system.
+    pub size_bytes: u64,
+}
+
+/// Returns the space of the file system that has this path.
+///
+/// # Errors
+/// Returns an error if the path does not exist, or if its file system does not answer.
+pub fn measure_space(path: &Path) -> io::Result<DiskSpace> {
+    let found = rustix::fs::statvfs(path)?;
+    let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
+    Ok(DiskSpace { free_bytes: bytes(found.f_bavail), size_bytes: bytes(found.f_blocks) })
+}
 
 /// Returns true if an error, or one of its causes, says that a disk or a quota is full.
 pub fn is_disk_full(error: &(dyn Error + 'static)) -> bool {

@@ -40,6 +40,7 @@ use crate::base::secret::SecretString;
 use crate::relay::git::OutboundConfig;
 use crate::relay::github::client::{GithubClient, GithubError};
 use crate::relay::github::credential::ForgeCredential;
+use crate::relay::repo::artifact::RetentionLimits;
 use crate::relay::repo::repository::RepositoryUrl;
 use crate::relay::repo::{
     self, ArtifactDir, BranchKey, BranchLease, BranchState, GitProgram, ObjectId, RepoMirror,
@@ -199,6 +200,11 @@ impl DeliveryService {
     /// Returns the limits on what may come out of a sandbox.
     pub fn extract_limits(&self) -> &extract_commands::ExtractLimits {
         &self.settings.review.extract
+    }
+
+    /// Returns the limits on work that is held, has failed or was left.
+    pub fn retention_limits(&self) -> &RetentionLimits {
+        &self.settings.review.kept
     }
 
     /// Returns the reason why no further run with a branch may begin, because too much work is retained. Checks the

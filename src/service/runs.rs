@@ -26,6 +26,7 @@ mod retention_clock;
 mod run_queue;
 mod standing;
 mod state_dir_lock;
+mod state_gauges;
 pub mod submission;
 mod upstream_models;
 mod usage_recorder;
@@ -218,8 +219,7 @@ impl RunService {
             .context("cannot recover the runs of an earlier process")?;
         // All runs of the earlier process are in the queue now, so that they begin in their order.
         run_service.0.queue.open();
-        let queue = run_service.0.queue.clone();
-        run_service.0.gateway_host.metrics().set_run_queue_source(move || queue.gauges());
+        run_service.publish_gauges();
         Ok(run_service)
     }
 

@@ -21,9 +21,11 @@ mod model;
 mod run;
 mod run_queue;
 mod service;
+mod service_state;
 mod spans;
 pub mod table;
 mod totals;
+mod upstream;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -39,6 +41,7 @@ pub use model::{MAX_MODELS, ModelMetrics, operation_name};
 pub use run::{InFlightGuard, MAX_RUNS, RunMetrics};
 pub use run_queue::RunQueueGauges;
 pub use service::{BillingGauges, LiveRunGuard, MAX_AGENTS};
+pub use service_state::{ServiceStateGauges, WorkGauges};
 pub use spans::SpanCounters;
 
 use collect::SourceCollector;
@@ -46,6 +49,7 @@ use model::ModelMetricsTable;
 use run::RunMetricsTable;
 use run_queue::RunQueueSource;
 use service::ServiceMetrics;
+use service_state::ServiceStateSource;
 use totals::TotalMetrics;
 
 /// The metrics of a process. A process has one registry, which every run shares.
@@ -56,6 +60,7 @@ pub struct MetricsRegistry {
     totals: Arc<TotalMetrics>,
     service: ServiceMetrics,
     run_queue: Arc<RunQueueSource>,
+    service_state: Arc<ServiceStateSource>,
 }
 
 /// A call that was admitted and has ended, with any outcome.
@@ -123,7 +128,13 @@ impl MetricsRegistry {
         let source = Arc::clone(&run_queue);
         registry
             .register(Box::new(SourceCollector::new(table::service::QUEUE_FAMILIES, source)?))?;
-        Ok(Self { registry, runs, totals, service, run_queue })
+        let service_state = Arc::new(ServiceStateSource::default());
+        let source = Arc::clone(&service_state);
+        registry
+            .register(Box::new(SourceCollector::new(table::service::STATE_FAMILIES, source)?))?;
+        let upstream = Arc::clone(&totals.upstream);
+        registry.register(Box::new(SourceCollector::new(table::UPSTREAM_FAMILIES, upstream)?))?;
+        Ok(Self { registry, runs, totals, service, run_queue, service_state })
     }
 
     /// Returns the handle of a run, made on first use. `budget` is read at each scrape.
@@ -173,6 +184,25 @@ impl MetricsRegistry {
     /// Sets the function that reads the queue of runs at each scrape.
     pub fn set_run_queue_source(&self, read: impl Fn() -> RunQueueGauges + Send + Sync + 'static) {
         self.run_queue.set(read);
+    }
+
+    /// Sets the function that reads the service's work and disks at each scrape.
+    pub fn set_service_state_source(
+        &self,
+        read: impl Fn() -> ServiceStateGauges + Send + Sync + 'static,
+    ) {
+        self.service_state.set(read);
+    }
+
+    /// Sets the address of the process's upstream, which is the label `host` of its series.
+    pub fn set_upstream_host(&self, host: &str) {
+        self.totals.upstream.set_host(host);
+    }
+
+    /// Records the result of a check that was no run's call: true if the upstream has answered and accepts the
+    /// gateway's key.
+    pub fn record_upstream_contact(&self, is_up: bool) {
+        self.totals.upstream.record_contact(is_up);
     }
 
     /// Gives the agents of the catalog series of their own, which start at zero.

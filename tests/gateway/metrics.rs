@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cogni_gateway::base;
+use cogni_gateway::base::disk::DiskSpace;
 use cogni_gateway::base::metrics::HttpPage;
 use cogni_gateway::base::metrics::discovery::ScrapeTarget;
 use cogni_gateway::llm::budget::{
@@ -22,7 +23,7 @@ use cogni_gateway::telemetry::metrics::deprecated::DEPRECATED_NAMES;
 use cogni_gateway::telemetry::metrics::table::{MetricFamilySpec, MetricKind};
 use cogni_gateway::telemetry::metrics::{
     BillingGauges, LiveRunGuard, MAX_AGENTS, MAX_MODELS, MAX_RUNS, MetricsRegistry, ModelMetrics,
-    RefusedRequest, RunMetrics, RunQueueGauges, SettledCall,
+    RefusedRequest, RunMetrics, RunQueueGauges, ServiceStateGauges, SettledCall, WorkGauges,
 };
 use proptest::prelude::*;
 use serde_json::json;
@@ -437,6 +438,32 @@ async fn an_error_event_of_a_stream_is_counted() {
     app.stop().await;
 }
 
+/// G12: The upstream is shown as up or down by the last call, and not at all before the first.
+#[tokio::test]
+async fn the_last_call_shows_whether_the_upstream_is_up() {
+    let app = TestApp::with(|config| config.metrics.address = Some(ANY_PORT)).await;
+    let metrics = app.metrics.unwrap();
+    let ask = async || scrape(metrics, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").await;
+    assert!(!ask().await.contains("cogni_gateway_upstream_up"));
+    // A failure in the middle of a body comes after the upstream has answered. A key that is refused is useless.
+    let calls = [
+        ("fake", 1),
+        ("fake/fault=reset@head", 0),
+        ("fake/status=400", 1),
+        ("fake/status=401", 0),
+        ("fake/chunks=3;fault=error@1", 1),
+    ];
+    for (model, expected) in calls {
+        let body = json!({"model": model, "stream": true, "max_tokens": 9, "messages": []});
+        app.client().post("/v1/chat/completions", &body).await;
+        let text = ask().await;
+        let host = app.upstream.addr;
+        let series = format!(r#"cogni_gateway_upstream_up{{host="{host}"}}"#);
+        assert_eq!(sample(&text, &series), expected, "{model}");
+    }
+    app.stop().await;
+}
+
 /// G12, G2: The metrics and the access log show each way in which a request can end.
 #[tokio::test]
 async fn each_end_of_a_request_is_in_metrics_and_log() {
@@ -641,6 +668,20 @@ fn a_service(metrics: &MetricsRegistry) -> LiveRunGuard {
         places_taken: 64,
         places: 64,
     });
+    let space = DiskSpace { free_bytes: 40 << 30, size_bytes: 100 << 30 };
+    metrics.set_service_state_source(move || ServiceStateGauges {
+        work: Some(WorkGauges {
+            undelivered: 2,
+            oldest_undelivered: Duration::from_mins(5),
+            kept: 7,
+            kept_bytes: 3 << 20,
+            max_kept: 5000,
+            max_kept_bytes: 128 << 30,
+        }),
+        disks: vec![("run", space), ("state", space)],
+    });
+    metrics.set_upstream_host("litellm:4000");
+    metrics.record_upstream_contact(true);
     metrics.record_api_request("/api/v1/runs/{id}", 404);
     metrics.set_billing_gauges(&BillingGauges {
         unreceipted_calls: 3,

@@ -117,6 +117,7 @@ impl RunManager {
         }
         let provider = config.upstream.kind.name();
         let metrics = Arc::new(MetricsRegistry::new(provider)?);
+        metrics.set_upstream_host(config.upstream.url.authority().as_str());
         let tracer =
             ProcessTracer::start_tracer(&config.telemetry, provider, metrics.span_counters())
                 .context("the collector's authorities cannot be loaded")?;

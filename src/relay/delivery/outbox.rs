@@ -24,6 +24,7 @@ mod job;
 mod relocate;
 mod retained;
 mod schema;
+mod undelivered;
 mod workspace_row;
 
 use std::fs::{DirBuilder, File};
@@ -42,6 +43,7 @@ pub use job::{
     SecretDigest, StepOutcome, VerdictKind,
 };
 pub use retained::RetainedTotals;
+pub use undelivered::UndeliveredTotals;
 pub use workspace_row::{DeliveryPlan, WorkspaceRow};
 
 use crate::base::dir_tree;

@@ -12,6 +12,7 @@ use super::{
     CgroupSupport, EngineProbe, HostFacts, MIN_USER_LIMITS, NPROC_LIMIT_NAME, landlock,
     podman_socket_paths,
 };
+use crate::base::disk::measure_space;
 use crate::sandbox::{InitBinary, embedded};
 
 /// Collects the facts that need no engine.
@@ -98,6 +99,5 @@ fn git_version() -> Option<String> {
 
 /// Returns the free bytes at the path, or at its nearest parent that exists.
 fn free_space(path: &Path) -> Option<u64> {
-    let found = path.ancestors().find_map(|path| rustix::fs::statvfs(path).ok())?;
-    Some(found.f_bavail.saturating_mul(found.f_frsize))
+    path.ancestors().find_map(|path| Some(measure_space(path).ok()?.free_bytes))
 }

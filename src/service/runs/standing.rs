@@ -33,6 +33,7 @@ impl RunService {
         }
         let config = self.0.config.load_full();
         let (upstream, forge) = tokio::join!(Box::pin(probe(&config.upstream)), self.forge());
+        self.0.gateway_host.metrics().record_upstream_contact(upstream.is_ok());
         let upstream = match upstream {
             Ok(()) => OK.to_owned(),
             Err(error) => {

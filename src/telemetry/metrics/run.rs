@@ -123,6 +123,11 @@ impl RunMetrics {
         self.totals.upstream_errors.with_label_values(&[kind]).inc();
     }
 
+    /// Records whether the upstream has answered and accepts the gateway's key.
+    pub fn record_upstream_contact(&self, is_up: bool) {
+        self.totals.upstream.record_contact(is_up);
+    }
+
     /// Counts a client that left before there was a call to settle. A settled call with that outcome is counted with
     /// the call.
     pub fn record_client_gone(&self) {

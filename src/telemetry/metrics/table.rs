@@ -8,7 +8,7 @@ pub mod service;
 
 use prometheus::{HistogramOpts, Opts};
 
-use service::{AGENT_FAMILIES, QUEUE_FAMILIES, SERVICE_FAMILIES};
+use service::{AGENT_FAMILIES, QUEUE_FAMILIES, SERVICE_FAMILIES, STATE_FAMILIES};
 
 /// One family of series.
 #[derive(Clone, Copy, Debug)]
@@ -82,6 +82,9 @@ pub static MODEL_FAMILIES: &[&MetricFamilySpec] = &[
     &GEN_AI_TIME_TO_FIRST_TOKEN,
     &GEN_AI_TOKENS,
 ];
+
+/// The series of the upstream.
+pub static UPSTREAM_FAMILIES: &[&MetricFamilySpec] = &[&UPSTREAM_UP];
 
 pub static ACCESS_LOG_LOST: MetricFamilySpec = counter_family(
     "cogni_gateway_access_log_lost_lines_total",
@@ -177,6 +180,11 @@ pub static UPSTREAM_ERRORS: MetricFamilySpec = counter_family(
     "cogni_gateway_upstream_errors_total",
     &["kind"],
     "Counts the failures of the upstream, by kind.",
+);
+pub static UPSTREAM_UP: MetricFamilySpec = gauge_family(
+    "cogni_gateway_upstream_up",
+    &["host"],
+    "Is 1 if the upstream answered the last call or check and accepted the key, else 0; absent before the first.",
 );
 
 pub static RUN_AUDIT_LAG_RECORDS: MetricFamilySpec = gauge_family(
@@ -374,6 +382,8 @@ impl MetricFamilySpec {
             SERVICE_FAMILIES,
             AGENT_FAMILIES,
             QUEUE_FAMILIES,
+            STATE_FAMILIES,
+            UPSTREAM_FAMILIES,
         ];
         parts.into_iter().flatten().copied()
     }

@@ -1,13 +1,14 @@
 //! The series of the process as a whole.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use http::StatusCode;
 use prometheus::core::Collector;
 use prometheus::{Gauge, IntCounter, IntCounterVec, IntGauge, Registry};
 
 use super::table::{self, MetricFamilySpec};
+use super::upstream::UpstreamState;
 use super::{RefusedRequest, SettledCall, SpanCounters, display_status};
 use crate::llm::protocol::GatewayRoute;
 use crate::telemetry::audit::records::CallOutcome;
@@ -31,6 +32,7 @@ pub(super) struct TotalMetrics {
     runs: IntGauge,
     pub(super) runs_dropped: IntCounter,
     pub(super) spans: SpanCounters,
+    pub(super) upstream: Arc<UpstreamState>,
     pub(super) upstream_errors: IntCounterVec,
     access_log_lost: IntCounter,
     /// The number of lost lines that `access_log_lost` includes already.
@@ -74,6 +76,7 @@ impl TotalMetrics {
                 overflowed: spans_lost.with_label_values(&["queue_full"]),
                 refused: spans_lost.with_label_values(&["not_taken"]),
             },
+            upstream: Arc::default(),
             upstream_errors: counters(&table::UPSTREAM_ERRORS)?,
             access_log_lost: counter(&table::ACCESS_LOG_LOST)?,
             access_log_lost_reported: AtomicU64::new(0),

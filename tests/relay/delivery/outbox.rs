@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime};
 
 use cogni_gateway::relay::delivery::outbox::{
     DeliveryJob, DeliveryOutbox, DeliveryPlan, DeliveryRequest, DeliveryStep, OutboxError,
-    PullRequestRef, RetainedTotals, StepOutcome, VerdictKind,
+    PullRequestRef, RetainedTotals, StepOutcome, UndeliveredTotals, VerdictKind,
 };
 use cogni_gateway::relay::repo::review::{self, ReviewAction, ReviewReason};
 use cogni_gateway::relay::repo::{BranchKey, BranchLease, ObjectId};
@@ -539,6 +539,26 @@ fn reasons() -> Vec<ReviewReason> {
         path,
         why: "it tells agents what to do".to_owned(),
     }]
+}
+
+/// G12: Work is counted as undelivered until it is delivered or kept, with the time of the oldest.
+#[test]
+fn undelivered_work_is_counted() {
+    let place = tempfile::tempdir().unwrap();
+    let outbox = open(&place);
+    assert_eq!(outbox.undelivered_totals().unwrap(), UndeliveredTotals::default());
+    let [first, second] = ["run-1", "run-2"].map(|run| {
+        let artifacts = place.path().join(run);
+        outbox.add_job(&DeliveryRequest { artifacts, ..delivery_request(run) }).unwrap()
+    });
+    let both = outbox.undelivered_totals().unwrap();
+    assert_eq!((both.works, both.oldest), (2, Some(first.created)));
+    let held = || StepOutcome::Held { code: "policy", why: "it is ours".to_owned() };
+    outbox.advance_job(&first, held()).unwrap();
+    let one = outbox.undelivered_totals().unwrap();
+    assert_eq!((one.works, one.oldest), (1, Some(second.created)));
+    outbox.advance_job(&second, held()).unwrap();
+    assert_eq!(outbox.undelivered_totals().unwrap(), UndeliveredTotals::default());
 }
 
 /// L5: Retained work is counted per grant and in total, and removed when it is old.

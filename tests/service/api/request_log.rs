@@ -5,7 +5,7 @@ use std::fs;
 use http::Method;
 use serde_json::{Value, json};
 
-use super::asked;
+use super::{asked, until};
 use crate::support::client::request;
 use crate::support::service::ServiceSetup;
 
@@ -68,6 +68,42 @@ async fn each_request_is_logged_and_counted_with_its_caller() {
         "cogni_gateway_api_requests_total{route=\"/healthz\",status=\"200\"} 1",
     ] {
         assert!(scraped.contains(series), "{series} is not in {scraped}");
+    }
+    setup.stop(service);
+}
+
+/// G12: A service shows its places, its queue, its upstream, its work and its disks.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_scrape_shows_the_state_of_the_service() {
+    let setup = ServiceSetup::new("").await;
+    setup.write_config("[metrics]\naddress = \"127.0.0.1:0\"");
+    setup.set_max_runs(3);
+    let service = setup.start();
+    until(async || service.get("/readyz").await.json()["upstream"] == "ok").await;
+    let scraped = scrape(&service.process.output()).await;
+    for series in [
+        "cogni_gateway_places 3",
+        "cogni_gateway_places_taken 0",
+        "cogni_gateway_queued_runs 0",
+        "cogni_gateway_queue_oldest_wait_seconds 0",
+        &format!("cogni_gateway_upstream_up{{host=\"{}\"}} 1", setup.provider.addr),
+        "cogni_gateway_undelivered_works 0",
+        "cogni_gateway_undelivered_oldest_age_seconds 0",
+        "cogni_gateway_kept_works 0",
+        "cogni_gateway_kept_limit_works 5000",
+        "cogni_gateway_kept_bytes 0",
+        "cogni_gateway_kept_limit_bytes 137438953472",
+    ] {
+        assert!(scraped.lines().any(|line| line == series), "{series} is not in {scraped}");
+    }
+    let read = |family: &str, directory: &str| {
+        let prefix = format!("cogni_gateway_disk_{family}_bytes{{directory=\"{directory}\"}} ");
+        let value = scraped.lines().find_map(|line| line.strip_prefix(&prefix)).unwrap();
+        value.parse::<f64>().unwrap()
+    };
+    for directory in ["run", "state"] {
+        let (free, size) = (read("free", directory), read("size", directory));
+        assert!(0.0 < free && free < size, "{directory}: {free} of {size}");
     }
     setup.stop(service);
 }

@@ -12,7 +12,7 @@ use super::{AdmissionProof, ExchangeState, GatewayExchange};
 use crate::gateway::pipeline::RunGateway;
 use crate::gateway::pipeline::local_response::{ClientReply, ResponseBody};
 use crate::gateway::pipeline::rejection::CallRejection;
-use crate::gateway::upstream;
+use crate::gateway::upstream::{self, UpstreamError};
 use crate::llm::response::UsageChunkMode;
 
 impl GatewayExchange {
@@ -50,6 +50,9 @@ impl GatewayExchange {
         if let ExchangeState::Sent(_, sent) = &mut self.state {
             sent.permit.release_bytes();
         }
+        if let Some(is_up) = shows_upstream_up(&sent) {
+            gateway.metrics.record_upstream_contact(is_up);
+        }
         match sent {
             // The provider's message is about the upstream's key, and may quote parts of the key. The
             // operator's log gets the status; the client gets only a general error.
@@ -60,6 +63,15 @@ impl GatewayExchange {
             Ok(answer) => self.stream_response(usage_chunk, answer),
             Err(rejection) => self.finish_rejected(&rejection),
         }
+    }
+}
+
+/// Returns whether the upstream answers and accepts the gateway's key; `None` if the call does not show that.
+fn shows_upstream_up(sent: &Result<upstream::ProviderAnswer, CallRejection>) -> Option<bool> {
+    match sent {
+        Ok(answer) => Some(!is_credential_rejection(answer.status)),
+        Err(CallRejection::Aborted | CallRejection::Upstream(UpstreamError::Deadline)) => None,
+        Err(_) => Some(false),
     }
 }
 

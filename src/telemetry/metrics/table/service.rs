@@ -25,6 +25,18 @@ pub static AGENT_FAMILIES: &[&MetricFamilySpec] =
 pub static QUEUE_FAMILIES: &[&MetricFamilySpec] =
     &[&PLACES, &PLACES_TAKEN, &QUEUE_CAPACITY, &QUEUE_OLDEST_WAIT, &QUEUED_RUNS];
 
+/// The series of a service's work and disks.
+pub static STATE_FAMILIES: &[&MetricFamilySpec] = &[
+    &DISK_FREE,
+    &DISK_SIZE,
+    &KEPT_BYTES,
+    &KEPT_BYTES_LIMIT,
+    &KEPT_WORKS,
+    &KEPT_WORKS_LIMIT,
+    &UNDELIVERED_OLDEST_AGE,
+    &UNDELIVERED_WORKS,
+];
+
 pub static ADMISSIONS_REFUSED: MetricFamilySpec = counter_family(
     "cogni_gateway_runs_refused_total",
     &["code"],
@@ -119,6 +131,47 @@ pub static QUEUE_OLDEST_WAIT: MetricFamilySpec = gauge_family(
 );
 pub static QUEUED_RUNS: MetricFamilySpec =
     gauge_family("cogni_gateway_queued_runs", &[], "Shows the runs that wait for a place.");
+
+pub static DISK_FREE: MetricFamilySpec = gauge_family(
+    "cogni_gateway_disk_free_bytes",
+    &["directory"],
+    "Shows the bytes that can still be written to the file system of the directory: `state` or `run`.",
+);
+pub static DISK_SIZE: MetricFamilySpec = gauge_family(
+    "cogni_gateway_disk_size_bytes",
+    &["directory"],
+    "Shows all bytes of the file system of the directory: `state` or `run`.",
+);
+pub static KEPT_BYTES: MetricFamilySpec = gauge_family(
+    "cogni_gateway_kept_bytes",
+    &[],
+    "Shows the disk space of work that is held, has failed or was left.",
+);
+pub static KEPT_BYTES_LIMIT: MetricFamilySpec = gauge_family(
+    "cogni_gateway_kept_limit_bytes",
+    &[],
+    "Shows the disk space of kept work at which runs with a branch are refused.",
+);
+pub static KEPT_WORKS: MetricFamilySpec = gauge_family(
+    "cogni_gateway_kept_works",
+    &[],
+    "Shows the works that are held, have failed or were left, and wait for a person.",
+);
+pub static KEPT_WORKS_LIMIT: MetricFamilySpec = gauge_family(
+    "cogni_gateway_kept_limit_works",
+    &[],
+    "Shows the number of kept works at which runs with a branch are refused.",
+);
+pub static UNDELIVERED_OLDEST_AGE: MetricFamilySpec = gauge_family(
+    "cogni_gateway_undelivered_oldest_age_seconds",
+    &[],
+    "Shows the time since the oldest undelivered work came out of its sandbox; 0 if there is none.",
+);
+pub static UNDELIVERED_WORKS: MetricFamilySpec = gauge_family(
+    "cogni_gateway_undelivered_works",
+    &[],
+    "Shows the works whose delivery to their branch goes on.",
+);
 
 /// Boundaries of our choice, from an immediate answer to the two hours of a long task.
 const RUN_DURATION_BUCKETS: &[f64] =
