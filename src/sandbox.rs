@@ -13,6 +13,7 @@
 //! **Invariant:** a sandbox has no network, no capability and no way to get one, for every request: a
 //! [`spec::SandboxSpec`] has no field for any of them.
 
+pub mod container_mark;
 pub mod docker;
 pub mod driver;
 pub mod embedded;
@@ -92,6 +93,8 @@ pub enum SandboxError {
         "run `{0}` has a sandbox already; wait for it, or use `cogni-gateway sweep` after a crash"
     )]
     AlreadyExists(String),
+    #[error("the directory of a container cannot be marked")]
+    MarkFailed(#[source] std::io::Error),
     #[error("the sandbox cannot be made: {0}")]
     EmbeddedFailed(String),
     #[error(

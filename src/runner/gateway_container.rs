@@ -21,7 +21,7 @@ use crate::llm::budget::Tokens;
 use crate::sandbox::docker::DockerEngine;
 use crate::sandbox::docker::gateway_container::{self, RunningGatewayContainer};
 use crate::sandbox::spec::{OwnerLabels, SOCKET_DIR_TARGET};
-use crate::sandbox::{SandboxError, spec};
+use crate::sandbox::{SandboxError, container_mark, spec};
 use audit_tail::GatewayAuditTail;
 
 /// The settings from which a gateway's container is made.
@@ -62,6 +62,7 @@ impl PreparedGatewayContainer {
         }
         // Later entries of `env` replace earlier ones: flags and variables, then the paths of the mounted files, then
         // the run's identity and budget, then the socket.
+        container_mark::write(directory.path())?;
         let mounted_files = files::write_files(&settings, config, directory)?;
         let mut env: std::collections::BTreeMap<_, _> =
             settings.settings.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();

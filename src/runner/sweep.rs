@@ -19,7 +19,9 @@ use crate::sandbox::docker::{self, DockerEngine};
 use crate::sandbox::embedded;
 use crate::sandbox::leftovers::{self, LeftoverClaim};
 use crate::sandbox::owner_process::OwnerState;
-use crate::sandbox::{self, OwnerProcess, gateway_container_name, sandbox_name};
+use crate::sandbox::{
+    self, OwnerProcess, SandboxError, container_mark, gateway_container_name, sandbox_name,
+};
 
 /// A sweep of one installation, and its options.
 #[derive(Clone, Debug)]
@@ -123,7 +125,7 @@ impl LeftoverSweeper {
             if self.apply
                 && outcome == SweepOutcome::Orphaned
                 && is_silent
-                && may_belong_to_container(&path)
+                && container_mark::exists(&path)
             {
                 outcome = SweepOutcome::RemoveFailed(
                     "a container may have it, and the engine cannot be asked".into(),
@@ -236,9 +238,7 @@ impl LeftoverSweeper {
             Ok(Err(error)) => EngineSweepStatus::Failed(error),
             Err(_) => {
                 let (engine, doing) = (sandbox::ANY_ENGINE, "tell what is left");
-                EngineSweepStatus::Failed(
-                    sandbox::SandboxError::EngineTimeout { engine, doing }.into(),
-                )
+                EngineSweepStatus::Failed(SandboxError::EngineTimeout { engine, doing }.into())
             }
         }
     }
@@ -262,7 +262,12 @@ impl SweepReport {
             }
         }
         if let EngineSweepStatus::Failed(error) = self.engine {
-            tracing::warn!("cannot sweep containers: {error:#}");
+            // An engine that is stopped is no fault: a run that needs the engine fails by itself, and says so.
+            if matches!(error.downcast_ref(), Some(SandboxError::NoEngine { .. })) {
+                tracing::info!("cannot sweep containers: {error:#}");
+            } else {
+                tracing::warn!("cannot sweep containers: {error:#}");
+            }
         }
     }
 }
@@ -305,12 +310,6 @@ fn removal_outcome<E: Into<anyhow::Error>>(removed: Result<(), E>) -> SweepOutco
         Ok(()) => SweepOutcome::Removed,
         Err(error) => SweepOutcome::RemoveFailed(format!("{:#}", error.into())),
     }
-}
-
-/// Returns true unless the directory has the root of a sandbox of the embedded driver. The root of a long-running
-/// sandbox is one level below.
-fn may_belong_to_container(directory: &Path) -> bool {
-    !["root", "made/root"].iter().any(|root| directory.join(root).exists())
 }
 
 /// Ends the remaining processes of a run in the embedded driver, whose cgroup is named like the run's directory. Then

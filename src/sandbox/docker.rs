@@ -31,8 +31,8 @@ use super::spec::docker::{
 };
 use super::spec::{OwnerLabels, SECCOMP_PROFILE};
 use super::{
-    ANY_ENGINE, OwnerProcess, SandboxError, SandboxExit, SandboxRequest, StopReason, leftovers,
-    sandbox_name,
+    ANY_ENGINE, OwnerProcess, SandboxError, SandboxExit, SandboxRequest, StopReason,
+    container_mark, leftovers, sandbox_name,
 };
 use container::{ContainerStartOutcome, CreatedContainer, RunningContainer};
 
@@ -333,6 +333,8 @@ impl DockerSandbox {
         request: &SandboxRequest,
     ) -> Result<SandboxStartOutcome, SandboxError> {
         let docker = self.docker.insert(DockerEngine::connect(&self.socket).await?);
+        container_mark::write_above(&request.directory, &request.labels.run_dir)
+            .map_err(SandboxError::MarkFailed)?;
         let container = Box::pin(docker.create_container(&self.image, request)).await?;
         self.id = Some(container.id().to_owned());
         Ok(match container.start().await? {

@@ -26,7 +26,9 @@ use crate::runner::sweep::{
 use crate::sandbox::spec::{
     MountAccess, OwnerLabels, RootSource, SANDBOX_UID, SandboxLimits, SandboxTask, WorkspaceMount,
 };
-use crate::sandbox::{self, OwnerProcess, SandboxDriver, SandboxSpec, embedded, sandbox_name};
+use crate::sandbox::{
+    self, OwnerProcess, SandboxDriver, SandboxSpec, container_mark, embedded, sandbox_name,
+};
 
 /// Collects the leftover work at a branch, on behalf of the holder of the branch's lease.
 ///
@@ -227,7 +229,8 @@ fn workspace_user(workspace: &Path) -> u32 {
 /// Removes the leftovers of the run's sandbox.
 ///
 /// # Errors
-/// Returns an error if the engine cannot be reached, or if a leftover of the sandbox remains.
+/// Returns an error if a leftover of the sandbox remains, or if the engine cannot be asked for a container that may be the
+/// sandbox.
 async fn remove_sandbox(plan: &DeliveryPlan) -> anyhow::Result<()> {
     let sweep = LeftoverSweeper {
         docker_socket: plan.docker_socket.clone(),
@@ -236,7 +239,15 @@ async fn remove_sandbox(plan: &DeliveryPlan) -> anyhow::Result<()> {
         all: false,
     };
     let swept = sweep.sweep().await?;
-    if let EngineSweepStatus::Failed(error) = swept.engine {
+    // The container of a dead run, or a long-running sandbox of a dead process, has a marked directory until the engine
+    // has removed the container. So the engine does not matter to machines that use the embedded driver alone.
+    let may_be_container = |item: &SweepItem| {
+        matches!(item.outcome, SweepOutcome::RemoveFailed(_))
+            && container_mark::exists(&plan.run_dir.join(&item.name))
+    };
+    if let EngineSweepStatus::Failed(error) = swept.engine
+        && swept.found.iter().any(may_be_container)
+    {
         return Err(error);
     }
     let own = sandbox_name(&plan.facts.run);

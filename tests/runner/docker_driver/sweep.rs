@@ -132,7 +132,8 @@ fn a_directory_is_kept_while_a_container_may_have_it() {
         fs::create_dir_all(runner.run_dir().join(&name)).unwrap();
         name
     });
-    fs::create_dir(runner.run_dir().join(&embedded).join("root")).unwrap();
+    // The driver marks a directory before it asks the engine for the container.
+    fs::write(runner.run_dir().join(&docker).join("engine-container"), "").unwrap();
     let socket = runner.path().join("engine.sock");
     fs::write(&socket, "").unwrap();
     let (status, output) =

@@ -1,12 +1,14 @@
 //! R5: Tests of an embedded sandbox whose processes are killed: nothing keeps running.
 
 use std::fs;
+use std::os::unix::net::UnixListener;
 
 use cogni_gateway::sandbox::embedded::{self, LeftoverCgroup};
 use cogni_gateway::sandbox::owner_process::OwnerState;
 use cogni_gateway::sandbox::sandbox_name;
 use serde_json::{Value, json};
 
+use super::branch_delivery::DeliverySetup;
 use super::driver::{Embedded, Sandboxed, containers, entries, sh};
 use crate::support::process::{Process, wait_until};
 use crate::support::run_command::Driver;
@@ -83,4 +85,23 @@ fn a_helper_that_is_killed_takes_the_container_with_it() {
 fn child_of(pid: u32) -> String {
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
     children.split_whitespace().next().unwrap().to_owned()
+}
+
+/// R5, L7: A machine whose Docker Engine is stopped has the engine's socket, and no process answers there. The next run
+/// removes what a killed run has left, delivers its work, and warns of nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stopped_engine_keeps_no_leftovers_of_this_driver() {
+    let setup = DeliverySetup::new().await;
+    let socket = setup.runner.path().join("engine.sock");
+    drop(UnixListener::bind(&socket).unwrap());
+    let flags = ["--branch-key", "stopped", "--docker-socket", socket.to_str().unwrap()];
+    let commit = "echo one > one && git add one && git commit -qm one; echo up; sleep 600";
+    let mut process = Process::start(&mut setup.prepare(&flags, &sh(commit)), "");
+    process.until(|output| output.contains("up\n"));
+    process.signal("KILL");
+    process.wait();
+    let next = setup.run(&flags, "cat one");
+    assert_eq!(next.json["stdout"], "one\n", "{}", next.shown);
+    assert!(!next.shown.contains("WARN"), "{}", next.shown);
+    assert_eq!(entries(&setup.runner.run_dir()), [""; 0]);
 }
