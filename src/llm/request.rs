@@ -14,6 +14,7 @@
 //! An [`LlmCall`] can be changed until it is sent: later stages rename the call's model or limit
 //! its output, and [`LlmCall::into_body`] applies all changes at once.
 
+mod added_text;
 mod apply_fields;
 mod capability;
 mod capability_scanner;
@@ -96,9 +97,10 @@ pub struct LlmCall {
     /// The number of times that the model reads the input and writes: 2 if the provider first
     /// shortens the conversation.
     pub passes: u32,
-    /// The estimated number of input tokens, from [`estimate_tokens`] and the body's media.
+    /// The estimated number of input tokens, from [`estimate_tokens`], the body's media, and the text that the provider
+    /// adds.
     pub input_estimate: Tokens,
-    /// The most that the input can be: a token for each byte, and the body's media.
+    /// The most that the input can be: a token for each byte, the body's media, and the text that the provider adds.
     pub input_bound: Tokens,
     /// The changes in the body, with their reasons.
     pub changes: Vec<FieldChange>,
@@ -155,6 +157,7 @@ pub fn admit_body(policy: &BodyPolicy, body: ScannedBody) -> Result<LlmCall, Bod
     // A compaction makes the model read and write once more before the answer.
     call.passes = if found.is_compacted { 2 } else { 1 };
     call.select_model(policy, parsed.model)?;
+    found.note_added_text(&parsed.granted, call.model.as_deref());
     (call.input_estimate, call.input_bound) =
         measure_input(bytes, &found, call.model.as_deref().unwrap_or_default());
     if !policy.capabilities.contains(&ProviderCapability::StoredState) {
@@ -206,18 +209,20 @@ fn resolve_relative_references(found: &mut BodyFindings) {
 }
 
 /// Returns the estimated input tokens, and the most that they can be: the body's length, its media,
-/// the numbers in its arrays, and a second reading if the conversation is compacted.
+/// the numbers in its arrays, the text that the provider adds, and a second reading if the
+/// conversation is compacted.
 ///
 /// No tokenizer makes more tokens of a text than the text has bytes, and JSON writes no text with
-/// fewer bytes. Symbols, random letters and rare scripts come near that bound. Media are counted
-/// in both numbers with the most that they cost.
+/// fewer bytes. Symbols, random letters and rare scripts come near that bound. Media, and added
+/// texts of a known kind, are counted in both numbers with the most that they cost.
 fn measure_input(bytes: u64, found: &BodyFindings, model: &str) -> (Tokens, Tokens) {
     // A number in an array may be one whole token. Two of its bytes (a digit and a comma) are
     // already counted with the length, so one third of a token remains.
     let numbers = found.numbers.div_ceil(ESTIMATED_BYTES_PER_TOKEN);
     let media = Tokens(found.media.count_tokens(model));
-    let estimate = estimate_tokens(bytes) + media + Tokens(numbers);
-    let bound = Tokens(bytes) + media;
+    let added = Tokens(found.added.count_tokens());
+    let estimate = estimate_tokens(bytes) + media + Tokens(numbers) + added;
+    let bound = Tokens(bytes) + media + Tokens(found.added.max_tokens());
     if found.is_compacted { (estimate + estimate, bound + bound) } else { (estimate, bound) }
 }
 

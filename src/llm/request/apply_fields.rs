@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::capability::ProviderCapability;
+use super::capability::{CapabilitySet, ProviderCapability};
 use super::change::{FieldChange, FieldChangeKind, FieldChangeReason};
 use super::field::{self, FieldRule, ForbiddenReason, RequestField};
 use super::model_name::{MAX_MODEL_BYTES, is_model_name};
@@ -24,6 +24,8 @@ pub(super) struct ParsedFields {
     pub(super) output: Option<Tokens>,
     pub(super) choices: u32,
     pub(super) prompts: u32,
+    /// The granted capabilities that fields of the body use.
+    pub(super) granted: CapabilitySet,
 }
 
 /// A reader that applies the rules to the fields of a call.
@@ -170,7 +172,7 @@ impl RequestFieldReader<'_> {
     }
 
     fn check_capability(
-        &self,
+        &mut self,
         capability: ProviderCapability,
         field: &'static str,
         at: usize,
@@ -183,7 +185,11 @@ impl RequestFieldReader<'_> {
             JsonType::Array => member.entries == 0,
             _ => false,
         };
-        if asks_for_nothing || self.policy.capabilities.contains(&capability) {
+        if asks_for_nothing {
+            return Ok(());
+        }
+        if self.policy.capabilities.contains(&capability) {
+            self.parsed.granted.insert(capability);
             return Ok(());
         }
         Err(BodyPolicyError::CapabilityNotGranted { capability, field, detail: None })

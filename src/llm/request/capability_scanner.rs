@@ -11,49 +11,22 @@
 //!
 //! The scanner keeps only the first need of each capability and the sum of the media.
 
+mod findings;
 mod json_context;
 mod open;
 
 use self::json_context::{
-    EmbeddedTextKind, JsonContext, SchemaAddresses, context_in_content, context_in_schema,
-    context_of_field, is_address_in_data, is_data_url, is_fetchable_address, is_file_id,
+    EmbeddedTextKind, JsonContext, context_in_content, context_in_schema, context_of_field,
+    is_address_in_data, is_data_url, is_fetchable_address, is_file_id,
 };
 use self::open::{OpenContainer, WebSearchTool};
 use super::capability::ProviderCapability;
-use super::media::{MediaKind, RequestMedia};
+use super::media::MediaKind;
 use crate::base::json::{JsonType, JsonVisitor};
 use crate::base::sanitize::SanitizedText;
 use crate::llm::protocol::GatewayRoute;
 
-/// A capability that a body needs, and the position of the need.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct RequiredCapability {
-    pub(super) capability: ProviderCapability,
-    /// The top-level field that contains the need.
-    pub(super) field: &'static str,
-    /// The tool's type, or the key that needs the capability; safe to print.
-    pub(super) detail: Box<str>,
-}
-
-/// The findings of a body's scan.
-#[derive(Clone, Debug, Default)]
-pub(super) struct BodyFindings {
-    /// The capabilities that the body's parts and tools need, each once.
-    pub(super) needs: Vec<RequiredCapability>,
-    pub(super) media: RequestMedia,
-    /// The number of numbers in arrays. A prompt may be a list of token numbers.
-    pub(super) numbers: u64,
-    /// True if the provider is asked to read the conversation once more in order to shorten it.
-    pub(super) is_compacted: bool,
-    /// True if the body asks for a cache lifetime that no provider charges with the call.
-    pub(super) has_long_cache: bool,
-    /// The number of texts to embed that begin like addresses. The model decides whether they are fetched.
-    pub(super) embedded_addresses: u64,
-    pub(super) schema_addresses: SchemaAddresses,
-    /// The offset of a web search tool that states whether it may reach outside. Codex sends such a tool and states
-    /// `false`.
-    pub(super) modest_search: Option<u64>,
-}
+pub(super) use self::findings::{BodyFindings, RequiredCapability};
 
 /// A visitor that follows the JSON scanner through the body.
 #[derive(Debug)]
@@ -79,17 +52,6 @@ pub(super) struct CapabilityScanner {
     /// The type of the current web search tool, until the tool ends.
     search_type: Box<str>,
     found: BodyFindings,
-}
-
-impl BodyFindings {
-    /// Counts the texts that begin like addresses as fetched by the provider.
-    pub(super) fn count_embedded_as_fetched(&mut self) {
-        self.media.count_fetched(self.embedded_addresses);
-        if self.needs.iter().all(|need| need.capability != ProviderCapability::RemoteMedia) {
-            let (capability, field) = (ProviderCapability::RemoteMedia, "input");
-            self.needs.push(RequiredCapability { capability, field, detail: "url".into() });
-        }
-    }
 }
 
 impl CapabilityScanner {
@@ -118,6 +80,9 @@ impl CapabilityScanner {
     fn field_context(&mut self, key: &[u8]) -> JsonContext {
         let (field, place) = context_of_field(self.route, key);
         self.field = field;
+        if matches!(place, JsonContext::Schema | JsonContext::SchemaText) {
+            self.found.added.note_preamble();
+        }
         place
     }
 
@@ -345,6 +310,10 @@ impl CapabilityScanner {
     }
 
     fn check_tool_type(&mut self, text: &[u8]) {
+        // A web search counts at its end: a search without outside access is dropped.
+        if !text.starts_with(b"web_search") {
+            self.found.added.note_tool_type(text);
+        }
         // A type that was cut at the prefix limit cannot be a known type. Known types are ASCII, so a cut in a
         // character is unknown.
         match str::from_utf8(text).map(ProviderCapability::for_tool_type) {
@@ -382,6 +351,7 @@ impl CapabilityScanner {
             return;
         }
         let kind = std::mem::take(&mut self.search_type);
+        self.found.added.note_tool_type(kind.as_bytes());
         self.require_capability(ProviderCapability::WebSearch, kind.as_bytes());
     }
 
@@ -529,6 +499,9 @@ impl JsonVisitor for CapabilityScanner {
             return;
         }
         let Some(open) = self.open.pop() else { return };
+        if open.context == JsonContext::Tool && !open.is_array {
+            self.found.added.note_preamble();
+        }
         // A container has closed, so all of its keys are known. The checks below combine facts that may come in any
         // order.
         if (open.has_address && !open.is_text) || (open.has_source && !open.is_found) {

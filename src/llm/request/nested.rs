@@ -99,7 +99,7 @@ impl RequestFieldReader<'_> {
         Ok(is_whole)
     }
 
-    fn fate(&self, name: &str, value: &Bytes) -> Result<MemberDisposition, BodyPolicyError> {
+    fn fate(&mut self, name: &str, value: &Bytes) -> Result<MemberDisposition, BodyPolicyError> {
         let shown = || format!("extra_body.{}", SanitizedText(name).to_text()).into();
         let forbidden = |why| BodyPolicyError::FieldNotAllowed { name: shown(), why };
         let Some(field) = field::find_field(self.route, name) else {
@@ -122,7 +122,11 @@ impl RequestFieldReader<'_> {
             FieldRule::Drop(why) => Ok(MemberDisposition::Dropped(why)),
             FieldRule::Needs(capability) => {
                 let asks_for_nothing = matches!(&**value, b"null" | b"false" | b"[]");
-                if asks_for_nothing || self.policy.capabilities.contains(&capability) {
+                if asks_for_nothing {
+                    return Ok(MemberDisposition::Kept);
+                }
+                if self.policy.capabilities.contains(&capability) {
+                    self.parsed.granted.insert(capability);
                     return Ok(MemberDisposition::Kept);
                 }
                 Err(BodyPolicyError::CapabilityNotGranted {

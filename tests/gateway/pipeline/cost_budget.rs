@@ -128,6 +128,25 @@ async fn parallel_calls_of_symbols_spend_no_more_than_the_budget_and_one_error()
     }
 }
 
+/// G9: A provider adds text of its own to a request with tools, so a call of 300 bytes can have 2,100 tokens of input.
+/// Thirty-five such calls at once spend no more than the budget.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn parallel_calls_with_tools_of_the_provider_spend_no_more_than_the_budget() {
+    const LIMIT: u64 = 12_000;
+    let tool = |kind: &str| json!({"type": kind, "name": kind});
+    let tools = ["computer_20250124", "bash_20250124", "text_editor_20250728"].map(tool);
+    let body = json!({"model": "fake/input=2100;output=1", "max_tokens": 1, "messages": [], "tools": tools});
+    let app = TestApp::with(|config| config.budget.max_input_tokens = Some(Tokens(LIMIT))).await;
+    let calls: Vec<_> =
+        (0..35).map(|_| tokio::spawn(call_until_answered(app.client(), body.clone()))).collect();
+    for call in calls {
+        call.await.unwrap();
+    }
+    let spent = app.run.ledger.spent_amount().input.0;
+    assert!((LIMIT / 2..=LIMIT).contains(&spent), "{spent} of {LIMIT}");
+    app.stop().await;
+}
+
 /// G9: Clients that leave before the provider has reported the input cannot spend more than the budget, either.
 #[tokio::test]
 async fn an_input_without_a_report_is_charged_as_reserved() {

@@ -270,6 +270,81 @@ fn a_request_reserves_what_its_parts_cost() {
     assert!(estimate(Messages, &compacted) > 1000);
 }
 
+/// G9: A provider adds a preamble to a request with tools, and a description to each tool that it defines itself. Both
+/// are input, and both are reserved for.
+#[test]
+fn text_that_the_provider_adds_is_reserved_for() {
+    let own = |fields: &str| estimate(Messages, fields);
+    assert_eq!(own(r#""tools":[]"#), 0);
+    assert_eq!(
+        own(r#""tools":[{"name":"f","input_schema":{}},{"type":"custom","name":"g"}]"#),
+        1_000
+    );
+    let computer = r#"{"type":"computer_20250124","name":"computer"}"#;
+    let bash = r#"{"type":"bash_20250124","name":"bash"}"#;
+    let editor = r#"{"type":"text_editor_20250728","name":"str_replace_based_edit_tool"}"#;
+    assert_eq!(own(&format!(r#""tools":[{computer},{bash},{editor}]"#)), 1_000 + 1_650 + 330 + 940);
+    // No number is published for this tool.
+    assert_eq!(own(r#""tools":[{"type":"memory_20250818","name":"memory"}]"#), 1_000 + 2_000);
+    let function = r#"{"type":"function","function":{"name":"f"}}"#;
+    assert_eq!(estimate(ChatCompletions, &format!(r#""tools":[{function},{function}]"#)), 1_000);
+    assert_eq!(
+        estimate(
+            Responses,
+            &format!(r#""tools":[{{"type":"namespace","name":"n","tools":[{function}]}}]"#)
+        ),
+        1_000
+    );
+    // LiteLLM asks some providers for a format with a tool.
+    for (route, field) in
+        [(ChatCompletions, "response_format"), (Responses, "text"), (Messages, "output_config")]
+    {
+        assert_eq!(
+            estimate(route, &format!(r#""{field}":{{"type":"json_object"}}"#)),
+            1_000,
+            "{field}"
+        );
+    }
+    // The gateway drops this tool, so the provider describes none.
+    let search = r#""tools":[{"type":"web_search","external_web_access":false}]"#;
+    assert_eq!(estimate(Responses, search), 1_000);
+}
+
+/// G9: A granted capability lets the provider add pages, tools of a server or an earlier conversation to the input. Such
+/// a call holds as much as the largest context.
+#[test]
+fn a_granted_capability_is_bounded_by_the_largest_context() {
+    let policy =
+        BodyPolicy { capabilities: ProviderCapability::ALL.into(), ..BodyPolicy::default() };
+    let bound = |route, fields: &str| {
+        let body = format!(r#"{{"model":"m",{fields}}}"#);
+        let call =
+            admit_body(&policy, ScannedBody::scan_frame(route, body.clone().into()).unwrap());
+        call.unwrap().input_bound.0 - body.len() as u64
+    };
+    for (route, fields) in [
+        (Messages, r#""tools":[{"type":"web_search_20250305","name":"web_search"}]"#),
+        (Messages, r#""mcp_servers":[{"type":"url","url":"https://x","name":"x"}]"#),
+        (Responses, r#""tools":[{"type":"mcp","server_label":"x","server_url":"https://x"}]"#),
+        (Responses, r#""previous_response_id":"resp_1""#),
+        (Responses, r#""input":[{"type":"item_reference","id":"msg_1"}]"#),
+        (ChatCompletions, r#""web_search_options":{}"#),
+        (ChatCompletions, r#""extra_body":{"enable_search":true}"#),
+    ] {
+        let most = bound(route, fields);
+        assert!((1_000_000..1_010_000).contains(&most), "{fields}: {most}");
+    }
+    for (route, fields) in [
+        (Responses, r#""previous_response_id":null"#),
+        (Responses, r#""background":true"#),
+        (ChatCompletions, r#""enable_search":false"#),
+    ] {
+        assert_eq!(bound(route, fields), 0, "{fields}");
+    }
+    let searches = ScannedBody::scan_frame(ChatCompletions, br#"{"model":"sonar"}"#[..].into());
+    assert!(admit_body(&policy, searches.unwrap()).unwrap().input_bound.0 > 1_000_000);
+}
+
 /// G9: The head of audio or video does not bound its length, wherever its type is stated; the head of a WAV does.
 #[test]
 fn sound_and_video_are_reserved_for() {
