@@ -64,7 +64,7 @@ use crate::service::store::RunStore;
 use crate::telemetry::audit::{AuditPublicKey, AuditSigningKey};
 
 pub use admission::{AcceptedRun, RunStartError, RunStartOptions};
-pub use run_queue::GrantRunLimits;
+pub use run_queue::{GrantRunLimits, QueueStanding};
 pub use standing::ServiceStatus;
 pub use state_dir_lock::StateDirLock;
 pub use submission::RunSubmission;

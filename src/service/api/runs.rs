@@ -23,7 +23,7 @@ use super::run_request::CreateRunBody;
 use super::{ApiState, request_log};
 use crate::base::trace_context;
 use crate::service::auth::GrantScope;
-use crate::service::runs::{self, AcceptedRun, RunStartError, RunSubmission};
+use crate::service::runs::{self, AcceptedRun, QueueStanding, RunStartError, RunSubmission};
 use crate::service::store::{self, RunFilter, RunRow, SpendingCaps};
 
 /// A run with its result.
@@ -274,12 +274,12 @@ pub(super) async fn list_runs(
         journal.list_runs(filter).await
     });
     let rows = listed.await?;
-    let positions = api.run_service.queue_positions();
+    let standings = api.run_service.queue_standings();
     let mut runs: Vec<_> = rows
         .into_iter()
         .map(|row| {
-            let position = positions.get(&row.id).copied();
-            RunSummary::from_row(row, position)
+            let standing = standings.get(&row.id).copied();
+            RunSummary::from_row(row, standing)
         })
         .collect();
     let is_all = runs.len() <= limit as usize;
@@ -322,21 +322,24 @@ impl RunView {
         };
         let result =
             result.map(result_with_status).transpose().map_err(ApiError::internal_error)?;
-        let position = api.run_service.queue_position(&row.id);
-        Ok(Self { listed: RunSummary::from_row(row, position), result })
+        let standing = api.run_service.queue_standing(&row.id);
+        Ok(Self { listed: RunSummary::from_row(row, standing), result })
     }
 }
 
 impl RunSummary {
-    /// Returns the row as callers read it. `position` is the run's position in the queue.
-    fn from_row(row: RunRow, position: Option<usize>) -> Self {
+    /// Returns the row as callers read it.
+    fn from_row(row: RunRow, standing: Option<QueueStanding>) -> Self {
         let RunRow { id, grant, agent, account, model, state, error_code, .. } = row;
-        // A run that has a place is not queued any more, although its row says so for a moment.
-        let state = match (state, position) {
-            (store::RunPhase::Queued, None) => RunStateView::Running,
-            (state, _) => state.into(),
+        // A run that has begun is not queued any more, although its row says so for a moment. A run that is about to end
+        // without having begun has no position, and is queued to its end.
+        let (state, queue_position) = match (state, standing) {
+            (store::RunPhase::Queued, Some(QueueStanding::Begun)) => (RunStateView::Running, None),
+            (store::RunPhase::Queued, Some(QueueStanding::Waiting(position))) => {
+                (RunStateView::Queued, Some(position))
+            }
+            (state, _) => (state.into(), None),
         };
-        let queue_position = position.filter(|_| state == RunStateView::Queued);
         Self {
             id,
             grant,

@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::execute::RunFailure;
-use super::run_queue::{QueueEntry, QueueTurn, RunPlace};
+use super::run_queue::{QueueEntry, QueueStanding, QueueTurn, RunPlace};
 use super::{RunService, RunServiceInner, RunSubmission};
 use crate::runner::RunPlan;
 use crate::service::auth;
@@ -42,14 +42,17 @@ impl RunService {
     pub(super) fn spawn_run(&self, queued: QueuedRun, resolved: Option<ResolvedSubmission>) {
         // A child of `force_stop`: if the service is already leaving, this run is cancelled, too.
         let (shared, cancel) = (Arc::clone(&self.0), self.0.force_stop.child_token());
-        let feed = queued.feed.clone();
+        let QueuedRun { entry, feed, wait_ends } = queued;
         shared.lock_live().insert(feed.run_id().to_owned(), cancel.clone());
+        // A run that begins at once has its place before its client reads the run's state.
+        let queued = match resolved {
+            Some((wanted, plan)) => Ok(QueueOutcome::Begin(wanted, Some(plan), entry.take_place())),
+            None => Err(QueuedRun { entry, feed: feed.clone(), wait_ends }),
+        };
         self.0.tasks.spawn_task(async move {
-            let outcome = match resolved {
-                Some((wanted, plan)) => {
-                    QueueOutcome::Begin(wanted, Some(plan), queued.entry.take_place())
-                }
-                None => shared.wait_for_turn(queued, &cancel).await,
+            let outcome = match queued {
+                Ok(outcome) => outcome,
+                Err(queued) => shared.wait_for_turn(queued, &cancel).await,
             };
             match outcome {
                 QueueOutcome::Begin(wanted, plan, place) => {
@@ -76,9 +79,9 @@ impl RunService {
         }
     }
 
-    /// Returns the position of a run in the queue, from 1; `None` if the run does not wait for a place.
-    pub fn queue_position(&self, run: &str) -> Option<usize> {
-        self.0.queue.position(run)
+    /// Returns the standing of a run. `None` if the run has ended, or is about to end without having begun.
+    pub fn queue_standing(&self, run: &str) -> Option<QueueStanding> {
+        self.0.queue.standing_of(run)
     }
 
     /// Returns the figures of the queue and of the places.
@@ -86,9 +89,9 @@ impl RunService {
         self.0.queue.gauges()
     }
 
-    /// Returns the positions of all queued runs.
-    pub fn queue_positions(&self) -> HashMap<String, usize> {
-        self.0.queue.positions()
+    /// Returns the standings of all runs that wait or have begun.
+    pub fn queue_standings(&self) -> HashMap<String, QueueStanding> {
+        self.0.queue.standings()
     }
 }
 
@@ -96,7 +99,7 @@ impl RunServiceInner {
     /// Waits until a run has a place, and reads the run's submission.
     async fn wait_for_turn(&self, queued: QueuedRun, cancel: &CancellationToken) -> QueueOutcome {
         let QueuedRun { mut entry, feed, wait_ends } = queued;
-        let place = loop {
+        loop {
             let turn = tokio::select! {
                 // `biased` polls in this order: when the service leaves, both `force_stop` and its child `cancel` are
                 // cancelled, and `force_stop` must win.
@@ -118,11 +121,11 @@ impl RunServiceInner {
                 QueueTurn::Denied(denied) => {
                     return QueueOutcome::Ended(RunFailure::Grant(denied));
                 }
-                QueueTurn::Begin => break entry.take_place(),
+                QueueTurn::Begin => break,
             }
-        };
+        }
         // The grant was valid when the run was accepted; an operator may have revoked the grant while the run waited.
-        match self.grants.check_id(place.grant()).await {
+        match self.grants.check_id(entry.grant()).await {
             Ok(()) => (),
             Err(auth::GrantStoreError::Denied(denied)) => {
                 return QueueOutcome::Ended(RunFailure::Grant(denied));
@@ -130,7 +133,7 @@ impl RunServiceInner {
             Err(error) => return QueueOutcome::Ended(RunFailure::Internal(error.into())),
         }
         match self.load_submission(feed.run_id()).await {
-            Ok(wanted) => QueueOutcome::Begin(wanted, None, place),
+            Ok(wanted) => QueueOutcome::Begin(wanted, None, entry.take_place()),
             Err(error) => QueueOutcome::Ended(RunFailure::Internal(error)),
         }
     }

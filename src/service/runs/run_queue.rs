@@ -11,7 +11,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
@@ -74,6 +74,8 @@ struct QueueState {
     queued: usize,
     /// The grants that have a run here.
     grants: HashMap<String, GrantQueue>,
+    /// The runs that have begun and not ended.
+    begun: HashSet<String>,
     /// The grants that have queued runs. The first one is next.
     rotation: VecDeque<String>,
     /// The runs that have lent their places and want one back, in the order of their requests.
@@ -107,6 +109,15 @@ pub(super) enum QueueTurn {
     Denied(AccessDeniedError),
 }
 
+/// The standing of a run, as the API shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueueStanding {
+    /// The run waits. The position is 1 for the run that begins next.
+    Waiting(usize),
+    /// The run has taken its place.
+    Begun,
+}
+
 /// One accepted run, from its admission to the moment when it takes its place. Dropping the entry takes the run out of
 /// the queue.
 #[derive(Debug)]
@@ -123,6 +134,7 @@ pub(super) struct QueueEntry {
 pub(super) struct RunPlace {
     queue: RunQueue,
     grant: String,
+    run: String,
     is_lent: bool,
 }
 
@@ -222,20 +234,25 @@ impl RunQueue {
         self.lock_state().rotation.iter().cloned().collect()
     }
 
-    /// Returns the positions of all queued runs, from 1.
-    pub(super) fn positions(&self) -> HashMap<String, usize> {
+    /// Returns the standings of all runs that wait or have begun.
+    pub(super) fn standings(&self) -> HashMap<String, QueueStanding> {
         let state = self.lock_state();
-        let runs = state.in_order().into_iter().map(|(run, _)| run.to_owned());
-        runs.zip(1..).collect()
+        let waiting = state.in_order().into_iter().map(|(run, _)| run.to_owned());
+        let waiting = waiting.zip((1..).map(QueueStanding::Waiting));
+        let begun = state.begun.iter().map(|run| (run.clone(), QueueStanding::Begun));
+        waiting.chain(begun).collect()
     }
 
-    /// Returns the position of a run, from 1; `None` if the run is not queued.
-    pub(super) fn position(&self, run: &str) -> Option<usize> {
+    /// Returns the standing of a run. `None` if the run has ended, or is about to end without having begun.
+    pub(super) fn standing_of(&self, run: &str) -> Option<QueueStanding> {
         let state = self.lock_state();
+        if state.begun.contains(run) {
+            return Some(QueueStanding::Begun);
+        }
         // Most runs that a client asks for are not queued, and cost no walk.
         let is_queued = state.grants.values().any(|known| known.queued.contains_key(run));
         let place = is_queued.then(|| state.in_order().iter().position(|(name, _)| *name == run));
-        place.flatten().map(|index| index + 1)
+        place.flatten().map(|index| QueueStanding::Waiting(index + 1))
     }
 
     pub(super) fn gauges(&self) -> RunQueueGauges {
@@ -271,11 +288,18 @@ impl QueueEntry {
         *self.turn.borrow() == QueueTurn::Begin
     }
 
-    /// Takes the place of a run whose turn it is.
+    /// Returns the id of the run's grant.
+    pub(super) fn grant(&self) -> &str {
+        &self.grant
+    }
+
+    /// Takes the place of a run whose turn it is. The run has begun then.
     pub(super) fn take_place(mut self) -> RunPlace {
         debug_assert!(self.begins_now(), "the run waits");
         self.is_taken = true;
-        RunPlace { queue: self.queue.clone(), grant: self.grant.clone(), is_lent: false }
+        self.queue.lock_state().begun.insert(self.run.clone());
+        let (grant, run) = (self.grant.clone(), self.run.clone());
+        RunPlace { queue: self.queue.clone(), grant, run, is_lent: false }
     }
 }
 
@@ -298,11 +322,6 @@ impl Drop for QueueEntry {
 }
 
 impl RunPlace {
-    /// Returns the id of the grant whose run has the place.
-    pub(super) fn grant(&self) -> &str {
-        &self.grant
-    }
-
     /// Gives the place to another run for some time. The run still counts among the running runs of its grant.
     pub(super) fn lend(&mut self) {
         let mut state = self.queue.lock_state();
@@ -333,6 +352,7 @@ impl Drop for RunPlace {
     fn drop(&mut self) {
         let mut state = self.queue.lock_state();
         state.taken -= usize::from(!self.is_lent);
+        state.begun.remove(&self.run);
         state.end_run(&self.grant);
         state.fill_places(self.queue.0.limits.places);
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use cogni_gateway::service::billing::RunBill;
 use rusqlite::Connection;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{ServiceSetup, ask};
 use crate::support::process::{Process, wait_until};
@@ -83,6 +83,34 @@ async fn a_run_that_comes_at_the_last_moment_is_not_waited_for() {
     let stopped = tokio::task::block_in_place(|| service.process.wait());
     assert!(stopped.success(), "{}", service.process.output());
     setup.assert_nothing_is_left();
+}
+
+/// A2: A cancelled run has left the queue, and its end is not written yet. The API never shows it as running.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queued_run_that_is_cancelled_is_never_running() {
+    let setup = ServiceSetup::new("gate=head").await;
+    setup.set_max_runs(1);
+    let service = setup.start();
+    let begun = service.run(&ask("begun")).await;
+    setup.provider.gate.wait_for_waiting(1).await;
+    let waiting = service.run(&ask("waiting")).await;
+    let writer = Connection::open(setup.state_dir().join("state.db")).unwrap();
+    writer.execute_batch("BEGIN IMMEDIATE").unwrap();
+    service.post(&format!("/api/v1/runs/{waiting}/cancel"), &json!({})).await;
+    let row = loop {
+        let row = service.get(&format!("/api/v1/runs/{waiting}")).await.json();
+        if row["queue_position"].is_null() {
+            break row;
+        }
+    };
+    assert_eq!((&row["state"], &row["started_at"]), (&json!("queued"), &Value::Null), "{row}");
+    let listed = service.get("/api/v1/runs?state=queued").await.json();
+    assert_eq!(listed["runs"][0]["id"], json!(waiting), "{listed}");
+    writer.execute_batch("ROLLBACK").unwrap();
+    assert_eq!(service.ended(&waiting).await["error_code"], "cancelled");
+    setup.provider.gate.allow_answers(1);
+    assert_eq!(service.ended(&begun).await["error_code"], Value::Null);
+    setup.stop(service);
 }
 
 /// Starts a run whose end waits only for its row, because its calls cannot be recorded.

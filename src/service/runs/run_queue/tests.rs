@@ -85,7 +85,7 @@ fn a_full_queue_refuses_a_run_that_would_wait() {
     let _other = enqueue(&queue, "b", "b1");
     assert_eq!(ask("c", "c1", GrantRunLimits::default()), Err(QueueFullError::Service(2)));
     drop(begun);
-    assert_eq!(queue.positions().len(), 1);
+    assert_eq!(queue.gauges().queued, 1);
 }
 
 #[test]
@@ -135,7 +135,24 @@ fn a_denied_grant_has_no_queued_runs() {
     assert_eq!(turn(&mut a1), Some(QueueTurn::Denied(AccessDeniedError::Revoked)));
     assert_eq!(turn(&mut b1), Some(QueueTurn::Waiting { position: 1 }));
     assert_eq!((queue.waiting_grants(), queue.gauges().queued), (vec!["b".to_owned()], 1));
-    assert_eq!((queue.position("b1"), queue.position("a1")), (Some(1), None));
+    assert_eq!(queue.standing_of("b1"), Some(QueueStanding::Waiting(1)));
+    assert_eq!(queue.standing_of("a1"), None);
+}
+
+#[test]
+fn a_run_has_begun_only_while_it_has_its_place() {
+    let queue = open_queue(1);
+    let first = enqueue(&queue, "a", "a1");
+    let cancelled = enqueue(&queue, "a", "a2");
+    assert_eq!(queue.standing_of("a1"), None, "its turn has come");
+    let place = first.take_place();
+    assert_eq!(queue.standing_of("a1"), Some(QueueStanding::Begun));
+    assert_eq!(queue.standing_of("a2"), Some(QueueStanding::Waiting(1)));
+    drop(cancelled);
+    assert_eq!(queue.standing_of("a2"), None);
+    assert_eq!(queue.standings(), [("a1".to_owned(), QueueStanding::Begun)].into());
+    drop(place);
+    assert!(queue.standings().is_empty());
 }
 
 /// One step of a service.
@@ -220,13 +237,17 @@ proptest! {
             let may_begin = |grant: usize| grant != 0 || of_first < most as usize;
             let is_blocked = waiting.values().all(|(grant, _)| !may_begin(*grant));
             prop_assert!(holding == places || is_blocked, "a place is free, and a run waits");
-            let (gauges, positions) = (queue.gauges(), queue.positions());
+            let (gauges, standings) = (queue.gauges(), queue.standings());
             prop_assert_eq!((gauges.queued, gauges.places_taken), (waiting.len(), holding));
-            let mut all: Vec<_> = positions.into_values().collect();
+            let position = |standing| match standing {
+                QueueStanding::Waiting(position) => Some(position),
+                QueueStanding::Begun => None,
+            };
+            let mut all: Vec<_> = standings.into_values().filter_map(position).collect();
             all.sort_unstable();
             prop_assert_eq!(all, (1..=waiting.len()).collect::<Vec<_>>());
         }
         drop((waiting, running));
-        prop_assert!(queue.lock_state().grants.is_empty());
+        prop_assert!(queue.lock_state().grants.is_empty() && queue.lock_state().begun.is_empty());
     }
 }
