@@ -1,6 +1,8 @@
 //! Characters that a reader of a text does not see, or that change the order of the characters around them. Two names
 //! that differ only in such characters look the same.
 
+use std::borrow::Cow;
+
 /// Returns true if a character is a control character, separates lines, shows nothing, or changes the direction of the
 /// text around it.
 ///
@@ -13,6 +15,24 @@
 /// ```
 pub fn is_hidden(letter: char) -> bool {
     letter.is_control() || matches!(letter, '\u{2028}' | '\u{2029}') || is_invisible(letter)
+}
+
+/// Returns a text with each hidden character replaced by its number, such as `\\u{202e}`. Line ends and tabs stay.
+///
+/// ```
+/// use cogni_gateway::base::hidden_characters::escape_hidden;
+/// assert_eq!(escape_hidden("no agent `a\u{202e}b`\n"), "no agent `a\\u{202e}b`\n");
+/// ```
+pub fn escape_hidden(text: &str) -> Cow<'_, str> {
+    let is_escaped = |letter: char| is_hidden(letter) && !matches!(letter, '\n' | '\t');
+    if !text.contains(is_escaped) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len());
+    for letter in text.chars() {
+        if is_escaped(letter) { shown.extend(letter.escape_unicode()) } else { shown.push(letter) }
+    }
+    Cow::Owned(shown)
 }
 
 /// Returns true if a character changes the order in which a terminal or a page shows the characters around it.

@@ -181,7 +181,7 @@ fn events(bytes: &[u8]) {
 }
 
 fn pull_request(bytes: &[u8]) {
-    black_box(safe_text::format_body(text_of(bytes)));
+    black_box(safe_text::format_quote(text_of(bytes)));
     black_box(safe_text::format_title(text_of(bytes), "changes"));
     black_box(safe_text::format_code(&text_of(bytes)[..bytes.len().min(8000)]));
 }

@@ -296,11 +296,12 @@ impl PullRequestPublisher<'_> {
         Ok(published)
     }
 
-    /// Returns the text of the run's section: the agent's text, and the relay's facts below it. If `is_told` is true,
+    /// Returns the text of the run's section: the agent's text as a quote, and the relay's facts below it. If `is_told` is true,
     /// another run's section already has the reasons about the branch's earlier commits.
     fn body_section(&self, is_told: bool) -> String {
         let PullRequestSpec { run, agent, commit_range: (from, to), .. } = self.spec;
-        let body = safe_text::format_body(&self.spec.body);
+        let body = safe_text::format_quote(&self.spec.body);
+        let body = if body.is_empty() { body } else { format!("The agent wrote:\n\n{body}\n\n") };
         let run = safe_text::format_code(run);
         let agent = if agent.is_empty() {
             String::new()
@@ -310,10 +311,9 @@ impl PullRequestPublisher<'_> {
         let from = if *from == ObjectId::NONE { "nothing".to_owned() } else { format!("`{from}`") };
         let before = if is_told { &[] } else { self.spec.earlier_reasons.as_slice() };
         let notice = self.review_notice(&run, before);
-        let gap = if body.is_empty() { "" } else { "\n\n" };
         let (commits, details) = (self.spec.summary.commit_list(), self.spec.summary.details(*to));
         format!(
-            "{body}{gap}Run {run}{agent} moved the branch from {from} to `{to}`.{commits}{details}{notice}"
+            "{body}Run {run}{agent} moved the branch from {from} to `{to}`.{commits}{details}{notice}"
         )
     }
 
@@ -338,7 +338,7 @@ impl PullRequestPublisher<'_> {
         let listed = reasons.iter().take(MAX_REASONS).map(|ReviewReason { path, why, .. }| {
             let path =
                 path.as_ref().map(|path| safe_text::format_code(path) + ": ").unwrap_or_default();
-            format!("- {path}{}", safe_text::format_body(why))
+            format!("- {path}{}", safe_text::format_sentence(why))
         });
         let left = reasons.len().saturating_sub(MAX_REASONS);
         let more = (left > 0).then(|| format!("- and {left} more"));

@@ -40,15 +40,19 @@ async fn a_branch_has_one_pull_request() {
     Reviewed by hand.␍
     ␍
     <!-- cogni:run run-7 -->
-    As @·alice asked.
-    <·!-- /cogni -->
+    The agent wrote:
+
+    > As @·alice asked.
+    > <·!-- /cogni -->
 
     Run `run-7` of `coder` moved the branch from nothing to `e69de29bb2d1d6434b8b29ae775ad8c2e48c5391`.
     <!-- /cogni -->
 
     <!-- cogni:run run-8 -->
-    As @·alice asked.
-    <·!-- /cogni -->
+    The agent wrote:
+
+    > As @·alice asked.
+    > <·!-- /cogni -->
 
     Run `run-8` of `coder` moved the branch from nothing to `e69de29bb2d1d6434b8b29ae775ad8c2e48c5391`.
     <!-- /cogni -->
@@ -84,8 +88,10 @@ async fn a_reviewer_reads_the_facts_of_the_run() {
     assert_eq!(pull.title, "Fix the login (and 4 more commits)");
     insta::assert_snapshot!(pull.body.as_ref().unwrap().replace('\u{200b}', "·"), @r"
     <!-- cogni:run run-7 -->
-    As @·alice asked.
-    <·!-- /cogni -->
+    The agent wrote:
+
+    > As @·alice asked.
+    > <·!-- /cogni -->
 
     Run `run-7` of `coder` moved the branch from nothing to `e69de29bb2d1d6434b8b29ae775ad8c2e48c5391`.
 

@@ -16,44 +16,47 @@ fn text_of_an_agent_has_no_side_effects() {
         "![pixel](https://x.example/?secret) <img src=x> </details> <!-- /cogni --> <?x?>",
         "# A heading, 1 < 2, a -- b, #hash, 50 %, prefixes https",
         "```\n@alice in code #1\n```",
-        "left\u{202e}thgir\u{7}",
+        "left\u{202e}th\u{61c}g\u{e0041}i\u{2028}r\u{7}, \u{1f44d}\u{fe0f}",
         "&commat;alice, &#x40;bob, fixes &#x23;12 and GH&#45;7, AT&T, a & b, fixes GH\\-7",
         "fixes\\: https://github.com/acme/site/issues/1",
+        "```mermaid\na\n```\n~~~ geojson\n~~~\n````rust\n````\n- ``` stl x\n~~~`",
     ]
-    .map(|words| safe_text::format_body(words).replace('\u{200b}', "·"));
+    .map(|words| safe_text::format_quote(words).replace('\u{200b}', "·"));
     insta::assert_snapshot!(messages.join("\n"), @r"
-    @·acme/owners and @·alice, mail a@·b.example
-    Fixes #·12, closes acme/site#·3, resolves GH-·7 and gh-·8
-    fixes·: https:·//github.com/acme/site/issues/1, closed· HTTP:·//x.example/2
-    !·[pixel]·(https:·//x.example/?secret) <·img src=x> <·/details> <·!-- /cogni --> <·?x?>
-    # A heading, 1 < 2, a -- b, #hash, 50 %, prefixes https
-    ```
-    @·alice in code #·1
-    ```
-    leftthgir
-    &·commat;alice, &·#x40;bob, fixes &·#x23;12 and GH&·#·45;7, AT&·T, a & b, fixes GH\·-7
-    fixes\·: https:·//github.com/acme/site/issues/1
+    > @·acme/owners and @·alice, mail a@·b.example
+    > Fixes #·12, closes acme/site#·3, resolves GH-·7 and gh-·8
+    > fixes·: https:·//github.com/acme/site/issues/1, closed· HTTP:·//x.example/2
+    > !·[pixel]·(https:·//x.example/?secret) <·img src=x> <·/details> <·!-- /cogni --> <·?x?>
+    > # A heading, 1 < 2, a -- b, #hash, 50 %, prefixes https
+    > ```
+    > @·alice in code #·1
+    > ```
+    > leftthgir, 👍️
+    > &·commat;alice, &·#x40;bob, fixes &·#x23;12 and GH&·#·45;7, AT&·T, a & b, fixes GH\·-7
+    > fixes\·: https:·//github.com/acme/site/issues/1
+    > ```·mermaid
+    > a
+    > ```
+    > ~~~· geojson
+    > ~~~
+    > ````rust
+    > ````
+    > - ```· stl x
+    > ~~~·`
     ");
 }
 
-/// L6: A code block that an agent leaves open does not include the relay's text below it.
+/// L6: Each line of an agent's text is quoted, so a reader sees where the text ends, and no open code block includes the
+/// relay's text below it.
 #[test]
-fn an_open_code_block_ends_with_the_agents_text() {
+fn an_agents_text_is_a_quote() {
     for (words, shown) in [
-        ("```", "```\n```"),
-        ("a\n~~~~ rust `x`\nb\n~~~", "a\n~~~~ rust `x`\nb\n~~~\n~~~~"),
-        ("```\na\n```", "```\na\n```"),
-        ("````\n```\n````  \nb", "````\n```\n````  \nb"),
-        ("``` a`b\nc", "``` a`b\nc"),
-        ("```\n```x\n    ```", "```\n```x\n    ```\n```"),
-        // In a list item or outside of one: the block is moved out of the item.
-        ("- a\n\n  ```\n  b\n  ```\nc", "- a\n\n```\n  b\n  ```\nc"),
-        ("- a\n\n  ```\n  b", "- a\n\n```\n  b\n```"),
-        ("> ```\n> a", "> ```\n> a"),
-        ("    ```\na", "```\na\n```"),
-        ("a\n    ```\nb", "a\n    ```\nb"),
+        ("```", "> ```"),
+        ("\n a\n\n- b\n\n  ```\n  c\n", "> a\n> \n> - b\n> \n>   ```\n>   c"),
+        ("a\r\nb", "> a\n> b"),
+        (" \u{200b}\n", ""),
     ] {
-        assert_eq!(safe_text::format_body(words), shown, "{words:?}");
+        assert_eq!(safe_text::format_quote(words), shown, "{words:?}");
     }
 }
 
@@ -171,34 +174,18 @@ proptest! {
         prop_assert_eq!(managed_section::upsert_section(Some(&put), "run-1", &words).unwrap(), put);
     }
 
-    /// L6: After every line has been parsed as GitHub parses it, no code block is open at the end.
+    /// L6: No line of an agent's text stands outside of its quote.
     #[test]
-    fn no_block_of_code_is_open(words in "(```|~~~~|`|~| {1,4}|\n|- |> |a){0,30}") {
-        let mut open: Option<(char, usize)> = None;
-        for line in safe_text::format_body(&words).lines() {
-            let marks = line.trim_start_matches(' ');
-            let indent = line.len() - marks.len();
-            let sign = marks.chars().next().unwrap_or_default();
-            let length = marks.chars().take_while(|mark| *mark == sign).count();
-            let rest = &marks[marks.chars().take(length).map(char::len_utf8).sum()..];
-            let is_fence = "`~".contains(sign) && length >= 3 && indent <= 3;
-            open = match open {
-                None if is_fence && (sign == '~' || !rest.contains('`')) => {
-                    // In other places the fence might belong to a list item, and end with it.
-                    prop_assert_eq!(indent, 0, "{}", line);
-                    Some((sign, length))
-                }
-                Some((own, least)) if is_fence && sign == own && length >= least && rest.trim().is_empty() => None,
-                open => open,
-            };
-        }
-        prop_assert_eq!(open, None);
+    fn no_line_leaves_its_quote(words in "(```|~~~~|> |\n|\r|\u{85}|\u{2028}|- |a){0,30}") {
+        let quote = safe_text::format_quote(&words);
+        let mut lines = quote.split(['\n', '\r', '\u{85}', '\u{2028}']);
+        prop_assert!(quote.is_empty() || lines.all(|line| line.starts_with("> ")), "{}", quote);
     }
 
     /// L6: Text of an agent cannot end the relay's section or begin another one.
     #[test]
     fn no_text_breaks_out_of_the_section(words in "(?s)(<!-- ?/?cogni(:run x)? ?-->|.){0,30}") {
-        let put = managed_section::upsert_section(None, "run-1", &safe_text::format_body(&words)).unwrap();
+        let put = managed_section::upsert_section(None, "run-1", &safe_text::format_quote(&words)).unwrap();
         prop_assert_eq!(put.matches("<!-- cogni:run").count(), 1);
         prop_assert_eq!(put.matches("<!-- /cogni -->").count(), 1);
     }

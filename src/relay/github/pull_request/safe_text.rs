@@ -12,8 +12,13 @@
 //! - `](`, `][`, `]:`, `://` and `www.`, which make links.
 //! - `![`, HTML tags and HTML comments, which load pictures, hide text, or end the relay's section.
 //! - `&` before a name or a number, and `\` before `-` and `:`, which would write one of these characters differently.
+//! - Three backticks or tildes before a word, which would draw a diagram or a map of a code block. Names of usual
+//!   programming languages stay.
 //!
-//! An open code block is closed, so that the relay's text behind it is not part of the block.
+//! Each line of an agent's text is quoted. So a reader sees where the text ends, and no code block or list of the text
+//! includes the relay's text behind it.
+
+use crate::base::hidden_characters::is_hidden;
 
 /// Returns a title of one line and limited length: the first line of `title` with text, or `otherwise`.
 pub fn format_title(title: &str, otherwise: &str) -> String {
@@ -35,9 +40,17 @@ pub fn format_code_block(given: &str, characters: usize) -> String {
     if text.trim().is_empty() { String::new() } else { format!("```text\n{text}\n```") }
 }
 
-/// Returns the harmless form of a text of several paragraphs, in Markdown.
-pub fn format_body(body: &str) -> String {
-    close_code_block(&neutralize_markup(truncate(body, MAX_AGENT_TEXT_CHARS).trim()))
+/// Returns the harmless form of an agent's text of several paragraphs, as a quote in Markdown. Empty for a text without
+/// visible characters.
+pub fn format_quote(body: &str) -> String {
+    let text = neutralize_markup(truncate(body, MAX_AGENT_TEXT_CHARS).trim());
+    let lines: Vec<_> = text.trim().lines().map(|line| format!("> {line}")).collect();
+    lines.join("\n")
+}
+
+/// Returns the harmless form of a text that the relay puts into a list.
+pub fn format_sentence(given: &str) -> String {
+    neutralize_markup(&format_line(given, MAX_SENTENCE_CHARS))
 }
 
 /// Returns a name in code quotes, for a sentence of the relay's.
@@ -61,70 +74,14 @@ fn neutralize_markup(source: &str) -> String {
     text
 }
 
-/// Returns the text with its last code block closed.
-///
-/// A code block that is indented by some columns may belong to a list item, and end with that item, or to no item. Such
-/// a block is moved to the first column, where it belongs to no item.
-fn close_code_block(source: &str) -> String {
-    let (mut text, mut open) = (String::with_capacity(source.len()), None);
-    // `open` is the fence that began the present block. Only a fence of the same character, at least as long, ends it.
-    for line in source.split_inclusive('\n') {
-        match (open, parse_fence(line)) {
-            (None, Some(fence)) if fence.may_begin() => {
-                open = Some((fence.sign, fence.length));
-                text.push_str(line.trim_start_matches(' '));
-            }
-            (Some((sign, length)), Some(fence)) if fence.may_end(sign, length) => {
-                open = None;
-                text.push_str(line);
-            }
-            _ => text.push_str(line),
-        }
-    }
-    if let Some((sign, length)) = open {
-        let gap = if text.ends_with('\n') { "" } else { "\n" };
-        text.push_str(gap);
-        text.extend(std::iter::repeat_n(sign, length));
-    }
-    text
-}
-
-/// A line that begins or ends a code block.
-struct CodeFence<'a> {
-    sign: char,
-    length: usize,
-    /// The rest of the line.
-    rest: &'a str,
-}
-
-/// Parses a fence: at least three equal marks, indented by at most three spaces (`CommonMark`).
-fn parse_fence(line: &str) -> Option<CodeFence<'_>> {
-    let marks = line.trim_start_matches(' ');
-    let sign = marks.chars().next().filter(|sign| matches!(sign, '`' | '~'))?;
-    let rest = marks.trim_start_matches(sign);
-    let length = marks.len() - rest.len();
-    let is_one = line.len() - marks.len() <= 3 && length >= 3;
-    is_one.then(|| CodeFence { sign, length, rest: rest.trim_end_matches('\n') })
-}
-
-impl CodeFence<'_> {
-    /// Returns true if the fence can begin a block. Text behind backticks must not have further backticks
-    /// (`CommonMark`).
-    fn may_begin(&self) -> bool {
-        self.sign == '~' || !self.rest.contains('`')
-    }
-
-    /// Returns true if the fence ends a block that began with `length` times `sign`.
-    fn may_end(&self, sign: char, length: usize) -> bool {
-        self.sign == sign && self.length >= length && self.rest.trim_matches([' ', '\t']).is_empty()
-    }
-}
-
 /// Returns true if a character, the last one of `before`, starts an action together with the text `after` it.
 fn triggers_action(c: char, before: &str, after: &str) -> bool {
     let next = after.chars().next().unwrap_or_default();
     match c {
         '@' => next.is_ascii_alphanumeric(),
+        '`' | '~' => {
+            before.ends_with(if c == '`' { "```" } else { "~~~" }) && is_before_renderer(c, after)
+        }
         '#' => next.is_ascii_digit(),
         '-' => next.is_ascii_digit() && ends_with_any(before, &["gh-"]),
         '!' => next == '[',
@@ -150,6 +107,17 @@ fn is_before_address(text: &str) -> bool {
     address.len() < rest.len() && (starts("http:") || starts("https:"))
 }
 
+/// Returns true if the text after a fence of the character `sign` names something that a page could draw: a word that
+/// is no usual programming language.
+fn is_before_renderer(sign: char, text: &str) -> bool {
+    let info = text.trim_start_matches([' ', '\t']);
+    if info.is_empty() || info.starts_with('\n') || info.starts_with(sign) {
+        return false;
+    }
+    let word = info.split(char::is_whitespace).next().unwrap_or_default();
+    !LANGUAGES.iter().any(|language| word.eq_ignore_ascii_case(language))
+}
+
 /// Returns true if a text ends with one of the words, in any case.
 fn ends_with_any(text: &str, words: &[&str]) -> bool {
     words.iter().any(|word| {
@@ -158,11 +126,10 @@ fn ends_with_any(text: &str, words: &[&str]) -> bool {
     })
 }
 
-/// Returns true if a character is neither a control character nor one that changes the direction of text.
+/// Returns true if a reader sees a character, or if the character only joins or styles the visible ones beside it.
 fn is_printable(c: char) -> bool {
-    let reorders =
-        matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}');
-    (!c.is_control() || matches!(c, '\n' | '\t')) && !reorders
+    let is_joiner = matches!(c, '\u{200c}' | '\u{200d}' | '\u{fe0e}' | '\u{fe0f}');
+    !is_hidden(c) || is_joiner || matches!(c, '\n' | '\t')
 }
 
 /// Cuts a text to a number of characters, and marks the cut by `…`.
@@ -179,6 +146,40 @@ fn truncate(text: &str, characters: usize) -> String {
 const CLOSING_KEYWORDS: &[&str] =
     &["close", "closes", "closed", "fix", "fixes", "fixed", "resolve", "resolves", "resolved"];
 
+/// The languages whose code blocks keep their colours.
+const LANGUAGES: &[&str] = &[
+    "bash",
+    "c",
+    "cpp",
+    "css",
+    "diff",
+    "go",
+    "html",
+    "java",
+    "javascript",
+    "js",
+    "json",
+    "kotlin",
+    "php",
+    "py",
+    "python",
+    "rb",
+    "rs",
+    "ruby",
+    "rust",
+    "sh",
+    "sql",
+    "swift",
+    "text",
+    "toml",
+    "ts",
+    "tsx",
+    "typescript",
+    "xml",
+    "yaml",
+    "yml",
+];
+
 /// A zero-width space, which separates characters and is not visible.
 const ZERO_WIDTH_SPACE: char = '\u{200b}';
 
@@ -187,3 +188,6 @@ const MAX_TITLE_CHARS: usize = 120;
 
 /// The longest text of an agent in characters: more than people read. GitHub's limit has room for several such texts.
 const MAX_AGENT_TEXT_CHARS: usize = 8_000;
+
+/// The longest text in a list of the relay's, in characters. Our choice.
+const MAX_SENTENCE_CHARS: usize = 1_000;
