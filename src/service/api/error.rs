@@ -10,6 +10,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use crate::base::hidden_characters::escape_hidden;
 use crate::base::{db, disk};
 use crate::service::auth::{self, AccessDeniedError};
 use crate::service::runs::RunStartError;
@@ -152,7 +153,9 @@ impl ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let (status, code) = self.status_and_code();
-        let body = ErrorBody { error: ErrorDetail { code, message: self.to_string() } };
+        // A message may repeat a caller's text, and a reader of the message must see all of it.
+        let message = escape_hidden(&self.to_string()).into_owned();
+        let body = ErrorBody { error: ErrorDetail { code, message } };
         let mut response = (status, Json(body)).into_response();
         let headers = response.headers_mut();
         if status == StatusCode::UNAUTHORIZED {
@@ -216,8 +219,7 @@ fn denied_status(denied: &AccessDeniedError) -> StatusCode {
     }
 }
 
-/// Returns the beginning of a caller's text, without control characters, for an error message. No valid id is longer
-/// than 80 characters.
+/// Returns the beginning of a caller's text for an error message. No valid id is longer than 80 characters.
 fn truncate_text(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).take(80).collect()
+    text.chars().take(80).collect()
 }

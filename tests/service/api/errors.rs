@@ -109,6 +109,7 @@ async fn malformed_requests_are_refused_in_the_same_shape() {
     no JSON: 400 invalid_json: the body is not JSON: EOF while parsing an object at line 1 column 1
     nothing: 400 invalid_json: the body is not JSON: EOF while parsing a value at line 1 column 0
     a field missing: 422 invalid_request: field `agent` is missing; give it
+    a field that is not seen: 422 invalid_request: unknown field `x\u{202e}y\u{61c}`, expected one of `agent`, `model`, `messages`, `account`, `state_key`, `repo`, `base`, `branch_key`, `work_item`, `pull_request`, `pull_request_title`, `hide_request`, `budget`, `max_runtime`, `metadata`
     an unknown field: 422 invalid_request: unknown field `image`, expected one of `agent`, `model`, `messages`, `account`, `state_key`, `repo`, `base`, `branch_key`, `work_item`, `pull_request`, `pull_request_title`, `hide_request`, `budget`, `max_runtime`, `metadata`
     a number for a text: 422 invalid_request: `graphName` is 7; give a text
     a key of the metadata twice: 422 invalid_request: duplicate key `team` at byte 104
@@ -163,12 +164,18 @@ fn tell(messages: &mut String, label: &str, response: &Response) {
 
 const JSON: &str = "application/json";
 
-const ODD: [(&str, Method, &str, &str); 16] = [
+const ODD: [(&str, Method, &str, &str); 17] = [
     ("no such path", Method::GET, "/api/v2", ""),
     ("another method", Method::DELETE, "/api/v1/runs", ""),
     ("no JSON", Method::POST, "/api/v1/runs", "{"),
     ("nothing", Method::POST, "/api/v1/runs", ""),
     ("a field missing", Method::POST, "/api/v1/runs", "{}"),
+    (
+        "a field that is not seen",
+        Method::POST,
+        "/api/v1/runs",
+        "{\"agent\": \"a\", \"x\u{202e}y\u{61c}\": 1}",
+    ),
     ("an unknown field", Method::POST, "/api/v1/runs", r#"{"agent": "a", "image": "x"}"#),
     ("a number for a text", Method::POST, "/api/v1/ai/chat", r#"{"graphName": 7}"#),
     (
