@@ -4,6 +4,7 @@ mod help;
 pub mod output_renderer;
 mod progress;
 mod repository;
+mod value_parsers;
 
 use std::convert::Infallible;
 use std::env;
@@ -41,6 +42,7 @@ use crate::sandbox::{InitBinary, UserRange};
 use crate::service::config::default_run_directory;
 use crate::telemetry::access_log::AccessLogDestination;
 use repository::RunRepositoryArgs;
+use value_parsers::{explain_missing_dashes, parse_single_user, parse_variable};
 
 /// Builds the command: its own flags, and one flag for each setting of the gateway.
 pub fn command() -> Command {
@@ -161,7 +163,7 @@ struct RunArgs {
     uids: UserRange,
 
     /// User of this machine for the sandbox, such as the owner of a writable workspace [default: one of `--uids`]
-    #[arg(long, value_name = "UID", value_parser = user, conflicts_with = "uids")]
+    #[arg(long, value_name = "UID", value_parser = parse_single_user, conflicts_with = "uids")]
     uid: Option<UserRange>,
 
     #[command(flatten)]
@@ -169,6 +171,10 @@ struct RunArgs {
 
     #[command(flatten)]
     repository: RunRepositoryArgs,
+
+    /// A word before `--`. It exists only for its error.
+    #[arg(hide = true, value_name = "WORD", value_parser = explain_missing_dashes)]
+    _misplaced: Option<String>,
 
     /// The program and its arguments, passed on without interpretation
     #[arg(last = true)]
@@ -573,16 +579,6 @@ impl TerminationSignals {
 /// Opens standard error as a file, whose writes wait on their own thread: a slow terminal never blocks the gateway.
 fn open_stderr() -> io::Result<tokio::fs::File> {
     Ok(tokio::fs::File::from_std(File::from(io::stderr().as_fd().try_clone_to_owned()?)))
-}
-
-fn user(given: &str) -> Result<UserRange, &'static str> {
-    let user = given.parse().ok().filter(|range: &UserRange| range.only_user().is_some());
-    user.ok_or("give the number of one user, from 1 to 2147483647, such as 1000")
-}
-
-fn parse_variable(given: &str) -> Result<(String, String), String> {
-    let (name, value) = given.split_once('=').ok_or("give NAME=VALUE")?;
-    Ok((name.to_owned(), value.to_owned()))
 }
 
 /// The exit status for a run that is ok and whose work is not delivered. 2 is for runs that could not begin.

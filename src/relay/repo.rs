@@ -87,6 +87,8 @@ pub enum RepoError {
     RemoteRejected { why: String },
     #[error("the remote denies the relay access: {why}")]
     Unauthorized { why: String },
+    #[error("`{}` is no repository: {why}; give the path of a git repository that the relay may read", path.display())]
+    NotARepository { path: PathBuf, why: &'static str },
     #[error("cannot reach the remote now: {why}")]
     Unreachable { why: String },
     #[error(transparent)]

@@ -47,6 +47,15 @@ fn wrong_use_is_explained() {
 
     For more information, try '--help'.
     ");
+    insta::allow_duplicates! {
+        for arguments in [&["run", "sh"][..], &["run", "--image", "i", "sh"]] {
+            insta::assert_snapshot!(wrong(arguments, &[]), @r"
+            2: error: invalid value 'sh' for '[WORD]': the program and its arguments come after `--`: `cogni-gateway run … -- sh`; the message for an agent comes after `--message`
+
+            For more information, try '--help'.
+            ");
+        }
+    }
     insta::assert_snapshot!(wrong(&["proxy"], &[]), @"2: error: `RUN_ID` is not set, and every call is recorded and billed under it; give `--run-id ID`");
     insta::assert_snapshot!(wrong(&["proxy"], &[("RUN_ID", "r"), ("MAX_TURNS", "some")]), @"2: error: `MAX_TURNS` is `some`; give a whole number");
     insta::assert_snapshot!(wrong(&["health", "--socket-path", "/nowhere/llm.sock"], &[]), @"1: error: no process answers on `/nowhere/llm.sock`: No such file or directory (os error 2)");

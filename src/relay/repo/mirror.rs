@@ -227,7 +227,7 @@ impl RepoMirror {
                     limits: self.limits,
                 }
             }
-            _ => map_network_error(error),
+            _ => self.map_remote_error(error),
         })?;
         // The fetched refs count, and not the listed ones: the remote may have moved in between.
         let base_tip = self.resolve_ref(&base_ref)?;
@@ -266,7 +266,7 @@ impl RepoMirror {
         let text = self
             .authenticate(call.limits(self.limits.of_git()), token)?
             .output_text()
-            .map_err(map_network_error)?;
+            .map_err(|error| self.map_remote_error(error))?;
         let mut listed = RemoteRefs::default();
         // With `--symref`, the line of a symbolic ref is `ref: refs/heads/NAME<TAB>HEAD`; all others are `ID<TAB>NAME`.
         for (left, name) in text.lines().filter_map(|line| line.split_once('\t')) {
@@ -289,6 +289,23 @@ impl RepoMirror {
         let call = self.git_command("fetch").args(words).arg(self.remote_url()).args(refspecs);
         let call = self.authenticate(call.limits(self.limits.of_git()), token)?;
         self.run_locked_fetch(|| call.execute())
+    }
+
+    /// Maps an error of git to an error of the remote. A repository of this machine needs no token, so its errors name its
+    /// path.
+    fn map_remote_error(&self, error: super::git::GitError) -> RepoError {
+        match (map_network_error(error), &self.repository) {
+            (RepoError::Unauthorized { .. }, RepositoryUrl::Local(path)) => {
+                let exists = path.try_exists().unwrap_or(true);
+                let why = if exists {
+                    "git cannot read a repository there"
+                } else {
+                    "the path does not exist on this machine"
+                };
+                RepoError::NotARepository { path: path.clone(), why }
+            }
+            (mapped, _) => mapped,
+        }
     }
 
     /// Checks a branch's name before it is put into a refspec, in which many characters have a meaning.

@@ -159,6 +159,21 @@ fn the_default_branch_is_never_the_branch() {
     }
 }
 
+/// L2: A repository of this machine that does not exist is named as that, and not as a question of access.
+#[test]
+fn a_missing_local_repository_is_named() {
+    let setup = RelaySetup::new();
+    let lease = lease(&setup.mirror, "key");
+    let error = || {
+        let error = setup.mirror.ensure_branch(&lease, None, None).unwrap_err().to_string();
+        error.replace(setup.remote.path.to_str().unwrap(), "PATH")
+    };
+    fs::remove_dir_all(&setup.remote.path).unwrap();
+    insta::assert_snapshot!(error(), @"`PATH` is no repository: the path does not exist on this machine; give the path of a git repository that the relay may read");
+    fs::create_dir(&setup.remote.path).unwrap();
+    insta::assert_snapshot!(error(), @"`PATH` is no repository: git cannot read a repository there; give the path of a git repository that the relay may read");
+}
+
 /// L2: A missing base branch is an error, and so is an invalid name.
 #[test]
 fn a_missing_base_is_an_error() {
