@@ -276,8 +276,8 @@ async fn show_grant(place: &GrantStoreArgs, id: &str) -> anyhow::Result<Value> {
     // Reading the run records is only needed for caps.
     if !caps.is_none() {
         let file = place.state_dir()?.join("state.db");
-        let journal = RunStore::new(SqliteDatabase::open_database(&file, &[store::SCHEMA])?);
-        all["money"] = spending_json(&caps, &journal.spending_status(id).await?);
+        let run_store = RunStore::new(SqliteDatabase::open_database(&file, &[store::SCHEMA])?);
+        all["money"] = spending_json(&caps, &run_store.spending_status(id).await?);
     }
     Ok(all)
 }

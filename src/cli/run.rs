@@ -420,7 +420,7 @@ fn parse_run(
     let request = args.into_request()?.with_defaults(file);
     if request.agent.is_none() && request.argv.is_empty() {
         bail!(
-            "nothing to run is named; give a program after `--`, or an agent with `--agent`, `--model` and `--message`"
+            "no program and no agent is given; give a program after `--`, or an agent with `--agent`, `--model` and `--message`"
         );
     }
     let init = resolve_init_binary(given, repository.state_dir())?;

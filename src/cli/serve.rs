@@ -90,7 +90,7 @@ async fn open_and_serve(
         config: given.config.clone(),
         catalog: given.catalog.clone(),
         gateway_host: host.clone(),
-        journal: RunStore::new(database),
+        run_store: RunStore::new(database),
         grants: grants.clone(),
         billing: billing_store.clone(),
         relay: open_delivery_service(&given)?,

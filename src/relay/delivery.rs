@@ -154,7 +154,7 @@ pub enum DeliveryError {
     )]
     UnknownSecret { name: String },
     #[error(
-        "cannot deliver relay `{id}`: its branch has moved on since its run began; bring the work into a clone with `cogni-gateway relay apply`"
+        "cannot deliver `{id}`: its branch has moved on since its run began; bring the work into a clone with `cogni-gateway relay apply`"
     )]
     BranchAdvanced { id: String },
     #[error(

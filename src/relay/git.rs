@@ -52,15 +52,15 @@ struct GitEnvironment {
 pub enum GitError {
     #[error("git {} or newer is needed on this machine; {found}", format_version(MIN_VERSION))]
     UnsupportedVersion { found: String },
-    #[error("git cannot be started, or not be listened to")]
+    #[error("git cannot be started, or its output cannot be read")]
     Io(#[from] io::Error),
     #[error("`git {command}` has failed ({status}){}{stderr}", if stderr.is_empty() { "" } else { ": " })]
     Failed { command: String, status: ExitStatus, stderr: String },
     #[error("`git {command}` has taken longer than {}", humantime::format_duration(*.after))]
     Timeout { command: String, after: Duration },
-    #[error("`git {command}` has said more than {limit} bytes")]
+    #[error("`git {command}` has printed more than {limit} bytes")]
     OutputTooLarge { command: String, limit: u64 },
-    #[error("`git {command}` has said what git never says")]
+    #[error("`git {command}` has printed what this program cannot parse")]
     UnexpectedOutput { command: String },
 }
 

@@ -191,8 +191,8 @@ impl DeliveryTarget {
         };
         // A long-running sandbox has its workspace elsewhere, so the artifact directory may not exist yet.
         ArtifactDir::create(&plan.artifacts)?;
-        let desk = self.service.outbox().register_workspace(&plan, path)?;
-        Ok(TrackedWorkspace { target: self, row: Box::new(desk) })
+        let row = self.service.outbox().register_workspace(&plan, path)?;
+        Ok(TrackedWorkspace { target: self, row: Box::new(row) })
     }
 
     /// Checks the branch out for the sandbox's user, into a directory that does not exist yet. Blocks.
@@ -235,8 +235,8 @@ impl TrackedWorkspace {
     ) -> DeliveryReport {
         let DeliveryTarget { service, branch, leased_branch, .. } = &self.target;
         // The row was written before the run, when the costs were not known.
-        let mut desk = self.row.clone();
-        desk.plan.facts.spent = source.run.ledger.spent_amount();
+        let mut row = self.row.clone();
+        row.plan.facts.spent = source.run.ledger.spent_amount();
         // A failed run still delivers its commits, but asks no person to review them.
         let words = (branch.pull_request && source.is_ok).then(|| outbox::PullRequestText {
             title: branch.title.clone().unwrap_or_default(),
@@ -247,7 +247,7 @@ impl TrackedWorkspace {
         });
         let delivering = async {
             let extractor = WorkExtractor::for_delivery(driver, order, service)?;
-            match Box::pin(collect::collect_work(service, &extractor, &desk, words)).await? {
+            match Box::pin(collect::collect_work(service, &extractor, &row, words)).await? {
                 CollectOutcome::Work(job) => {
                     let (lease, audit) = (&leased_branch.lease, &source.run.audit);
                     let delivered = service.deliver_with_cancel(
@@ -258,15 +258,14 @@ impl TrackedWorkspace {
                     );
                     Ok(DeliveryReport::Delivered(Box::pin(delivered).await?))
                 }
-                CollectOutcome::Nothing => Ok(DeliveryReport::no_work(&desk)),
-                CollectOutcome::Retained(desk) => Ok(DeliveryReport::work_left(&desk)),
+                CollectOutcome::Nothing => Ok(DeliveryReport::no_work(&row)),
+                CollectOutcome::Retained(row) => Ok(DeliveryReport::work_left(&row)),
             }
         };
         let done: anyhow::Result<_> = delivering.await;
         done.unwrap_or_else(|error| {
-            tracing::error!(run = order.spec.run, "cannot relay: {error:#}");
-            let (branch, id) =
-                (Some(leased_branch.state.branch.to_string()), Some(desk.id.clone()));
+            tracing::error!(run = order.spec.run, "cannot deliver the run's work: {error:#}");
+            let (branch, id) = (Some(leased_branch.state.branch.to_string()), Some(row.id.clone()));
             DeliveryReport::NotDelivered { branch, why: format!("{error:#}"), id, is_well: false }
         })
     }
@@ -307,8 +306,8 @@ impl DeliveryReport {
         }
     }
 
-    fn no_work(desk: &WorkspaceRow) -> Self {
-        let branch = Some(desk.plan.state.branch.to_string());
+    fn no_work(row: &WorkspaceRow) -> Self {
+        let branch = Some(row.plan.state.branch.to_string());
         Self::NotDelivered {
             branch,
             why: collect::NO_WORK_MESSAGE.to_owned(),
@@ -317,15 +316,15 @@ impl DeliveryReport {
         }
     }
 
-    fn work_left(desk: &WorkspaceRow) -> Self {
-        let branch = Some(desk.plan.state.branch.to_string());
-        let left = desk.left.as_deref().unwrap_or_default();
-        let kept = format!("{left}; the workspace is kept in `{}`", desk.workspace.display());
-        let why = match desk.due {
+    fn work_left(row: &WorkspaceRow) -> Self {
+        let branch = Some(row.plan.state.branch.to_string());
+        let left = row.left.as_deref().unwrap_or_default();
+        let kept = format!("{left}; the workspace is kept in `{}`", row.workspace.display());
+        let why = match row.due {
             Some(_) => format!("{kept}, and the collection is tried again"),
             None => kept,
         };
-        Self::NotDelivered { branch, why, id: Some(desk.id.clone()), is_well: false }
+        Self::NotDelivered { branch, why, id: Some(row.id.clone()), is_well: false }
     }
 
     /// Returns the report of a run without a branch key, with the reason as a code for programs.

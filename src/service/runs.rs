@@ -7,7 +7,7 @@
 //! reports and records the usage of the run's calls. [`recovery`] ends the runs of a process that has died, and
 //! [`resume_deliveries`] finishes the deliveries of such runs.
 //!
-//! **Invariant:** an accepted run is in the journal, and ends there exactly once. Before the run ends, the calls in its
+//! **Invariant:** an accepted run is in the run store, and ends there exactly once. Before the run ends, the calls in its
 //! audit log are in the billing store.
 //!
 //! **Invariant:** one process holds the state directory, so that no other process begins or ends its runs.
@@ -82,7 +82,7 @@ pub struct RunService(Arc<RunServiceInner>);
 /// The settings of a run service: its directories, its limits and its retention times.
 #[derive(Clone, Debug)]
 pub struct RunServiceConfig {
-    /// The directory of the journal, the audit logs and the relay's state. No sandbox ever sees its content.
+    /// The directory of the run store, the audit logs and the relay's state. No sandbox ever sees its content.
     pub state_dir: PathBuf,
     /// The parent of the runs' directories, which are removed with their runs, and the files that sandboxes are made
     /// from.
@@ -101,7 +101,7 @@ pub struct RunServiceConfig {
     pub max_queue_wait: Duration,
     /// The time between SIGTERM and SIGKILL.
     pub grace: Duration,
-    /// The time for which the journal stores runs that have ended.
+    /// The time for which the run store stores runs that have ended.
     pub retention: Duration,
     /// The maximum bytes of outputs, results and events that the ended runs of one grant keep.
     pub max_kept_bytes: u64,
@@ -125,7 +125,7 @@ pub struct RunServiceDeps {
     pub config: GatewayConfig,
     pub catalog: AgentCatalog,
     pub gateway_host: GatewayHost,
-    pub journal: RunStore,
+    pub run_store: RunStore,
     pub grants: GrantStore,
     pub billing: BillingStore,
     /// The relay. Without a relay, no run has a repository.
@@ -139,7 +139,7 @@ struct RunServiceInner {
     config: ArcSwap<GatewayConfig>,
     catalog: ArcSwap<AgentCatalog>,
     gateway_host: GatewayHost,
-    journal: RunStore,
+    run_store: RunStore,
     grants: GrantStore,
     billing: BillingStore,
     relay: ArcSwapOption<DeliveryService>,
@@ -166,14 +166,14 @@ impl RunService {
     /// Opens the service and recovers the runs that an earlier process left. Must be called within a runtime.
     ///
     /// # Errors
-    /// Returns an error if a file of the state directory cannot be read, or the journal cannot be written.
+    /// Returns an error if a file of the state directory cannot be read, or the run store cannot be written.
     pub async fn open(settings: RunServiceConfig, parts: RunServiceDeps) -> anyhow::Result<Self> {
         let RunServiceDeps {
             lock,
             mut config,
             catalog,
             gateway_host,
-            journal,
+            run_store,
             grants,
             billing,
             relay,
@@ -190,7 +190,7 @@ impl RunService {
             config: ArcSwap::from_pointee(config),
             catalog: ArcSwap::from_pointee(catalog),
             gateway_host,
-            journal,
+            run_store,
             grants,
             billing,
             relay: ArcSwapOption::new(relay),
@@ -211,9 +211,9 @@ impl RunService {
             _lock: lock,
             settings,
         }));
-        retention_clock::note_first(&run_service.0.journal)
+        retention_clock::note_first(&run_service.0.run_store)
             .await
-            .context("cannot write the journal")?;
+            .context("cannot write the run store")?;
         Box::pin(run_service.recover_runs())
             .await
             .context("cannot recover the runs of an earlier process")?;
@@ -232,7 +232,7 @@ impl RunService {
     }
 
     pub fn run_store(&self) -> &RunStore {
-        &self.0.journal
+        &self.0.run_store
     }
 
     pub fn catalog(&self) -> Arc<AgentCatalog> {
@@ -293,7 +293,7 @@ impl RunService {
         let sweep = self.0.settings.leftover_sweeper();
         let housekeeping = async {
             let (mut thrown, mut is_closed): (Option<Instant>, _) = (None, false);
-            let mut clock = RetentionClock::load(self.0.journal.clone()).await;
+            let mut clock = RetentionClock::load(self.0.run_store.clone()).await;
             while !stop.is_cancelled() {
                 // 1. Close audit logs that an earlier version left open. The step is repeated until it has succeeded
                 // once.
@@ -331,7 +331,7 @@ impl RunService {
     /// remaining runs are cancelled. The outbox keeps unfinished deliveries. The next process takes the runs that have
     /// not begun and the runs whose end cannot be written.
     pub async fn drain(&self, deadline: Instant, hurry: &CancellationToken) {
-        // 1. No new run begins. Queued runs leave the queue and stay in the journal for the next process.
+        // 1. No new run begins. Queued runs leave the queue and stay in the run store for the next process.
         self.0.draining.cancel();
         // 2. Wait for the tasks without a timeout of their own; `deadline` and `hurry` bound the wait.
         let mut finish = std::pin::pin!(self.0.tasks.shut_down(NO_TIMEOUT));
@@ -374,7 +374,7 @@ impl RunService {
         if grants.is_empty() {
             return Ok(());
         }
-        for row in self.0.journal.unfinished_runs().await? {
+        for row in self.0.run_store.unfinished_runs().await? {
             if grants.contains(&row.grant) {
                 tracing::info!(
                     run = row.id,
@@ -392,7 +392,7 @@ impl RunService {
         // A retention longer than the clock's own range subtracts to `None`; then no run is old enough.
         let forgotten = SystemTime::now().checked_sub(self.0.settings.retention);
         if let Some(before) = forgotten {
-            match self.0.journal.forget_ended_before(before).await {
+            match self.0.run_store.forget_ended_before(before).await {
                 Ok(0) => (),
                 Ok(runs) => tracing::info!(runs, "forgot runs that ended long ago"),
                 Err(error) => tracing::error!(%error, "cannot forget old runs"),

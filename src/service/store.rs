@@ -1,4 +1,4 @@
-//! The journal of a service's runs: a row for each run, and the events for its watchers. No accepted run is lost.
+//! The run store of a service's runs: a row for each run, and the events for its watchers. No accepted run is lost.
 //!
 //! ```text
 //! queued → running → ended
@@ -73,7 +73,7 @@ impl RunStore {
         Self { database, live: Arc::default() }
     }
 
-    /// Adds a run to the journal, which makes the run accepted.
+    /// Adds a run to the run store, which makes the run accepted.
     ///
     /// # Errors
     /// Returns an error if the database cannot be written; then the run is not accepted.
@@ -250,7 +250,7 @@ impl RunStore {
         self.database.read_committed(move |view| answer_dedup::read_seal(view, &id)).await
     }
 
-    /// Returns the ids that belong to runs of the journal.
+    /// Returns the ids that belong to runs of the run store.
     ///
     /// # Errors
     /// Returns an error if the database cannot be read.
@@ -445,7 +445,7 @@ impl RunStore {
     ) -> impl Stream<Item = Result<RunEvent, db::DatabaseError>> + use<> {
         let feed = self.lock_live().get(run).cloned();
         let reader = RunEventReader {
-            journal: self.clone(),
+            run_store: self.clone(),
             run: run.to_owned(),
             feed,
             after,
@@ -469,7 +469,7 @@ impl RunStore {
 
 /// The position of one watcher in a run's events.
 struct RunEventReader {
-    journal: RunStore,
+    run_store: RunStore,
     run: String,
     feed: Option<EventFeed>,
     after: u64,
@@ -515,7 +515,7 @@ impl RunEventReader {
                 .query_map(params![run, after, event_feed::PAGE_SIZE], event::read_event)?
                 .collect()
         };
-        self.journal.database.read_committed(read).await
+        self.run_store.database.read_committed(read).await
     }
 }
 

@@ -430,7 +430,7 @@ fn a_grant_that_makes_no_sense_is_not_minted() {
     2 error: invalid value 'https://*/acme' for '--repo <URL>': give a name, or the beginning of names and a `*`
     2 error: a repository's pattern ends in `/*`, or in `:*` for any port: `https://github.com/acme*` would be `acme-evil`'s, too (`--repo`)
     2 error: --ttl is from 1s to 10y; leave it out for a grant that does not end by itself
-    2 error: a grant's name has 1 to 128 characters, and none that cannot be seen
+    2 error: the grant's name is invalid; give 1 to 128 visible characters
     2 error: there is no grant `grant-7`; `cogni-gateway grant list` shows them
     ");
 }

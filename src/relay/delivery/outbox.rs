@@ -71,17 +71,17 @@ pub enum OutboxError {
         schema::SCHEMA_VERSION
     )]
     NewerSchema { found: i64 },
-    #[error("there is no relay `{0}`; `cogni-gateway relay status` lists them")]
+    #[error("no delivery `{0}` found; `cogni-gateway relay status` lists the deliveries")]
     NoSuchDelivery(String),
-    #[error("cannot change relay `{id}`: another process has changed it in the meantime")]
+    #[error("cannot change delivery `{id}`: another process has changed it in the meantime")]
     ChangedConcurrently { id: String },
     #[error("a delivery cannot go from state `{from}` to `{to}`")]
     InvalidTransition { from: DeliveryStep, to: DeliveryStep },
     #[error(
-        "cannot discard relay `{id}`: it is delivered, in progress or of a run that goes on; only work that is held, has failed or is left over can be discarded"
+        "cannot discard delivery `{id}`: it is delivered, in progress or of a run that has not ended; only work that is held, has failed or is left over can be discarded"
     )]
     StillNeeded { id: String },
-    #[error("cannot change relay `{id}`: a later holder of the branch has claimed it")]
+    #[error("cannot change delivery `{id}`: a later holder of the branch has claimed it")]
     Fenced { id: String },
     #[error("the outbox cannot store a path that is not UTF-8")]
     PathNotUtf8(#[source] serde_json::Error),
@@ -126,9 +126,9 @@ impl DeliveryOutbox {
         // Immediate: the write lock is taken before the first read, so that no other process can write in between.
         let change = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let cleared = "DELETE FROM desk WHERE artifacts = ?1 RETURNING id, grant_id";
-        let desk = change.query_row(cleared, [&artifacts], |row| Ok((row.get(0)?, row.get(1)?)));
+        let removed = change.query_row(cleared, [&artifacts], |row| Ok((row.get(0)?, row.get(1)?)));
         // The job inherits the ID of its workspace row, so that one ID names the work from its run to its delivery.
-        let (id, grant) = desk.optional()?.unwrap_or_else(|| (new_id(), None));
+        let (id, grant) = removed.optional()?.unwrap_or_else(|| (new_id(), None));
         let job = insert_job(&change, (&id, grant), order)?;
         change.commit()?;
         Ok(job)
@@ -142,7 +142,7 @@ impl DeliveryOutbox {
     pub fn add_keeping_workspace(
         &self,
         order: &DeliveryRequest,
-        desk: &WorkspaceRow,
+        row: &WorkspaceRow,
         why: &str,
     ) -> Result<(DeliveryJob, WorkspaceRow), OutboxError> {
         let left = new_id();
@@ -151,17 +151,17 @@ impl DeliveryOutbox {
             let change = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
             let renamed = change.execute(
                 "UPDATE desk SET id = ?2, remains = ?3, due = NULL WHERE id = ?1",
-                params![desk.id, left, one_line(why)],
+                params![row.id, left, one_line(why)],
             )?;
             if renamed == 0 {
-                return Err(OutboxError::NoSuchDelivery(desk.id.clone()));
+                return Err(OutboxError::NoSuchDelivery(row.id.clone()));
             }
-            let job = insert_job(&change, (&desk.id, desk.plan.grant.clone()), order)?;
+            let job = insert_job(&change, (&row.id, row.plan.grant.clone()), order)?;
             change.commit()?;
             job
         };
         // Measured after the transaction: walking a large directory must not hold the database's lock.
-        self.record_workspace_size(&left, &desk.workspace)?;
+        self.record_workspace_size(&left, &row.workspace)?;
         Ok((job, self.workspace(&left)?))
     }
 
@@ -383,15 +383,15 @@ impl DeliveryOutbox {
     /// [`OutboxError::NoSuchDelivery`] if there is no such item.
     pub fn discard_item(&self, id: &str) -> Result<(), OutboxError> {
         let artifacts = match self.workspace(id) {
-            Ok(desk) => desk.plan.artifacts,
+            Ok(row) => row.plan.artifacts,
             Err(_) => self.get(id)?.request.artifacts,
         };
         // The conditions are part of the statements: a row that has become open again since it was read must stay.
         let mut connection = self.lock_connection();
         let change = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let job = "DELETE FROM job WHERE id = ?1 AND step IN ('held', 'failed')";
-        let desk = "DELETE FROM desk WHERE id = ?1 AND remains IS NOT NULL";
-        if change.execute(job, [id])? + change.execute(desk, [id])? == 0 {
+        let workspace = "DELETE FROM desk WHERE id = ?1 AND remains IS NOT NULL";
+        if change.execute(job, [id])? + change.execute(workspace, [id])? == 0 {
             return Err(OutboxError::StillNeeded { id: id.to_owned() });
         }
         dir_tree::remove_tree(&artifacts)

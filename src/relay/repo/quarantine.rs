@@ -94,7 +94,7 @@ pub enum QuarantineError {
     TooLarge { objects: u64, bytes: u64 },
     #[error("it takes more time or memory than the limits allow: {0}")]
     LimitExceeded(String),
-    #[error("nothing is in it that was not there before")]
+    #[error("it has no commit that the repository does not have")]
     NothingNew,
 }
 

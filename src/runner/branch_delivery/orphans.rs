@@ -171,7 +171,7 @@ async fn recover_workspace(
     // 1. No process of the killed run may write to the workspace while git reads it.
     remove_sandbox(&row.plan)
         .await
-        .context("something of an earlier run at this branch may still run")?;
+        .context("a process of an earlier run at this branch may still exist")?;
     let DeliveryPlan { run_dir, facts, .. } = &row.plan;
     tracing::info!(run = facts.run, relay = row.id, "collecting a run's leftover work");
     // 2. The collecting sandbox gets a run directory of its own, as the run's directory is removed.

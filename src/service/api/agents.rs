@@ -53,7 +53,7 @@ pub(super) async fn list_agents(
     let is_all = match which.all.unwrap_or_default() {
         0 => false,
         1 => true,
-        _ => return Err(ApiError::invalid_parameter("`all` is 0 or 1")),
+        _ => return Err(ApiError::invalid_parameter("`all` is invalid: give 0 or 1")),
     };
     let mut agents = api.agent_summaries().await;
     agents.retain(|agent| {

@@ -108,7 +108,7 @@ pub(super) async fn show_audit(
     match how.raw.unwrap_or_default() {
         0 => Ok(Json(prove_cached(&api, &caller, &row, path).await?).into_response()),
         1 => stream_file(&api, &caller, &path, "application/x-ndjson").await,
-        _ => Err(ApiError::invalid_parameter("`raw` is 0 or 1")),
+        _ => Err(ApiError::invalid_parameter("`raw` is invalid: give 0 or 1")),
     }
 }
 

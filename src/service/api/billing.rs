@@ -173,7 +173,7 @@ pub(super) async fn list_flagged_runs(
     caller.require_scope(GrantScope::Admin)?;
     let limit = which.limit.unwrap_or(50);
     if !(1..=200).contains(&limit) {
-        return Err(ApiError::invalid_parameter("`limit` is from 1 to 200"));
+        return Err(ApiError::invalid_parameter("`limit` is invalid: give a number from 1 to 200"));
     }
     let turn = api.long_reads.acquire_permit(&caller.0.id).await;
     let books = api.billing.clone();

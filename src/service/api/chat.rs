@@ -160,7 +160,7 @@ impl Drop for CancelOnDisconnect {
         if self.run.is_empty() {
             return;
         }
-        tracing::info!(run = self.run, "the client of a chat has gone away");
+        tracing::info!(run = self.run, "the client of a chat has disconnected");
         self.run_service.cancel_run(&self.run);
     }
 }

@@ -20,9 +20,9 @@ use crate::service::runs::RunStartError;
 pub(super) enum ApiError {
     #[error(transparent)]
     AccessDenied(#[from] AccessDeniedError),
-    #[error("there is nothing at this path; `GET /api/v1/openapi.json` says what there is")]
+    #[error("no such path; `GET /api/v1/openapi.json` lists all paths")]
     NoSuchPath,
-    #[error("this path knows other methods; `Allow` names them")]
+    #[error("this path does not take this method; the header `Allow` lists its methods")]
     MethodNotAllowed,
     #[error("there is no {0}")]
     NotFound(String),
@@ -36,13 +36,15 @@ pub(super) enum ApiError {
     InvalidJson(String),
     #[error("the body is larger than {0} bytes")]
     TooLarge(usize),
-    #[error("a body is sent as `Content-Type: {0}`")]
+    #[error("the body's content type is not supported; send `Content-Type: {0}`")]
     UnsupportedMediaType(&'static str),
     #[error(
-        "this service asks for no grant, so it is asked as `localhost` or by a loopback address only"
+        "the request's host is refused: a service without grants serves only requests to `localhost` or a loopback address"
     )]
     ForeignHost,
-    #[error("this service asks for no grant, so no page of another place may ask it")]
+    #[error(
+        "the request's origin is refused: a service without grants serves no pages of other origins"
+    )]
     ForeignOrigin,
     #[error("{0}")]
     InvalidParameter(String),
@@ -56,13 +58,17 @@ pub(super) enum ApiError {
     /// An error that may pass: the same request may succeed later.
     #[error("{message}")]
     Busy { code: &'static str, message: String },
-    #[error("the body did not come in time")]
+    #[error("the body did not arrive in time; send it again")]
     BodyTimeout,
     #[error("too many connections are open; try again later")]
     TooManyConnections,
-    #[error("this grant may watch {0} runs at the same time, and does; wait for one to end")]
+    #[error(
+        "too many event streams: this grant may follow {0} runs at the same time; wait until one has ended"
+    )]
     TooManyWatchers(usize),
-    #[error("this grant may read {0} files at the same time, and does; wait for one to end")]
+    #[error(
+        "too many downloads: this grant may read {0} files at the same time; wait until one has ended"
+    )]
     TooManyDownloads(usize),
     /// The run would have to wait for a place, and the queue has no room.
     #[error("{0}")]
@@ -70,10 +76,10 @@ pub(super) enum ApiError {
     /// The money of the grant is used up. `opens_after` is the time until the cap of a day opens again.
     #[error("{message}")]
     GrantBudget { message: String, opens_after: Option<Duration> },
-    #[error("the disk of this service is full; ask again later")]
+    #[error("the disk of this service is full; try again later")]
     StorageFull,
     /// A fault of the service. The log has the reason; the caller can do nothing about it.
-    #[error("something went wrong here; the log of the service says what, under this request's id")]
+    #[error("the service has failed; its log has the cause under this request's id")]
     Internal,
 }
 
@@ -109,7 +115,7 @@ impl ApiError {
 
     /// Returns the error for work that the service already does as often at the same time as it can.
     pub(super) fn too_busy(what: &str) -> Self {
-        Self::Busy { code: "overloaded", message: format!("{what}; ask again later") }
+        Self::Busy { code: "overloaded", message: format!("{what}; try again later") }
     }
 
     /// Returns the error for a fault of the service, and logs its cause. A full disk has an error of its own.
@@ -204,7 +210,7 @@ impl From<RunStartError> for ApiError {
                 let after = |opens: SystemTime| opens.duration_since(SystemTime::now()).ok();
                 Self::GrantBudget { message, opens_after: exhausted.opens.and_then(after) }
             }
-            RunStartError::Journal(error) => Self::internal_error(error),
+            RunStartError::Store(error) => Self::internal_error(error),
         }
     }
 }

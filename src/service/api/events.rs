@@ -78,7 +78,9 @@ pub(super) async fn watch_run(
     api.require_records(&row.id).await?;
     let given = [last_event_id(&headers)?, from.after];
     if given.iter().flatten().any(|after| i64::try_from(*after).is_err()) {
-        return Err(ApiError::invalid_parameter("no event has so high a number"));
+        return Err(ApiError::invalid_parameter(
+            "`Last-Event-ID` is invalid: the run has no event with this number",
+        ));
     }
     let watcher = api.acquire_watcher(&caller)?;
     let [last, after] = given;
@@ -117,7 +119,7 @@ pub(super) fn end_when_revoked<S: Stream>(
         async move {
             match api.grants.check_id(&grant).await {
                 Err(auth::GrantStoreError::Denied(_)) => {
-                    tracing::info!(grant, "a watcher is sent away: its grant is good no more");
+                    tracing::info!(grant, "closed an event stream: its grant is no longer valid");
                     false
                 }
                 // If the grant cannot be read now, it is checked at the next event.
@@ -139,8 +141,9 @@ fn log_database_error(error: &db::DatabaseError) {
 fn last_event_id(headers: &HeaderMap) -> Result<Option<u64>, ApiError> {
     let Some(given) = headers.get("last-event-id") else { return Ok(None) };
     let number = given.to_str().ok().and_then(|given| given.parse().ok());
-    let number = number
-        .ok_or_else(|| ApiError::invalid_parameter("`Last-Event-ID` is the number of an event"))?;
+    let number = number.ok_or_else(|| {
+        ApiError::invalid_parameter("`Last-Event-ID` is invalid: give the number of an event")
+    })?;
     Ok(Some(number))
 }
 

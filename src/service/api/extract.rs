@@ -139,7 +139,7 @@ impl<T: DeserializeOwned + Send> FromRequestParts<Arc<ApiState>> for QueryParams
             let said = error.body_text();
             let said = said.split_once(": ").map_or(&*said, |(_, said)| said);
             let said = said.replace("invalid digit found in string", "give a whole number");
-            ApiError::invalid_parameter(format_args!("the query is not understood: {said}"))
+            ApiError::invalid_parameter(format_args!("invalid query: {said}"))
         })
     }
 }

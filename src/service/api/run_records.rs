@@ -225,7 +225,9 @@ pub(super) async fn stream_file(
 ) -> Result<Response, ApiError> {
     let share = api.downloads.acquire_share(&caller.0.id).map_err(|full| match full {
         GrantShareError::GrantLimit(most) => ApiError::TooManyDownloads(most),
-        GrantShareError::TotalLimit => ApiError::too_busy("as many files are being sent as may be"),
+        GrantShareError::TotalLimit => {
+            ApiError::too_busy("too many downloads of all grants together")
+        }
     })?;
     let file =
         tokio::fs::File::open(path).await.map_err(|error| removed_error(error, "such file"))?;

@@ -169,23 +169,27 @@ impl CreateRunBody {
         let mut named = optional.chain([("agent", agent)]);
         if let Some((what, _)) = named.find(|(_, text)| !is_valid_label(text)) {
             return Err(ApiError::invalid_body(format_args!(
-                "`{what}` has 1 to {MAX_LABEL_BYTES} characters, and none that cannot be seen"
+                "`{what}` is invalid: give 1 to {MAX_LABEL_BYTES} visible characters"
             )));
         }
         match self.messages.last() {
             None => {
                 return Err(ApiError::invalid_body(
-                    "`messages` is empty; there is nothing to answer",
+                    "`messages` is empty; give at least one message",
                 ));
             }
             Some(ApiMessage { role: ApiRole::User, .. }) => (),
             Some(_) => {
-                return Err(ApiError::invalid_body("the last of `messages` is not the user's"));
+                return Err(ApiError::invalid_body(
+                    "the last entry of `messages` is not from the user; end with a message of the role `user`",
+                ));
             }
         }
         self.validate_branch()?;
         if self.max_runtime.is_some_and(|longest| longest.is_zero()) {
-            return Err(ApiError::invalid_body("`max_runtime` is nothing"));
+            return Err(ApiError::invalid_body(
+                "`max_runtime` is 0; give a duration such as \"10m\"",
+            ));
         }
         if let Some(key) = self.metadata.keys().find(|key| is_reserved_key(key)) {
             let hint = match &**key {
@@ -219,7 +223,7 @@ impl CreateRunBody {
         match asked.into_iter().find(|(_, is_asked)| *is_asked) {
             Some((what, _)) if self.repo.is_none() || !has_key => {
                 Err(ApiError::invalid_body(format_args!(
-                    "`{what}` is for work that goes to a branch; name its repository, and its key"
+                    "`{what}` needs a branch; give `repo`, and `branch_key` or `work_item`"
                 )))
             }
             _ => Ok(()),
@@ -232,7 +236,7 @@ impl BudgetBody {
         let Self { max_concurrent, requests_per_minute, tokens_per_minute, .. } = self;
         if [max_concurrent, requests_per_minute, tokens_per_minute].contains(&Some(0)) {
             return Err(ApiError::invalid_body(
-                "a rate or a number of calls at the same time is at least 1",
+                "a rate or a maximum of open calls is 0; give at least 1, or leave it out",
             ));
         }
         Ok(BudgetLimits {

@@ -178,7 +178,7 @@ fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
     let given = given.to_str().unwrap_or_default();
     if !(1..=255).contains(&given.len()) || !given.bytes().all(|byte| byte.is_ascii_graphic()) {
         return Err(ApiError::invalid_parameter(
-            "`Idempotency-Key` has 1 to 255 visible characters",
+            "`Idempotency-Key` is invalid: give 1 to 255 visible ASCII characters",
         ));
     }
     Ok(Some(given.to_owned()))
@@ -248,14 +248,14 @@ pub(super) async fn list_runs(
     caller.require_read()?;
     let limit = which.limit.unwrap_or(50);
     if !(1..=200).contains(&limit) {
-        return Err(ApiError::invalid_parameter("`limit` is from 1 to 200"));
+        return Err(ApiError::invalid_parameter("`limit` is invalid: give a number from 1 to 200"));
     }
     if let Some(cursor) = &which.cursor {
         let known = api.visible_run(&caller, cursor).await;
         known.map_err(|error| match error {
-            ApiError::NotFound(_) => {
-                ApiError::invalid_parameter("`cursor` is the `next` of a page before")
-            }
+            ApiError::NotFound(_) => ApiError::invalid_parameter(
+                "`cursor` is invalid: give the value of `next` of the page before",
+            ),
             error => error,
         })?;
     }
@@ -267,11 +267,11 @@ pub(super) async fn list_runs(
         limit: limit + 1,
     };
     let turn = api.long_reads.acquire_permit(&caller.0.id).await;
-    let journal = api.run_service.run_store().clone();
+    let run_store = api.run_service.run_store().clone();
     // The read continues after the client has left. The permit is released when the read ends.
     let listed = api.tasks.run_detached(async move {
         let _held = turn;
-        journal.list_runs(filter).await
+        run_store.list_runs(filter).await
     });
     let rows = listed.await?;
     let standings = api.run_service.queue_standings();

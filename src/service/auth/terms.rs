@@ -54,7 +54,7 @@ pub enum GrantTermsError {
         "a repository's pattern ends in `/*`, or in `:*` for any port: `https://github.com/acme*` would be `acme-evil`'s, too"
     )]
     AmbiguousRepositoryPattern,
-    #[error("a grant's name has 1 to 128 characters, and none that cannot be seen")]
+    #[error("the grant's name is invalid; give 1 to 128 visible characters")]
     InvalidName,
 }
 

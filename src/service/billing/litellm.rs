@@ -82,7 +82,7 @@ pub enum SpendLogSource {
 /// The reason for which LiteLLM returned no rows.
 #[derive(Debug, thiserror::Error)]
 pub enum LitellmError {
-    #[error("LiteLLM at `{url}` cannot be asked")]
+    #[error("cannot reach LiteLLM at `{url}`")]
     Unreachable { url: String, source: Box<dyn std::error::Error + Send + Sync> },
     #[error("LiteLLM at `{url}` has not answered within {} s", REQUEST_TIMEOUT.as_secs())]
     Timeout { url: String },
@@ -90,7 +90,7 @@ pub enum LitellmError {
     Refused { status: StatusCode, message: String },
     #[error("LiteLLM's spend logs cannot be parsed: {0}")]
     Malformed(#[from] serde_json::Error),
-    #[error("LiteLLM has more than {} rows for this; ask for less time", MAX_PAGES * PAGE_SIZE)]
+    #[error("LiteLLM has more than {} rows for this time; choose a shorter time", MAX_PAGES * PAGE_SIZE)]
     TooMany,
 }
 

@@ -1,4 +1,4 @@
-//! Accepts or refuses runs. A run is accepted when the run is in the journal, and not before.
+//! Accepts or refuses runs. A run is accepted when the run is in the run store, and not before.
 
 use tokio::task::spawn_blocking;
 use tokio::time::Instant;
@@ -53,8 +53,8 @@ pub enum RunStartError {
     #[error("the outbox cannot be read: {0}")]
     Outbox(String),
     /// A fault of the service, not of the caller.
-    #[error("the run cannot be written into the journal")]
-    Journal(#[from] db::DatabaseError),
+    #[error("the run cannot be written into the run store")]
+    Store(#[from] db::DatabaseError),
 }
 
 impl RunStartError {
@@ -68,8 +68,8 @@ impl RunStartError {
             Self::NoAgent(_) => "no_such_agent",
             Self::Invalid(_) => "invalid_request",
             Self::Conflict(_) => "idempotency_conflict",
-            Self::Journal(error) if disk::is_disk_full(error) => "storage_full",
-            Self::Outbox(_) | Self::Journal(_) => "internal",
+            Self::Store(error) if disk::is_disk_full(error) => "storage_full",
+            Self::Outbox(_) | Self::Store(_) => "internal",
         }
     }
 }
@@ -86,7 +86,7 @@ impl RunService {
         terms: RunStartOptions,
     ) -> Result<AcceptedRun, RunStartError> {
         // The client may disconnect while the run is being accepted. The detached task continues, so a run in the
-        // journal is always executed.
+        // run store is always executed.
         let this = self.clone();
         let start = async move { Box::pin(this.try_start_run(wanted, terms)).await };
         let started = self.0.tasks.run_detached(start).await;
@@ -133,7 +133,7 @@ impl RunService {
         };
         // 4. One transaction checks the key again and the grant's caps, and writes the row. Two requests at
         // the same moment cannot both pass.
-        match self.0.journal.add_run(new).await? {
+        match self.0.run_store.add_run(new).await? {
             AddRunOutcome::New(feed, reserved) => {
                 // A run that waits is planned at its turn, and does not hold its submission in memory until then.
                 let resolved = entry.begins_now().then(|| {
@@ -168,7 +168,7 @@ impl RunService {
         wanted: &RunSubmission,
         key: &str,
     ) -> Result<Option<AcceptedRun>, RunStartError> {
-        match self.0.journal.find_by_idempotency_key(&wanted.grant, key).await? {
+        match self.0.run_store.find_by_idempotency_key(&wanted.grant, key).await? {
             Some(row) if row.digest != wanted.digest() => Err(RunStartError::Conflict(row.id)),
             row => Ok(row.map(|row| AcceptedRun { run: row.id, is_known: true })),
         }

@@ -1,4 +1,4 @@
-//! Executes one run of a service, from its row in the journal to its end.
+//! Executes one run of a service, from its row in the run store to its end.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -92,7 +92,7 @@ impl From<LongRunningClaimError> for RunFailure {
 }
 
 impl RunServiceInner {
-    /// Executes a run and writes its end into the journal, even if the run's code panics.
+    /// Executes a run and writes its end into the run store, even if the run's code panics.
     pub(super) async fn execute_run(
         &self,
         (wanted, plan): (&RunSubmission, Option<Box<RunPlan>>),
@@ -130,10 +130,10 @@ impl RunServiceInner {
             self.persist_end(&mut bill, self.run_end(done, feed)).await;
         };
         // `persist_events` returns when the feed is closed, which `persist_end` does with the run's end.
-        tokio::join!(run, self.journal.persist_events(feed));
+        tokio::join!(run, self.run_store.persist_events(feed));
     }
 
-    /// Returns the end of a run for the journal, with the paths of this machine masked for the caller.
+    /// Returns the end of a run for the run store, with the paths of this machine masked for the caller.
     pub(super) fn run_end(
         &self,
         mut done: Result<RunResult, RunFailure>,
@@ -209,7 +209,7 @@ impl RunServiceInner {
         // 1. From here on a later process treats the run as begun: the run is interrupted, never begun again. The row
         // loses the messages and the environment, which may hold secrets. This comes first, so that no run that has its
         // place looks as if it waited.
-        self.journal
+        self.run_store
             .mark_running(run, wanted.without_content().to_json())
             .await
             .map_err(anyhow::Error::from)?;
@@ -376,7 +376,7 @@ impl RunServiceInner {
         let (mut pause, mut is_sealed) = (MIN_RETRY_DELAY, false);
         loop {
             let tried = async {
-                // The seal is taken once. A retry after the seal repeats only the write to the journal.
+                // The seal is taken once. A retry after the seal repeats only the write to the run store.
                 if !is_sealed {
                     ended.log = Box::pin(self.seal_log(&run)).await?;
                     is_sealed = true;
@@ -387,7 +387,7 @@ impl RunServiceInner {
             tracing::error!(run, "cannot store the end of the run; trying again: {error:#}");
             if self.force_stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
                 tracing::warn!(run, "the run's end is not written; the next process writes it");
-                return self.journal.detach_watchers(bill.feed());
+                return self.run_store.detach_watchers(bill.feed());
             }
             pause = (pause * 2).min(MAX_RETRY_DELAY);
         }
@@ -402,7 +402,7 @@ impl RunServiceInner {
     ) -> anyhow::Result<()> {
         bill.try_record_new().await?;
         let ended = RunEnd { charged: bill.charged(), ..ended.clone() };
-        self.journal.finish_run(bill.feed(), ended).await?;
+        self.run_store.finish_run(bill.feed(), ended).await?;
         self.remove_excess_records().await;
         Ok(())
     }

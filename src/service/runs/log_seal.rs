@@ -58,7 +58,7 @@ impl RunServiceInner {
     /// # Errors
     /// Returns an error if a file or the database cannot be read or written now; a later attempt may succeed.
     pub(super) async fn close_unsealed(&self, stop: &CancellationToken) -> anyhow::Result<()> {
-        for run in self.journal.unsealed_runs().await? {
+        for run in self.run_store.unsealed_runs().await? {
             if stop.is_cancelled() {
                 break;
             }
@@ -84,7 +84,7 @@ impl RunServiceInner {
         }
         self.billing.record_calls(&facts).await?;
         let Some(seal) = self.seal_log(run).await? else { return Ok(()) };
-        self.journal.record_seal(run, seal).await?;
+        self.run_store.record_seal(run, seal).await?;
         let calls = facts.len();
         tracing::warn!(
             run,
@@ -107,7 +107,7 @@ impl RunServiceInner {
 
     /// Settles the open calls as after a crash, and closes the log.
     async fn close_orphaned_log(&self, run: &str) -> anyhow::Result<()> {
-        let wanted: RunSubmission = serde_json::from_str(&self.journal.submission(run).await?)?;
+        let wanted: RunSubmission = serde_json::from_str(&self.run_store.submission(run).await?)?;
         let config = wanted.gateway_config(run, &self.settings, &self.config.load());
         self.gateway_host.close_abandoned_run(config).await
     }

@@ -1,4 +1,4 @@
-//! Builds the end of a run for the journal, with the last events for its watchers.
+//! Builds the end of a run for the run store, with the last events for its watchers.
 
 use serde_json::{Value, json};
 

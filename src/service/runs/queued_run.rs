@@ -24,7 +24,7 @@ pub(super) struct QueuedRun {
 }
 
 /// A submission and its plan. Only a run that begins at once keeps them in memory; a run that waits reads its
-/// submission again from the journal, because the messages of a thousand submissions may be a gigabyte.
+/// submission again from the run store, because the messages of a thousand submissions may be a gigabyte.
 pub(super) type ResolvedSubmission = (Box<RunSubmission>, Box<RunPlan>);
 
 /// The outcome of a run's wait for its turn.
@@ -38,7 +38,7 @@ enum QueueOutcome {
 }
 
 impl RunService {
-    /// Brings a run of the journal through the queue and to its end, in a background task.
+    /// Brings a run of the run store through the queue and to its end, in a background task.
     pub(super) fn spawn_run(&self, queued: QueuedRun, resolved: Option<ResolvedSubmission>) {
         // A child of `force_stop`: if the service is already leaving, this run is cancelled, too.
         let (shared, cancel) = (Arc::clone(&self.0), self.0.force_stop.child_token());
@@ -62,7 +62,7 @@ impl RunService {
                     let mut bill = shared.usage_recorder(&feed);
                     shared.persist_end(&mut bill, shared.run_end(Err(why), &feed)).await;
                 }
-                QueueOutcome::Postponed => shared.journal.detach_watchers(&feed),
+                QueueOutcome::Postponed => shared.run_store.detach_watchers(&feed),
             }
             shared.lock_live().remove(feed.run_id());
         });
@@ -139,9 +139,9 @@ impl RunServiceInner {
     }
 
     async fn load_submission(&self, run: &str) -> anyhow::Result<Box<RunSubmission>> {
-        let stored = self.journal.submission(run).await?;
+        let stored = self.run_store.submission(run).await?;
         let wanted: RunSubmission = serde_json::from_str(&stored)?;
-        let reserved = self.journal.reserved_money(run).await?;
+        let reserved = self.run_store.reserved_money(run).await?;
         Ok(Box::new(wanted.with_reserved_cost(reserved)))
     }
 }

@@ -23,7 +23,7 @@ impl RunService {
     /// Recovers the unfinished runs of an earlier process. The caller does so before any new run begins.
     pub(super) async fn recover_runs(&self) -> anyhow::Result<()> {
         self.report_newer_logs().await?;
-        let rows = self.0.journal.unfinished_runs().await?;
+        let rows = self.0.run_store.unfinished_runs().await?;
         if rows.is_empty() {
             return Ok(());
         }
@@ -43,9 +43,9 @@ impl RunService {
     }
 
     /// Recovers one run. Returns its recorder if the run's work must be delivered first, or if its audit log cannot be
-    /// closed yet. If the billing store or the journal cannot be written, the start of the service fails with the error.
+    /// closed yet. If the billing store or the run store cannot be written, the start of the service fails with the error.
     async fn recover_run(&self, row: RunRow) -> anyhow::Result<Option<UsageRecorder>> {
-        let feed = self.0.journal.resume_run(&row).await?;
+        let feed = self.0.run_store.resume_run(&row).await?;
         let has_log = has_records(&self.audit_log_path(&row.id))?;
         // A queued run has no records by definition. If there are some, the database was restored from a backup, and a
         // second start would do the work twice.
@@ -65,7 +65,7 @@ impl RunService {
         if let Err(error) = &log {
             tracing::error!(run = row.id, "the audit log cannot be closed yet: {error:#}");
         }
-        let told = self.0.journal.stored_events(&row.id, RunEventKind::UsageReport).await?;
+        let told = self.0.run_store.stored_events(&row.id, RunEventKind::UsageReport).await?;
         let mut bill = self.0.usage_recorder(&feed).skipping_reported(&told);
         bill.try_record_new().await?;
         // The run ends here only if no delivery is pending and its log is sealed; otherwise the background task ends
@@ -97,14 +97,14 @@ impl RunService {
     /// database was restored from a backup, and lacks the spending of these runs.
     async fn report_newer_logs(&self) -> anyhow::Result<()> {
         let newest =
-            self.0.journal.list_runs(RunFilter { limit: 1, ..RunFilter::default() }).await?;
+            self.0.run_store.list_runs(RunFilter { limit: 1, ..RunFilter::default() }).await?;
         let Some(newest) = newest.into_iter().next() else { return Ok(()) };
         let directory = self.0.settings.state_dir.join("audit");
         let newer = tokio::task::spawn_blocking(move || newer_runs(&directory, &newest.id));
         let mut logs = 0;
         // Runs of the same millisecond may have ids in another order than their rows, so each run is looked up.
         for run in newer.await?.context("the audit logs cannot be listed")? {
-            logs += u32::from(self.0.journal.find_run(&run).await?.is_none());
+            logs += u32::from(self.0.run_store.find_run(&run).await?.is_none());
         }
         if logs > 0 {
             tracing::warn!(

@@ -39,7 +39,7 @@ impl RunServiceInner {
         let Some(relay) = self.relay.load_full() else { return Ok(false) };
         let run = run.to_owned();
         let asked = move || {
-            let is_its = |desk: &WorkspaceRow| desk.plan.facts.run == run && desk.left.is_none();
+            let is_its = |row: &WorkspaceRow| row.plan.facts.run == run && row.left.is_none();
             let outbox = relay.outbox();
             anyhow::Ok(
                 !outbox.jobs_of_run(&run)?.is_empty() || outbox.workspaces()?.iter().any(is_its),

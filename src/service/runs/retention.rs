@@ -46,7 +46,7 @@ impl RunServiceInner {
     /// next end and the next maintenance try again.
     pub(super) async fn remove_excess_records(&self) {
         let max_kept_bytes = self.settings.max_kept_bytes;
-        match self.journal.remove_records_beyond(max_kept_bytes).await {
+        match self.run_store.remove_records_beyond(max_kept_bytes).await {
             Ok(0) => (),
             Ok(runs) => tracing::info!(
                 runs,
@@ -64,7 +64,7 @@ impl RunServiceInner {
         loop {
             // Page by page, so that the memory is bounded however many runs the billing store has.
             let OldRuns { runs, next } = self.billing.old_runs(before, after).await?;
-            let remembered = self.journal.known_ids(runs.clone()).await?;
+            let remembered = self.run_store.known_ids(runs.clone()).await?;
             for run in runs.iter().filter(|run| !remembered.contains(*run)) {
                 deleted += self.billing.delete_run(run, before).await?;
             }
@@ -120,11 +120,11 @@ impl RunServiceInner {
         }
         let directory = state.join("audit");
         let mut old = spawn_blocking(move || logs_older_than(&directory, before)).await??;
-        // Three filters, in this order: the log is old enough, the journal has forgotten its run, and the outbox has no
+        // Three filters, in this order: the log is old enough, the run store has forgotten its run, and the outbox has no
         // work of its run.
         let mut kept = HashSet::new();
         for name in old.keys() {
-            if self.journal.find_run(name).await?.is_some() {
+            if self.run_store.find_run(name).await?.is_some() {
                 kept.insert(name.clone());
             }
         }
@@ -152,8 +152,8 @@ fn unreferenced_logs(
     outbox: &DeliveryOutbox,
 ) -> Result<LogsByOwner, outbox::OutboxError> {
     let mut known = HashSet::new();
-    for desk in outbox.workspaces()? {
-        known.extend([desk.id, desk.plan.facts.run]);
+    for row in outbox.workspaces()? {
+        known.extend([row.id, row.plan.facts.run]);
     }
     for job in outbox.list_jobs(false)? {
         known.extend([job.id, job.request.facts.run]);

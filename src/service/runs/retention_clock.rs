@@ -8,20 +8,21 @@ use crate::base::wall_clock::{
 };
 use crate::service::store::{RunFilter, RunStore};
 
-/// The wall clock of a service. The journal stores the last trusted time for the next process.
+/// The wall clock of a service. The run store stores the last trusted time for the next process.
 pub(super) struct RetentionClock {
-    journal: RunStore,
+    run_store: RunStore,
     wall: WallClock,
     noted: Option<Instant>,
 }
 
 impl RetentionClock {
-    pub(super) async fn load(journal: RunStore) -> Self {
+    pub(super) async fn load(run_store: RunStore) -> Self {
         let first = ClockReading::read_clocks();
-        let is_trusted = was_trusted_recently(&journal, first.wall).await.unwrap_or_else(|error| {
-            tracing::error!(%error, "cannot read the last trusted time from the journal");
-            false
-        });
+        let is_trusted =
+            was_trusted_recently(&run_store, first.wall).await.unwrap_or_else(|error| {
+                tracing::error!(%error, "cannot read the last trusted time from the run store");
+                false
+            });
         if !is_trusted {
             tracing::warn!(
                 now = %humantime::format_rfc3339_seconds(first.wall),
@@ -29,7 +30,7 @@ impl RetentionClock {
                 "the clock is not trusted yet; nothing is deleted by age until it has run steadily for the time in `wait`"
             );
         }
-        Self { journal, wall: WallClock::new(first, is_trusted), noted: None }
+        Self { run_store, wall: WallClock::new(first, is_trusted), noted: None }
     }
 
     /// Returns whether the clock is trusted now.
@@ -58,37 +59,39 @@ impl RetentionClock {
         if self.noted.is_some_and(|noted| now.monotonic.duration_since(noted) < NOTE_INTERVAL) {
             return;
         }
-        match self.journal.note_time(now.wall).await {
+        match self.run_store.note_time(now.wall).await {
             Ok(()) => self.noted = Some(now.monotonic),
-            Err(error) => tracing::error!(%error, "cannot write the trusted time into the journal"),
+            Err(error) => {
+                tracing::error!(%error, "cannot write the trusted time into the run store")
+            }
         }
     }
 }
 
-/// Writes the time into a new journal. The caller does so before the first run is in the journal. If the journal had a
+/// Writes the time into a new run store. The caller does so before the first run is in the run store. If the run store had a
 /// run and no time, the next process could not decide whether to trust the clock.
 ///
 /// # Errors
-/// Returns an error if the journal cannot be read or written.
-pub(super) async fn note_first(journal: &RunStore) -> Result<(), db::DatabaseError> {
-    if journal.noted_time().await?.is_none() && is_empty(journal).await? {
-        journal.note_time(SystemTime::now()).await?;
+/// Returns an error if the run store cannot be read or written.
+pub(super) async fn note_first(run_store: &RunStore) -> Result<(), db::DatabaseError> {
+    if run_store.noted_time().await?.is_none() && is_empty(run_store).await? {
+        run_store.note_time(SystemTime::now()).await?;
     }
     Ok(())
 }
 
-async fn is_empty(journal: &RunStore) -> Result<bool, db::DatabaseError> {
-    Ok(journal.list_runs(RunFilter { limit: 1, ..RunFilter::default() }).await?.is_empty())
+async fn is_empty(run_store: &RunStore) -> Result<bool, db::DatabaseError> {
+    Ok(run_store.list_runs(RunFilter { limit: 1, ..RunFilter::default() }).await?.is_empty())
 }
 
-/// Returns true if the noted time of an earlier process confirms the clock, or if the journal is new.
+/// Returns true if the noted time of an earlier process confirms the clock, or if the run store is new.
 async fn was_trusted_recently(
-    journal: &RunStore,
+    run_store: &RunStore,
     now: SystemTime,
 ) -> Result<bool, db::DatabaseError> {
-    match journal.noted_time().await? {
+    match run_store.noted_time().await? {
         Some(known) => Ok(is_plausible_successor(known, now)),
-        None => is_empty(journal).await,
+        None => is_empty(run_store).await,
     }
 }
 

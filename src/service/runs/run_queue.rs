@@ -1,7 +1,7 @@
 //! The places of running runs, and the queue of runs that wait for a place.
 //!
 //! A free place goes to the grants in turn, and within a grant to the run that was accepted first. A grant that has its
-//! own maximum of running runs is passed over, and keeps its turn. The rows of the journal in the state `queued` are the
+//! own maximum of running runs is passed over, and keeps its turn. The rows of the run store in the state `queued` are the
 //! queue; this module has their order in memory, and a new process makes it again from the rows.
 //!
 //! **Invariant:** no place is free while a run waits that its grant allows to begin.

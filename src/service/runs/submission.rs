@@ -24,7 +24,7 @@ use crate::runner::long_running::{SandboxKey, SandboxKeyScope};
 use crate::runner::{ChatMessage, ChatRole, GatewayOverrides, GatewayServer, RunPlan, RunRequest};
 use crate::sandbox::spec::LimitOverrides as Limited;
 
-/// A client's request for a run, after its grant was checked. The journal stores the submission as JSON, and
+/// A client's request for a run, after its grant was checked. The run store stores the submission as JSON, and
 /// [`RunSubmission::resolve`] makes the run's plan from it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RunSubmission {
@@ -104,7 +104,7 @@ impl RunSubmission {
         self
     }
 
-    /// Returns the submission without messages and environment, as the journal stores it after the run has begun.
+    /// Returns the submission without messages and environment, as the run store stores it after the run has begun.
     pub(super) fn without_content(&self) -> Self {
         Self { messages: vec![], env: BTreeMap::new(), ..self.clone() }
     }

@@ -1,4 +1,4 @@
-//! One run as a row of the journal.
+//! One run as a row of the run store.
 
 use rusqlite::types::{ToSqlOutput, Type};
 use rusqlite::{Connection, Row as Columns, ToSql, params_from_iter};
@@ -10,7 +10,7 @@ use super::spending::SpendingCaps;
 use crate::llm::budget::Nanodollars;
 use crate::telemetry::audit::seal::AuditLogSeal;
 
-/// A new run for the journal.
+/// A new run for the run store.
 #[derive(Clone, Debug)]
 pub struct NewRunRow {
     /// The run's id, which the service generates.

@@ -1,8 +1,8 @@
-//! The journal's tables.
+//! The run store's tables.
 
 use crate::base::db::DatabaseSchema;
 
-/// The journal's schema for [`Database::open`](crate::base::db::SqliteDatabase::open_database).
+/// The run store's schema for [`Database::open`](crate::base::db::SqliteDatabase::open_database).
 pub const SCHEMA: DatabaseSchema = DatabaseSchema { module: "journal", migrations: MIGRATIONS };
 
 /// The bytes of an ended run's records, in a statement on the table `run`. The constants are our estimates of what a row

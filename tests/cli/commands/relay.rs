@@ -67,7 +67,7 @@ fn an_empty_outbox_is_no_error() {
     assert_eq!(code, 2);
     let status = relay(&state, place.path(), &["status"]);
     assert_eq!((status.0, status.1.as_str()), (0, "everything is delivered\n"));
-    insta::assert_snapshot!(said, @"error: there is no relay `nobody`; `cogni-gateway relay status` lists them");
+    insta::assert_snapshot!(said, @r"error: no delivery `nobody` found; `cogni-gateway relay status` lists the deliveries");
     // New rules can be applied only to work that the operator has named.
     let (code, said) = relay(&state, place.path(), &["retry", "--due", "--new-rules"]);
     assert!(code == 2 && said.contains("cannot be used with"), "{said}");

@@ -32,7 +32,7 @@ fn a_git_without_end_is_ended() {
     insta::assert_snapshot!(late.unwrap_err(), @"`git hash-object` has taken longer than 300ms");
     let limits = GitLimits { output_bytes: 10, ..GitLimits::default() };
     let loud = git.subcommand("help").arg("-a").limits(limits).execute();
-    insta::assert_snapshot!(loud.unwrap_err(), @"`git help` has said more than 10 bytes");
+    insta::assert_snapshot!(loud.unwrap_err(), @"`git help` has printed more than 10 bytes");
 }
 
 /// L4, L7: If git was killed from outside, its result is unknown. If git reached a limit, the limit is the result.

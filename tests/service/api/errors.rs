@@ -104,8 +104,8 @@ async fn malformed_requests_are_refused_in_the_same_shape() {
     let deleted = grant.ask(Method::DELETE, "/api/v1/runs", "", &[]).await;
     assert_eq!((deleted.status.as_u16(), deleted.header("allow")), (405, Some("POST,GET,HEAD")));
     insta::assert_snapshot!(messages, @r"
-    no such path: 404 no_such_path: there is nothing at this path; `GET /api/v1/openapi.json` says what there is
-    another method: 405 method_not_allowed: this path knows other methods; `Allow` names them
+    no such path: 404 no_such_path: no such path; `GET /api/v1/openapi.json` lists all paths
+    another method: 405 method_not_allowed: this path does not take this method; the header `Allow` lists its methods
     no JSON: 400 invalid_json: the body is not JSON: EOF while parsing an object at line 1 column 1
     nothing: 400 invalid_json: the body is not JSON: EOF while parsing a value at line 1 column 0
     a field missing: 422 invalid_request: field `agent` is missing; give it
@@ -114,16 +114,16 @@ async fn malformed_requests_are_refused_in_the_same_shape() {
     a number for a text: 422 invalid_request: `graphName` is 7; give a text
     a key of the metadata twice: 422 invalid_request: duplicate key `team` at byte 104
     deeper, in a chat: 422 invalid_request: duplicate key `b` at byte 96
-    nothing to answer: 422 invalid_request: `messages` is empty; there is nothing to answer
-    a model with a character that is not seen: 422 invalid_request: `model` has 1 to 256 characters, and none that cannot be seen
+    nothing to answer: 422 invalid_request: `messages` is empty; give at least one message
+    a model with a character that is not seen: 422 invalid_request: `model` is invalid: give 1 to 256 visible characters
     no such agent: 422 no_such_agent: there is no agent `sandbox:none`; there is `sandbox:agent`, `sandbox:openclaw`
-    no number: 400 invalid_parameter: the query is not understood: limit: give a whole number
-    an unknown parameter: 400 invalid_parameter: the query is not understood: page: unknown field `page`, expected one of `agent`, `state`, `cursor`, `limit`
+    no number: 400 invalid_parameter: invalid query: limit: give a whole number
+    an unknown parameter: 400 invalid_parameter: invalid query: page: unknown field `page`, expected one of `agent`, `state`, `cursor`, `limit`
     no such run: 404 not_found: there is no run `run-7` that this grant can see
     a path that is not UTF-8: 400 invalid_parameter: the path is not UTF-8
     too large: 413 body_too_large: the body is larger than 1048576 bytes
-    not JSON, it says: 415 unsupported_media_type: a body is sent as `Content-Type: application/json`
-    an odd key: 400 invalid_parameter: `Idempotency-Key` has 1 to 255 visible characters
+    not JSON, it says: 415 unsupported_media_type: the body's content type is not supported; send `Content-Type: application/json`
+    an odd key: 400 invalid_parameter: `Idempotency-Key` is invalid: give 1 to 255 visible ASCII characters
     ");
     setup.stop(service);
 }

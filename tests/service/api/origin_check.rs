@@ -41,9 +41,9 @@ async fn a_page_in_a_browser_cannot_use_a_service_without_grants() {
     }
     let run = asked_by("http://evil.example");
     let (_, body) = answered(&client, &run.0, &run.1).await;
-    insta::assert_snapshot!(body, @r#"{"error":{"code":"forbidden_origin","message":"this service asks for no grant, so no page of another place may ask it"}}"#);
+    insta::assert_snapshot!(body, @r#"{"error":{"code":"forbidden_origin","message":"the request's origin is refused: a service without grants serves no pages of other origins"}}"#);
     let (_, body) = answered(&client, "GET /healthz HTTP/1.1\r\nhost: evil.example", "").await;
-    insta::assert_snapshot!(body, @r#"{"error":{"code":"forbidden_host","message":"this service asks for no grant, so it is asked as `localhost` or by a loopback address only"}}"#);
+    insta::assert_snapshot!(body, @r#"{"error":{"code":"forbidden_host","message":"the request's host is refused: a service without grants serves only requests to `localhost` or a loopback address"}}"#);
     let listed = client.get("/api/v1/runs").await.json();
     assert_eq!(listed["runs"], json!([]), "nothing has begun");
     setup.stop(service);

@@ -206,7 +206,7 @@ async fn a_page_continues_from_a_run_of_its_reader() {
     assert_eq!(other.get(&after(&run)).await.status, 400);
     let refused = grant.get(&after("nonsense")).await;
     assert_eq!(refused.status, 400);
-    insta::assert_snapshot!(refused.text(), @r#"{"error":{"code":"invalid_parameter","message":"`cursor` is the `next` of a page before"}}"#);
+    insta::assert_snapshot!(refused.text(), @r#"{"error":{"code":"invalid_parameter","message":"`cursor` is invalid: give the value of `next` of the page before"}}"#);
     let nameless =
         json!({"agent": "sandbox:agent", "messages": [{"role": "user", "content": "hello"}]});
     let refused = grant.post("/api/v1/runs", &nameless).await;
@@ -235,7 +235,7 @@ async fn work_without_a_branch_is_reported_or_refused() {
         assert_eq!(refused.status, 422, "{more}: {}", refused.text());
     }
     let refused = service.post("/api/v1/runs", &with(json!({"base": "main"}))).await;
-    insta::assert_snapshot!(refused.text(), @r#"{"error":{"code":"invalid_request","message":"`base` is for work that goes to a branch; name its repository, and its key"}}"#);
+    insta::assert_snapshot!(refused.text(), @r#"{"error":{"code":"invalid_request","message":"`base` needs a branch; give `repo`, and `branch_key` or `work_item`"}}"#);
     let run = service.run(&with(json!({ "repo": repo }))).await;
     let ended = service.ended(&run).await;
     let came = (&ended["error_code"], &ended["result"]["relay"]);

@@ -57,7 +57,7 @@ async fn a_grant_watches_no_more_runs_than_it_may() {
     assert_eq!(watching.status, 200);
     let refused = grant.get(&path).await;
     assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (429, Some("1")));
-    insta::assert_snapshot!(refused.text(), @r#"{"error":{"code":"too_many_watchers","message":"this grant may watch 1 runs at the same time, and does; wait for one to end"}}"#);
+    insta::assert_snapshot!(refused.text(), @r#"{"error":{"code":"too_many_watchers","message":"too many event streams: this grant may follow 1 runs at the same time; wait until one has ended"}}"#);
     assert_eq!(grant.post("/api/v1/ai/chat", &chat("fake")).await.status, 429);
     let listed = grant.get("/api/v1/runs").await.json();
     assert_eq!(listed["runs"].as_array().unwrap().len(), 1, "nothing has begun: {listed}");
@@ -91,7 +91,7 @@ async fn a_grant_reads_no_more_files_than_it_may() {
     }
     let refused = grant.get(&paths[0]).await;
     assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (429, Some("1")));
-    insta::assert_snapshot!(refused.text(), @r#"{"error":{"code":"too_many_downloads","message":"this grant may read 4 files at the same time, and does; wait for one to end"}}"#);
+    insta::assert_snapshot!(refused.text(), @r#"{"error":{"code":"too_many_downloads","message":"too many downloads: this grant may read 4 files at the same time; wait until one has ended"}}"#);
     let answer = other.start(request(Method::GET, &paths[1], "", &[])).await.unwrap();
     assert_eq!(answer.status, 200);
     drop((reading, answer));

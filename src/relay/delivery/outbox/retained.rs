@@ -65,9 +65,9 @@ impl DeliveryOutbox {
             let old = old.query_map([to_millis(before)], |row| row.get::<_, String>(0))?;
             old.collect::<Result<Vec<_>, _>>()?
         };
-        let desks = self.workspaces()?.into_iter();
-        let left = desks.filter(|desk| !desk.needs_collection() && desk.created < before);
-        let old: Vec<_> = old.into_iter().chain(left.map(|desk| desk.id)).collect();
+        let rows = self.workspaces()?.into_iter();
+        let left = rows.filter(|row| !row.needs_collection() && row.created < before);
+        let old: Vec<_> = old.into_iter().chain(left.map(|row| row.id)).collect();
         let mut failure = None;
         for id in &old {
             if let Err(error) = self.discard_item(id) {

@@ -84,7 +84,7 @@ pub enum ReviewAction {
 /// An error of a settings file.
 #[derive(Debug, thiserror::Error)]
 pub enum RelayConfigError {
-    #[error("the relay's settings cannot be read")]
+    #[error("cannot read the relay's settings")]
     Toml(#[from] toml::de::Error),
     #[error("a secret's pattern is no regular expression")]
     Pattern(#[from] regex::Error),

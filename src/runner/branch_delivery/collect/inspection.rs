@@ -35,7 +35,7 @@ pub(super) enum WorkspaceContent {
 /// The inspection of one workspace.
 pub(super) struct WorkspaceInspection<'a> {
     extractor: &'a WorkExtractor,
-    desk: &'a WorkspaceRow,
+    row: &'a WorkspaceRow,
     place: &'a ArtifactDir,
     commands: ExtractCommandSet,
     /// The list of ignored files, if it was requested together with the uncommitted files.
@@ -54,7 +54,7 @@ impl<'a> WorkspaceInspection<'a> {
             RELAY_REPOSITORY_TARGET,
             limits,
         );
-        Self { extractor, desk: row, place: artifacts, commands, ignored: None }
+        Self { extractor, row, place: artifacts, commands, ignored: None }
     }
 
     /// Looks at the repository, and exports the commits of the run's branch.
@@ -101,7 +101,7 @@ impl<'a> WorkspaceInspection<'a> {
 
     /// Looks at the files of a workspace without commits.
     async fn inspect_files(&mut self, head: &[u8]) -> anyhow::Result<WorkspaceContent> {
-        let head = ObjectId::parse(head.trim_ascii_end()).unwrap_or(self.desk.plan.state.start);
+        let head = ObjectId::parse(head.trim_ascii_end()).unwrap_or(self.row.plan.state.start);
         let files = [&self.commands.uncommitted, &self.commands.ignored]
             .map(|command| (command, OutputTarget::Memory));
         let results = Box::pin(self.extractor.run_commands(files, Some(head))).await?;
@@ -117,7 +117,7 @@ impl<'a> WorkspaceInspection<'a> {
     /// Removes the ignored files from a workspace that is retained and that only this run uses: builds, caches and
     /// dependencies, which can be made again. If git cannot list the ignored files, keeps and logs them.
     pub(super) async fn remove_ignored_files(&mut self) {
-        if !self.desk.is_exclusive() {
+        if !self.row.is_exclusive() {
             return;
         }
         let removed = async {
@@ -125,19 +125,19 @@ impl<'a> WorkspaceInspection<'a> {
                 Some(listed) => listed?,
                 None => self.list_ignored_files().await?,
             };
-            let workspace = self.desk.workspace.clone();
+            let workspace = self.row.workspace.clone();
             let remove = move || {
                 ignored_paths(&listed).try_for_each(|name| dir_tree::remove_below(&workspace, name))
             };
             anyhow::Ok(spawn_blocking(remove).await??)
         };
         if let Err(error) = removed.await {
-            tracing::warn!(relay = self.desk.id, "what git ignores is kept, too: {error:#}");
+            tracing::warn!(relay = self.row.id, "what git ignores is kept, too: {error:#}");
         }
     }
 
     async fn list_ignored_files(&self) -> anyhow::Result<Vec<u8>> {
-        let start = self.desk.plan.state.start;
+        let start = self.row.plan.state.start;
         let command = [(&self.commands.ignored, OutputTarget::Memory)];
         let [listed] = Box::pin(self.extractor.run_commands(command, Some(start))).await?;
         listed
