@@ -168,7 +168,7 @@ fn count(case: &Case, times: u32) -> Result<u64> {
 }
 
 /// Reads frames of one event each, with varying texts or numbers.
-fn frames(stream: &Stream, usage_chunk: UsageChunkMode, is_limited: bool, times: u32) {
+fn frames(stream: &CountedStream, usage_chunk: UsageChunkMode, is_limited: bool, times: u32) {
     let mut observer = ResponseObserver::new(stream.route, ResponseFormat::Sse, usage_chunk);
     if is_limited {
         let output = Tokens(u64::MAX);
@@ -226,22 +226,22 @@ fn requests(size: usize, frame: usize, times: u32) {
     }
 }
 
-struct Stream {
+struct CountedStream {
     route: GatewayRoute,
     event: &'static str,
 }
 
-const CHAT: Stream = Stream {
+const CHAT: CountedStream = CountedStream {
     route: GatewayRoute::ChatCompletions,
     event: "data: {\"id\":\"chatcmpl-9c1f5f6e2b7a4d0e8a3b\",\"object\":\"chat.completion.chunk\",\"created\":1763769600,\"model\":\"gpt-5-mini\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"TEXT\"},\"finish_reason\":null}],\"usage\":null}\n\n",
 };
 
-const MESSAGES: Stream = Stream {
+const MESSAGES: CountedStream = CountedStream {
     route: GatewayRoute::Messages,
     event: "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":0,\"delta\":{\"type\":\"text_delta\",\"text\":\"TEXT\"}}\n\n",
 };
 
-const RESPONSES: Stream = Stream {
+const RESPONSES: CountedStream = CountedStream {
     route: GatewayRoute::Responses,
     event: "event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\"sequence_number\":NUMBER,\"item_id\":\"msg_68f0c0ffee\",\"output_index\":0,\"content_index\":0,\"delta\":\"TEXT\",\"logprobs\":[],\"obfuscation\":\"x8Ub2QTEXT\"}\n\n",
 };

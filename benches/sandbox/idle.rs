@@ -2,11 +2,11 @@
 
 use std::fs;
 
-use super::{Subject, Way};
+use super::{StartSubject, Way};
 
-pub(super) fn print(subjects: &[Subject]) {
+pub(super) fn print(subjects: &[StartSubject]) {
     println!("\nKiB of one that waits: resident, and its share of what others have too");
-    for Subject { name, way, .. } in subjects {
+    for StartSubject { name, way, .. } in subjects {
         let Ok(Way::OwnDriver(ours)) = way else { continue };
         if !ours.is_warm() {
             continue;

@@ -39,7 +39,7 @@ struct RunTimes {
 }
 
 /// A way to run the program, or the reason why this machine does not have it.
-struct Subject {
+struct StartSubject {
     name: &'static str,
     way: Result<Way, String>,
     took: Vec<RunTimes>,
@@ -50,7 +50,7 @@ enum Way {
     Other(other_runtimes::Bundle),
 }
 
-struct Scale {
+struct StartScale {
     rounds: usize,
     parallel: &'static [usize],
     runs: usize,
@@ -64,9 +64,9 @@ fn main() {
     };
     let has = |name: &str| arguments.iter().any(|argument| argument == name);
     let mut scale = match (has("--test"), has("--quick")) {
-        (true, _) => Scale { rounds: 1, parallel: &[1], runs: 1 },
-        (_, true) => Scale { rounds: 5, parallel: &[1, 8], runs: 8 },
-        _ => Scale { rounds: 100, parallel: &[1, 8, 32], runs: 64 },
+        (true, _) => StartScale { rounds: 1, parallel: &[1], runs: 1 },
+        (_, true) => StartScale { rounds: 5, parallel: &[1, 8], runs: 8 },
+        _ => StartScale { rounds: 100, parallel: &[1, 8, 32], runs: 64 },
     };
     if let Some(rounds) = value("--rounds") {
         scale.rounds = rounds.parse().expect("`--rounds` is a number");
@@ -82,7 +82,7 @@ fn main() {
     for round in 0..scale.rounds {
         for place in 0..subjects.len() {
             let place = (place + round) % subjects.len();
-            let Subject { way, took, .. } = &mut subjects[place];
+            let StartSubject { way, took, .. } = &mut subjects[place];
             if let Ok(way) = way {
                 took.push(way.once());
             }
@@ -100,8 +100,8 @@ fn main() {
     runtime.shutdown_timeout(Duration::from_secs(5));
 }
 
-fn subjects(path: &std::path::Path) -> Vec<Subject> {
-    let subject = |name, way| Subject { name, way, took: vec![] };
+fn subjects(path: &std::path::Path) -> Vec<StartSubject> {
+    let subject = |name, way| StartSubject { name, way, took: vec![] };
     let ours = |name, driver: &Result<_, String>, is_warm| {
         let made = driver
             .clone()
@@ -141,13 +141,13 @@ impl Way {
     }
 }
 
-fn print_times(subjects: &[Subject]) {
+fn print_times(subjects: &[StartSubject]) {
     println!(
         "{:18} {:>10} {:>10} {:>10} {:>10} {:>13}",
         "milliseconds", "first p50", "p99", "whole p50", "p99", "of docker run"
     );
     let base = subjects.iter().find(|subject| subject.name == "docker run");
-    for Subject { name, way, took } in subjects {
+    for StartSubject { name, way, took } in subjects {
         if let Err(why) = way {
             println!("{name:18} not here: {why}");
             continue;
@@ -170,9 +170,9 @@ fn print_times(subjects: &[Subject]) {
     }
 }
 
-fn print_rates(subjects: &[Subject], scale: &Scale) {
+fn print_rates(subjects: &[StartSubject], scale: &StartScale) {
     println!("\nruns in a second, so many at a time");
-    for Subject { name, way, .. } in subjects {
+    for StartSubject { name, way, .. } in subjects {
         let Ok(way) = way else { continue };
         let rates = scale.parallel.iter().filter_map(|parallel| {
             let rate = way.rate(*parallel, scale.runs.max(*parallel))?;

@@ -26,7 +26,7 @@ use serde_json::{Value, json};
 
 use served::Served;
 
-struct Scale {
+struct ServiceScale {
     admissions: usize,
     words: usize,
     idle: usize,
@@ -40,9 +40,11 @@ fn main() {
     let at = arguments.iter().position(|argument| argument == "--run-dir");
     let run_dir = at.and_then(|at| arguments.get(at + 1)).map_or("/dev/shm", String::as_str);
     let scale = match (has("--test"), has("--quick")) {
-        (true, _) => Scale { admissions: 4, words: 5, idle: 4, live: 2, requests: 20 },
-        (_, true) => Scale { admissions: 64, words: 100, idle: 100, live: 50, requests: 1000 },
-        _ => Scale { admissions: 256, words: 500, idle: 1000, live: 200, requests: 5000 },
+        (true, _) => ServiceScale { admissions: 4, words: 5, idle: 4, live: 2, requests: 20 },
+        (_, true) => {
+            ServiceScale { admissions: 64, words: 100, idle: 100, live: 50, requests: 1000 }
+        }
+        _ => ServiceScale { admissions: 256, words: 500, idle: 1000, live: 200, requests: 5000 },
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -56,7 +58,7 @@ fn main() {
 }
 
 /// Measures from the first request to the last answer, and to the end of the last run.
-async fn admissions(served: &Served, scale: &Scale) {
+async fn admissions(served: &Served, scale: &ServiceScale) {
     let begun = Instant::now();
     let asked = stream::iter(0..scale.admissions).map(|_| served.run("bench:true"));
     let runs: Vec<_> = asked.buffer_unordered(16).collect().await;
@@ -72,7 +74,7 @@ async fn admissions(served: &Served, scale: &Scale) {
 }
 
 /// Measures from an agent's print to a client's read.
-async fn latency(served: &Served, scale: &Scale) {
+async fn latency(served: &Served, scale: &ServiceScale) {
     let run = served.run_with("bench:talk", &scale.words.to_string()).await;
     let mut late = vec![];
     served
@@ -87,7 +89,7 @@ async fn latency(served: &Served, scale: &Scale) {
 }
 
 /// Measures runs that do nothing.
-async fn idle(served: &Served, scale: &Scale) {
+async fn idle(served: &Served, scale: &ServiceScale) {
     let before = served.memory();
     let asked = stream::iter(0..scale.idle).map(|_| served.run("bench:wait"));
     let runs: Vec<_> = asked.buffer_unordered(16).collect().await;
@@ -105,7 +107,7 @@ async fn idle(served: &Served, scale: &Scale) {
 }
 
 /// Measures the API while other runs are open.
-async fn api(served: &Served, scale: &Scale) {
+async fn api(served: &Served, scale: &ServiceScale) {
     let asked = stream::iter(0..scale.live).map(|_| served.run("bench:wait"));
     let runs: Vec<_> = asked.buffer_unordered(16).collect().await;
     join_all(runs.iter().map(|run| served.begun(run))).await;

@@ -19,18 +19,18 @@ use crate::table::{Table, Value};
 
 /// The numbers of runs and streams.
 #[derive(Clone, Copy)]
-struct Scale {
+struct ManyScale {
     runs: usize,
     streams: usize,
     chunks: u32,
 }
 
-impl Scale {
+impl ManyScale {
     const FULL: Self = Self { runs: 10_000, streams: 1000, chunks: 60 };
     const QUICK: Self = Self { runs: 200, streams: 20, chunks: 10 };
 }
 
-impl Scale {
+impl ManyScale {
     /// One run in this many streams.
     fn stride(self) -> usize {
         self.runs / self.streams
@@ -39,7 +39,7 @@ impl Scale {
 
 /// Measures one process with that many runs and prints a table.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let scale = if arguments.quick { Scale::QUICK } else { Scale::FULL };
+    let scale = if arguments.quick { ManyScale::QUICK } else { ManyScale::FULL };
     meter::raise_file_limit()?;
     meter::confine(arguments.cpus)?;
     let provider = Provider::start()?;
@@ -54,9 +54,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 }
 
 /// Measures the process while nothing happens on any socket.
-fn idle(scale: Scale, provider: &Provider) -> Result<Vec<Value>> {
-    let alone = Host::start(1, 1, provider)?.tree.memory()?;
-    let host = Host::start(scale.runs, scale.stride(), provider)?;
+fn idle(scale: ManyScale, provider: &Provider) -> Result<Vec<Value>> {
+    let alone = ManyHost::start(1, 1, provider)?.tree.memory()?;
+    let host = ManyHost::start(scale.runs, scale.stride(), provider)?;
     let all = host.tree.memory()?;
     let before = host.tree.cpu()?;
     pause(LOOK);
@@ -72,8 +72,8 @@ fn idle(scale: Scale, provider: &Provider) -> Result<Vec<Value>> {
 }
 
 /// Measures one stream on each of some sockets, at the pace of a slow model.
-fn streaming(scale: Scale, provider: &Provider) -> Result<Vec<Value>> {
-    let host = Host::start(scale.runs, scale.stride(), provider)?;
+fn streaming(scale: ManyScale, provider: &Provider) -> Result<Vec<Value>> {
+    let host = ManyHost::start(scale.runs, scale.stride(), provider)?;
     let idle = host.tree.memory()?;
     let runs = (0..scale.runs).step_by(scale.stride());
     let sockets: Vec<PathBuf> = runs.map(|run| host::socket(host.dir.path(), run)).collect();
@@ -106,7 +106,7 @@ fn streaming(scale: Scale, provider: &Provider) -> Result<Vec<Value>> {
 }
 
 /// The process with the runs.
-struct Host {
+struct ManyHost {
     child: Child,
     tree: Tree,
     /// The time from the start of the process until the last socket was bound, in nanoseconds.
@@ -114,7 +114,7 @@ struct Host {
     dir: TempDir,
 }
 
-impl Host {
+impl ManyHost {
     fn start(runs: usize, stride: usize, provider: &Provider) -> Result<Self> {
         let dir = TempDir::new()?;
         let mut command = Command::new(std::env::current_exe()?);
@@ -133,7 +133,7 @@ impl Host {
     }
 }
 
-impl Drop for Host {
+impl Drop for ManyHost {
     fn drop(&mut self) {
         // Closing its stdin ends the process.
         drop(self.child.stdin.take());

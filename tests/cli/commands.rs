@@ -65,8 +65,8 @@ fn wrong_use_is_explained() {
 #[test]
 fn a_socket_that_cannot_be_given_away_is_removed() {
     let place = tempfile::tempdir_in("/tmp").unwrap();
-    let nobody = 65534;
-    std::os::unix::fs::chown(place.path(), Some(nobody), Some(nobody)).unwrap();
+    let unprivileged = 65534;
+    std::os::unix::fs::chown(place.path(), Some(unprivileged), Some(unprivileged)).unwrap();
     let binary = place.path().join("cogni-gateway");
     fs::copy(BINARY, &binary).unwrap();
     let socket = place.path().join("llm.sock");
@@ -76,8 +76,8 @@ fn a_socket_that_cannot_be_given_away_is_removed() {
         .envs([("RUN_ID", "run-1"), ("BILLING_ACCOUNT_ID", "a"), ("LITELLM_MASTER_KEY", "sk")])
         .env("SOCKET_PATH", &socket)
         .env("SOCKET_OWNER", "0")
-        .uid(nobody)
-        .gid(nobody)
+        .uid(unprivileged)
+        .gid(unprivileged)
         .output()
         .unwrap();
     let said = String::from_utf8(output.stderr).unwrap();

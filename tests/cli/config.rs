@@ -19,7 +19,7 @@ fn every_setting_can_be_given_in_each_way() {
             CommandInput::default().with("RUN_ID", "r").with(name, value).read().unwrap();
         assert_ne!(plain, variable, "{name} does nothing");
         if setting.is_secret {
-            let path = TempFile::holding(value);
+            let path = ConfigTempFile::holding(value);
             let by_flag = CommandInput::default().flag(&setting.flag_name(), path.path()).read();
             // A secret must be given only once.
             let twice = by_flag.is_err() && name == "LITELLM_MASTER_KEY";
@@ -43,7 +43,7 @@ fn every_setting_can_be_given_in_each_way() {
             .unwrap();
         assert_eq!(flag, variable, "--{}", setting.flag_name());
         if let Some(file) = file {
-            let path = TempFile::holding(file);
+            let path = ConfigTempFile::holding(file);
             let file = CommandInput::default()
                 .with("RUN_ID", "r")
                 .flag("config", path.path())
@@ -58,8 +58,9 @@ fn every_setting_can_be_given_in_each_way() {
 /// G2: A flag overrides its variable, and a variable overrides the file.
 #[test]
 fn a_flag_wins_over_a_variable_and_a_variable_over_the_file() {
-    let file =
-        TempFile::holding("[budget]\nmax_turns = 1\nmax_concurrent = 1\nrequests_per_minute = 1");
+    let file = ConfigTempFile::holding(
+        "[budget]\nmax_turns = 1\nmax_concurrent = 1\nrequests_per_minute = 1",
+    );
     let config = CommandInput::default()
         .with("CONFIG", file.path())
         .with("MAX_CONCURRENT", "2")
@@ -88,7 +89,7 @@ fn a_budget_that_a_restart_would_reset_is_refused() {
 #[test]
 fn a_duration_beyond_every_clock_is_refused() {
     for (table, name) in [("budget", "deadline"), ("upstream", "idle_timeout")] {
-        let file = TempFile::holding(&format!("[{table}]\n{name} = '584000000000years'"));
+        let file = ConfigTempFile::holding(&format!("[{table}]\n{name} = '584000000000years'"));
         let error = CommandInput::default().with("CONFIG", file.path()).error();
         assert!(error.starts_with(&format!("`{table}.{name}` is `")), "{error}");
         assert!(error.ends_with("give at most 36500 days"), "{error}");
@@ -98,7 +99,7 @@ fn a_duration_beyond_every_clock_is_refused() {
 /// G15: One body of the maximum size must fit into the run's memory limit.
 #[test]
 fn a_body_that_never_fits_is_refused() {
-    let file = TempFile::holding("[policy]\nmax_body_bytes = 200000000");
+    let file = ConfigTempFile::holding("[policy]\nmax_body_bytes = 200000000");
     let error = CommandInput::default().with("CONFIG", file.path()).error();
     insta::assert_snapshot!(error, @"`policy.max_body_bytes` is `200000000` and `server.max_run_body_bytes` is `104857600`; one body must fit, so raise the second or lower the first");
 }
@@ -214,7 +215,7 @@ fn other_upstreams_need_no_account() {
 /// G2: A secret is given once, and never printed.
 #[test]
 fn secrets_are_given_once_and_never_shown() {
-    let file = TempFile::holding("sk-secret\n");
+    let file = ConfigTempFile::holding("sk-secret\n");
     let by_file =
         CommandInput::bare().with("RUN_ID", "r").with("LITELLM_MASTER_KEY_FILE", file.path());
     let config = by_file.read().unwrap();
@@ -234,7 +235,7 @@ fn secrets_are_given_once_and_never_shown() {
 #[test]
 fn a_file_is_accepted_as_a_whole_or_not_at_all() {
     let error = |text: &str| {
-        let place = TempFile::holding(text);
+        let place = ConfigTempFile::holding(text);
         let error = CommandInput::default().with("CONFIG", place.path()).error();
         error.replace(place.path(), "[file]")
     };
@@ -329,9 +330,9 @@ impl CommandInput {
 }
 
 /// A file with this text.
-struct TempFile(tempfile::NamedTempFile);
+struct ConfigTempFile(tempfile::NamedTempFile);
 
-impl TempFile {
+impl ConfigTempFile {
     fn holding(text: &str) -> Self {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), text).unwrap();

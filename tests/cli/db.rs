@@ -91,7 +91,7 @@ async fn a_lost_transaction_writes_nothing_of_its_batch() {
     the database cannot be read or written: database or disk is full
     the database cannot be read or written: database or disk is full
     ");
-    assert_eq!(count(&database).await, 0, "somebody was told that it is not there");
+    assert_eq!(count(&database).await, 0, "a reader was told that the row does not exist");
     add(&database, "after").await.unwrap();
     assert_eq!(count(&database).await, 1);
 }

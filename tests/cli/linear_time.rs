@@ -63,7 +63,7 @@ const READERS: &[Reader] = &[
         pull_request,
     ),
     ("pull request: a title of blanks", MIB, |n| of(" \n", n / 2), pull_request),
-    ("pull request: marks that nobody ends", 65_000, |n| of("<!-- cogni:run ", n / 15), page),
+    ("pull request: marks without an end", 65_000, |n| of("<!-- cogni:run ", n / 15), page),
     ("pull request: many parts", 65_000, |n| of("<!-- cogni:run <!-- /cogni -->", n / 30), page),
     (
         "announced: lines",

@@ -23,7 +23,7 @@ pub(crate) const ATTEMPTS: &[Attempt] = &[
     attempt("any other namespace", |_| {
         Outcome::of(call(libc::SYS_unshare, libc::CLONE_NEWNS.into()))
     }),
-    attempt("somebody else's namespace", |_| Outcome::of(enter())),
+    attempt("another process's namespace", |_| Outcome::of(enter())),
     attempt("the kernel's keyring", |_| {
         denied(&[libc::SYS_keyctl, libc::SYS_add_key, libc::SYS_request_key])
     }),
@@ -58,7 +58,7 @@ pub(crate) const ATTEMPTS: &[Attempt] = &[
     attempt("watching the whole file system", |_| denied(&[libc::SYS_fanotify_init])),
     attempt("ports of the hardware", |_| denied(&[libc::SYS_ioperm, libc::SYS_iopl])),
     attempt("segments for 16 bits", |_| denied(&[libc::SYS_modify_ldt])),
-    attempt("calls that nobody knows yet", |_| denied(&[600, 1000])),
+    attempt("calls of later kernels", |_| denied(&[600, 1000])),
     attempt("calls by the numbers of x32", |_| x32()),
     attempt("calls by the numbers of i386", |_| i386()),
 ];

@@ -34,7 +34,7 @@ pub(crate) const ATTEMPTS: &[Attempt] = &[
     attempt("a socket to the kernel's crypto", |_| {
         Outcome::of(socket(libc::AF_ALG, libc::SOCK_SEQPACKET, 0))
     }),
-    attempt("netlink, whose queues nobody counts", |_| {
+    attempt("netlink, whose queues have no limit", |_| {
         Outcome::of(socket(libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_ROUTE))
     }),
     attempt("netlink beyond routes", |_| {
@@ -57,7 +57,7 @@ const fn attempt(what: &'static str, make: fn(&Facts) -> Outcome) -> Attempt {
 }
 
 fn untold(fact: &str) -> Outcome {
-    Outcome::Escaped(format!("nobody told `{fact}=`, so this was not tried"))
+    Outcome::Escaped(format!("`{fact}=` was not given, so this was not tried"))
 }
 
 fn tcp(address: &str) -> Outcome {

@@ -10,7 +10,7 @@ pub(crate) const ATTEMPTS: &[Attempt] = &[
     attempt("a signal to a process of the host", |facts| {
         match facts.get("host-pid").and_then(|pid| pid.parse().ok()) {
             Some(pid) => Outcome::of(signal(pid, 0)),
-            None => Outcome::Escaped("nobody told `host-pid=`, so this was not tried".to_owned()),
+            None => Outcome::Escaped("`host-pid=` was not given, so this was not tried".to_owned()),
         }
     }),
     attempt("killing the first process", |_| kill_first()),

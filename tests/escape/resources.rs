@@ -46,7 +46,7 @@ fn limit(resource: libc::__rlimit_resource_t, most: u64) -> Outcome {
 
 fn fork_bomb(facts: &Facts) -> Outcome {
     let Some(most) = facts.get("pids").and_then(|pids| pids.parse::<usize>().ok()) else {
-        return Outcome::Escaped("nobody told `pids=`, so this was not tried".to_owned());
+        return Outcome::Escaped("`pids=` was not given, so this was not tried".to_owned());
     };
     let mut children = vec![];
     let ended = loop {

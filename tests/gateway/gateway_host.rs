@@ -119,7 +119,7 @@ async fn prices_are_read_when_the_settings_are_loaded() {
     assert!(refused.starts_with("the prices cannot be used: "), "{refused}");
     assert_eq!(opened("run-3"), first, "what was refused is in force");
     fs::write(&prices, format!("{table}\n# changed\n")).unwrap();
-    assert_eq!(opened("run-4"), first, "what nobody has put in force is");
+    assert_eq!(opened("run-4"), first, "the policy that is not in force is");
     seats.reload_defaults(&base).unwrap();
     assert_ne!(opened("run-5"), first);
 }

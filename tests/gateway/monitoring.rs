@@ -128,7 +128,7 @@ fn every_panel_has_data_of_a_real_prometheus() {
     runtime.spawn(base::metrics::serve_pages(listener, pages, std::future::pending()));
 
     // Prometheus is configured with the discovery address only, not with the target.
-    let prometheus = Prometheus::start(target);
+    let prometheus = MonitoringPrometheus::start(target);
     let found = format!(r#"up{{instance="{target}", service="gateway-of-a-test"}} == 1"#);
     prometheus.wait_until(&found, |answer| {
         answer["data"]["result"].as_array().is_some_and(|series| series.len() == 1)
@@ -242,13 +242,13 @@ fn promtool(arguments: &[&str]) {
 }
 
 /// A Prometheus process that is stopped when dropped.
-struct Prometheus {
+struct MonitoringPrometheus {
     process: Child,
     address: SocketAddr,
     _folder: tempfile::TempDir,
 }
 
-impl Prometheus {
+impl MonitoringPrometheus {
     fn start(target: SocketAddr) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let config = dir.path().join("prometheus.yaml");
@@ -290,7 +290,7 @@ impl Prometheus {
     }
 }
 
-impl Drop for Prometheus {
+impl Drop for MonitoringPrometheus {
     fn drop(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();

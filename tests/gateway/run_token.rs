@@ -121,12 +121,15 @@ fn each_fault_of_a_token_has_its_own_error() {
 #[test]
 fn a_token_is_for_one_installation() {
     let name = "x".repeat(64);
-    let [nobody, eu, us] = [None, Some(&*name), Some("us-1")].map(|name| keys().for_audience(name));
+    let [no_audience, eu, us] =
+        [None, Some(&*name), Some("us-1")].map(|name| keys().for_audience(name));
     let run = "r".repeat(128);
     let mint = |keys: &RunTokenKeys| {
         keys.mint_token(&run, Duration::from_hours(1), None, at(NOW)).unwrap()
     };
-    for (own, others) in [(&nobody, [&eu, &us]), (&eu, [&nobody, &us]), (&us, [&eu, &nobody])] {
+    for (own, others) in
+        [(&no_audience, [&eu, &us]), (&eu, [&no_audience, &us]), (&us, [&eu, &no_audience])]
+    {
         let token = mint(own);
         assert!(own.verify_token(&token, at(NOW)).is_ok(), "{token}");
         for other in others {

@@ -12,7 +12,7 @@ use tempfile::tempdir;
 
 use crate::peers::setup::{KEY, ProxySetup, here, provider, through};
 use crate::support::process::{Process, wait_until};
-use setup::{Litellm, Postgres, Receiver, SECRET};
+use setup::{LitellmWithDatabase, Postgres, Receiver, SECRET};
 
 /// B1 to B4: The audit log, LiteLLM's callback and its spend logs agree about the same calls.
 #[test]
@@ -21,7 +21,8 @@ fn the_billing_store_and_litellm_agree() {
     let postgres = Postgres::start();
     let state = tempdir().unwrap();
     let receiver = Receiver::start(open(state.path()));
-    let litellm = Litellm::start(&provider.address, &postgres, (&receiver.endpoint(), SECRET));
+    let litellm =
+        LitellmWithDatabase::start(&provider.address, &postgres, (&receiver.endpoint(), SECRET));
     let prices = here("prices.toml").display().to_string();
     let setup = ProxySetup::start(&litellm.address, &[("PRICES_FILE", &prices)]);
 
@@ -80,7 +81,12 @@ fn the_billing_store_and_litellm_agree() {
 
 /// Reconciles until LiteLLM has written every call, which takes seconds. Returns the last report and the number of
 /// receipts that were written on the way.
-fn settled(state: &std::path::Path, litellm: &Litellm, named: &str, calls: u64) -> (Value, u64) {
+fn settled(
+    state: &std::path::Path,
+    litellm: &LitellmWithDatabase,
+    named: &str,
+    calls: u64,
+) -> (Value, u64) {
     let (mut last, mut written) = (Value::Null, 0);
     let mut reconcile = || {
         let output = run(state, litellm, &["reconcile", "--since", "1h", "--run", named, "--json"]);
@@ -142,7 +148,7 @@ fn receipts(receiver: &Receiver) -> Vec<(String, ChargeSource, u64)> {
 }
 
 /// Runs `cogni-gateway billing`; returns its output and exit status.
-fn run(state: &std::path::Path, litellm: &Litellm, arguments: &[&str]) -> String {
+fn run(state: &std::path::Path, litellm: &LitellmWithDatabase, arguments: &[&str]) -> String {
     let Output { status, stdout, stderr } = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"))
         .arg("billing")
         .args(arguments)

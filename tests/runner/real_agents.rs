@@ -53,7 +53,7 @@ async fn openclaw_runs_a_command_and_answers() {
     let paths: Vec<_> = requests.iter().map(|request| request.path.as_str()).collect();
     assert_eq!(paths, ["/v1/chat/completions"; 2]);
     let body = requests[0].body.as_ref().unwrap();
-    assert_eq!(tools(body), ALLOWED, "OpenClaw has a tool that nobody has allowed");
+    assert_eq!(tools(body), ALLOWED, "OpenClaw has a tool that is not allowed");
     let read = body["messages"].to_string();
     assert!(read.contains("Available deferred-schema tools: none."), "it could find other tools");
     for text in ["look `$(around)`", ".cogni/conversation.md", "no network", "Direct and exact"] {

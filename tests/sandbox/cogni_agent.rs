@@ -19,7 +19,7 @@ struct Agent {
     provider: model_provider::RunningProvider,
 }
 
-struct Ended {
+struct AgentEnd {
     code: i32,
     /// The parsed line of standard output.
     envelope: Value,
@@ -54,13 +54,13 @@ impl Agent {
         command
     }
 
-    async fn ask(&self, model: &str, options: &[&str]) -> Ended {
+    async fn ask(&self, model: &str, options: &[&str]) -> AgentEnd {
         let mut command = self.command(model, options);
-        tokio::task::spawn_blocking(move || Ended::of(&mut command)).await.unwrap()
+        tokio::task::spawn_blocking(move || AgentEnd::of(&mut command)).await.unwrap()
     }
 }
 
-impl Ended {
+impl AgentEnd {
     fn of(command: &mut Command) -> Self {
         let output = command.output().unwrap();
         let stdout = String::from_utf8(output.stdout).unwrap();
@@ -198,7 +198,7 @@ async fn errors_are_in_the_envelope() {
     lines.push(agent.ask("fake/tool=exec;obey=yes;output=9;fault=truncate@9", &[]).await.failure());
     for url in ["https://localhost/v1", "http://example.org/v1", "http://localhost:x"] {
         let mut command = agent.command("m", &[]);
-        lines.push(Ended::of(command.env("OPENAI_BASE_URL", url)).failure());
+        lines.push(AgentEnd::of(command.env("OPENAI_BASE_URL", url)).failure());
     }
     insta::assert_snapshot!(lines.join("\n"), @r#"
     1 {"kind":"no_conversation","message":"`.cogni/messages.json`: not valid JSON: EOF while parsing a value at line 1 column 0"}
@@ -219,8 +219,8 @@ async fn errors_are_in_the_envelope() {
     1 {"kind":"no_model","message":"`OPENAI_BASE_URL`: `http://localhost:x` is no place that a sandbox can reach; give one such as `http://localhost:8080/v1`"}
     "#);
     let mut command = agent.command("m", &[]);
-    let nobody = format!("http://localhost:{}", NO_LISTENER.port());
-    let ended = Ended::of(command.env("OPENAI_BASE_URL", nobody));
+    let no_listener = format!("http://localhost:{}", NO_LISTENER.port());
+    let ended = AgentEnd::of(command.env("OPENAI_BASE_URL", no_listener));
     assert_eq!(ended.envelope["meta"]["error"]["kind"], "unreachable");
     // Text that arrived before the error is not lost.
     let ended = agent.ask("fake/fault=truncate@2", &[]).await;

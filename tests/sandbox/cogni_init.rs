@@ -25,7 +25,7 @@ struct Sandbox {
 }
 
 /// The result of one start.
-struct Ended {
+struct InitEnd {
     code: Option<i32>,
     stdout: String,
     stderr: String,
@@ -70,22 +70,22 @@ impl Sandbox {
         command
     }
 
-    fn run(&self, argv: &[&str]) -> Ended {
-        Ended::of(&mut self.command(&[], argv))
+    fn run(&self, argv: &[&str]) -> InitEnd {
+        InitEnd::of(&mut self.command(&[], argv))
     }
 
-    fn script(&self, options: &[&str], script: &str) -> Ended {
-        Ended::of(&mut self.command(options, &["sh", "-c", script]))
+    fn script(&self, options: &[&str], script: &str) -> InitEnd {
+        InitEnd::of(&mut self.command(options, &["sh", "-c", script]))
     }
 }
 
-impl Ended {
+impl InitEnd {
     fn of(command: &mut Command) -> Self {
         command.output().unwrap().into()
     }
 }
 
-impl From<Output> for Ended {
+impl From<Output> for InitEnd {
     fn from(Output { status, stdout, stderr }: Output) -> Self {
         let text = |bytes| String::from_utf8(bytes).unwrap();
         Self { code: status.code(), stdout: text(stdout), stderr: text(stderr) }

@@ -390,7 +390,7 @@ fn a_users_grants_are_in_the_users_own_state() {
         command.args(["grant", "mint", "--name", "x", "--access", "read"]).args(flags);
         command.env_clear().env("HOME", dir.path());
         if rustix::process::geteuid().is_root() {
-            command.uid(NOBODY).gid(NOBODY);
+            command.uid(UNPRIVILEGED_USER).gid(UNPRIVILEGED_USER);
         }
         let output = command.output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -498,7 +498,7 @@ fn cogni(dir: &Path, arguments: &[&str]) -> (i32, String, String) {
 }
 
 /// The id of a user who is not root.
-const NOBODY: u32 = 65534;
+const UNPRIVILEGED_USER: u32 = 65534;
 
 const MINT: [&str; 17] = [
     "mint",

@@ -55,11 +55,11 @@ pub(crate) struct EngineProxy {
 
 struct Shared {
     engine: PathBuf,
-    state: Mutex<State>,
+    state: Mutex<EngineProxyState>,
 }
 
 #[derive(Default)]
-struct State {
+struct EngineProxyState {
     plan: Plan,
     /// The calls in the order of their arrival.
     calls: Vec<Call>,
@@ -147,7 +147,7 @@ impl EngineProxy {
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, EngineProxyState> {
         self.state.lock().unwrap()
     }
 

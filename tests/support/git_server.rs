@@ -24,12 +24,12 @@ use tokio_util::sync::CancellationToken;
 /// a runtime can use it.
 pub(crate) struct GitServer {
     pub(crate) address: SocketAddr,
-    state: Arc<State>,
+    state: Arc<GitServerState>,
     stop: CancellationToken,
     thread: Option<JoinHandle<()>>,
 }
 
-struct State {
+struct GitServerState {
     root: PathBuf,
     /// The required `Authorization` value; it can change, as a token expires.
     accepted: Mutex<String>,
@@ -51,7 +51,7 @@ impl GitServer {
     }
 
     fn launch(root: &Path, token: &str, tls: Option<TlsAcceptor>) -> Self {
-        let state = Arc::new(State {
+        let state = Arc::new(GitServerState {
             root: root.canonicalize().unwrap(),
             accepted: Mutex::new(basic(token)),
             seen: Mutex::default(),
@@ -99,7 +99,7 @@ impl Drop for GitServer {
     }
 }
 
-async fn accept(listener: TcpListener, tls: Option<TlsAcceptor>, state: Arc<State>) {
+async fn accept(listener: TcpListener, tls: Option<TlsAcceptor>, state: Arc<GitServerState>) {
     loop {
         let (socket, _) = listener.accept().await.unwrap();
         let (tls, state) = (tls.clone(), state.clone());
@@ -117,13 +117,13 @@ async fn accept(listener: TcpListener, tls: Option<TlsAcceptor>, state: Arc<Stat
     }
 }
 
-async fn serve(socket: impl AsyncRead + AsyncWrite + Unpin, state: Arc<State>) {
+async fn serve(socket: impl AsyncRead + AsyncWrite + Unpin, state: Arc<GitServerState>) {
     let service = service_fn(move |request| answer(state.clone(), request));
     let _ = http1::Builder::new().serve_connection(TokioIo::new(socket), service).await;
 }
 
 async fn answer(
-    state: Arc<State>,
+    state: Arc<GitServerState>,
     request: Request<Incoming>,
 ) -> Result<Response<Full<Bytes>>, std::io::Error> {
     let (head, body) = request.into_parts();

@@ -86,8 +86,8 @@ impl Installation {
     }
 
     pub(crate) fn run_plan(&self, run: &str, argv: &[&str]) -> RunPlan {
-        let nobody = SocketAddr::from(([127, 0, 0, 1], 9));
-        let mut config = app::configuration(&self.path(), nobody);
+        let no_listener = SocketAddr::from(([127, 0, 0, 1], 9));
+        let mut config = app::configuration(&self.path(), no_listener);
         run.clone_into(&mut config.identity.run);
         config.audit.path = None;
         RunPlan {

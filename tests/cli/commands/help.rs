@@ -36,7 +36,7 @@ fn the_main_help_pages_match_the_snapshot() {
         assert_eq!((code, said.as_str()), (0, ""), "{arguments:?}");
         writeln!(told, "$ cogni-gateway {}\n{help}", arguments.join(" ")).unwrap();
     }
-    assert!(!told.contains("/not/to/be/shown"), "what is in a variable is nobody's business");
+    assert!(!told.contains("/not/to/be/shown"), "the help must not show a variable's value");
     insta::assert_snapshot!(told);
 }
 

@@ -63,11 +63,11 @@ fn an_empty_outbox_is_no_error() {
     let (code, said) = relay(&state, place.path(), &["status"]);
     assert_eq!((code, state.exists()), (2, false), "to look is not to make one");
     insta::assert_snapshot!(said.replace(&state.display().to_string(), "STATE"), @"error: no deliveries found: `STATE/outbox.sqlite` does not exist; see `--state-dir`");
-    let (code, said) = relay(&state, place.path(), &["retry", "nobody"]);
+    let (code, said) = relay(&state, place.path(), &["retry", "unknown"]);
     assert_eq!(code, 2);
     let status = relay(&state, place.path(), &["status"]);
     assert_eq!((status.0, status.1.as_str()), (0, "everything is delivered\n"));
-    insta::assert_snapshot!(said, @r"error: no delivery `nobody` found; `cogni-gateway relay status` lists the deliveries");
+    insta::assert_snapshot!(said, @r"error: no delivery `unknown` found; `cogni-gateway relay status` lists the deliveries");
     // New rules can be applied only to work that the operator has named.
     let (code, said) = relay(&state, place.path(), &["retry", "--due", "--new-rules"]);
     assert!(code == 2 && said.contains("cannot be used with"), "{said}");
@@ -174,13 +174,13 @@ fn a_credential_is_given_once_and_whole() {
     let told = [
         &["--github-app-id", "Iv1.x"][..],
         &["--github-token-file", "/dev/null"],
-        &["--relay-committer", "nobody"],
+        &["--relay-committer", "no address"],
     ]
     .map(|flags| relay(&state, place.path(), &[&["retry", "--due"], flags].concat()).1);
     insta::assert_snapshot!(told.concat(), @r"
     error: both a token and an app are given; give one of them
     error: both `GITHUB_TOKEN` and its file are given; give one of them
-    error: `--relay-committer` is `nobody`; give `Name <email>`
+    error: `--relay-committer` is `no address`; give `Name <email>`
     ");
 }
 

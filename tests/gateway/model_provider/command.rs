@@ -52,7 +52,7 @@ async fn the_address_is_announced_in_one_line() {
 
 #[tokio::test]
 async fn sigterm_ends_the_process_though_an_answer_stalls() {
-    let mut process = Process::start(&["provider", "--script", "fault=stall@1"]);
+    let mut process = ProviderProcess::start(&["provider", "--script", "fault=stall@1"]);
     let body = json!({ "model": "m", "stream": true });
     let mut client = connect(process.addr(), "/v1/chat/completions", &body).await;
     read_until(&mut client, "hello").await;
@@ -63,9 +63,9 @@ async fn sigterm_ends_the_process_though_an_answer_stalls() {
 }
 
 /// The built program; killed if the test leaves it running.
-struct Process(process::Child);
+struct ProviderProcess(process::Child);
 
-impl Process {
+impl ProviderProcess {
     fn start(args: &[&str]) -> Self {
         let mut command = process::Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));
         Self(command.args(args).stdout(process::Stdio::piped()).spawn().unwrap())
@@ -79,7 +79,7 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for ProviderProcess {
     fn drop(&mut self) {
         // The process may have ended by itself.
         let _ = self.0.kill();

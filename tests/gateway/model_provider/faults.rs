@@ -8,22 +8,22 @@ use cogni_gateway::fakes::model_provider::AnswerEnd;
 use serde_json::json;
 use tokio::io::AsyncReadExt as _;
 
-use super::raw_client::{Reply, connect, post, read, read_until};
+use super::raw_client::{RawReply, connect, post, read, read_until};
 use crate::support::model_provider::{RunningProvider, start_default};
 
 const CHAT: &str = "/v1/chat/completions";
 
-async fn stream(addr: SocketAddr, fault: &str) -> Reply {
+async fn stream(addr: SocketAddr, fault: &str) -> RawReply {
     let model = format!("fake/chunks=3,fault={fault}");
     post(addr, CHAT, &json!({ "model": model, "stream": true })).await
 }
 
-async fn unary(addr: SocketAddr, fault: &str) -> Reply {
+async fn unary(addr: SocketAddr, fault: &str) -> RawReply {
     post(addr, CHAT, &json!({ "model": format!("fake/fault={fault}") })).await
 }
 
 /// Counts the content chunks that arrived.
-fn arrived(reply: &Reply) -> usize {
+fn arrived(reply: &RawReply) -> usize {
     reply.text().matches("\"delta\":{\"content\":").count()
         - reply.text().matches("\"content\":\"\"").count()
 }

@@ -5,12 +5,12 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::json;
 
-use super::raw_client::{Reply, post};
+use super::raw_client::{RawReply, post};
 use crate::support::model_provider::start_default;
 
 const CHAT: &str = "/v1/chat/completions";
 
-async fn stream(script: &str) -> Reply {
+async fn stream(script: &str) -> RawReply {
     let provider = start_default().await;
     let body = json!({ "model": format!("fake/{script}"), "stream": true });
     post(provider.addr, CHAT, &body).await
@@ -21,7 +21,7 @@ fn now() -> u64 {
     u64::try_from(now.as_nanos()).unwrap()
 }
 
-fn stamps(reply: &Reply) -> Vec<u64> {
+fn stamps(reply: &RawReply) -> Vec<u64> {
     let text = reply.text();
     text.split("\"t=").skip(1).map(|rest| rest[..19].parse().unwrap()).collect()
 }

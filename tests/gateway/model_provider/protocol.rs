@@ -5,7 +5,7 @@ use hyper_util::rt::TokioExecutor;
 use insta::{assert_json_snapshot, assert_snapshot};
 use serde_json::{Value, json};
 
-use super::raw_client::{Reply, get, plain, post};
+use super::raw_client::{RawReply, get, plain, post};
 use crate::support::model_provider::{start, start_default};
 
 /// Replaces ids and times, which differ between runs; their length and place are checked.
@@ -20,14 +20,14 @@ fn stable<T>(check: impl FnOnce() -> T) -> T {
     }, { check() })
 }
 
-async fn ask(script: &str, path: &str, more: Value) -> Reply {
+async fn ask(script: &str, path: &str, more: Value) -> RawReply {
     let provider = start("text=hi there").await;
     let mut body = json!({ "model": format!("fake/{script}") });
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     post(provider.addr, path, &body).await
 }
 
-async fn stream(script: &str, path: &str) -> Reply {
+async fn stream(script: &str, path: &str) -> RawReply {
     ask(script, path, json!({ "stream": true })).await
 }
 
@@ -207,7 +207,7 @@ async fn models_are_listed_in_the_shape_of_the_client() {
 #[tokio::test]
 async fn embeddings_are_floats_or_base64_one_for_each_input() {
     let path = "/v1/embeddings";
-    let lengths = |reply: Reply| {
+    let lengths = |reply: RawReply| {
         let data = reply.json()["data"].as_array().unwrap().clone();
         data.iter().map(|item| item["embedding"].as_array().unwrap().len()).collect::<Vec<_>>()
     };

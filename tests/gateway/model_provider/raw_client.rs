@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 
 /// Everything that arrived on a connection until its end.
 #[derive(Debug)]
-pub(super) struct Reply {
+pub(super) struct RawReply {
     /// The status line and the headers, unchanged.
     pub(super) head: String,
     /// The HTTP chunks of the body, or the body as one chunk.
@@ -22,7 +22,7 @@ pub(super) struct Reply {
     pub(super) error: Option<io::ErrorKind>,
 }
 
-impl Reply {
+impl RawReply {
     pub(super) fn status(&self) -> u16 {
         self.head.split(' ').nth(1).unwrap().parse().unwrap()
     }
@@ -51,7 +51,7 @@ impl Reply {
 }
 
 /// Sends a request on a new connection and reads to the end.
-pub(super) async fn post(addr: SocketAddr, path: &str, body: &Value) -> Reply {
+pub(super) async fn post(addr: SocketAddr, path: &str, body: &Value) -> RawReply {
     let mut stream = connect(addr, path, body).await;
     read(&mut stream).await
 }
@@ -66,12 +66,12 @@ pub(super) async fn connect(addr: SocketAddr, path: &str, body: &Value) -> TcpSt
     send(addr, &(head + &body)).await
 }
 
-pub(super) async fn get(addr: SocketAddr, path: &str) -> Reply {
+pub(super) async fn get(addr: SocketAddr, path: &str) -> RawReply {
     plain(addr, "GET", path, "").await
 }
 
 /// Sends a request without a body; each of the `headers` ends in `\r\n`.
-pub(super) async fn plain(addr: SocketAddr, method: &str, path: &str, headers: &str) -> Reply {
+pub(super) async fn plain(addr: SocketAddr, method: &str, path: &str, headers: &str) -> RawReply {
     let head = format!("{method} {path} HTTP/1.1\r\nhost: fake\r\nconnection: close\r\n");
     let mut stream = send(addr, &format!("{head}{headers}\r\n")).await;
     read(&mut stream).await
@@ -96,12 +96,12 @@ pub(super) async fn read_until(stream: &mut TcpStream, mark: &str) -> String {
 }
 
 /// Reads to the end of the connection.
-pub(super) async fn read(stream: &mut TcpStream) -> Reply {
+pub(super) async fn read(stream: &mut TcpStream) -> RawReply {
     let mut bytes = Vec::new();
     let error = stream.read_to_end(&mut bytes).await.err().map(|error| error.kind());
     let end = bytes.windows(4).position(|end| end == b"\r\n\r\n").map_or(0, |at| at + 4);
     let head = String::from_utf8_lossy(&bytes[..end]).into_owned();
-    let mut reply = Reply { head, chunks: Vec::new(), whole: false, garbage: Vec::new(), error };
+    let mut reply = RawReply { head, chunks: Vec::new(), whole: false, garbage: Vec::new(), error };
     if let Some(length) = reply.header("content-length") {
         reply.whole = length.parse() == Ok(bytes.len() - end);
         reply.chunks.push(bytes[end..].to_vec());
@@ -111,7 +111,7 @@ pub(super) async fn read(stream: &mut TcpStream) -> Reply {
     reply
 }
 
-fn dechunk(mut rest: &[u8], reply: &mut Reply) {
+fn dechunk(mut rest: &[u8], reply: &mut RawReply) {
     while let Some(line) = rest.windows(2).position(|end| end == b"\r\n") {
         let size = std::str::from_utf8(&rest[..line]).ok();
         let Some(size) = size.and_then(|size| usize::from_str_radix(size, 16).ok()) else { break };

@@ -3,10 +3,10 @@
 
 use serde_json::{Value, json};
 
-use super::raw_client::{Reply, read, send};
+use super::raw_client::{RawReply, read, send};
 use crate::support::model_provider::start_strict;
 
-async fn ask(addr: std::net::SocketAddr, path: &str, headers: &str, body: &Value) -> Reply {
+async fn ask(addr: std::net::SocketAddr, path: &str, headers: &str, body: &Value) -> RawReply {
     let body = body.to_string();
     let head = format!(
         "POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n{headers}\r\n",
@@ -35,7 +35,7 @@ fn messages() -> Value {
 }
 
 /// The parts of a refusal's error, without a missing one.
-fn error_text(reply: &Reply) -> String {
+fn error_text(reply: &RawReply) -> String {
     let error = &reply.json()["error"];
     let parts = ["type", "code", "param", "message"].map(|part| error[part].as_str());
     format!("{} {}", reply.status(), parts.into_iter().flatten().collect::<Vec<_>>().join(" | "))

@@ -36,7 +36,7 @@ impl Postgres {
         let data = dir.path().join("data");
         // Postgres refuses to run as root.
         if rustix::process::geteuid().is_root() {
-            chown(dir.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+            chown(dir.path(), Some(UNPRIVILEGED_USER), Some(UNPRIVILEGED_USER)).unwrap();
         }
         let programs = programs();
         let port = free_port().to_string();
@@ -92,16 +92,20 @@ fn programs() -> PathBuf {
 }
 
 fn as_nobody(command: &mut Command) -> &mut Command {
-    if rustix::process::geteuid().is_root() { command.uid(NOBODY).gid(NOBODY) } else { command }
+    if rustix::process::geteuid().is_root() {
+        command.uid(UNPRIVILEGED_USER).gid(UNPRIVILEGED_USER)
+    } else {
+        command
+    }
 }
 
 /// LiteLLM with the fake provider behind it, Postgres for its spend, and a callback endpoint.
-pub(super) struct Litellm {
+pub(super) struct LitellmWithDatabase {
     pub(super) address: String,
     process: Process,
 }
 
-impl Litellm {
+impl LitellmWithDatabase {
     /// Starts LiteLLM with a callback to `endpoint` that sends `token`.
     pub(super) fn start(
         provider: &str,
@@ -209,5 +213,5 @@ fn take(connection: TcpStream, ingest: impl FnOnce(&[u8])) {
         .write_all(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 0\r\n\r\n");
 }
 
-/// Debian's user `nobody`.
-const NOBODY: u32 = 65534;
+/// Debian's user without rights, 65534.
+const UNPRIVILEGED_USER: u32 = 65534;

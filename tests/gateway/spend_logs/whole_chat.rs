@@ -10,7 +10,7 @@ use std::thread;
 
 use serde_json::json;
 
-use super::setup::{Litellm, Postgres};
+use super::setup::{LitellmWithDatabase, Postgres};
 use super::{run, settled};
 use crate::peers::output;
 use crate::peers::setup::{KEY, here};
@@ -99,7 +99,7 @@ async fn a_chat_ends_in_a_pull_request_and_its_calls_have_their_receipts() {
 }
 
 /// Starts LiteLLM in front of the test's provider; its callback has a grant for nothing else.
-fn behind(setup: &ServiceSetup) -> (Litellm, Postgres) {
+fn behind(setup: &ServiceSetup) -> (LitellmWithDatabase, Postgres) {
     let teller = setup.mint(&["--access", "billing"]);
     let endpoint = format!(
         "http://{}/api/internal/billing/ingest",
@@ -107,7 +107,7 @@ fn behind(setup: &ServiceSetup) -> (Litellm, Postgres) {
     );
     let provider = setup.provider.addr.to_string();
     let postgres = Postgres::start();
-    (Litellm::start(&provider, &postgres, (&endpoint, &teller.token)), postgres)
+    (LitellmWithDatabase::start(&provider, &postgres, (&endpoint, &teller.token)), postgres)
 }
 
 /// Starts a TCP proxy in front of the service's unix socket, as an operator's reverse proxy would be; returns its
@@ -136,7 +136,7 @@ fn carry(client: &TcpStream, service: &UnixStream) -> io::Result<()> {
     })
 }
 
-fn call_of_another(litellm: &Litellm) {
+fn call_of_another(litellm: &LitellmWithDatabase) {
     let metadata = json!({"run_id": "run-of-another", "cogni_deployment_id": "another"});
     let body = json!({"model": "mock", "messages": [{"role": "user", "content": "hello"}]});
     let (metadata, body) = (format!("x-litellm-spend-logs-metadata: {metadata}"), body.to_string());
@@ -144,11 +144,11 @@ fn call_of_another(litellm: &Litellm) {
 }
 
 /// Returns the rows that LiteLLM has written.
-fn rows(litellm: &Litellm) -> String {
+fn rows(litellm: &LitellmWithDatabase) -> String {
     ask(litellm, "/spend/logs/v2?start_date=2000-01-01&end_date=2100-01-01", &[])
 }
 
-fn ask(litellm: &Litellm, path: &str, more: &[&str]) -> String {
+fn ask(litellm: &LitellmWithDatabase, path: &str, more: &[&str]) -> String {
     let (url, key) =
         (format!("http://{}{path}", litellm.address), format!("authorization: Bearer {KEY}"));
     let mut curl = Command::new("curl");

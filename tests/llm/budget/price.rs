@@ -74,10 +74,10 @@ fn sound_has_its_price_and_no_model_is_free() {
 fn an_unknown_price_is_a_policy() {
     let of = |unknown: &str, counts_cost| {
         let config: PriceConfig = toml::from_str(&format!("unknown = {unknown}")).unwrap();
-        PriceTable::load_table(&config).unwrap().price_for("nobody/knows", counts_cost)
+        PriceTable::load_table(&config).unwrap().price_for("vendor/unknown", counts_cost)
     };
     let refused = of("\"reject\"", true).unwrap_err();
-    insta::assert_snapshot!(refused, @"model `nobody/knows` has no price, and this run has a cost budget; an operator can add the model to the price table or set `prices.unknown`");
+    insta::assert_snapshot!(refused, @"model `vendor/unknown` has no price, and this run has a cost budget; an operator can add the model to the price table or set `prices.unknown`");
     assert_eq!(of("\"reject\"", false), Ok(None));
     assert_eq!(of("\"tokens_only\"", true), Ok(None));
     let price = of(r#"{ input = "3", output = 15.5 }"#, true).unwrap().unwrap();

@@ -15,7 +15,7 @@ use proptest::prelude::*;
 use super::{DELTA, Reading, hidden, offsets, shown, unary};
 use crate::support::allocations;
 use model_output::{Part, Piece, events};
-use sdk_client::{Client, State};
+use sdk_client::{SdkClient, SdkState};
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
@@ -48,9 +48,9 @@ proptest! {
         let told = String::from_utf8(reading.passed).unwrap();
         prop_assert!(told.starts_with(&before), "{}", told);
 
-        let mut client = Client::new(route);
+        let mut client = SdkClient::new(route);
         client.read(&told);
-        if state == State::Halfway || cutoff == CutoffMode::Error {
+        if state == SdkState::Halfway || cutoff == CutoffMode::Error {
             prop_assert!(client.failed && !client.done, "{}", told);
         } else {
             prop_assert!(client.done && !client.failed && client.is_limited, "{}", told);
@@ -354,12 +354,12 @@ pub(super) fn allowance(output: u64) -> CallAllowance {
 }
 
 /// Computes with JSON trees after how many events a stream is cut, and the state of the stream at that point.
-fn cut_after(route: GatewayRoute, events: &[String], granted: u64) -> Option<(usize, State)> {
-    let mut client = Client::new(route);
+fn cut_after(route: GatewayRoute, events: &[String], granted: u64) -> Option<(usize, SdkState)> {
+    let mut client = SdkClient::new(route);
     for (before, event) in events.iter().enumerate() {
         client.read(event);
         let at_least = (client.pieces / 2).max(client.bytes / 16);
-        if at_least > granted && client.state() != State::Ended {
+        if at_least > granted && client.state() != SdkState::Ended {
             return Some((before + 1, client.state()));
         }
     }

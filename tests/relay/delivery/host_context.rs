@@ -120,7 +120,7 @@ async fn a_row_is_resumed_by_the_holder_of_the_branch() {
     let (request, begun) = work(&github, &relay, "task-1", "run-2").await;
     let repository = request.repository.clone();
     let tree = git(&github.bare(), &["rev-parse", "main^{tree}"]);
-    let other = git(&github.bare(), &["commit-tree", &tree, "-m", "somebody else's"]);
+    let other = git(&github.bare(), &["commit-tree", &tree, "-m", "of another writer"]);
     git(&github.bare(), &["update-ref", "refs/heads/sandbox/task-1", &other]);
     let moved = deliver(&relay, request, &begun).await;
     drop(begun);

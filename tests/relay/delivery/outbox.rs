@@ -167,7 +167,7 @@ fn a_rescheduled_row_is_due_at_its_time() {
     assert_eq!(outbox.list_jobs(false).unwrap().first(), Some(&held));
     let again = outbox.restart(&held).unwrap();
     assert_eq!((again.step, again.error, due(0)), (DeliveryStep::Extracted, None, 1));
-    assert_eq!(again.attempts, 0, "somebody has asked for it anew");
+    assert_eq!(again.attempts, 0, "an operator has asked for a new attempt");
 }
 
 /// R6: While work of a branch is under way, the workspace of its long-running sandbox is kept; afterwards it may be
@@ -436,7 +436,7 @@ proptest! {
         let place = tempfile::tempdir().unwrap();
         let mut world = World::default();
         for (fence, fuel) in crashes.into_iter().chain([u32::MAX]).enumerate() {
-            let mut process = Process { outbox: open(&place), world: &mut world, fuel };
+            let mut process = OutboxProcess { outbox: open(&place), world: &mut world, fuel };
             let _ = process.deliver(fence as u64);
         }
         prop_assert_eq!(world.branch, Some(sha("tip")));
@@ -455,7 +455,7 @@ struct World {
 }
 
 /// A model of the relay's process, which ends when its fuel does.
-struct Process<'a> {
+struct OutboxProcess<'a> {
     outbox: DeliveryOutbox,
     world: &'a mut World,
     fuel: u32,
@@ -463,7 +463,7 @@ struct Process<'a> {
 
 struct Killed;
 
-impl Process<'_> {
+impl OutboxProcess<'_> {
     fn deliver(&mut self, fence: u64) -> Result<(), Killed> {
         self.alive()?;
         let mut job = self.outbox.add_job(&delivery_request("run-1")).unwrap();

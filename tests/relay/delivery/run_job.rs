@@ -219,7 +219,7 @@ async fn a_branch_that_was_moved_is_not_overwritten() {
     let relay = relay(&github);
     let (request, begun) = work(&github, &relay, "task-1", "run-1").await;
     let tree = git(&github.bare(), &["rev-parse", "main^{tree}"]);
-    let other = git(&github.bare(), &["commit-tree", &tree, "-m", "somebody else's"]);
+    let other = git(&github.bare(), &["commit-tree", &tree, "-m", "of another writer"]);
     git(&github.bare(), &["update-ref", "refs/heads/sandbox/task-1", &other]);
     let delivered = deliver(&relay, request, &begun).await;
     assert_eq!(delivered.step, "held");

@@ -132,10 +132,14 @@ async fn an_unreachable_api_names_its_setting() {
             api.repository_info(&SecretString::new(TOKEN), &site).await.unwrap_err().to_string(),
         );
     }
-    let nobody = api(&format!("http://{NO_LISTENER}"), OutboundConfig::default());
+    let no_listener = api(&format!("http://{NO_LISTENER}"), OutboundConfig::default());
     let site = hosted(&format!("http://{NO_LISTENER}/acme/site"));
     messages.push(
-        nobody.repository_info(&SecretString::new(TOKEN), &site).await.unwrap_err().to_string(),
+        no_listener
+            .repository_info(&SecretString::new(TOKEN), &site)
+            .await
+            .unwrap_err()
+            .to_string(),
     );
     insta::assert_snapshot!(messages.join("\n"), @r#"
     GitHub did not answer: its certificate is not accepted (UnknownIssuer); name the PEM file of the authority that signed it in `GITHUB_CA_FILE`

@@ -22,13 +22,13 @@ use std::thread;
 use cogni_gateway::relay::repo::extract_commands::{AnnouncedBranch, ExtractOutputError};
 use cogni_gateway::relay::repo::{ReviewVerdict, ReviewedWork};
 
-use super::setup::{RelaySetup, Run};
+use super::setup::{RelayRun, RelaySetup};
 use crate::support::repository::Repository;
 
 /// One hostile agent with its repository.
 pub(crate) struct Case {
     pub(crate) place: RelaySetup,
-    pub(crate) run: Run,
+    pub(crate) run: RelayRun,
 }
 
 /// The name of a case, and the function that acts as the agent. The function returns what the sandbox announces.

@@ -166,8 +166,8 @@ fn a_host_of_a_tenant_must_be_on_the_internet() {
             company.ask_within(&url, OutboundConfig::default(), HostReach::Public).unwrap_err();
         assert!(matches!(error, RepoError::Unreachable { .. }), "{host}: {error}");
         assert!(error.to_string().contains("no address on the internet"), "{host}: {error}");
-        let nobody = listener.accept().unwrap_err();
-        assert_eq!(nobody.kind(), ErrorKind::WouldBlock, "{host} was connected to");
+        let accepted = listener.accept().unwrap_err();
+        assert_eq!(accepted.kind(), ErrorKind::WouldBlock, "{host} was connected to");
     }
     let url = format!("https://localhost:{}/o/site.git", company.server.address.port());
     let network = OutboundConfig { ca_file: Some(company.ca()), ..OutboundConfig::default() };

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use cogni_gateway::base::secret::SecretString;
 use cogni_gateway::relay::repo::{BranchKey, BranchLease, PushOutcome, RepoError, RepoMirror};
 
-use super::setup::{RelaySetup, Run};
+use super::setup::{RelayRun, RelaySetup};
 use crate::support::git_server::GitServer;
 use crate::support::repository::Repository;
 
@@ -25,13 +25,17 @@ fn lease(mirror: &RepoMirror, key: &str) -> BranchLease {
     mirror.lease_branch(&BranchKey::parse(key).unwrap()).unwrap()
 }
 
-fn begin(setup: &RelaySetup, token: &SecretString, name: &str) -> Run {
+fn begin(setup: &RelaySetup, token: &SecretString, name: &str) -> RelayRun {
     let lease = lease(&setup.mirror, "over-http");
     let state = setup.mirror.ensure_branch(&lease, None, Some(token)).unwrap();
     setup.begin_with(lease, state, name)
 }
 
-fn push(setup: &RelaySetup, run: &Run, token: &SecretString) -> Result<PushOutcome, RepoError> {
+fn push(
+    setup: &RelaySetup,
+    run: &RelayRun,
+    token: &SecretString,
+) -> Result<PushOutcome, RepoError> {
     let announced = setup.extract(run).unwrap().unwrap();
     setup.judge(run, announced)?.into_approved().unwrap().push_branch(Some(token))
 }
@@ -98,7 +102,7 @@ fn a_bad_token_is_denied_and_never_shown() {
 #[test]
 fn a_branch_that_was_moved_is_not_touched() {
     let setup = RelaySetup::new();
-    let work = |run: &Run| {
+    let work = |run: &RelayRun| {
         run.workspace.write("more.txt", "more\n");
         run.workspace.commit("More");
     };

@@ -28,7 +28,7 @@ pub(crate) struct RelaySetup {
 }
 
 /// A run, while the agent works or afterwards.
-pub(crate) struct Run {
+pub(crate) struct RelayRun {
     pub(crate) lease: BranchLease,
     pub(crate) state: BranchState,
     pub(crate) workspace: Repository,
@@ -66,13 +66,18 @@ impl RelaySetup {
     }
 
     /// Begins a run: reads its branch's state and fills its workspace.
-    pub(crate) fn begin(&self, key: &str, name: &str) -> Run {
+    pub(crate) fn begin(&self, key: &str, name: &str) -> RelayRun {
         let lease = self.mirror.lease_branch(&BranchKey::parse(key).unwrap()).unwrap();
         let state = self.mirror.ensure_branch(&lease, None, None).unwrap();
         self.begin_with(lease, state, name)
     }
 
-    pub(crate) fn begin_with(&self, lease: BranchLease, state: BranchState, name: &str) -> Run {
+    pub(crate) fn begin_with(
+        &self,
+        lease: BranchLease,
+        state: BranchState,
+        name: &str,
+    ) -> RelayRun {
         let workspace = self.path(name);
         let own = self.directory.path().metadata().unwrap();
         // The user who runs the tests is the agent's user here.
@@ -82,13 +87,13 @@ impl RelaySetup {
             .checkout_workspace(&lease, &state, &workspace, (FileOwner { uid, gid }, &author))
             .unwrap();
         let artifacts = ArtifactDir::create(&self.path(&format!("{name}.artifacts"))).unwrap();
-        Run { lease, state, workspace: Repository::at(&workspace), artifacts }
+        RelayRun { lease, state, workspace: Repository::at(&workspace), artifacts }
     }
 
     /// Extracts the agent's commits; `None` if there are none.
     pub(crate) fn extract(
         &self,
-        run: &Run,
+        run: &RelayRun,
     ) -> Result<Option<AnnouncedBranch>, extract_commands::ExtractOutputError> {
         let announced = self.extract_without_patches(run)?;
         if announced.is_some() {
@@ -99,7 +104,7 @@ impl RelaySetup {
 
     pub(crate) fn extract_without_patches(
         &self,
-        run: &Run,
+        run: &RelayRun,
     ) -> Result<Option<AnnouncedBranch>, extract_commands::ExtractOutputError> {
         let commands = self.commands(run);
         let (facts, exit_code) = execute(&commands.facts);
@@ -109,7 +114,7 @@ impl RelaySetup {
         Ok(Some(announced))
     }
 
-    pub(crate) fn commands(&self, run: &Run) -> ExtractCommandSet {
+    pub(crate) fn commands(&self, run: &RelayRun) -> ExtractCommandSet {
         let workspace = run.workspace.path.display().to_string();
         let own = self.path("own.git").display().to_string();
         ExtractCommandSet::new(&run.state, &workspace, &own, &self.config.extract)
@@ -118,7 +123,7 @@ impl RelaySetup {
     /// Reviews the extracted work.
     pub(crate) fn judge(
         &self,
-        run: &Run,
+        run: &RelayRun,
         announced: AnnouncedBranch,
     ) -> Result<ReviewedWork, RepoError> {
         self.judge_beside(&[], run, announced)
@@ -128,7 +133,7 @@ impl RelaySetup {
     pub(crate) fn judge_beside(
         &self,
         known: &[SecretString],
-        run: &Run,
+        run: &RelayRun,
         announced: AnnouncedBranch,
     ) -> Result<ReviewedWork, RepoError> {
         let work = ExtractedWork {
@@ -143,7 +148,7 @@ impl RelaySetup {
     }
 
     /// Delivers work that the review accepts.
-    pub(crate) fn deliver(&self, run: &Run) -> Result<PushOutcome, RepoError> {
+    pub(crate) fn deliver(&self, run: &RelayRun) -> Result<PushOutcome, RepoError> {
         let announced = self.extract(run).unwrap().expect("the agent has committed something");
         self.judge(run, announced)?.into_approved().expect("the work is not held").push_branch(None)
     }

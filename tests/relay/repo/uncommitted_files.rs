@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use cogni_gateway::relay::repo::extract_commands::create_stub_repository;
 
-use super::setup::{RelaySetup, Run, execute};
+use super::setup::{RelayRun, RelaySetup, execute};
 
 /// Git versions of different ages, if this machine has them. Only newer ones know where to read attributes from.
 const GITS: [&str; 2] = ["/usr/bin/git", "/usr/local/bin/git"];
@@ -48,7 +48,7 @@ fn a_file_that_is_only_in_the_index_is_uncommitted() {
     assert_eq!(ask(&setup, &run, GITS[0]), " D README.md\0A  staged\0");
 }
 
-fn configure(setup: &RelaySetup, run: &Run) {
+fn configure(setup: &RelaySetup, run: &RelayRun) {
     let canary = |name: &str| format!("touch {}/{name}; cat", setup.path("canary").display());
     let mut config = String::new();
     for name in ["evil", "text", "lfs"] {
@@ -79,13 +79,13 @@ fn configure(setup: &RelaySetup, run: &Run) {
 }
 
 /// Makes the index look older than its files, so that git compares their contents.
-fn make_racy(run: &Run) {
+fn make_racy(run: &RelayRun) {
     let old = SystemTime::now() - Duration::from_hours(1000);
     let index = run.workspace.path.join(".git/index");
     File::options().write(true).open(index).unwrap().set_modified(old).unwrap();
 }
 
-fn ask(setup: &RelaySetup, run: &Run, git: &str) -> String {
+fn ask(setup: &RelaySetup, run: &RelayRun, git: &str) -> String {
     let own = setup.path("own.git");
     if !own.exists() {
         create_stub_repository(&own, run.state.start).unwrap();

@@ -8,12 +8,12 @@ use std::time::Duration;
 use cogni_gateway::relay::repo::mirror::{CommitAuthor, FileOwner, MAX_CHECKOUT_NAMES};
 use cogni_gateway::relay::repo::{BranchKey, FetchLimits, RepoError, ReviewVerdict};
 
-use super::setup::{RelaySetup, Run};
+use super::setup::{RelayRun, RelaySetup};
 use crate::support::repository::Repository;
 
 const AGENT: FileOwner = FileOwner { uid: 1001, gid: 1001 };
 
-fn feed(setup: &RelaySetup, run: &Run, path: &Path) -> Result<(), RepoError> {
+fn feed(setup: &RelaySetup, run: &RelayRun, path: &Path) -> Result<(), RepoError> {
     let author = CommitAuthor { name: "An Agent".into(), email: "agent@example.com".into() };
     setup.mirror.checkout_workspace(&run.lease, &run.state, path, (AGENT, &author))
 }
@@ -106,7 +106,7 @@ fn a_base_that_moved_into_a_conflict_does_not_affect_the_push() {
     let work = Repository::with_files(&setup.path("work"));
     let url = setup.remote.path.display().to_string();
     work.git(["pull", "-q", &url, "main"]);
-    work.write("docs/guide.md", "somebody else's\n");
+    work.write("docs/guide.md", "of another run\n");
     let other_commit = work.commit("Another guide");
     work.git(["push", "-q", &url, "main"]);
     let pushed = setup.deliver(&run).unwrap();

@@ -5,7 +5,7 @@ use cogni_gateway::cli::run::output_renderer::{OpenLineFlag, OutputRenderer};
 use tokio::io::AsyncWriteExt;
 
 const OUTPUT: &str = concat!(
-    "cogni-init: somebody else's line\n",
+    "cogni-init: a line of the program\n",
     "{\"type\":\"text_delta\",\"text\":\"Let me \"}\n",
     "{\"type\":\"text_delta\",\"text\":\"look: ü\\n\"}\n",
     "{\"type\":\"text_delta\",\"text\":\"now\"}\n",
@@ -68,7 +68,7 @@ async fn an_agent_is_shown_as_one_would_read_it() {
     let bytes = OUTPUT.as_bytes();
     let whole = shown([bytes].into_iter()).await;
     insta::assert_snapshot!(whole, @r#"
-    cogni-init: somebody else's line
+    cogni-init: a line of the program
     Let me look: ü
     now
     $ sh -c 'echo '\''a b'\''; exit 3' ''

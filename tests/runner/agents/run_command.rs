@@ -17,7 +17,7 @@ pub(super) struct Runs {
     pub(super) provider: model_provider::RunningProvider,
 }
 
-pub(super) struct Ended {
+pub(super) struct RunCommandEnd {
     status: i32,
     stdout: String,
     stderr: String,
@@ -49,11 +49,11 @@ impl Runs {
         command
     }
 
-    pub(super) async fn ended(&self, mut command: Command) -> Ended {
+    pub(super) async fn ended(&self, mut command: Command) -> RunCommandEnd {
         let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();
         let status = output.status.code().unwrap();
-        Ended { status, stdout: text(output.stdout), stderr: text(output.stderr) }
+        RunCommandEnd { status, stdout: text(output.stdout), stderr: text(output.stderr) }
     }
 
     /// Makes a run to its end, which leaves no directory.
@@ -64,7 +64,7 @@ impl Runs {
     }
 
     pub(super) async fn result(&self, command: Command) -> Value {
-        let Ended { status, stdout, stderr } = self.ended(command).await;
+        let RunCommandEnd { status, stdout, stderr } = self.ended(command).await;
         let result: Value =
             serde_json::from_str(&stdout).unwrap_or_else(|_| panic!("{status} {stdout}\n{stderr}"));
         assert_eq!(status == 0, result["ok"] == json!(true), "{result}");
@@ -81,7 +81,7 @@ impl Runs {
     pub(super) async fn wrong_use(&self, flags: &[&str]) -> String {
         let mut command = self.command(flags);
         command.env("BILLING_ACCOUNT_ID", "acct-1");
-        let Ended { status, stdout, stderr } = self.ended(command).await;
+        let RunCommandEnd { status, stdout, stderr } = self.ended(command).await;
         assert_eq!((status, stdout.as_str()), (2, ""), "{stderr}");
         let directory = self.folder.path().canonicalize().unwrap();
         stderr.replace(directory.to_str().unwrap(), "/here")
@@ -236,7 +236,7 @@ async fn contradictory_options_are_refused() {
     let runs = Runs::new().await;
     let mut messages = String::new();
     for flags in [
-        &["--agent", "sandbox:nobody", "--message", "x", "--model", "m"][..],
+        &["--agent", "sandbox:unknown", "--message", "x", "--model", "m"][..],
         &["--agent", "sandbox:agent", "--message", "x"],
         &["--agent", "sandbox:agent", "--model", "m"],
         &["--agent", "sandbox:agent", "--message", "x", "--model", "m", "--workspace", "."],
@@ -247,7 +247,7 @@ async fn contradictory_options_are_refused() {
         messages += &runs.wrong_use(flags).await;
     }
     insta::assert_snapshot!(messages, @r"
-    error: there is no agent `sandbox:nobody`; there is `sandbox:agent`, `sandbox:openclaw`
+    error: there is no agent `sandbox:unknown`; there is `sandbox:agent`, `sandbox:openclaw`
     error: no model is named, and the agent has none of its own: name one with `--model` or `COGNI_MODEL`
     error: there is nothing to answer; give `--message`, or a workspace with `.cogni/messages.json` in it
     error: the workspace is read-only, and the message is to stand in `.cogni/messages.json`; say `--workspace /here:rw`, or write that file and leave `--message` out
@@ -337,7 +337,7 @@ async fn progress_can_be_followed() {
     let flags = ["--progress", "always", "--run-id", "run-1", "--max-turns", "5"];
     let mut command = runs.command(&[&agent[..], &flags].concat());
     command.env("BILLING_ACCOUNT_ID", "acct-1");
-    let Ended { status, stderr, .. } = runs.ended(command).await;
+    let RunCommandEnd { status, stderr, .. } = runs.ended(command).await;
     assert_eq!(status, 0, "{stderr}");
     // The agent's text and the cost of a call arrive independently.
     let mut lines: Vec<_> = stderr.lines().collect();

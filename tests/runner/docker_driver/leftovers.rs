@@ -61,7 +61,7 @@ async fn a_directory_that_could_not_be_removed_is_swept() {
     };
     let mounted = Mounted::at(installation.run_dir().join(directory).join("sock"));
     drop(prepared);
-    wait_until(|| is_noted(directory), || "nobody tells that it is left behind".to_owned());
+    wait_until(|| is_noted(directory), || "the leftover is not registered".to_owned());
     drop(mounted);
     assert_eq!(installation.left(), *directory);
     installation.sweep().await;

@@ -43,7 +43,7 @@ async fn two_runs_share_a_sandbox_and_a_workspace_and_nothing_else() {
     ");
     let provider = model_provider::start_default().await;
     for installation in installations() {
-        let pool = PoolFixture::new(&installation, LIMITS);
+        let pool = LongRunningPoolFixture::new(&installation, LIMITS);
         let mut results = vec![];
         for name in ["run-one", "run-two"] {
             let mut plan = installation.run_plan(name, &script);
@@ -75,7 +75,7 @@ async fn two_runs_share_a_sandbox_and_a_workspace_and_nothing_else() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_ends_in_a_long_running_sandbox_as_elsewhere() {
     for installation in installations() {
-        let pool = PoolFixture::new(&installation, LIMITS);
+        let pool = LongRunningPoolFixture::new(&installation, LIMITS);
         let mut ends = vec![];
         for (number, argv) in [
             vec!["true"],
@@ -115,7 +115,7 @@ async fn a_run_that_is_ended_at_its_deadline_leaves_nothing_running() {
     let bomb = sh("bomb() { bomb | bomb & }; trap '' TERM; (bomb) & exec sleep 1000");
     let look = sh("set -- /proc/[0-9]*; echo $#; stat -c %i /proc/1/ns/pid");
     for installation in installations() {
-        let pool = PoolFixture::new(&installation, LIMITS);
+        let pool = LongRunningPoolFixture::new(&installation, LIMITS);
         let short = |run: &str, argv: &[&str]| {
             let plan = installation.run_plan(run, argv);
             let max_runtime = Duration::from_secs(2);
@@ -146,7 +146,7 @@ async fn a_run_that_is_ended_at_its_deadline_leaves_nothing_running() {
 async fn an_unhealthy_sandbox_is_replaced() {
     let look = ["stat", "-c", "%i", "/proc/1/ns/pid"];
     for installation in installations() {
-        let pool = PoolFixture::new(&installation, LIMITS);
+        let pool = LongRunningPoolFixture::new(&installation, LIMITS);
         let first = run(pool.claim(installation.run_plan("run-1", &look)).await).await;
         for pid in installation.waiting_slots() {
             assert!(Command::new("kill").args(["-KILL", &pid]).status().unwrap().success());
@@ -174,7 +174,7 @@ async fn an_unhealthy_sandbox_is_replaced() {
 async fn a_sandbox_is_replaced_at_its_limits() {
     let look = sh("[ -e state ] && wc -l < state; echo >> state; stat -c %i /proc/1/ns/pid >&2");
     let installation = Installation::embedded();
-    let pool = PoolFixture::new(
+    let pool = LongRunningPoolFixture::new(
         &installation,
         LongRunningPoolLimits { max_runs: 2, max_idle: Duration::from_secs(2), ..LIMITS },
     );
@@ -199,8 +199,10 @@ async fn a_sandbox_is_replaced_at_its_limits() {
 async fn a_run_without_a_free_sandbox_is_refused() {
     let installation = Installation::embedded();
     let wait = Duration::from_millis(50);
-    let pool =
-        PoolFixture::new(&installation, LongRunningPoolLimits { max_sandboxes: 1, wait, ..LIMITS });
+    let pool = LongRunningPoolFixture::new(
+        &installation,
+        LongRunningPoolLimits { max_sandboxes: 1, wait, ..LIMITS },
+    );
     let first = pool.claim(installation.run_plan("run-1", &["true"])).await;
     let other = SandboxKey::new("agent", "other");
     let claim = async |key: &SandboxKey, run, change: fn(&mut RunPlan)| {
@@ -237,13 +239,15 @@ async fn a_run_without_a_free_sandbox_is_refused() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_waits_for_a_free_sandbox() {
     let installation = Installation::embedded();
-    let pool =
-        PoolFixture::new(&installation, LongRunningPoolLimits { max_sandboxes: 1, ..LIMITS });
+    let pool = LongRunningPoolFixture::new(
+        &installation,
+        LongRunningPoolLimits { max_sandboxes: 1, ..LIMITS },
+    );
     let first = pool.claim(installation.run_plan("run-1", &["true"])).await;
     let other = SandboxKey::new("agent", "other");
     let mut second = pool.claim_for(other.clone(), installation.run_plan("run-2", &["true"]));
     let waits = tokio::time::timeout(Duration::from_secs(1), &mut second).await;
-    assert!(waits.is_err(), "there is one place, and somebody has it");
+    assert!(waits.is_err(), "there is one place, and another run has it");
     let (first, second) = tokio::join!(run(first), second);
     assert_eq!(first["ok"], json!(true), "{first}");
 
@@ -299,7 +303,7 @@ async fn kept_claim_after_stop(installation: &Installation) -> Result<(), LongRu
 #[tokio::test(flavor = "multi_thread")]
 async fn long_running_sandboxes_end_with_their_process() {
     if let Some(installation) = installation::inherited_installation() {
-        let pool = PoolFixture::new(&installation, LIMITS);
+        let pool = LongRunningPoolFixture::new(&installation, LIMITS);
         let idle = SandboxKey::new("agent", "idle");
         let plan = installation.run_plan("run-idle", &["true"]);
         run(Box::pin(claim_sandbox(&pool.pool, &idle, plan)).await.unwrap()).await;
@@ -335,12 +339,12 @@ fn key() -> SandboxKey {
 }
 
 /// A pool of long-running sandboxes with its background tasks.
-struct PoolFixture<'place> {
+struct LongRunningPoolFixture<'place> {
     pool: Arc<LongRunningPool>,
     keeping: BackgroundPool<'place>,
 }
 
-impl<'place> PoolFixture<'place> {
+impl<'place> LongRunningPoolFixture<'place> {
     fn new(installation: &'place Installation, terms: LongRunningPoolLimits) -> Self {
         let pool = Arc::new(LongRunningPool::new(&workspace_store(installation), terms));
         let pool_handle = Arc::clone(&pool);

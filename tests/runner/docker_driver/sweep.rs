@@ -77,10 +77,10 @@ fn concurrent_sweeps_do_not_conflict() {
 #[test]
 fn objects_without_a_known_owner_are_kept() {
     let runner = Sandboxed::new();
-    fs::create_dir_all(runner.run_dir().join("somebody-elses")).unwrap();
+    fs::create_dir_all(runner.run_dir().join("other-owner")).unwrap();
     let output = sweep(&runner, &["--apply"]).1;
-    assert!(output.contains("directory somebody-elses: kept: its owner is unknown\n"), "{output}");
-    assert_eq!(entries(&runner.run_dir()), ["somebody-elses"]);
+    assert!(output.contains("directory other-owner: kept: its owner is unknown\n"), "{output}");
+    assert_eq!(entries(&runner.run_dir()), ["other-owner"]);
 }
 
 /// R8: Without an engine, nothing can be left in it. An engine that cannot be reached is not taken for an empty one.

@@ -217,13 +217,13 @@ async fn slots_end_with_their_process() {
 }
 
 /// A pool with its background tasks.
-struct PoolFixture<'place> {
+struct WarmPoolFixture<'place> {
     pool: Arc<WarmPool>,
     count: usize,
     keeping: BackgroundPool<'place>,
 }
 
-fn keep(installation: &Installation, count: usize) -> PoolFixture<'_> {
+fn keep(installation: &Installation, count: usize) -> WarmPoolFixture<'_> {
     keep_for(installation, &installation.run_plan("run-kind", &["true"]), count)
 }
 
@@ -231,16 +231,16 @@ fn keep_for<'place>(
     installation: &'place Installation,
     plan: &RunPlan,
     count: usize,
-) -> PoolFixture<'place> {
+) -> WarmPoolFixture<'place> {
     let config = WarmPoolConfig { count, max_age: Duration::from_hours(1) };
     let pool = Arc::new(WarmPool::new(plan, config).unwrap());
     let pool_handle = Arc::clone(&pool);
     let keeping =
         BackgroundPool::new(installation, async move |stop| pool_handle.maintain(stop).await);
-    PoolFixture { pool, count, keeping }
+    WarmPoolFixture { pool, count, keeping }
 }
 
-impl PoolFixture<'_> {
+impl WarmPoolFixture<'_> {
     fn until_full(&self) {
         let is_full = || self.pool.ready_count() == self.count;
         wait_until(is_full, || {

@@ -41,7 +41,7 @@ pub(super) struct Deployment {
 type Start<'a> = &'a dyn Fn() -> Container;
 
 /// The parts of an answer, as curl prints them.
-pub(super) struct Reply {
+pub(super) struct ProxyReply {
     pub(super) status: u16,
     pub(super) text: String,
     head: String,
@@ -99,7 +99,7 @@ impl Deployment {
     }
 
     /// Makes one request from inside the sandbox.
-    pub(super) fn curl(&self, arguments: &[&str]) -> Reply {
+    pub(super) fn curl(&self, arguments: &[&str]) -> ProxyReply {
         let output = self.agent.exec(&[&CURL[..], &["--include"], arguments].concat());
         assert!(
             output.status.success(),
@@ -107,11 +107,11 @@ impl Deployment {
             String::from_utf8_lossy(&output.stderr),
             self.proxy.logs()
         );
-        Reply::parse(&String::from_utf8(output.stdout).unwrap())
+        ProxyReply::parse(&String::from_utf8(output.stdout).unwrap())
     }
 
     /// Makes a chat completion with the agent's own headers added.
-    pub(super) fn complete(&self, model: &str, stream: bool, headers: &[&str]) -> Reply {
+    pub(super) fn complete(&self, model: &str, stream: bool, headers: &[&str]) -> ProxyReply {
         let body = chat(model, stream);
         let mut arguments = [&[CHAT, "--data", &body], &JSON[..]].concat();
         for header in headers {
@@ -277,7 +277,7 @@ fn chat(model: &str, stream: bool) -> String {
     json!({ "model": model, "stream": stream, "messages": [{ "role": "user", "content": "hello" }] }).to_string()
 }
 
-impl Reply {
+impl ProxyReply {
     fn parse(output: &str) -> Self {
         let (head, text) = output.split_once("\r\n\r\n").unwrap();
         let status = head.split(' ').nth(1).unwrap().parse().unwrap();

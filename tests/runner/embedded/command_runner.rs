@@ -10,7 +10,7 @@ use uuid::Uuid;
 use crate::support::installation::Installation;
 
 /// A command's output, and its end.
-type Told = (String, Option<CommandEnd>);
+type RunnerOutput = (String, Option<CommandEnd>);
 
 /// L3: A command finds no file and no process of an earlier command, and cannot print a frame.
 #[tokio::test(flavor = "multi_thread")]
@@ -75,7 +75,7 @@ fn end(status: u8, text: &str) -> CommandEnd {
 async fn run<const N: usize>(
     installation: &Installation,
     commands: [ListedCommand; N],
-) -> (RunResult, [Told; N]) {
+) -> (RunResult, [RunnerOutput; N]) {
     // The machine has one sandbox of each name, and tests run side by side.
     let mut plan = installation.run_plan(&format!("run-{}", Uuid::now_v7()), &[]);
     plan.spec.argv = encode_commands(&commands);

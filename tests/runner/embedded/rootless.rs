@@ -61,7 +61,7 @@ fn another_user_than_root_shares_its_own_directories() {
     let task = public_dir.path().join("task");
     fs::create_dir(&task).unwrap();
     fs::set_permissions(&task, Permissions::from_mode(0o700)).unwrap();
-    chown(&task, Some(NOBODY), Some(NOBODY)).unwrap();
+    chown(&task, Some(UNPRIVILEGED_USER), Some(UNPRIVILEGED_USER)).unwrap();
     let output = public_dir.run(&["--allow-unlimited", "--workspace", "task:rw"], "touch answer");
     let result: Value = serde_json::from_slice(&output.stdout).unwrap();
     if public_dir.can_make_namespaces() {
@@ -145,11 +145,12 @@ impl PublicDir {
 
     fn as_nobody(&self, program: &str) -> Command {
         let mut command = Command::new("setpriv");
-        let (user, group) = (format!("--reuid={NOBODY}"), format!("--regid={NOBODY}"));
+        let (user, group) =
+            (format!("--reuid={UNPRIVILEGED_USER}"), format!("--regid={UNPRIVILEGED_USER}"));
         command.args([&user, &group, "--clear-groups", program]);
         command.env_clear().env("PATH", "/usr/bin:/bin").current_dir(self.path());
         command
     }
 }
 
-const NOBODY: u32 = 65534;
+const UNPRIVILEGED_USER: u32 = 65534;

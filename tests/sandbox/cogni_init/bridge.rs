@@ -269,7 +269,7 @@ fn a_client_that_leaves_is_seen_by_the_gateway() {
     client.peek(&mut [0; 5]).unwrap();
     drop(client);
     let gone = || gateway.write_all(b"event").is_err();
-    wait_until(gone, || "the gateway goes on writing for nobody".to_owned());
+    wait_until(gone, || "the gateway goes on writing after its client has left".to_owned());
 }
 
 /// The gateway may refuse a body before it has read it.

@@ -5,7 +5,7 @@ use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Child, Command, Stdio};
 
-use super::{Ended, PROGRAM, Sandbox};
+use super::{InitEnd, PROGRAM, Sandbox};
 
 /// R7: The claim replaces the command line, and the sandbox's own variables stay unless the claim sets them.
 #[test]
@@ -103,6 +103,6 @@ fn claim(arguments: &[&str]) -> Vec<u8> {
     [&length.to_be_bytes(), text.as_bytes()].concat()
 }
 
-fn finish(slot: Child) -> Ended {
+fn finish(slot: Child) -> InitEnd {
     slot.wait_with_output().unwrap().into()
 }

@@ -11,7 +11,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 /// The output of one command, and its end if there is one.
-type Told = (Vec<u8>, Option<CommandEnd>);
+type FrameOutput = (Vec<u8>, Option<CommandEnd>);
 
 proptest! {
     /// L3: An encoded list decodes to the same commands, whatever their texts are.
@@ -37,7 +37,7 @@ proptest! {
             prop_assert_eq!(&read(&[first, second]), &Ok(told.clone()), "split at {}", at);
             // The first part has the output that it contains, and no end that comes later.
             let cut = read(&[first]).unwrap();
-            let is_shorter = |(cut, whole): (&Told, &Told)| {
+            let is_shorter = |(cut, whole): (&FrameOutput, &FrameOutput)| {
                 whole.0.starts_with(&cut.0) && (cut.1.is_none() || cut == whole)
             };
             prop_assert!(cut.len() <= told.len() && cut.iter().zip(&told).all(is_shorter), "cut at {}", at);
@@ -51,7 +51,7 @@ proptest! {
     fn any_bytes_are_read_the_same_wherever_they_are_split(bytes in vec(prop_oneof![Just(0), Just(b'O'), Just(b'E'), Just(2), any::<u8>()], 0..200)) {
         let whole = read(&[&bytes]);
         prop_assert_eq!(&read(&bytes.chunks(1).collect::<Vec<_>>()), &whole);
-        let told = |(output, end): &Told| output.len() + end.as_ref().map_or(0, |end| end.said.len());
+        let told = |(output, end): &FrameOutput| output.len() + end.as_ref().map_or(0, |end| end.said.len());
         prop_assert!(whole.iter().flatten().map(told).sum::<usize>() <= bytes.len());
     }
 }
@@ -124,7 +124,7 @@ fn command() -> impl Strategy<Value = ListedCommand> {
         .prop_map(|(max_output_bytes, env, argv)| ListedCommand { max_output_bytes, env, argv })
 }
 
-fn told() -> impl Strategy<Value = Told> {
+fn told() -> impl Strategy<Value = FrameOutput> {
     let output = vec(prop_oneof![Just(b'O'), Just(b'E'), Just(0), any::<u8>()], 0..40);
     (output, any::<u8>(), any::<bool>(), vec(any::<u8>(), 0..20)).prop_map(
         |(output, status, is_over_limit, stderr)| {
@@ -134,18 +134,18 @@ fn told() -> impl Strategy<Value = Told> {
 }
 
 /// Encodes outputs and ends as a first process does.
-fn encode(results: &[Told]) -> Vec<u8> {
+fn encode(results: &[FrameOutput]) -> Vec<u8> {
     let frames = results.iter().flat_map(|(output, end)| {
         output.chunks(7).map(encode_output).chain(end.iter().map(encode_end))
     });
     frames.flatten().collect()
 }
 
-fn read(pieces: &[&[u8]]) -> Result<Vec<Told>, FrameFormatError> {
+fn read(pieces: &[&[u8]]) -> Result<Vec<FrameOutput>, FrameFormatError> {
     let (mut reader, mut results) = (FrameReader::default(), vec![(vec![], None)]);
     for piece in pieces {
         reader.push(piece, |part| {
-            let last: &mut Told = results.last_mut().unwrap();
+            let last: &mut FrameOutput = results.last_mut().unwrap();
             match part {
                 FramePart::Output(piece) => last.0.extend_from_slice(piece),
                 FramePart::End(end) => {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::Command;
 
-use super::{Ended, PROGRAM, Sandbox};
+use super::{InitEnd, PROGRAM, Sandbox};
 use crate::support::run_command::landlock;
 
 /// R3: The agent, as any user, writes only where it may, and can do everything there that it could before.
@@ -56,7 +56,7 @@ fn a_kernel_without_landlock_is_no_reason_to_stop() {
     let arguments = command.get_args().map(|argument| argument.to_str().unwrap());
     let mut without = Command::new("perl");
     without.args(["-e", WITHOUT, PROGRAM]).args(arguments);
-    let ended = Ended::of(&mut without);
+    let ended = InitEnd::of(&mut without);
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
     assert!(fs::exists(sandbox.path("made")).unwrap());
 }

@@ -8,7 +8,7 @@ use std::process::Command;
 use cogni_gateway::sandbox::InitBinary;
 use cogni_gateway::sandbox::init_binary::BUILT_IN_INIT;
 
-use super::{Ended, PROGRAM, Sandbox};
+use super::{InitEnd, PROGRAM, Sandbox};
 
 #[test]
 fn wrong_use_is_reported_with_a_remedy() {
@@ -22,7 +22,7 @@ fn wrong_use_is_reported_with_a_remedy() {
         &["--max-runtime", "99999h", "true"],
         &["--socket-timeout=-1s", "true"],
     ]
-    .map(|arguments| Ended::of(Command::new(PROGRAM).args(arguments)))
+    .map(|arguments| InitEnd::of(Command::new(PROGRAM).args(arguments)))
     .iter()
     .map(|ended| format!("{} {}", ended.code.unwrap(), ended.stderr))
     .collect();
@@ -40,7 +40,7 @@ fn wrong_use_is_reported_with_a_remedy() {
 
 #[test]
 fn help_and_version_are_printed() {
-    let help = Ended::of(Command::new(PROGRAM).arg("--help"));
+    let help = InitEnd::of(Command::new(PROGRAM).arg("--help"));
     assert_eq!((help.code, help.stderr.as_str()), (Some(0), ""));
     insta::assert_snapshot!(help.stdout, @r"
     The first process of a sandbox: gives the agent the run's socket as a local port, starts it, and ends with it.
@@ -69,7 +69,7 @@ fn help_and_version_are_printed() {
       2 wrong use, 69 the run's socket does not answer, 124 --max-runtime has passed, 125 the sandbox is not set up as required,
       126 PROGRAM cannot be executed, 127 PROGRAM is not found
     ");
-    let version = Ended::of(Command::new(PROGRAM).arg("--version"));
+    let version = InitEnd::of(Command::new(PROGRAM).arg("--version"));
     assert_eq!(version.stdout, format!("cogni-init {}\n", env!("CARGO_PKG_VERSION")));
 }
 
@@ -103,13 +103,13 @@ fn without_a_gateway_the_agent_starts_at_once() {
     let sandbox = Sandbox::without_gateway();
     let script = format!(
         "use IO::Socket::INET;
-         print IO::Socket::INET->new('{}') ? 'somebody listens' : \"nobody: $!\"",
+         print IO::Socket::INET->new('{}') ? 'connected' : \"refused: $!\"",
         sandbox.address
     );
     let options = ["--no-gateway", "--socket-timeout=10000h"];
-    let ended = Ended::of(&mut sandbox.command(&options, &["perl", "-e", &script]));
+    let ended = InitEnd::of(&mut sandbox.command(&options, &["perl", "-e", &script]));
     let result = (ended.code, &*ended.stdout, &*ended.stderr);
-    assert_eq!(result, (Some(0), "nobody: Connection refused", ""));
+    assert_eq!(result, (Some(0), "refused: Connection refused", ""));
     let ended = sandbox.script(&["--no-gateway"], "exit 7");
     assert_eq!(ended.code, Some(7), "{}", ended.stderr);
 }
@@ -124,7 +124,7 @@ fn a_socket_of_another_user_is_reported() {
     let user = ["setpriv", "--reuid=1001", "--regid=1001", "--clear-groups"];
     let options = ["--socket-timeout=10ms", "--socket", &sandbox.path("llm.sock")];
     let ended =
-        Ended::of(Command::new(user[0]).args(&user[1..]).arg(program).args(options).arg("true"));
+        InitEnd::of(Command::new(user[0]).args(&user[1..]).arg(program).args(options).arg("true"));
     assert_eq!(ended.code, Some(69));
     let stderr = ended.stderr.replace(sandbox.folder.path().to_str().unwrap(), "/llm-sock");
     insta::assert_snapshot!(stderr, @"cogni-init: uid 1001 may not connect to the run's socket `/llm-sock/llm.sock`; make the socket its own, or its mode 0666");
@@ -153,11 +153,11 @@ fn a_loopback_interface_that_is_down_is_brought_up() {
     let sandbox = Sandbox::new();
     let connect = "use IO::Socket::INET; IO::Socket::INET->new($ARGV[0]) or die $@";
     let agent = ["perl", "-e", connect, &sandbox.address.to_string()];
-    let ended = Ended::of(&mut sandbox.under(&["unshare", "--net"], &[], &agent));
+    let ended = InitEnd::of(&mut sandbox.under(&["unshare", "--net"], &[], &agent));
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
     let drop = ["--bounding-set=-net_admin", "--inh-caps=-net_admin"];
     let unprivileged = [&["unshare", "--net", "setpriv"][..], &drop].concat();
-    let ended = Ended::of(&mut sandbox.under(&unprivileged, &[], &agent));
+    let ended = InitEnd::of(&mut sandbox.under(&unprivileged, &[], &agent));
     assert_eq!(ended.code, Some(125));
     let stderr = ended.stderr.replace(&sandbox.address.to_string(), "127.0.0.1:8080");
     insta::assert_snapshot!(stderr, @"cogni-init: cannot listen on `127.0.0.1:8080`: the loopback interface is down, and this process may not bring it up (Operation not permitted (os error 1)); let the runner do it: `ip link set lo up` in the sandbox's network namespace");
@@ -169,7 +169,7 @@ fn the_gateway_carries_this_program() {
     let dir = tempfile::tempdir().unwrap();
     let first = InitBinary::BuiltIn { directory: dir.path().join("state") };
     let file = first.install_file().unwrap().unwrap();
-    let version = Ended::of(Command::new(&file).arg("--version"));
+    let version = InitEnd::of(Command::new(&file).arg("--version"));
     assert_eq!(version.stdout, format!("cogni-init {}\n", env!("CARGO_PKG_VERSION")));
     assert!(!names_a_loader(BUILT_IN_INIT), "an image need not have the loader");
     assert!(names_a_loader(&fs::read(env!("CARGO_BIN_EXE_cogni-gateway")).unwrap()));

@@ -4,7 +4,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use super::{AS_PID_1, Ended, Sandbox};
+use super::{AS_PID_1, InitEnd, Sandbox};
 use crate::support::process::Process;
 
 /// R4: The exit status is the agent's own.
@@ -23,7 +23,7 @@ fn the_exit_status_is_the_agents() {
         let ended = sandbox.script(&[], script);
         assert_eq!((ended.code, ended.stderr.as_str()), (Some(code), ""), "{script}");
         let mut first = sandbox.under(&AS_PID_1, &[], &["sh", "-c", script]);
-        assert_eq!(Ended::of(&mut first).code, Some(code), "{script}, as the first process");
+        assert_eq!(InitEnd::of(&mut first).code, Some(code), "{script}, as the first process");
     }
 }
 
@@ -66,7 +66,7 @@ fn arguments_and_environment_arrive_as_they_are() {
     assert_eq!(sandbox.run(&argv).stdout, "a b||$HOME|--listen|\"'\\|");
     let mut command = sandbox.command(&[], &["env"]);
     command.env_clear().env("COGNI_MODEL", "a=b").env("PATH", "/usr/bin:/bin");
-    assert_eq!(Ended::of(&mut command).stdout.lines().count(), 2);
+    assert_eq!(InitEnd::of(&mut command).stdout.lines().count(), 2);
 }
 
 /// R4: Signals are forwarded.
@@ -98,7 +98,7 @@ fn zombies_are_reaped() {
             tries=$((tries + 1)); [ $tries -lt 1000 ] || exit 1; cat /dev/null
         done";
     let mut command = sandbox.under(&AS_PID_1, &[], &["sh", "-c", script]);
-    let ended = Ended::of(&mut command);
+    let ended = InitEnd::of(&mut command);
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
 }
 
@@ -116,8 +116,8 @@ fn nothing_outlives_the_agent() {
              until [ -e {stubborn}.ready ]; do sleep 0.01; done; exit 3"
         );
         let mut command = sandbox.under(wrapper, &["--grace=50ms"], &["sh", "-c", &script]);
-        assert_eq!(Ended::of(&mut command).code, Some(3));
-        assert!(!is_open(Path::new(&stubborn)), "somebody still has {stubborn} open");
+        assert_eq!(InitEnd::of(&mut command).code, Some(3));
+        assert!(!is_open(Path::new(&stubborn)), "a process still has {stubborn} open");
     }
 }
 
@@ -131,7 +131,7 @@ fn remaining_processes_get_sigterm_before_sigkill() {
         until grep -qs ready $0; do sleep 0.01; done";
     let out = sandbox.path("out");
     let mut command = sandbox.command(&["--grace=60s"], &["sh", "-c", script, &out]);
-    assert_eq!(Ended::of(&mut command).code, Some(0));
+    assert_eq!(InitEnd::of(&mut command).code, Some(0));
     assert_eq!(fs::read_to_string(out).unwrap(), "ready\nasked\n");
 }
 

@@ -52,7 +52,7 @@ fn a_sandbox_without_a_gateway_is_confined_too() {
     }
     let options = ["--no-gateway", "--write", &own];
     let mut command = sandbox.command(&options, &["perl", "-e", TRY]);
-    let ended = super::Ended::of(&mut command);
+    let ended = super::InitEnd::of(&mut command);
     assert!(ended.stdout.starts_with("unix: Operation not permitted\n"), "{}", ended.stdout);
     let script = format!("touch {own}/made && touch {other}/made");
     let ended = sandbox.script(&options, &script);
@@ -68,7 +68,7 @@ fn a_sandbox_without_a_gateway_is_confined_too() {
 fn unix_sockets_are_allowed_where_that_is_asked_for() {
     let sandbox = Sandbox::new();
     let mut command = sandbox.command(&["--allow-unix-sockets"], &["perl", "-e", TRY]);
-    let ended = super::Ended::of(&mut command);
+    let ended = super::InitEnd::of(&mut command);
     assert!(ended.stdout.starts_with("unix\ndatagram\n"), "{}", ended.stdout);
 }
 

@@ -171,13 +171,13 @@ async fn the_output_and_log_of_a_run_can_be_read_and_proved() {
 async fn agents_are_listed_for_grants_that_may_run_them() {
     let setup = ServiceSetup::new("").await;
     let service = setup.start();
-    let (grant, nobody) = (setup.grant(&[]), setup.mint(&["--access", "read"]));
+    let (grant, reader) = (setup.grant(&[]), setup.mint(&["--access", "read"]));
     let ids = |listed: Value| {
         let agents = listed["agents"].as_array().unwrap().clone();
         agents.iter().map(|agent| agent["agentId"].clone()).collect::<Vec<_>>()
     };
     assert_eq!(ids(grant.get("/api/v1/ai/agents").await.json()), ["sandbox:agent"]);
-    assert!(ids(nobody.get("/api/v1/ai/agents").await.json()).is_empty());
+    assert!(ids(reader.get("/api/v1/ai/agents").await.json()).is_empty());
     let all = grant.get("/api/v1/ai/agents?all=1").await.json();
     assert_eq!(all["agents"][1]["available"], false);
     insta::assert_snapshot!(all["agents"][1]["reason"].as_str().unwrap(), @"it needs the image `cogni-openclaw:dev`, and the driver `embedded` knows no images");

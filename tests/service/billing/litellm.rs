@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::{at, recorded};
 
 /// A server that answers as LiteLLM does, on its own port, as long as the test runs.
-pub(super) struct Litellm {
+pub(super) struct ScriptedLitellm {
     pub(super) address: SocketAddr,
     asked: Arc<Mutex<Vec<String>>>,
 }
@@ -29,7 +29,7 @@ pub(super) enum Kind {
     Says(u16, &'static str),
 }
 
-impl Litellm {
+impl ScriptedLitellm {
     pub(super) fn start(kind: Kind) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();

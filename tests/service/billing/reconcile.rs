@@ -11,7 +11,7 @@ use insta::assert_snapshot;
 use serde_json::Value;
 use tempfile::tempdir;
 
-use super::litellm::{Kind, Litellm, client, row};
+use super::litellm::{Kind, ScriptedLitellm, client, row};
 use super::{at, fact, notice, open_store};
 use crate::support::process::NO_LISTENER;
 
@@ -22,7 +22,7 @@ const MESSAGES: &str = "01a20298-2568-7128-9aae-ccbbfe4a339f";
 /// B3: If both sides agree, nothing is missing, unknown or different, and every call gets its receipt.
 #[tokio::test]
 async fn calls_on_which_both_agree_get_receipts() {
-    let litellm = Litellm::start(Kind::Pages);
+    let litellm = ScriptedLitellm::start(Kind::Pages);
     let dir = tempdir().unwrap();
     let store = with_calls(dir.path(), &[UNARY, STREAM, MESSAGES]).await;
     let report = reconcile(&store, &litellm, &day()).await.unwrap();
@@ -46,7 +46,7 @@ async fn calls_on_which_both_agree_get_receipts() {
 /// failed call.
 #[tokio::test]
 async fn without_pages_whole_days_are_read_and_filtered_here() {
-    let litellm = Litellm::start(Kind::Days);
+    let litellm = ScriptedLitellm::start(Kind::Days);
     let dir = tempdir().unwrap();
     let store = with_calls(dir.path(), &[UNARY, STREAM, MESSAGES]).await;
     let report = reconcile(&store, &litellm, &day()).await.unwrap();
@@ -73,7 +73,7 @@ async fn without_pages_whole_days_are_read_and_filtered_here() {
 /// B3: Calls that were deleted from the billing store are not reported as unknown.
 #[tokio::test]
 async fn calls_that_are_deleted_are_not_compared() {
-    let litellm = Litellm::start(Kind::Pages);
+    let litellm = ScriptedLitellm::start(Kind::Pages);
     let dir = tempdir().unwrap();
     let store = with_calls(dir.path(), &[UNARY, STREAM, MESSAGES]).await;
     let deleted = store.delete_run("run-7", at("23:00:00")).await.unwrap();
@@ -96,7 +96,7 @@ async fn calls_that_are_deleted_are_not_compared() {
 /// B3: The report lists calls that only the service has, that only LiteLLM has, and that differ.
 #[tokio::test]
 async fn differences_are_reported() {
-    let litellm = Litellm::start(Kind::Pages);
+    let litellm = ScriptedLitellm::start(Kind::Pages);
     let dir = tempdir().unwrap();
     let store = with_calls(dir.path(), &[UNARY]).await;
     let other = CallUsage { run: "run-7".to_owned(), ..fact("no-such-call", at("09:31:00")) };
@@ -143,7 +143,7 @@ async fn all_pages_are_read() {
     let rows: Vec<_> = (0..1203)
         .map(|number| row(&format!("call-{number}"), if number % 2 == 0 { "run-7" } else { "" }))
         .collect();
-    let litellm = Litellm::start(Kind::Rows(rows));
+    let litellm = ScriptedLitellm::start(Kind::Rows(rows));
     let dir = tempdir().unwrap();
     let store = open_store(dir.path());
     let facts: Vec<_> =
@@ -164,7 +164,8 @@ async fn all_pages_are_read() {
 /// B3: One run's calls can be reconciled alone.
 #[tokio::test]
 async fn one_run_can_be_reconciled_alone() {
-    let litellm = Litellm::start(Kind::Rows(vec![row("call-1", "run-7"), row("call-2", "run-8")]));
+    let litellm =
+        ScriptedLitellm::start(Kind::Rows(vec![row("call-1", "run-7"), row("call-2", "run-8")]));
     let dir = tempdir().unwrap();
     let store = open_store(dir.path());
     store.record_calls(&[ours("call-1")]).await.unwrap();
@@ -187,7 +188,7 @@ async fn a_call_that_has_just_ended_is_not_unknown_yet() {
     let mut row = row("call-1", "run-7");
     row["metadata"]["spend_logs_metadata"]["cogni_deployment_id"] =
         store.deployment_id().await.unwrap().into();
-    let litellm = Litellm::start(Kind::Rows(vec![row]));
+    let litellm = ScriptedLitellm::start(Kind::Rows(vec![row]));
     let seen = async |now| {
         let report = store.reconcile(&client(litellm.address), &day(), now).await.unwrap();
         (report.pending, report.unknown.len(), report.is_clean())
@@ -212,7 +213,7 @@ async fn the_error_says_why_litellm_did_not_answer() {
             "LiteLLM's spend logs cannot be parsed: missing field `data` at line 1 column 2",
         ),
     ] {
-        let litellm = Litellm::start(kind);
+        let litellm = ScriptedLitellm::start(kind);
         let error = reconcile(&store, &litellm, &day()).await.unwrap_err();
         let message = error.to_string();
         assert_eq!(message, expected);
@@ -250,7 +251,7 @@ fn day() -> CallFilter {
 
 async fn reconcile(
     store: &BillingStore,
-    litellm: &Litellm,
+    litellm: &ScriptedLitellm,
     filter: &CallFilter,
 ) -> Result<ReconcileReport, ReconcileError> {
     store.reconcile(&client(litellm.address), filter, at("10:00:00")).await
@@ -293,7 +294,7 @@ async fn the_successful_attempt_counts() {
     ];
     for (rows, is_paid) in rows {
         for kind in [Kind::Rows(rows.clone()), Kind::DaysOf(rows)] {
-            let litellm = Litellm::start(kind);
+            let litellm = ScriptedLitellm::start(kind);
             let dir = tempdir().unwrap();
             let store = open_store(dir.path());
             store.record_calls(&[ours("call-1")]).await.unwrap();

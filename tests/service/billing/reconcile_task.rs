@@ -9,7 +9,7 @@ use cogni_gateway::telemetry::metrics::MetricsRegistry;
 use insta::assert_snapshot;
 use tempfile::tempdir;
 
-use super::litellm::{Kind, Litellm, client, row_at};
+use super::litellm::{Kind, ScriptedLitellm, client, row_at};
 use super::{at, fact, open_store};
 
 /// B4: A clock that was ahead for a moment does not prevent a call from being requested when the clock is right again.
@@ -35,7 +35,7 @@ async fn a_call_that_a_wrong_clock_delayed_is_requested() {
 /// B3: After two days LiteLLM will not write a missing row any more; the call stays flagged.
 #[tokio::test]
 async fn a_call_that_ended_long_ago_is_not_requested() {
-    let litellm = Litellm::start(Kind::Rows(vec![]));
+    let litellm = ScriptedLitellm::start(Kind::Rows(vec![]));
     let dir = tempdir().unwrap();
     let store = open_store(dir.path());
     store.record_calls(&[call("old", SystemTime::now() - hours(49))]).await.unwrap();
@@ -47,7 +47,7 @@ async fn a_call_that_ended_long_ago_is_not_requested() {
 /// B3: A call that LiteLLM does not know is not requested again at once.
 #[tokio::test]
 async fn an_unknown_call_is_not_requested_again_at_once() {
-    let litellm = Litellm::start(Kind::Rows(vec![]));
+    let litellm = ScriptedLitellm::start(Kind::Rows(vec![]));
     let dir = tempdir().unwrap();
     let store = open_store(dir.path());
     store.record_calls(&[call("lost", SystemTime::now() - hours(1))]).await.unwrap();
@@ -61,7 +61,7 @@ async fn an_unknown_call_is_not_requested_again_at_once() {
 /// B3: A call is requested again whenever its age has doubled, some ten times in two days, however often the task runs.
 #[tokio::test]
 async fn a_call_without_a_receipt_is_requested_less_and_less_often() {
-    let litellm = Litellm::start(Kind::Rows(vec![]));
+    let litellm = ScriptedLitellm::start(Kind::Rows(vec![]));
     let dir = tempdir().unwrap();
     let store = open_store(dir.path());
     let ended = at("09:00:00");
@@ -85,10 +85,10 @@ async fn a_failed_request_is_repeated_at_the_next_interval() {
     let dir = tempdir().unwrap();
     let store = open_store(dir.path());
     store.record_calls(&[call("call-1", at("09:00:00"))]).await.unwrap();
-    let broken = Litellm::start(Kind::Says(500, "{}"));
+    let broken = ScriptedLitellm::start(Kind::Says(500, "{}"));
     watch(&store, &broken).run_once_at(at("09:30:00")).await;
     assert_eq!(broken.asked().len(), 1);
-    let litellm = Litellm::start(Kind::Rows(vec![row_at("call-1", at("09:00:00"))]));
+    let litellm = ScriptedLitellm::start(Kind::Rows(vec![row_at("call-1", at("09:00:00"))]));
     watch(&store, &litellm).run_once_at(at("09:30:01")).await;
     assert_eq!(store.receipts_of_run("run-7").await.unwrap().len(), 1);
 }
@@ -103,7 +103,7 @@ async fn the_oldest_calls_are_requested_by_id_and_many_by_time() {
         .map(|n| call(&format!("call-{n}"), at("09:30:00") + Duration::from_secs(n)))
         .collect();
     let rows = recent.iter().chain([&old]).map(|fact| row_at(&fact.call_id, fact.started));
-    let litellm = Litellm::start(Kind::Rows(rows.collect()));
+    let litellm = ScriptedLitellm::start(Kind::Rows(rows.collect()));
     store.record_calls(&[&[old], &*recent].concat()).await.unwrap();
     watch(&store, &litellm).run_once_at(at("10:00:00")).await;
     let requests = litellm.asked();
@@ -118,7 +118,7 @@ async fn the_oldest_calls_are_requested_by_id_and_many_by_time() {
 /// B3: A LiteLLM without pages cannot be asked for one call, so whole days are read.
 #[tokio::test]
 async fn without_pages_a_few_are_found_in_their_days() {
-    let litellm = Litellm::start(Kind::DaysOf(vec![row_at("call-1", at("09:00:00"))]));
+    let litellm = ScriptedLitellm::start(Kind::DaysOf(vec![row_at("call-1", at("09:00:00"))]));
     let dir = tempdir().unwrap();
     let store = open_store(dir.path());
     store.record_calls(&[call("call-1", at("09:00:00"))]).await.unwrap();
@@ -134,7 +134,7 @@ async fn the_task_fetches_missing_charges_and_counts_the_rest() {
         row_at("call-1", now - Duration::from_mins(1)),
         row_at("call-2", now - Duration::from_mins(1)),
     ];
-    let litellm = Litellm::start(Kind::Rows(rows));
+    let litellm = ScriptedLitellm::start(Kind::Rows(rows));
     let dir = tempdir().unwrap();
     let store = open_store(dir.path());
     let call = |id: &str, ago| CallUsage {
@@ -164,7 +164,7 @@ async fn the_task_fetches_missing_charges_and_counts_the_rest() {
     "#);
 }
 
-fn watch(store: &BillingStore, litellm: &Litellm) -> ReconcileTask {
+fn watch(store: &BillingStore, litellm: &ScriptedLitellm) -> ReconcileTask {
     ReconcileTask {
         billing: store.clone(),
         litellm: Some(client(litellm.address)),

@@ -7,7 +7,7 @@ use cogni_gateway::service::billing::{CallUsage, ChargeNotice};
 use serde_json::{Value, json};
 use tempfile::tempdir;
 
-use super::litellm::{Kind, Litellm, client, row};
+use super::litellm::{Kind, ScriptedLitellm, client, row};
 use super::{at, fact, notice, open_store, recorded};
 
 /// B2: A billing store gets its name when it is first opened, and keeps it.
@@ -111,12 +111,12 @@ async fn rows_for_another_store_are_not_unknown() {
         row["metadata"]["spend_logs_metadata"]["cogni_deployment_id"] = name.into();
         row
     };
-    let litellm = Litellm::start(Kind::Rows(vec![
+    let litellm = ScriptedLitellm::start(Kind::Rows(vec![
         named("call-1", "run-7", &deployment),
         named("of-another", "run-7", "another"),
         named("lost-record", "run-8", &deployment),
         row("lost-record-too", "run-7"),
-        row("of-somebody", "run-9"),
+        row("of-another-user", "run-9"),
     ]));
     let day = CallFilter { since: at("09:00:00"), until: at("10:00:00"), account: None, run: None };
     let report = store.reconcile(&client(litellm.address), &day, at("10:00:00")).await.unwrap();

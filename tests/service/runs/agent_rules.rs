@@ -21,7 +21,7 @@ use crate::support::service::{Service, tool_call_script};
 /// not affected.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agents_own_rules_hold_its_work() {
-    let work = Work::new("hold").await;
+    let work = RuledWork::new("hold").await;
     let mut service = work.place.start();
     let listed = service.get("/api/v1/ai/agents").await.json();
     let listed = listed["agents"].as_array().unwrap().iter();
@@ -46,7 +46,7 @@ async fn an_agents_own_rules_hold_its_work() {
 /// rules forbid any push now.
 #[tokio::test(flavor = "multi_thread")]
 async fn reviewed_work_is_pushed_under_stricter_rules() {
-    let work = Work::new("review").await;
+    let work = RuledWork::new("review").await;
     let before = work.killed_at(GithubOperation::Push).await;
     assert_eq!((before.step, before.verdict), (DeliveryStep::Judged, Some(VerdictKind::Review)));
     work.write_entry("hold");
@@ -67,7 +67,7 @@ async fn reviewed_work_is_pushed_under_stricter_rules() {
 /// agent has no rules now.
 #[tokio::test(flavor = "multi_thread")]
 async fn work_that_was_to_be_held_is_held_under_looser_rules() {
-    let work = Work::new("hold").await;
+    let work = RuledWork::new("hold").await;
     let before = work.killed_at(GithubOperation::Branch).await;
     assert_eq!((before.step, before.verdict), (DeliveryStep::Extracted, None));
     work.write_entry("push");
@@ -81,12 +81,12 @@ async fn work_that_was_to_be_held_is_held_under_looser_rules() {
     assert!(work.forge.hub.pulls(github_server::NAME).is_empty());
 }
 
-struct Work {
+struct RuledWork {
     place: ServiceSetup,
     forge: github_server::RunningGithub,
 }
 
-impl Work {
+impl RuledWork {
     /// Adds an agent beside `cogni-agent` whose entry has a rule with this verdict.
     async fn new(verdict: &str) -> Self {
         let commit = "echo made > made && git add made && git commit --quiet --message=Make";

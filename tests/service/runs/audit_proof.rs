@@ -350,7 +350,7 @@ fn finish(log: &AuditLog) {
 fn keep_work(setup: &ServiceSetup, held: &str, left: &str) -> String {
     let outbox = DeliveryOutbox::open(&setup.state_dir().join(OUTBOX_FILE)).unwrap();
     let job = outbox.add_job(&delivery_request(held)).unwrap();
-    let why = "somebody is to look at it".to_owned();
+    let why = "an operator has to look at it".to_owned();
     outbox.advance_job(&job, StepOutcome::Held { code: "held", why }).unwrap();
     let workspace = setup.path().join("workspace");
     let row = outbox.register_workspace(&plan(&delivery_request(left)), &workspace).unwrap();

@@ -17,12 +17,12 @@ use crate::support::process::pause_for;
 use crate::support::service::{Service, SseEvent, parse_events, tool_call_script};
 
 /// A service with a GitHub stand-in, and an agent that commits.
-struct Work {
+struct EventWork {
     place: ServiceSetup,
     forge: github_server::RunningGithub,
 }
 
-impl Work {
+impl EventWork {
     async fn new() -> Self {
         let commit = "echo made > made && git add made && git commit --quiet --message=Make";
         let mut setup = ServiceSetup::new(&tool_call_script(commit)).await;
@@ -52,7 +52,7 @@ impl Work {
 /// The answer is available as soon as the agent has ended. The delivery follows, and a cancel has no effect on it.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_answer_does_not_wait_for_the_branch() {
-    let work = Work::new().await;
+    let work = EventWork::new().await;
     let mut service = work.place.start();
     let run = work.held(&service, GithubOperation::Push).await;
     let mut watched = watch(&service, &run, None).await;
@@ -80,7 +80,7 @@ async fn the_answer_does_not_wait_for_the_branch() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_interrupted_run_ends_when_its_work_is_delivered() {
     for operation in [GithubOperation::Push, GithubOperation::CreatePull] {
-        let work = Work::new().await;
+        let work = EventWork::new().await;
         let mut service = work.place.start();
         let run = work.held(&service, operation).await;
         let mut watched = watch(&service, &run, None).await;
@@ -118,7 +118,7 @@ async fn an_interrupted_run_ends_when_its_work_is_delivered() {
 /// retried later, as the run's result says.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_interrupted_run_does_not_wait_for_a_faulty_github() {
-    let work = Work::new().await;
+    let work = EventWork::new().await;
     let mut service = work.place.start();
     let run = work.held(&service, GithubOperation::Push).await;
     service.process.signal("KILL");
@@ -145,7 +145,7 @@ async fn an_interrupted_run_does_not_wait_for_a_faulty_github() {
 /// process continues the deliveries.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_signal_ends_the_wait() {
-    let work = Work::new().await;
+    let work = EventWork::new().await;
     work.place.write_config("drain_timeout = \"10m\"");
     let mut service = work.place.start();
     let mut waits = ask("wait");

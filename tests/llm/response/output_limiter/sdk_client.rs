@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 /// The state in which a stream may be cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum SdkState {
     Ended,
     Sound,
     Halfway,
@@ -15,7 +15,7 @@ pub(super) enum State {
 
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 #[derive(Debug)]
-pub(super) struct Client {
+pub(super) struct SdkClient {
     route: GatewayRoute,
     /// The terminator has arrived.
     pub(super) done: bool,
@@ -42,7 +42,7 @@ pub(super) struct Client {
     output: Vec<Value>,
 }
 
-impl Client {
+impl SdkClient {
     pub(super) fn new(route: GatewayRoute) -> Self {
         Self {
             route,
@@ -91,7 +91,7 @@ impl Client {
         }
     }
 
-    pub(super) fn state(&self) -> State {
+    pub(super) fn state(&self) -> SdkState {
         let is_call =
             |item: &Value| !["message", "reasoning"].contains(&item["type"].as_str().unwrap());
         let is_halfway = !self.in_tools.is_empty()
@@ -104,9 +104,9 @@ impl Client {
             _ => !self.open.is_empty(),
         };
         match (is_open, is_halfway) {
-            (false, _) => State::Ended,
-            (true, true) => State::Halfway,
-            (true, false) => State::Sound,
+            (false, _) => SdkState::Ended,
+            (true, true) => SdkState::Halfway,
+            (true, false) => SdkState::Sound,
         }
     }
 

@@ -14,7 +14,7 @@ use cogni_gateway::sandbox::spec::SandboxLimits;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::{LIMITS, PoolFixture, claim_sandbox, exists, key, workspace_store};
+use super::{LIMITS, LongRunningPoolFixture, claim_sandbox, exists, key, workspace_store};
 use crate::docker_driver::driver::sh;
 use crate::support::docker_engine::must;
 use crate::support::installation::{Installation, installations, run};
@@ -27,7 +27,7 @@ async fn two_concurrent_branches_share_nothing() {
         "echo $RUN_ID > state; while [ ! -e go ]; do sleep 0.05; done; cat state; ls; stat -c %i /proc/1/ns/pid >&2",
     );
     for installation in installations() {
-        let pool = PoolFixture::new(&installation, LIMITS);
+        let pool = LongRunningPoolFixture::new(&installation, LIMITS);
         let mut both = vec![];
         for branch in ["one", "two"] {
             let plan = installation.run_plan(&format!("run-{branch}"), &meet);
@@ -69,7 +69,7 @@ async fn a_run_that_was_cancelled_leaves_its_workspace_and_nothing_else() {
         curl --silent localhost:8080/run/status | grep -o run-[a-z]*
     ");
     for installation in installations() {
-        let pool = PoolFixture::new(&installation, LIMITS);
+        let pool = LongRunningPoolFixture::new(&installation, LIMITS);
         let plan = installation.run_plan("run-first", &litter);
         let grace = Duration::from_millis(100);
         let plan = RunPlan { spec: SandboxSpec { grace, ..plan.spec.clone() }, ..plan };
@@ -86,7 +86,7 @@ async fn a_run_that_was_cancelled_leaves_its_workspace_and_nothing_else() {
         assert_eq!(
             sockets(&installation),
             Vec::<String>::new(),
-            "nobody has it, and a socket is there"
+            "no run has the sandbox, and a socket is there"
         );
         let next = run(pool.claim(installation.run_plan("run-next", &look)).await).await;
         let clean = "/dev/mqueue:\n\n/dev/shm:\n\n/run:\n\n/tmp:\n2\nhosts\nllm.sock\nrun-next\n";
@@ -101,7 +101,7 @@ async fn a_run_that_was_cancelled_leaves_its_workspace_and_nothing_else() {
 async fn a_sandbox_that_does_not_answer_is_replaced() {
     let look = ["stat", "-c", "%i", "/proc/1/ns/pid"];
     for installation in installations() {
-        let pool = PoolFixture::new(&installation, LIMITS);
+        let pool = LongRunningPoolFixture::new(&installation, LIMITS);
         let first = run(pool.claim(installation.run_plan("run-1", &look)).await).await;
         let stopped = installation.waiting_slots();
         for pid in &stopped {
@@ -125,7 +125,7 @@ async fn a_sandbox_is_replaced_for_its_age_and_after_a_kill_for_want_of_memory()
         "stat -c %i /proc/1/ns/pid; x=$(head -c 200000000 /dev/zero | tr '\\0' x); echo $x | wc -c",
     );
     for installation in installations() {
-        let pool = PoolFixture::new(&installation, LIMITS);
+        let pool = LongRunningPoolFixture::new(&installation, LIMITS);
         let mut seen = vec![];
         for (name, argv) in [("run-1", &look), ("run-2", &greedy), ("run-3", &look)] {
             let plan = installation.run_plan(name, argv);
@@ -139,7 +139,7 @@ async fn a_sandbox_is_replaced_for_its_age_and_after_a_kill_for_want_of_memory()
         assert_ne!(first_line(&seen[1]), first_line(&seen[2]), "it was short of memory");
         pool.stop().await;
 
-        let pool = PoolFixture::new(
+        let pool = LongRunningPoolFixture::new(
             &installation,
             LongRunningPoolLimits { max_age: Duration::ZERO, ..LIMITS },
         );
@@ -184,7 +184,7 @@ async fn an_abandoned_run_ends_before_the_next_run_gets_the_workspace() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sandbox_whose_first_process_was_changed_is_replaced() {
     let installation = Installation::embedded();
-    let pool = PoolFixture::new(&installation, LIMITS);
+    let pool = LongRunningPoolFixture::new(&installation, LIMITS);
     for (count, change) in [
         (1, "true"),
         (0, "prlimit --pid 1 --nofile=512:512"),
@@ -207,7 +207,7 @@ async fn a_sandbox_whose_first_process_was_changed_is_replaced() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_container_says_that_it_lasts_as_long_as_each_of_its_runs() {
     let installation = Installation::docker();
-    let pool = PoolFixture::new(&installation, LIMITS);
+    let pool = LongRunningPoolFixture::new(&installation, LIMITS);
     let mut messages = vec![];
     for (name, hours) in [("run-1", 1), ("run-2", 72), ("run-3", 72), ("run-4", 1)] {
         let mut plan = installation.run_plan(name, &["true"]);

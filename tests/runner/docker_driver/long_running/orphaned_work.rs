@@ -16,7 +16,7 @@ use cogni_gateway::runner::{RunInputs, RunPlan};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::{LIMITS, PoolFixture};
+use super::{LIMITS, LongRunningPoolFixture};
 use crate::docker_driver::driver::sh;
 use crate::support::delivery::relay;
 use crate::support::github_server::{RunningGithub, TOKEN};
@@ -29,7 +29,7 @@ use crate::support::run_command::entries;
 async fn work_beside_a_branch_is_kept() {
     for (key, deep, next) in [("copied", "", "mine"), ("moved", DEEP, "")] {
         let shared_branch = SharedBranch::new().await;
-        let pool = PoolFixture::new(&shared_branch.place, LIMITS);
+        let pool = LongRunningPoolFixture::new(&shared_branch.place, LIMITS);
         let first =
             shared_branch.run(&pool, key, &format!("echo mine > .state; {deep} {BOTH}")).await;
         assert_eq!(told(&first), json!(["done", true]), "{key}: {first}");
@@ -65,7 +65,7 @@ async fn work_beside_a_branch_is_kept() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_next_process_archives_what_a_killed_process_has_not() {
     let shared_branch = SharedBranch::new().await;
-    let pool = PoolFixture::new(&shared_branch.place, LIMITS);
+    let pool = LongRunningPoolFixture::new(&shared_branch.place, LIMITS);
     let first = shared_branch.run(&pool, "cut", &format!("echo mine > .state; {BOTH}")).await;
     assert_eq!(told(&first), json!(["done", true]), "{first}");
     let (left, outbox) = (shared_branch.left(), shared_branch.relay.outbox());
@@ -124,7 +124,12 @@ impl SharedBranch {
         }
     }
 
-    async fn run(&self, pool_fixture: &PoolFixture<'_>, key: &str, script: &str) -> Value {
+    async fn run(
+        &self,
+        pool_fixture: &LongRunningPoolFixture<'_>,
+        key: &str,
+        script: &str,
+    ) -> Value {
         let target = Some(self.target(key).await);
         // The runs' shared files are not part of any run's work.
         let script = format!("mkdir -p .git/info; echo .state >> .git/info/exclude; {script}");

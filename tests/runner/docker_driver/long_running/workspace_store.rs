@@ -14,7 +14,7 @@ use cogni_gateway::runner::{PreparedRun, RunInputs, RunPlan};
 use cogni_gateway::sandbox::SandboxSpec;
 use cogni_gateway::sandbox::spec::{SandboxLimits, WorkspaceMount};
 
-use super::{LIMITS, PoolFixture, claim_sandbox, key, workspace_store};
+use super::{LIMITS, LongRunningPoolFixture, claim_sandbox, key, workspace_store};
 use crate::docker_driver::driver::sh;
 use crate::support::installation::{Installation, installations, run};
 use crate::support::process::wait_until;
@@ -23,9 +23,9 @@ use crate::support::process::wait_until;
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unused_workspace_is_removed() {
     let installation = Installation::embedded();
-    let (store, nobody) = (workspace_store(&installation), |_: &_| false);
+    let (store, never_in_use) = (workspace_store(&installation), |_: &_| false);
     let write = sh("cat state 2>/dev/null; echo mine > state");
-    let pool = PoolFixture::new(&installation, LIMITS);
+    let pool = LongRunningPoolFixture::new(&installation, LIMITS);
     run(pool.claim(installation.run_plan("run-1", &write)).await).await;
 
     let [one] = &store.list().unwrap()[..] else { panic!("{:?}", store.list()) };
@@ -40,27 +40,27 @@ async fn an_unused_workspace_is_removed() {
     };
     assert_eq!(one.owner, Some(tenant));
     // Its sandbox still exists.
-    assert_eq!(store.prune_decision(one, Duration::ZERO, nobody), PruneOutcome::InUse);
-    assert_eq!(store.prune(one, Duration::ZERO, nobody), PruneOutcome::InUse);
+    assert_eq!(store.prune_decision(one, Duration::ZERO, never_in_use), PruneOutcome::InUse);
+    assert_eq!(store.prune(one, Duration::ZERO, never_in_use), PruneOutcome::InUse);
     pool.stop().await;
 
-    assert_eq!(store.prune(one, Duration::from_hours(1), nobody), PruneOutcome::RecentlyUsed);
-    assert_eq!(store.prune_expired(Duration::from_hours(1), nobody).unwrap(), []);
-    assert_eq!(store.prune_decision(one, Duration::ZERO, nobody), PruneOutcome::Unused);
-    let pool = PoolFixture::new(&installation, LIMITS);
+    assert_eq!(store.prune(one, Duration::from_hours(1), never_in_use), PruneOutcome::RecentlyUsed);
+    assert_eq!(store.prune_expired(Duration::from_hours(1), never_in_use).unwrap(), []);
+    assert_eq!(store.prune_decision(one, Duration::ZERO, never_in_use), PruneOutcome::Unused);
+    let pool = LongRunningPoolFixture::new(&installation, LIMITS);
     let second = run(pool.claim(installation.run_plan("run-2", &write)).await).await;
     assert_eq!(second["stdout"], "mine\n", "{second}");
     pool.stop().await;
     // The workspace has changed since the decision.
-    assert_eq!(store.prune(one, Duration::ZERO, nobody), PruneOutcome::RecentlyUsed);
+    assert_eq!(store.prune(one, Duration::ZERO, never_in_use), PruneOutcome::RecentlyUsed);
 
-    let swept = store.prune_expired(Duration::ZERO, nobody).unwrap();
+    let swept = store.prune_expired(Duration::ZERO, never_in_use).unwrap();
     assert_eq!(
         swept.into_iter().map(|(_, fate)| fate).collect::<Vec<_>>(),
         [PruneOutcome::Removed]
     );
     assert_eq!(fs::read_dir(installation.path().join("state/workspaces")).unwrap().count(), 0);
-    let pool = PoolFixture::new(&installation, LIMITS);
+    let pool = LongRunningPoolFixture::new(&installation, LIMITS);
     let third = run(pool.claim(installation.run_plan("run-3", &write)).await).await;
     assert_eq!(third["stdout"], "", "{third}");
     pool.stop().await;
@@ -95,7 +95,7 @@ fn workspaces_of_earlier_processes_are_removed_too() {
 async fn a_workspace_that_is_full_ends_its_run_and_lets_no_other_begin() {
     let greedy = sh("dd if=/dev/zero of=full bs=1M count=32 2>/dev/null; sleep 1000");
     for installation in installations() {
-        let pool = PoolFixture::new(&installation, LIMITS);
+        let pool = LongRunningPoolFixture::new(&installation, LIMITS);
         let small = |run: &str, argv: &[&str]| bounded(installation.run_plan(run, argv), 16 << 20);
         let full = run(pool.claim(small("run-fill", &greedy)).await).await;
         assert_eq!(full["error_code"], "workspace_full", "{full}");
@@ -146,7 +146,7 @@ async fn a_workspace_is_measured_when_its_program_has_ended() {
     let installation = Installation::embedded();
     let quick = sh("dd if=/dev/zero of=full bs=1M count=32 2>/dev/null");
     let mut plan = bounded(installation.run_plan("run-quick", &quick), 16 << 20);
-    let pool = PoolFixture::new(&installation, LIMITS);
+    let pool = LongRunningPoolFixture::new(&installation, LIMITS);
     let long_running = run(pool.claim(plan.clone()).await).await;
     pool.stop().await;
     plan.spec.workspace = WorkspaceMount::Fresh;
@@ -161,7 +161,7 @@ async fn a_workspace_is_measured_when_its_program_has_ended() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operator_lists_and_removes_workspaces() {
     let installation = Installation::embedded();
-    let pool = PoolFixture::new(
+    let pool = LongRunningPoolFixture::new(
         &installation,
         LongRunningPoolLimits { max_idle: Duration::ZERO, ..LIMITS },
     );
@@ -204,7 +204,7 @@ async fn an_operator_lists_and_removes_workspaces() {
         forget(&["--apply"]),
         forget(&["--older-than", "1h", "--apply"]),
         forget(&["--agent", "agent"]),
-        forget(&["nobody", "--apply"]),
+        forget(&["unknown", "--apply"]),
         forget(&["--agent", "agent", "--apply"]),
     ];
     insta::assert_snapshot!(messages.join("\n\n"), @r"
@@ -224,7 +224,7 @@ async fn an_operator_lists_and_removes_workspaces() {
     1 can be forgotten; `--apply` does it
     status 0
 
-    error: no workspace has the id `nobody`; without an id, all workspaces are shown
+    error: no workspace has the id `unknown`; without an id, all workspaces are shown
     status 2
 
     ONE agent on talk of https://github.com/acme/x, grant g1, account a1, by branch_key, 12 KiB, used AGO: forgotten
@@ -246,7 +246,7 @@ fn scope(kind: &'static str, repository: &str) -> SandboxKeyScope {
 #[tokio::test(flavor = "multi_thread")]
 async fn accounts_and_kinds_of_key_have_workspaces_of_their_own() {
     let installation = Installation::embedded();
-    let pool = PoolFixture::new(&installation, LIMITS);
+    let pool = LongRunningPoolFixture::new(&installation, LIMITS);
     let write = sh("cat state 2>/dev/null; echo $RUN_ID >> state");
     let of =
         |account: &str, kind| SandboxKeyScope { account: account.to_owned(), ..scope(kind, "") };
@@ -287,7 +287,7 @@ async fn a_workspace_of_an_earlier_version_is_moved_once() {
         fs::write(home.join("label.json"), label).unwrap();
     };
     let read = sh("cat state 2>/dev/null");
-    let pool = PoolFixture::new(&installation, LIMITS);
+    let pool = LongRunningPoolFixture::new(&installation, LIMITS);
     let claim = async |kind, number: u32, inherits: bool| {
         let key = SandboxKey::new("agent", "42").scoped_to(scope(kind, ""));
         let key = if inherits { key.with_inheritance() } else { key };
@@ -301,12 +301,12 @@ async fn a_workspace_of_an_earlier_version_is_moved_once() {
         "it was for a branch, and this run is for none"
     );
     earlier("");
-    assert_eq!(claim("state_key", 1, false).await, "", "nobody says that it is this account's");
+    assert_eq!(claim("state_key", 1, false).await, "", "no record says that it is this account's");
     assert!(home.exists());
     assert_eq!(claim("work_item", 2, true).await, "from before\n");
     assert!(!home.exists());
     pool.stop().await;
-    let pool = PoolFixture::new(&installation, LIMITS);
+    let pool = LongRunningPoolFixture::new(&installation, LIMITS);
     let key = SandboxKey::new("agent", "42").scoped_to(scope("work_item", "")).with_inheritance();
     let again = run(pool.claim_for(key, installation.run_plan("run-3", &read)).await).await;
     assert_eq!(again["stdout"], "from before\n", "it stays");

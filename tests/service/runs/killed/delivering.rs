@@ -20,7 +20,7 @@ use crate::support::service::{Service, tool_call_script};
 /// The service is killed at twenty moments, with two runs for a branch and one without a branch.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_that_is_killed_while_it_delivers_does_nothing_twice() {
-    let work = Work::new().await;
+    let work = DeliveredWork::new().await;
     let mut runs = BTreeMap::new();
     for round in 0..20_u64 {
         let mut service = work.place.start();
@@ -48,12 +48,12 @@ async fn a_service_that_is_killed_while_it_delivers_does_nothing_twice() {
     work.place.assert_nothing_is_left();
 }
 
-struct Work {
+struct DeliveredWork {
     place: ServiceSetup,
     forge: github_server::RunningGithub,
 }
 
-impl Work {
+impl DeliveredWork {
     /// The model of each run makes it commit a file with the run's name.
     async fn new() -> Self {
         let commit = "echo made > $RUN_ID && git add $RUN_ID && git commit --quiet --message=Make";
@@ -188,7 +188,7 @@ impl Work {
             let is_booked = booked.contains(&(call.to_owned(), run));
             assert!(is_booked && charged.contains(call), "{call} {is_booked}");
         }
-        assert_eq!(charged.len(), distinct.len(), "what nobody has seen was charged");
+        assert_eq!(charged.len(), distinct.len(), "a call without a record was charged");
     }
 }
 
