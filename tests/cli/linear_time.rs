@@ -38,9 +38,9 @@ use tokio::io::AsyncWriteExt;
 
 /// A reader: its name, the length of the first text, a function that makes a text of about this length, and the
 /// reader's function.
-type Reader = (&'static str, usize, fn(usize) -> Vec<u8>, fn(&[u8]));
+type TextReader = (&'static str, usize, fn(usize) -> Vec<u8>, fn(&[u8]));
 
-const READERS: &[Reader] = &[
+const READERS: &[TextReader] = &[
     (
         "envelope: objects before blanks",
         MIB,

@@ -7,55 +7,61 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::ptr;
 
-use crate::{Attempt, Facts, Outcome, answered};
+use crate::{AttemptOutcome, EscapeAttempt, HostFacts, answered};
 
-pub(crate) const ATTEMPTS: &[Attempt] = &[
+pub(crate) const ATTEMPTS: &[EscapeAttempt] = &[
     attempt("an engine's socket", |_| present(SOCKETS)),
-    attempt("the host's secrets", |_| all(SECRETS, |path| Outcome::of(fs::read(path)))),
+    attempt("the host's secrets", |_| all(SECRETS, |path| AttemptOutcome::of(fs::read(path)))),
     attempt("a device of the host", |_| {
-        all(DEVICES, |path| Outcome::of(OpenOptions::new().read(true).open(path)))
+        all(DEVICES, |path| AttemptOutcome::of(OpenOptions::new().read(true).open(path)))
     }),
-    attempt("writing outside of its own places", |_| all(PLACES, |path| Outcome::of(create(path)))),
-    attempt("the kernel's settings", |_| all(SETTINGS, |path| Outcome::of(write(path)))),
+    attempt("writing outside of its own places", |_| {
+        all(PLACES, |path| AttemptOutcome::of(create(path)))
+    }),
+    attempt("the kernel's settings", |_| all(SETTINGS, |path| AttemptOutcome::of(write(path)))),
     attempt("what /proc tells of the kernel", |_| all(TELLING, masked_file)),
     attempt("cgroups of its own", |_| {
-        all(CGROUPS, |path| Outcome::of(fs::create_dir(Path::new(path).join("mine"))))
+        all(CGROUPS, |path| AttemptOutcome::of(fs::create_dir(Path::new(path).join("mine"))))
     }),
-    attempt("the run's socket taken away", |_| Outcome::of(fs::remove_file("/llm-sock/llm.sock"))),
-    attempt("the run's socket replaced", |_| Outcome::of(symlink("/tmp/mine", "/llm-sock/other"))),
+    attempt("the run's socket taken away", |_| {
+        AttemptOutcome::of(fs::remove_file("/llm-sock/llm.sock"))
+    }),
+    attempt("the run's socket replaced", |_| {
+        AttemptOutcome::of(symlink("/tmp/mine", "/llm-sock/other"))
+    }),
     attempt("the first process written over", |_| {
-        Outcome::of(OpenOptions::new().write(true).open("/cogni-init"))
+        AttemptOutcome::of(OpenOptions::new().write(true).open("/cogni-init"))
     }),
-    attempt("a program in /tmp", |_| Outcome::of(program("/tmp/x"))),
-    attempt("a program in /run", |_| Outcome::of(program("/run/x"))),
-    attempt("a mount", |_| Outcome::of(mount("tmpfs", "/tmp", 0))),
-    attempt("a bind mount", |_| Outcome::of(mount("/", "/tmp", libc::MS_BIND))),
-    attempt("a remount for writing", |_| Outcome::of(mount("none", "/", libc::MS_REMOUNT))),
-    attempt("an unmount", |_| Outcome::of(call(libc::SYS_umount2, "/tmp"))),
-    attempt("the new calls for mounts", |_| Outcome::of(call(libc::SYS_fsopen, "tmpfs"))),
-    attempt("another root", |_| Outcome::of(call(libc::SYS_chroot, "/tmp"))),
-    attempt("the root put elsewhere", |_| Outcome::of(call(libc::SYS_pivot_root, "/tmp"))),
-    attempt("a block device made", |_| Outcome::of(device(libc::S_IFBLK, 8))),
-    attempt("a character device made", |_| Outcome::of(device(libc::S_IFCHR, 1))),
-    attempt("a file by its handle", |_| Outcome::of(call(libc::SYS_open_by_handle_at, "/"))),
-    attempt("a set-user-id program of the host", |_| Outcome::of(chown())),
+    attempt("a program in /tmp", |_| AttemptOutcome::of(program("/tmp/x"))),
+    attempt("a program in /run", |_| AttemptOutcome::of(program("/run/x"))),
+    attempt("a mount", |_| AttemptOutcome::of(mount("tmpfs", "/tmp", 0))),
+    attempt("a bind mount", |_| AttemptOutcome::of(mount("/", "/tmp", libc::MS_BIND))),
+    attempt("a remount for writing", |_| AttemptOutcome::of(mount("none", "/", libc::MS_REMOUNT))),
+    attempt("an unmount", |_| AttemptOutcome::of(call(libc::SYS_umount2, "/tmp"))),
+    attempt("the new calls for mounts", |_| AttemptOutcome::of(call(libc::SYS_fsopen, "tmpfs"))),
+    attempt("another root", |_| AttemptOutcome::of(call(libc::SYS_chroot, "/tmp"))),
+    attempt("the root put elsewhere", |_| AttemptOutcome::of(call(libc::SYS_pivot_root, "/tmp"))),
+    attempt("a block device made", |_| AttemptOutcome::of(device(libc::S_IFBLK, 8))),
+    attempt("a character device made", |_| AttemptOutcome::of(device(libc::S_IFCHR, 1))),
+    attempt("a file by its handle", |_| AttemptOutcome::of(call(libc::SYS_open_by_handle_at, "/"))),
+    attempt("a set-user-id program of the host", |_| AttemptOutcome::of(chown())),
     attempt("a hard link to the host's file", |_| {
-        Outcome::of(fs::hard_link("/cogni-init", "/workspace/init"))
+        AttemptOutcome::of(fs::hard_link("/cogni-init", "/workspace/init"))
     }),
     attempt("the way up from its directories", |_| up()),
-    attempt("another process' root", |_| all(ROOTS, |path| Outcome::of(fs::read(path)))),
+    attempt("another process' root", |_| all(ROOTS, |path| AttemptOutcome::of(fs::read(path)))),
 ];
 
-const fn attempt(what: &'static str, make: fn(&Facts) -> Outcome) -> Attempt {
-    Attempt { area: "files", what, make }
+const fn attempt(what: &'static str, make: fn(&HostFacts) -> AttemptOutcome) -> EscapeAttempt {
+    EscapeAttempt { area: "files", what, make }
 }
 
-fn all(paths: &[&str], attempt: impl Fn(&str) -> Outcome) -> Outcome {
-    Outcome::all(paths.iter().map(|path| ((*path).to_owned(), attempt(path))))
+fn all(paths: &[&str], attempt: impl Fn(&str) -> AttemptOutcome) -> AttemptOutcome {
+    AttemptOutcome::all(paths.iter().map(|path| ((*path).to_owned(), attempt(path))))
 }
 
-fn present(paths: &[&str]) -> Outcome {
-    all(paths, |path| Outcome::of(fs::symlink_metadata(path)))
+fn present(paths: &[&str]) -> AttemptOutcome {
+    all(paths, |path| AttemptOutcome::of(fs::symlink_metadata(path)))
 }
 
 fn create(directory: &str) -> io::Result<()> {
@@ -70,10 +76,10 @@ fn write(path: &str) -> io::Result<()> {
 }
 
 /// A masked file exists and is empty.
-fn masked_file(path: &str) -> Outcome {
+fn masked_file(path: &str) -> AttemptOutcome {
     match fs::read(path) {
-        Ok(text) => Outcome::expect(text.is_empty(), format!("{} bytes", text.len())),
-        Err(error) => Outcome::of(Err::<(), _>(error)),
+        Ok(text) => AttemptOutcome::expect(text.is_empty(), format!("{} bytes", text.len())),
+        Err(error) => AttemptOutcome::of(Err::<(), _>(error)),
     }
 }
 
@@ -113,13 +119,13 @@ fn chown() -> io::Result<()> {
 }
 
 /// Above the workspace and the socket's directory, there is only the sandbox's own root.
-fn up() -> Outcome {
+fn up() -> AttemptOutcome {
     let ways = ["/workspace", "/llm-sock", "/tmp"].map(|from| {
         let top = format!("{from}/../../../../../../..");
         let same = fs::canonicalize(&top).is_ok_and(|found| found == Path::new("/"));
-        (from.to_owned(), Outcome::expect(same, "the same root"))
+        (from.to_owned(), AttemptOutcome::expect(same, "the same root"))
     });
-    Outcome::all(ways)
+    AttemptOutcome::all(ways)
 }
 
 fn text(text: &str) -> CString {

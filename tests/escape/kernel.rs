@@ -4,26 +4,26 @@ use std::arch::asm;
 use std::fs;
 use std::io;
 
-use crate::{Attempt, Facts, Outcome, answered};
+use crate::{AttemptOutcome, EscapeAttempt, HostFacts, answered};
 
-pub(crate) const ATTEMPTS: &[Attempt] = &[
+pub(crate) const ATTEMPTS: &[EscapeAttempt] = &[
     attempt("capabilities", |_| capabilities()),
     attempt("rights by a set-user-id program", |_| status("NoNewPrivs", |value| value == "1")),
     attempt("a life without a filter", |_| status("Seccomp", |value| value == "2")),
-    attempt("being root", |_| Outcome::of(call(libc::SYS_setuid, 0))),
+    attempt("being root", |_| AttemptOutcome::of(call(libc::SYS_setuid, 0))),
     attempt("a user namespace", |_| {
-        Outcome::of(call(libc::SYS_unshare, libc::CLONE_NEWUSER.into()))
+        AttemptOutcome::of(call(libc::SYS_unshare, libc::CLONE_NEWUSER.into()))
     }),
     attempt("a child in a user namespace", |_| {
-        Outcome::of(
+        AttemptOutcome::of(
             call(libc::SYS_clone, (libc::CLONE_NEWUSER | libc::SIGCHLD).into())
                 .inspect(|pid| end_child(*pid)),
         )
     }),
     attempt("any other namespace", |_| {
-        Outcome::of(call(libc::SYS_unshare, libc::CLONE_NEWNS.into()))
+        AttemptOutcome::of(call(libc::SYS_unshare, libc::CLONE_NEWNS.into()))
     }),
-    attempt("another process's namespace", |_| Outcome::of(enter())),
+    attempt("another process's namespace", |_| AttemptOutcome::of(enter())),
     attempt("the kernel's keyring", |_| {
         denied(&[libc::SYS_keyctl, libc::SYS_add_key, libc::SYS_request_key])
     }),
@@ -35,8 +35,8 @@ pub(crate) const ATTEMPTS: &[Attempt] = &[
     }),
     attempt("BPF", |_| denied(&[libc::SYS_bpf])),
     attempt("filters of its own, for which the machine has one pool", |_| {
-        Outcome::all([
-            ("prctl".to_owned(), Outcome::of(filter())),
+        AttemptOutcome::all([
+            ("prctl".to_owned(), AttemptOutcome::of(filter())),
             ("seccomp".to_owned(), denied(&[libc::SYS_seccomp])),
         ])
     }),
@@ -63,20 +63,20 @@ pub(crate) const ATTEMPTS: &[Attempt] = &[
     attempt("calls by the numbers of i386", |_| i386()),
 ];
 
-const fn attempt(what: &'static str, make: fn(&Facts) -> Outcome) -> Attempt {
-    Attempt { area: "kernel", what, make }
+const fn attempt(what: &'static str, make: fn(&HostFacts) -> AttemptOutcome) -> EscapeAttempt {
+    EscapeAttempt { area: "kernel", what, make }
 }
 
 /// Each call must be unknown or not permitted. An error about bad arguments would mean that the kernel examined the
 /// call.
-fn denied(numbers: &[libc::c_long]) -> Outcome {
-    Outcome::all(numbers.iter().map(|number| {
+fn denied(numbers: &[libc::c_long]) -> AttemptOutcome {
+    AttemptOutcome::all(numbers.iter().map(|number| {
         let outcome = match call(*number, 0) {
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => {
-                Outcome::of(Err::<(), _>(error))
+                AttemptOutcome::of(Err::<(), _>(error))
             }
-            Err(error) => Outcome::Escaped(format!("the kernel looked at it: {error}")),
-            Ok(_) => Outcome::Escaped("it worked".to_owned()),
+            Err(error) => AttemptOutcome::Escaped(format!("the kernel looked at it: {error}")),
+            Ok(_) => AttemptOutcome::Escaped("it worked".to_owned()),
         };
         (format!("call {number}"), outcome)
     }))
@@ -107,18 +107,18 @@ fn end_child(pid: i64) {
 }
 
 /// All five capability sets are empty, including the bounding set.
-fn capabilities() -> Outcome {
+fn capabilities() -> AttemptOutcome {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let sets: Vec<_> = status.lines().filter(|line| line.starts_with("Cap")).collect();
     let is_empty = |line: &&str| line.ends_with("\t0000000000000000");
-    Outcome::expect(sets.len() == 5 && sets.iter().all(is_empty), "five empty sets")
+    AttemptOutcome::expect(sets.len() == 5 && sets.iter().all(is_empty), "five empty sets")
 }
 
-fn status(field: &str, is_right: fn(&str) -> bool) -> Outcome {
+fn status(field: &str, is_right: fn(&str) -> bool) -> AttemptOutcome {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let value = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(":\t"));
     let value = value.unwrap_or("nothing");
-    Outcome::expect(is_right(value), format!("{field} is {value}"))
+    AttemptOutcome::expect(is_right(value), format!("{field} is {value}"))
 }
 
 fn enter() -> io::Result<i64> {
@@ -127,12 +127,12 @@ fn enter() -> io::Result<i64> {
     call(libc::SYS_setns, namespace.as_raw_fd().into())
 }
 
-fn x32() -> Outcome {
+fn x32() -> AttemptOutcome {
     // SAFETY: no pointer is passed.
     in_child(|| unsafe { libc::syscall(X32 | libc::SYS_getpid) })
 }
 
-fn i386() -> Outcome {
+fn i386() -> AttemptOutcome {
     in_child(|| {
         let mut answer: i64 = 20; // `getpid` of i386
         // SAFETY: the call reads and writes no memory.
@@ -142,7 +142,7 @@ fn i386() -> Outcome {
 }
 
 /// A filter may kill a process that asks for its id in this way.
-fn in_child(get_pid: fn() -> i64) -> Outcome {
+fn in_child(get_pid: fn() -> i64) -> AttemptOutcome {
     // SAFETY: there is one thread; the child makes one call and ends.
     let child = unsafe { libc::fork() };
     if child == 0 {
@@ -154,7 +154,10 @@ fn in_child(get_pid: fn() -> i64) -> Outcome {
     // SAFETY: `status` lives through the call.
     unsafe { libc::waitpid(child, &raw mut status, 0) };
     let got_through = libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 1;
-    Outcome::expect(!got_through, if libc::WIFSIGNALED(status) { "killed" } else { "an error" })
+    AttemptOutcome::expect(
+        !got_through,
+        if libc::WIFSIGNALED(status) { "killed" } else { "an error" },
+    )
 }
 
 /// `__X32_SYSCALL_BIT` of asm/unistd.h.

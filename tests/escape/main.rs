@@ -22,7 +22,7 @@ use std::io;
 use std::process::ExitCode;
 
 /// The result of an attempt.
-enum Outcome {
+enum AttemptOutcome {
     /// The attempt was refused, with this text.
     Held(String),
     /// The attempt succeeded, and reached this.
@@ -30,14 +30,14 @@ enum Outcome {
 }
 
 /// An action that must fail.
-struct Attempt {
+struct EscapeAttempt {
     area: &'static str,
     what: &'static str,
-    make: fn(&Facts) -> Outcome,
+    make: fn(&HostFacts) -> AttemptOutcome,
 }
 
 /// Facts about the host.
-type Facts = HashMap<String, String>;
+type HostFacts = HashMap<String, String>;
 
 fn main() -> ExitCode {
     // As root of a machine, most attempts succeed, and cause the damage that they describe.
@@ -45,7 +45,7 @@ fn main() -> ExitCode {
         println!("this must not be run outside of a sandbox");
         return ExitCode::from(2);
     }
-    let facts: Facts = env::args()
+    let facts: HostFacts = env::args()
         .skip(1)
         .filter_map(|fact| fact.split_once('=').map(|(name, value)| (name.into(), value.into())))
         .collect();
@@ -63,10 +63,10 @@ fn main() -> ExitCode {
         processes::ATTEMPTS,
         resources::ATTEMPTS,
     ];
-    for Attempt { area, what, make } in attempts.into_iter().flatten() {
+    for EscapeAttempt { area, what, make } in attempts.into_iter().flatten() {
         let (word, why) = match make(&facts) {
-            Outcome::Held(why) => ("held", why),
-            Outcome::Escaped(how) => {
+            AttemptOutcome::Held(why) => ("held", why),
+            AttemptOutcome::Escaped(how) => {
                 status = ExitCode::FAILURE;
                 ("ESCAPED", how)
             }
@@ -76,7 +76,7 @@ fn main() -> ExitCode {
     status
 }
 
-impl Outcome {
+impl AttemptOutcome {
     /// The outcome of an attempt that must end in an error.
     fn of<T>(done: io::Result<T>) -> Self {
         match done {

@@ -6,9 +6,9 @@ use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
-use crate::{Attempt, Facts, Outcome, answered};
+use crate::{AttemptOutcome, EscapeAttempt, HostFacts, answered};
 
-pub(crate) const ATTEMPTS: &[Attempt] = &[
+pub(crate) const ATTEMPTS: &[EscapeAttempt] = &[
     attempt("an address of the internet", |_| tcp("1.1.1.1:443")),
     attempt("the same over IPv6", |_| tcp("[2606:4700:4700::1111]:443")),
     attempt("the cloud's metadata service", |_| tcp("169.254.169.254:80")),
@@ -17,52 +17,54 @@ pub(crate) const ATTEMPTS: &[Attempt] = &[
         Some(port) => tcp(&format!("127.0.0.1:{port}")),
         None => untold("port"),
     }),
-    attempt("DNS over UDP", |_| Outcome::of(dns())),
-    attempt("DNS by way of the C library", |_| Outcome::of(("example.com", 443).to_socket_addrs())),
+    attempt("DNS over UDP", |_| AttemptOutcome::of(dns())),
+    attempt("DNS by way of the C library", |_| {
+        AttemptOutcome::of(("example.com", 443).to_socket_addrs())
+    }),
     attempt("multicast", |_| {
-        Outcome::of(
+        AttemptOutcome::of(
             UdpSocket::bind("0.0.0.0:0")
                 .and_then(|socket| socket.send_to(b"x", "224.0.0.251:5353")),
         )
     }),
     attempt("interfaces other than lo", |_| interfaces()),
-    attempt("a raw socket", |_| Outcome::of(socket(libc::AF_INET, libc::SOCK_RAW, 1))),
-    attempt("a packet socket", |_| Outcome::of(socket(libc::AF_PACKET, libc::SOCK_RAW, 3))),
+    attempt("a raw socket", |_| AttemptOutcome::of(socket(libc::AF_INET, libc::SOCK_RAW, 1))),
+    attempt("a packet socket", |_| AttemptOutcome::of(socket(libc::AF_PACKET, libc::SOCK_RAW, 3))),
     attempt("a socket to the hypervisor", |_| {
-        Outcome::of(socket(libc::AF_VSOCK, libc::SOCK_STREAM, 0))
+        AttemptOutcome::of(socket(libc::AF_VSOCK, libc::SOCK_STREAM, 0))
     }),
     attempt("a socket to the kernel's crypto", |_| {
-        Outcome::of(socket(libc::AF_ALG, libc::SOCK_SEQPACKET, 0))
+        AttemptOutcome::of(socket(libc::AF_ALG, libc::SOCK_SEQPACKET, 0))
     }),
     attempt("netlink, whose queues have no limit", |_| {
-        Outcome::of(socket(libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_ROUTE))
+        AttemptOutcome::of(socket(libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_ROUTE))
     }),
     attempt("netlink beyond routes", |_| {
-        Outcome::of(socket(libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_AUDIT))
+        AttemptOutcome::of(socket(libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_AUDIT))
     }),
     attempt("an abstract unix socket of the host", |facts| match facts.get("abstract") {
-        Some(name) => Outcome::of(abstract_socket(name)),
+        Some(name) => AttemptOutcome::of(abstract_socket(name)),
         None => untold("abstract"),
     }),
     attempt("a new unix socket of its own", |_| {
-        Outcome::of(socket(libc::AF_UNIX, libc::SOCK_STREAM, 0))
+        AttemptOutcome::of(socket(libc::AF_UNIX, libc::SOCK_STREAM, 0))
     }),
     attempt("the run's socket, past the bridge", |_| {
-        Outcome::of(std::os::unix::net::UnixStream::connect("/llm-sock/llm.sock"))
+        AttemptOutcome::of(std::os::unix::net::UnixStream::connect("/llm-sock/llm.sock"))
     }),
 ];
 
-const fn attempt(what: &'static str, make: fn(&Facts) -> Outcome) -> Attempt {
-    Attempt { area: "network", what, make }
+const fn attempt(what: &'static str, make: fn(&HostFacts) -> AttemptOutcome) -> EscapeAttempt {
+    EscapeAttempt { area: "network", what, make }
 }
 
-fn untold(fact: &str) -> Outcome {
-    Outcome::Escaped(format!("`{fact}=` was not given, so this was not tried"))
+fn untold(fact: &str) -> AttemptOutcome {
+    AttemptOutcome::Escaped(format!("`{fact}=` was not given, so this was not tried"))
 }
 
-fn tcp(address: &str) -> Outcome {
+fn tcp(address: &str) -> AttemptOutcome {
     let address: SocketAddr = address.parse().expect("the addresses above are well-formed");
-    Outcome::of(TcpStream::connect_timeout(&address, CONNECT_TIMEOUT))
+    AttemptOutcome::of(TcpStream::connect_timeout(&address, CONNECT_TIMEOUT))
 }
 
 fn dns() -> io::Result<()> {
@@ -75,11 +77,11 @@ fn dns() -> io::Result<()> {
     socket.recv(&mut [0; 512]).map(drop)
 }
 
-fn interfaces() -> Outcome {
+fn interfaces() -> AttemptOutcome {
     let table = fs::read_to_string("/proc/net/dev").unwrap_or_default();
     let names: Vec<_> =
         table.lines().filter_map(|line| Some(line.split_once(':')?.0.trim())).collect();
-    Outcome::expect(names == ["lo"], names.join(" "))
+    AttemptOutcome::expect(names == ["lo"], names.join(" "))
 }
 
 /// Connects to its own listener and accepts nothing, until the sandbox is ended. The connections take memory that no

@@ -3,50 +3,56 @@
 use std::fs;
 use std::io;
 
-use crate::{Attempt, Facts, Outcome, answered};
+use crate::{AttemptOutcome, EscapeAttempt, HostFacts, answered};
 
-pub(crate) const ATTEMPTS: &[Attempt] = &[
+pub(crate) const ATTEMPTS: &[EscapeAttempt] = &[
     attempt("seeing the host's processes", |_| visible()),
     attempt("a signal to a process of the host", |facts| {
         match facts.get("host-pid").and_then(|pid| pid.parse().ok()) {
-            Some(pid) => Outcome::of(signal(pid, 0)),
-            None => Outcome::Escaped("`host-pid=` was not given, so this was not tried".to_owned()),
+            Some(pid) => AttemptOutcome::of(signal(pid, 0)),
+            None => AttemptOutcome::Escaped(
+                "`host-pid=` was not given, so this was not tried".to_owned(),
+            ),
         }
     }),
     attempt("killing the first process", |_| kill_first()),
     attempt("a signal that reaches the first process", |_| {
-        landlocked(6, || Outcome::of(signal(1, 0)))
+        landlocked(6, || AttemptOutcome::of(signal(1, 0)))
     }),
-    attempt("tracing the first process", |_| Outcome::of(trace())),
-    attempt("reading the first process' memory", |_| Outcome::of(read_memory())),
-    attempt("a descriptor of the first process", |_| Outcome::of(descriptor())),
-    attempt("more priority", |_| Outcome::of(priority())),
+    attempt("tracing the first process", |_| AttemptOutcome::of(trace())),
+    attempt("reading the first process' memory", |_| AttemptOutcome::of(read_memory())),
+    attempt("a descriptor of the first process", |_| AttemptOutcome::of(descriptor())),
+    attempt("more priority", |_| AttemptOutcome::of(priority())),
     attempt("being spared when memory is short", |_| {
-        Outcome::of(fs::write("/proc/self/oom_score_adj", "-1000"))
+        AttemptOutcome::of(fs::write("/proc/self/oom_score_adj", "-1000"))
     }),
     attempt("a file of its own in /proc", |_| {
-        landlocked(2, || Outcome::of(fs::write("/proc/self/comm", "other")))
+        landlocked(2, || AttemptOutcome::of(fs::write("/proc/self/comm", "other")))
     }),
-    attempt("more than its limits", |_| Outcome::of(raise())),
+    attempt("more than its limits", |_| AttemptOutcome::of(raise())),
 ];
 
-const fn attempt(what: &'static str, make: fn(&Facts) -> Outcome) -> Attempt {
-    Attempt { area: "processes", what, make }
+const fn attempt(what: &'static str, make: fn(&HostFacts) -> AttemptOutcome) -> EscapeAttempt {
+    EscapeAttempt { area: "processes", what, make }
 }
 
 /// Runs an attempt that only Landlock of at least this version denies, if the kernel has it.
-fn landlocked(since: i64, attempt: impl Fn() -> Outcome) -> Outcome {
+fn landlocked(since: i64, attempt: impl Fn() -> AttemptOutcome) -> AttemptOutcome {
     // SAFETY: asked for the version the kernel takes no pointer.
     let version = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, 0, 0, 1) };
-    if version >= since { attempt() } else { Outcome::Held("no such Landlock here".to_owned()) }
+    if version >= since {
+        attempt()
+    } else {
+        AttemptOutcome::Held("no such Landlock here".to_owned())
+    }
 }
 
 /// Only the first process, this process and its parent are visible.
-fn visible() -> Outcome {
+fn visible() -> AttemptOutcome {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let is_process = |name: &str| name.bytes().all(|byte| byte.is_ascii_digit());
     let count = entries.filter(|entry| is_process(&entry.file_name().to_string_lossy())).count();
-    Outcome::expect(count <= 3, format!("{count} processes"))
+    AttemptOutcome::expect(count <= 3, format!("{count} processes"))
 }
 
 fn signal(pid: i32, signal: i32) -> io::Result<i64> {
@@ -55,9 +61,9 @@ fn signal(pid: i32, signal: i32) -> io::Result<i64> {
 }
 
 /// The kernel accepts the signal and drops it: a namespace's first process is not killed from inside.
-fn kill_first() -> Outcome {
+fn kill_first() -> AttemptOutcome {
     let _ = signal(1, libc::SIGKILL);
-    Outcome::expect(fs::exists("/proc/1/status").unwrap_or(false), "it lives on")
+    AttemptOutcome::expect(fs::exists("/proc/1/status").unwrap_or(false), "it lives on")
 }
 
 fn trace() -> io::Result<i64> {

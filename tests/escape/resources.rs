@@ -3,9 +3,9 @@
 use std::fs::{self, File};
 use std::io::{self, Write};
 
-use crate::{Attempt, Facts, Outcome, answered, name};
+use crate::{AttemptOutcome, EscapeAttempt, HostFacts, answered, name};
 
-pub(crate) const ATTEMPTS: &[Attempt] = &[
+pub(crate) const ATTEMPTS: &[EscapeAttempt] = &[
     attempt("filling /tmp", |_| fill("/tmp", 64 << 20)),
     attempt("filling /run", |_| fill("/run", 8 << 20)),
     attempt("filling /dev/shm", |_| fill("/dev/shm", 64 << 20)),
@@ -15,12 +15,12 @@ pub(crate) const ATTEMPTS: &[Attempt] = &[
     attempt("as many processes as it likes", fork_bomb),
 ];
 
-const fn attempt(what: &'static str, make: fn(&Facts) -> Outcome) -> Attempt {
-    Attempt { area: "resources", what, make }
+const fn attempt(what: &'static str, make: fn(&HostFacts) -> AttemptOutcome) -> EscapeAttempt {
+    EscapeAttempt { area: "resources", what, make }
 }
 
 /// A directory that does not exist or is not writable counts as held.
-fn fill(directory: &str, most: u64) -> Outcome {
+fn fill(directory: &str, most: u64) -> AttemptOutcome {
     let path = format!("{directory}/fill");
     let mut written = 0;
     let ended = File::create(&path).and_then(|mut file| {
@@ -32,21 +32,26 @@ fn fill(directory: &str, most: u64) -> Outcome {
     });
     let _ = fs::remove_file(&path);
     match ended {
-        Ok(()) => Outcome::Escaped(format!("{written} bytes and no end")),
-        Err(error) => Outcome::Held(format!("{} MiB, then: {}", written >> 20, name(&error))),
+        Ok(()) => AttemptOutcome::Escaped(format!("{written} bytes and no end")),
+        Err(error) => {
+            AttemptOutcome::Held(format!("{} MiB, then: {}", written >> 20, name(&error)))
+        }
     }
 }
 
-fn limit(resource: libc::__rlimit_resource_t, most: u64) -> Outcome {
+fn limit(resource: libc::__rlimit_resource_t, most: u64) -> AttemptOutcome {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the limit lives through the call.
     let asked = answered(unsafe { libc::getrlimit(resource, &raw mut limit) });
-    Outcome::expect(asked.is_ok() && limit.rlim_max <= most, format!("at most {}", limit.rlim_max))
+    AttemptOutcome::expect(
+        asked.is_ok() && limit.rlim_max <= most,
+        format!("at most {}", limit.rlim_max),
+    )
 }
 
-fn fork_bomb(facts: &Facts) -> Outcome {
+fn fork_bomb(facts: &HostFacts) -> AttemptOutcome {
     let Some(most) = facts.get("pids").and_then(|pids| pids.parse::<usize>().ok()) else {
-        return Outcome::Escaped("`pids=` was not given, so this was not tried".to_owned());
+        return AttemptOutcome::Escaped("`pids=` was not given, so this was not tried".to_owned());
     };
     let mut children = vec![];
     let ended = loop {
@@ -65,8 +70,8 @@ fn fork_bomb(facts: &Facts) -> Outcome {
         unsafe { libc::waitpid(*child, std::ptr::null_mut(), 0) };
     }
     match ended {
-        Some(error) => Outcome::Held(format!("within the limit: {}", name(&error))),
-        None => Outcome::Escaped(format!("{} children", children.len())),
+        Some(error) => AttemptOutcome::Held(format!("within the limit: {}", name(&error))),
+        None => AttemptOutcome::Escaped(format!("{} children", children.len())),
     }
 }
 

@@ -518,7 +518,7 @@ async fn each_end_of_a_request_is_in_metrics_and_log() {
 /// G12: The listener answers only scrapes and health checks.
 #[tokio::test]
 async fn the_listener_serves_metrics_and_health_and_nothing_else() {
-    let scrapes = Scrapes::start(|| b"up 1\n".to_vec()).await;
+    let scrapes = ScrapeListener::start(|| b"up 1\n".to_vec()).await;
     insta::assert_snapshot!(scrapes.ask("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").await, @r"
     HTTP/1.1 200 OK
     content-type: text/plain; version=0.0.4; charset=utf-8
@@ -564,7 +564,7 @@ async fn the_listener_serves_metrics_and_health_and_nothing_else() {
 /// G12: A client that may scrape can also list the scrape targets, in Prometheus' `http_sd` format.
 #[tokio::test]
 async fn a_process_lists_its_scrape_targets() {
-    let scrapes = Scrapes::start(Vec::new).await;
+    let scrapes = ScrapeListener::start(Vec::new).await;
     let answer = scrapes.ask("GET /sd HTTP/1.1\r\nHost: elsewhere.example:1\r\n\r\n").await;
     let answer = answer.replace(&scrapes.address.port().to_string(), "PORT");
     insta::assert_snapshot!(answer, @r#"
@@ -581,7 +581,7 @@ async fn a_process_lists_its_scrape_targets() {
 /// G14: Idle connections can occupy every connection slot for only a few seconds; then the next scrape is answered.
 #[tokio::test]
 async fn idle_connections_cannot_keep_a_scraper_out() {
-    let scrapes = Scrapes::start(|| b"up 1\n".to_vec()).await;
+    let scrapes = ScrapeListener::start(|| b"up 1\n".to_vec()).await;
     let mut idle = vec![];
     for _ in 0..40 {
         idle.push(TcpStream::connect(scrapes.address).await.unwrap());
@@ -593,7 +593,7 @@ async fn idle_connections_cannot_keep_a_scraper_out() {
 
 #[tokio::test]
 async fn a_panic_while_rendering_is_an_answer() {
-    let scrapes = Scrapes::start(|| panic!("on purpose")).await;
+    let scrapes = ScrapeListener::start(|| panic!("on purpose")).await;
     let answer = scrapes.ask("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").await;
     assert!(answer.starts_with("HTTP/1.1 500"), "{answer}");
     let answer = scrapes.ask("GET /health HTTP/1.1\r\nHost: x\r\n\r\n").await;
@@ -601,14 +601,14 @@ async fn a_panic_while_rendering_is_an_answer() {
     scrapes.stop().await;
 }
 
-pub(crate) struct Busy {
+pub(crate) struct BusyRun {
     run: Arc<RunMetrics>,
     model: Arc<ModelMetrics>,
     _live: LiveRunGuard,
 }
 
 /// Records at least one sample in every family.
-pub(crate) fn record_every_family(metrics: &MetricsRegistry) -> Busy {
+pub(crate) fn record_every_family(metrics: &MetricsRegistry) -> BusyRun {
     let limits = BudgetLimits {
         max_turns: Some(40),
         max_total_tokens: Some(Tokens(100_000)),
@@ -649,7 +649,7 @@ pub(crate) fn record_every_family(metrics: &MetricsRegistry) -> Busy {
     run.record_client_gone();
     metrics.set_lost_access_log_lines(3);
     metrics.set_lost_access_log_lines(5);
-    Busy { run, model, _live: a_service(metrics) }
+    BusyRun { run, model, _live: a_service(metrics) }
 }
 
 /// Records what a service counts beside its calls.
@@ -783,13 +783,13 @@ fn promtool_check(text: &str) -> String {
 }
 
 /// A scrape listener on its own port.
-struct Scrapes {
+struct ScrapeListener {
     address: SocketAddr,
     stop: oneshot::Sender<()>,
     served: tokio::task::JoinHandle<()>,
 }
 
-impl Scrapes {
+impl ScrapeListener {
     async fn start(render: fn() -> Vec<u8>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();

@@ -12,15 +12,15 @@ use tempfile::tempdir;
 
 use crate::peers::setup::{KEY, ProxySetup, here, provider, through};
 use crate::support::process::{Process, wait_until};
-use setup::{LitellmWithDatabase, Postgres, Receiver, SECRET};
+use setup::{CallbackReceiver, LitellmWithDatabase, PostgresServer, SECRET};
 
 /// B1 to B4: The audit log, LiteLLM's callback and its spend logs agree about the same calls.
 #[test]
 fn the_billing_store_and_litellm_agree() {
     let provider = provider("input=11,output=7");
-    let postgres = Postgres::start();
+    let postgres = PostgresServer::start();
     let state = tempdir().unwrap();
-    let receiver = Receiver::start(open(state.path()));
+    let receiver = CallbackReceiver::start(open(state.path()));
     let litellm =
         LitellmWithDatabase::start(&provider.address, &postgres, (&receiver.endpoint(), SECRET));
     let prices = here("prices.toml").display().to_string();
@@ -65,7 +65,7 @@ fn the_billing_store_and_litellm_agree() {
     // Each call is billed once, at the same price, whichever way its charge arrived.
     let (_report, written) = settled(state.path(), &litellm, "run-7", CALLS);
     assert!(written < CALLS, "{written} of them had no receipt");
-    let by_rows = Receiver::start(open(other.path()));
+    let by_rows = CallbackReceiver::start(open(other.path()));
     let prices = |receiver| {
         let receipts = receipts(receiver).into_iter();
         receipts.map(|(id, _, amount)| (id, amount)).collect::<Vec<_>>()
@@ -139,7 +139,7 @@ fn open(state: &std::path::Path) -> BillingStore {
     )
 }
 
-fn receipts(receiver: &Receiver) -> Vec<(String, ChargeSource, u64)> {
+fn receipts(receiver: &CallbackReceiver) -> Vec<(String, ChargeSource, u64)> {
     let receipts = receiver.block_on(receiver.books().receipts_of_run("run-7")).unwrap();
     receipts
         .into_iter()

@@ -15,7 +15,7 @@ use proptest::prelude::*;
 
 /// One event in the life of a run's budget.
 #[derive(Clone, Debug)]
-enum Step {
+enum BudgetStep {
     Reserve(ReserveRequest),
     /// Settles a call: the call used this percentage of each part of its grant.
     Settle(usize, u8),
@@ -39,7 +39,7 @@ proptest! {
         let mut open: Vec<BudgetReservation> = vec![];
         for step in steps {
             match step {
-                Step::Reserve(ask) => {
+                BudgetStep::Reserve(ask) => {
                     if let Ok(reservation) = ledger.reserve_call(&ask) {
                         let status = ledger.budget_status();
                         prop_assert!(is_within(&limits, status.spent + status.reserved, open.len()));
@@ -48,7 +48,7 @@ proptest! {
                         open.push(reservation);
                     }
                 }
-                Step::Settle(which, percent) if !open.is_empty() => {
+                BudgetStep::Settle(which, percent) if !open.is_empty() => {
                     let reservation = open.swap_remove(which % open.len());
                     let part = |Tokens(granted)| Tokens(granted * u64::from(percent) / 100);
                     let granted = reservation.granted_amount();
@@ -59,12 +59,12 @@ proptest! {
                     prop_assert!(charged.cost <= granted.cost);
                     prop_assert_eq!(charged, BudgetAmount { turns: granted.turns, input, output, cost: charged.cost });
                 }
-                Step::Release(which) if !open.is_empty() => {
+                BudgetStep::Release(which) if !open.is_empty() => {
                     let before = ledger.spent_amount();
                     open.swap_remove(which % open.len()).release_unspent();
                     prop_assert_eq!(ledger.spent_amount(), before);
                 }
-                Step::Drop(which) if !open.is_empty() => {
+                BudgetStep::Drop(which) if !open.is_empty() => {
                     let before = ledger.spent_amount();
                     let reservation = open.swap_remove(which % open.len());
                     let granted = reservation.granted_amount();
@@ -581,7 +581,7 @@ fn uncertain_calls() -> impl Strategy<Value = UncertainCall> {
     )
 }
 
-fn steps() -> impl Strategy<Value = Step> {
+fn steps() -> impl Strategy<Value = BudgetStep> {
     let output = proptest::option::of((0..100_u64).prop_map(Tokens));
     let model = prop_oneof!["cheap", "dear", "long"];
     let asks =
@@ -596,9 +596,9 @@ fn steps() -> impl Strategy<Value = Step> {
             }
         });
     prop_oneof![
-        3 => asks.prop_map(Step::Reserve),
-        1 => (any::<usize>(), 0..=100_u8).prop_map(|(which, percent)| Step::Settle(which, percent)),
-        1 => any::<usize>().prop_map(Step::Release),
-        1 => any::<usize>().prop_map(Step::Drop),
+        3 => asks.prop_map(BudgetStep::Reserve),
+        1 => (any::<usize>(), 0..=100_u8).prop_map(|(which, percent)| BudgetStep::Settle(which, percent)),
+        1 => any::<usize>().prop_map(BudgetStep::Release),
+        1 => any::<usize>().prop_map(BudgetStep::Drop),
     ]
 }

@@ -24,7 +24,7 @@ use crate::support::allocations;
 
 /// Everything that an observer reports about a response, and everything that it passes on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Reading {
+struct ObserverReading {
     usage: Option<TokenUsage>,
     so_far: Option<TokenUsage>,
     cost: Option<Nanodollars>,
@@ -35,7 +35,7 @@ struct Reading {
     passed: Vec<u8>,
 }
 
-impl Reading {
+impl ObserverReading {
     /// Observes the response, split before each offset.
     fn of(
         mut observer: ResponseObserver,
@@ -68,7 +68,7 @@ impl Reading {
 fn each_recorded_stream_reports_its_usage_and_its_end() {
     let mut table = String::new();
     for (name, route, stream) in fixtures() {
-        let reading = Reading::of(shown(route), &stream, []);
+        let reading = ObserverReading::of(shown(route), &stream, []);
         assert_eq!(reading.passed, stream, "{name}");
         writeln!(table, "{name:20} {}", format_reading(&reading)).unwrap();
     }
@@ -99,12 +99,12 @@ fn each_recorded_stream_reports_its_usage_and_its_end() {
 fn a_stream_split_at_any_byte_is_read_alike() {
     for (name, route, stream) in fixtures().into_iter().flat_map(with_line_ends) {
         for observer in [shown, hidden] {
-            let whole = Reading::of(observer(route), &stream, []);
+            let whole = ObserverReading::of(observer(route), &stream, []);
             for cut in 0..=stream.len() {
-                let split = Reading::of(observer(route), &stream, [cut]);
+                let split = ObserverReading::of(observer(route), &stream, [cut]);
                 assert_eq!(split, whole, "{name} cut at {cut}");
             }
-            let bytewise = Reading::of(observer(route), &stream, 0..stream.len());
+            let bytewise = ObserverReading::of(observer(route), &stream, 0..stream.len());
             assert_eq!(bytewise, whole, "{name}, byte by byte");
         }
     }
@@ -118,7 +118,7 @@ fn the_line_end_does_not_matter() {
             continue;
         }
         let told_with = |(_, route, stream): (String, GatewayRoute, Vec<u8>)| {
-            format_reading(&Reading::of(shown(route), &stream, []))
+            format_reading(&ObserverReading::of(shown(route), &stream, []))
         };
         let expected = told_with((name.clone(), route, stream.clone()));
         for variant in with_line_ends((name.clone(), route, stream)) {
@@ -141,11 +141,11 @@ fn only_the_usage_chunk_is_hidden() {
                 || !USAGE_CHUNK.iter().any(|chunk| event.contains(chunk))
         };
         let expected: String = text.split_inclusive("\n\n").filter(is_shown).collect();
-        let reading = Reading::of(hidden(route), text.as_bytes(), []);
+        let reading = ObserverReading::of(hidden(route), text.as_bytes(), []);
         assert_eq!(String::from_utf8(reading.passed.clone()).unwrap(), expected, "{name}");
         assert_eq!(
             format_reading(&reading),
-            format_reading(&Reading::of(shown(route), text.as_bytes(), [])),
+            format_reading(&ObserverReading::of(shown(route), text.as_bytes(), [])),
             "{name}"
         );
     }
@@ -159,7 +159,7 @@ fn the_usage_chunk_is_hidden_with_all_its_lines() {
     let (before, chunk) = text.split_at(text.find("id: 2").unwrap());
     let (chunk, after) = chunk.split_at(chunk.find(":\rdata: [DONE]").unwrap());
     assert_eq!(chunk.lines().count(), 7);
-    let reading = Reading::of(hidden(route), text.as_bytes(), []);
+    let reading = ObserverReading::of(hidden(route), text.as_bytes(), []);
     assert_eq!(String::from_utf8(reading.passed).unwrap(), format!("{before}{after}"));
 }
 
@@ -205,13 +205,13 @@ fn an_event_that_lacks_only_its_empty_line_is_read_at_the_end() {
     ] {
         for observer in [shown, hidden] {
             let reading =
-                Reading::of(observer(GatewayRoute::ChatCompletions), stream.as_bytes(), []);
+                ObserverReading::of(observer(GatewayRoute::ChatCompletions), stream.as_bytes(), []);
             assert_eq!(reading.finish, StreamEnd::Terminated);
             assert_eq!(reading.passed, passed.as_bytes());
         }
     }
     let usage = b"data: {\"choices\":[],\"usage\":{\"prompt_tokens\":5,\"completion_tokens\":1}}";
-    let reading = Reading::of(hidden(GatewayRoute::ChatCompletions), usage, []);
+    let reading = ObserverReading::of(hidden(GatewayRoute::ChatCompletions), usage, []);
     assert_eq!(
         (format_reading(&reading).as_str(), reading.passed),
         ("Unfinished: 5 in, 1 out", vec![])
@@ -223,7 +223,7 @@ fn an_event_that_lacks_only_its_empty_line_is_read_at_the_end() {
 fn a_cut_messages_stream_still_reports_its_exact_input() {
     let (_, route, stream) = fixture("messages_cache");
     let cut = memchr::memmem::find(&stream, b"event: message_delta").unwrap();
-    let reading = Reading::of(shown(route), &stream[..cut], []);
+    let reading = ObserverReading::of(shown(route), &stream[..cut], []);
     assert_eq!(reading.usage, None);
     let input = reading.so_far.unwrap();
     assert_eq!(
@@ -238,15 +238,19 @@ fn a_cut_messages_stream_still_reports_its_exact_input() {
 fn usage_is_read_from_unary_bodies() {
     let mut table = String::new();
     for (name, route, body) in BODIES {
-        let whole = Reading::of(unary(*route), body.as_bytes(), []);
+        let whole = ObserverReading::of(unary(*route), body.as_bytes(), []);
         for cut in 0..=body.len() {
             assert_eq!(
-                Reading::of(unary(*route), body.as_bytes(), [cut]),
+                ObserverReading::of(unary(*route), body.as_bytes(), [cut]),
                 whole,
                 "{name} cut at {cut}"
             );
         }
-        assert_eq!(Reading::of(unary(*route), body.as_bytes(), 0..body.len()), whole, "{name}");
+        assert_eq!(
+            ObserverReading::of(unary(*route), body.as_bytes(), 0..body.len()),
+            whole,
+            "{name}"
+        );
         assert_eq!(whole.passed, body.as_bytes(), "{name}");
         writeln!(table, "{name:20} {}", format_reading(&whole)).unwrap();
     }
@@ -376,7 +380,7 @@ fn an_event_that_begins_with_other_choices_goes_on() {
     let stream =
         b"\xef\xbb\xbf\xef\xbb\xbfdata: {\"choices\":[{}]}\ndata:{\"choices\":[],\"usage\":{}}\n\n";
     for cut in 0..stream.len() {
-        let reading = Reading::of(hidden(GatewayRoute::ChatCompletions), stream, [cut]);
+        let reading = ObserverReading::of(hidden(GatewayRoute::ChatCompletions), stream, [cut]);
         assert_eq!(reading.passed, stream, "cut at {cut}");
     }
 }
@@ -393,7 +397,7 @@ proptest! {
         hides in any::<bool>(),
     ) {
         let observer = if hides { hidden(route) } else { shown(route) };
-        let reading = Reading::of(observer, &stream, offsets(&cuts, stream.len()));
+        let reading = ObserverReading::of(observer, &stream, offsets(&cuts, stream.len()));
         let expected = reference_reader::read(route, hides, &stream);
         prop_assert_eq!(reading.finish, expected.finish);
         prop_assert_eq!(reading.so_far, expected.so_far);
@@ -412,11 +416,11 @@ proptest! {
         let observers: [&dyn Fn(GatewayRoute) -> ResponseObserver; 5] =
             [&shown, &hidden, &unary, &limited, &limited_hidden];
         for observer in observers {
-            let whole = Reading::of(observer(route), &stream, []);
-            let split = Reading::of(observer(route), &stream, offsets(&cuts, stream.len()));
+            let whole = ObserverReading::of(observer(route), &stream, []);
+            let split = ObserverReading::of(observer(route), &stream, offsets(&cuts, stream.len()));
             prop_assert_eq!(&split, &whole);
         }
-        prop_assert_eq!(Reading::of(shown(route), &stream, []).passed, stream.to_vec());
+        prop_assert_eq!(ObserverReading::of(shown(route), &stream, []).passed, stream.to_vec());
     }
 
     /// G7: The observer reads only the top level of a unary body.
@@ -426,7 +430,7 @@ proptest! {
         body in generated_streams::body(),
         cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..6),
     ) {
-        let reading = Reading::of(unary(route), &body, offsets(&cuts, body.len()));
+        let reading = ObserverReading::of(unary(route), &body, offsets(&cuts, body.len()));
         let expected = reference_reader::read_body(route, &body);
         prop_assert_eq!((reading.finish, reading.so_far), (expected.finish, expected.so_far));
     }
@@ -486,7 +490,7 @@ fn with_line_ends(
 }
 
 /// Formats a reading for a failure message.
-fn format_reading(reading: &Reading) -> String {
+fn format_reading(reading: &ObserverReading) -> String {
     let usage = reading.usage.map_or_else(
         || "unknown".to_owned(),
         |usage| {

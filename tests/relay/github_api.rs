@@ -20,7 +20,7 @@ use crate::support::process::{Process, free_port, wait_until};
 /// L6: The calls for repositories, branches, and listing and creating pull requests agree with GitHub's description.
 #[tokio::test]
 async fn creating_a_pull_request_agrees_with_githubs_description() {
-    let github = Described::start("none.json");
+    let github = DescribedServer::start("none.json");
     let (api, repository) = (github.api(), github.repository());
     let token = SecretString::new("ghp_described");
     assert_eq!(api.repository_info(&token, &repository).await.unwrap().default_branch, "master");
@@ -35,7 +35,7 @@ async fn creating_a_pull_request_agrees_with_githubs_description() {
 /// L6: The calls that change a pull request agree with GitHub's description.
 #[tokio::test]
 async fn changing_a_pull_request_agrees_with_githubs_description() {
-    let github = Described::start("one.json");
+    let github = DescribedServer::start("one.json");
     let credential = ForgeCredential::Token(SecretString::new("ghp_described"));
     let published = publish_pull_request(
         &github.api(),
@@ -50,7 +50,7 @@ async fn changing_a_pull_request_agrees_with_githubs_description() {
 /// L6: The call for an app's token agrees with GitHub's description.
 #[tokio::test]
 async fn requesting_an_apps_token_agrees_with_githubs_description() {
-    let github = Described::start("none.json");
+    let github = DescribedServer::start("none.json");
     let key = Command::new("openssl").args(["genrsa", "2048"]).output().unwrap().stdout;
     let key = SecretString::new(String::from_utf8(key).unwrap());
     let app = ForgeCredential::App(Box::new(GithubApp::new("Iv1.cogni", &key).unwrap()));
@@ -61,7 +61,7 @@ async fn requesting_an_apps_token_agrees_with_githubs_description() {
 /// A call that disagrees with the description is refused, so the tests above can fail.
 #[test]
 fn a_call_that_github_does_not_describe_is_refused() {
-    let github = Described::start("none.json");
+    let github = DescribedServer::start("none.json");
     for (body, status) in [
         (r#"{"title":"t","head":"sandbox/x","base":"main"}"#, "201"),
         (r#"{"title":"t","head":"sandbox/x"}"#, "422"),
@@ -73,12 +73,12 @@ fn a_call_that_github_does_not_describe_is_refused() {
 }
 
 /// Prism, a mock server that answers described calls with examples and refuses all others.
-struct Described {
+struct DescribedServer {
     port: u16,
     _process: Process,
 }
 
-impl Described {
+impl DescribedServer {
     fn start(description: &str) -> Self {
         let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/github");
         let port = free_port();

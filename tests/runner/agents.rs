@@ -28,11 +28,11 @@ use tokio::time::sleep;
 const PLAIN: &str = "name = 'a'\ndescription = 'd'\nversion = 1\nargv = ['true']\n";
 
 /// A directory with one agent.
-struct Agents {
+struct AgentDirectory {
     folder: TempDir,
 }
 
-impl Agents {
+impl AgentDirectory {
     fn new(text: &str) -> Self {
         let agents = Self { folder: tempfile::tempdir().unwrap() };
         agents.write("a.toml", text);
@@ -56,7 +56,7 @@ impl Agents {
 }
 
 fn entry(more: &str) -> AgentDefinition {
-    Agents::new(&format!("{PLAIN}{more}")).entry()
+    AgentDirectory::new(&format!("{PLAIN}{more}")).entry()
 }
 
 /// A1: The error of a mistake names file, line and key, and says what would be correct.
@@ -94,7 +94,7 @@ fn the_error_of_a_mistake_names_its_place() {
         &format!("{PLAIN}\n[files]\n'../x' = 'y'\n"),
         &format!("{PLAIN}\n[files]\n'x' = {{ file = 'nowhere' }}\n"),
     ] {
-        messages.push(Agents::new(text).load().unwrap_err());
+        messages.push(AgentDirectory::new(text).load().unwrap_err());
     }
     insta::assert_snapshot!(messages.join("\n"), @r#"
     agents/a.toml:1: missing field `description`
@@ -143,7 +143,7 @@ fn the_error_of_a_mistake_in_review_rules_names_its_place() {
         &format!("{PLAIN}\n[[relay.policy.paths]]\nwhy = 'w'\nverdict = 'hold'\n"),
         &format!("{PLAIN}\n[[relay.policy.secrets]]\nname = 'ours'\npattern = '('\n"),
     ] {
-        messages.push(Agents::new(text).load().unwrap_err());
+        messages.push(AgentDirectory::new(text).load().unwrap_err());
     }
     insta::assert_snapshot!(messages.join("\n"), @r#"
     agents/a.toml:7: `relay.policy.review_files`: invalid type: string "few", expected usize
@@ -162,7 +162,7 @@ fn the_error_of_a_mistake_in_review_rules_names_its_place() {
 fn a_directory_without_an_agent_is_an_error() {
     let mut messages = vec![];
     messages.push(AgentCatalog::load_directory(Path::new("/nowhere")).unwrap_err().to_string());
-    let empty = Agents::new("");
+    let empty = AgentDirectory::new("");
     fs::rename(empty.folder.path().join("a.toml"), empty.folder.path().join("a.txt")).unwrap();
     messages.push(empty.load().unwrap_err());
     insta::assert_snapshot!(messages.join("\n"), @r"
@@ -177,7 +177,7 @@ fn the_manuals_example_is_an_agent() {
     let manual = fs::read_to_string("src/manual/agents.md").unwrap();
     let blocks: Vec<_> = manual.split("```toml\n").skip(1).collect();
     let block = |at: usize| blocks[at].split("```").next().unwrap();
-    let agents = Agents::new(PLAIN);
+    let agents = AgentDirectory::new(PLAIN);
     agents.write("team-reviewer.toml", block(0));
     let catalog = agents.load().unwrap();
     assert_eq!(catalog.find_agent("team:reviewer").unwrap().models.allow.len(), 2);
@@ -189,14 +189,14 @@ fn the_manuals_example_is_an_agent() {
         assert!(is_there.iter().any(|form| block(0).contains(form)), "the example lacks `{key}`");
     }
     agents.write("a.toml", &format!("{PLAIN}setup = 'openclaw'\n{}", block(1)));
-    let plain = Agents::new(&format!("{PLAIN}setup = 'openclaw'\n"));
+    let plain = AgentDirectory::new(&format!("{PLAIN}setup = 'openclaw'\n"));
     assert_eq!(agents.entry(), plain.entry());
 }
 
 /// A1: The catalog is the directory as it was read; a file that is broken later changes nothing.
 #[test]
 fn a_directory_is_the_whole_catalog() {
-    let agents = Agents::new(PLAIN);
+    let agents = AgentDirectory::new(PLAIN);
     agents.write("team-b.toml", &PLAIN.replace("'a'", "'team:b'"));
     agents.write("notes.md", "no agent");
     let catalog = agents.load().unwrap();
@@ -212,14 +212,14 @@ fn a_directory_is_the_whole_catalog() {
 /// A1: An agent's file has a maximum size.
 #[test]
 fn a_file_has_a_maximum_size() {
-    let agents = Agents::new(&format!("{PLAIN}# {}\n", "x".repeat(1 << 20)));
+    let agents = AgentDirectory::new(&format!("{PLAIN}# {}\n", "x".repeat(1 << 20)));
     insta::assert_snapshot!(agents.load().unwrap_err(), @"cannot read `agents/a.toml`: it has 1048636 bytes; an agent's files have at most 1048576");
 }
 
 /// A1: The digest depends on the values of an entry, not on their spelling.
 #[test]
 fn a_digest_tells_agents_apart() {
-    let agents = Agents::new(&format!("{PLAIN}[files]\nx = {{ file = 'x.txt' }}\n"));
+    let agents = AgentDirectory::new(&format!("{PLAIN}[files]\nx = {{ file = 'x.txt' }}\n"));
     agents.write("x.txt", "one");
     let first = agents.entry().digest();
     assert_eq!(first.len(), 64);
@@ -282,7 +282,7 @@ fn a_policy_has_the_keys_of_the_gateways() {
         let (_, expected) = error.split_once("expected ").unwrap();
         expected.split('`').skip(1).step_by(2).map(str::to_owned).collect::<BTreeSet<_>>()
     };
-    let agents = Agents::new(PLAIN);
+    let agents = AgentDirectory::new(PLAIN);
     for (table, own) in [("", &[][..]), ("headers", &[]), ("body", &["models", "capabilities"])] {
         let dot = if table.is_empty() { "" } else { "." };
         agents.write("a.toml", &format!("{PLAIN}[policy{dot}{table}]\nno_such_key = 1\n"));
@@ -454,7 +454,8 @@ fn the_agents_are_listed() {
                          A coding agent that runs commands, and reads and edits the files of its workspace
                          cannot run here: it needs the image `cogni-openclaw:dev`, and there is no Docker Engine at `/nowhere/docker.sock`
     ");
-    let own = Agents::new(&format!("{PLAIN}[relay.policy]\nhold_files = 3\nsecret = 'hold'\n"));
+    let own =
+        AgentDirectory::new(&format!("{PLAIN}[relay.policy]\nhold_files = 3\nsecret = 'hold'\n"));
     let own = list(&["--agents-dir", own.folder.path().to_str().unwrap()]);
     insta::assert_snapshot!(own, @r"
     a                    version 1, runs in any image, and without one

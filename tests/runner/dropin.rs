@@ -12,25 +12,27 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use compose::Compose;
-use deployment::{ACCESS_LOG, ACCOUNT, AUDIT_LOG, Deployment, KEY, METADATA, Proxy, RUN};
+use compose::ComposeProject;
+use deployment::{
+    ACCESS_LOG, ACCOUNT, AUDIT_LOG, KEY, METADATA, ProxyContainer, ProxyDeployment, RUN,
+};
 
 use crate::support::docker_engine::{self, Engine};
 use crate::support::process::wait_until;
 
 #[test]
 fn nginx_passes_the_drop_in_story() {
-    tell_the_story(Proxy::Nginx);
+    tell_the_story(ProxyContainer::Nginx);
 }
 
 /// G2: An unmodified agent and an unmodified log reader keep working.
 #[test]
 fn the_gateway_passes_the_drop_in_story() {
-    tell_the_story(Proxy::Gateway);
+    tell_the_story(ProxyContainer::Gateway);
 }
 
-fn tell_the_story(proxy: Proxy) {
-    let deployment = Deployment::start(proxy);
+fn tell_the_story(proxy: ProxyContainer) {
+    let deployment = ProxyDeployment::start(proxy);
     it_says_that_it_is_ready(&deployment);
     let calls = [it_completes(&deployment), it_streams(&deployment)];
     it_overwrites_who_pays(&deployment);
@@ -39,13 +41,13 @@ fn tell_the_story(proxy: Proxy) {
     it_has_logged(&deployment, &calls);
 }
 
-fn it_says_that_it_is_ready(deployment: &Deployment) {
+fn it_says_that_it_is_ready(deployment: &ProxyDeployment) {
     let reply = deployment.curl(&["http://localhost:8080/health"]);
     assert_eq!((reply.status, reply.json()), (200, json!({ "status": "ok", "runId": RUN })));
 }
 
 /// Returns LiteLLM's call id, as the agent received it.
-fn it_completes(deployment: &Deployment) -> String {
+fn it_completes(deployment: &ProxyDeployment) -> String {
     let reply = deployment.complete("fake/chunks=5", false, &[]);
     assert_eq!(reply.status, 200, "{}", reply.text);
     assert_eq!(reply.json()["choices"][0]["message"]["content"], "hello from the fake provider");
@@ -53,7 +55,7 @@ fn it_completes(deployment: &Deployment) -> String {
 }
 
 /// Returns LiteLLM's call id, as the agent received it.
-fn it_streams(deployment: &Deployment) -> String {
+fn it_streams(deployment: &ProxyDeployment) -> String {
     let reply = deployment.complete("fake/chunks=5", true, &[]);
     assert_eq!(reply.status, 200, "{}", reply.text);
     assert!(reply.header("content-type").unwrap().starts_with("text/event-stream"));
@@ -62,7 +64,7 @@ fn it_streams(deployment: &Deployment) -> String {
     reply.header("x-litellm-call-id").unwrap().to_owned()
 }
 
-fn it_overwrites_who_pays(deployment: &Deployment) {
+fn it_overwrites_who_pays(deployment: &ProxyDeployment) {
     let reply = deployment.complete(
         "fake/chunks=1",
         false,
@@ -88,7 +90,7 @@ fn it_overwrites_who_pays(deployment: &Deployment) {
     }
 }
 
-fn it_keeps_litellm_to_itself(deployment: &Deployment) {
+fn it_keeps_litellm_to_itself(deployment: &ProxyDeployment) {
     let before = deployment.seen_count();
     for path in ["/key/list", "/spend/logs", "/", "/llm-sock/llm.sock"] {
         let reply = deployment.curl(&[&format!("http://localhost:8080{path}")]);
@@ -98,7 +100,7 @@ fn it_keeps_litellm_to_itself(deployment: &Deployment) {
 }
 
 /// The stream stops after its first chunks until the proxy has received the signal.
-fn it_drains_an_open_stream(deployment: &Deployment) {
+fn it_drains_an_open_stream(deployment: &ProxyDeployment) {
     let mut stream = deployment.stream("fake/chunks=4;gate=2");
     stream.read_until("\"content\":");
     stream.read_until("\"content\":");
@@ -112,7 +114,7 @@ fn it_drains_an_open_stream(deployment: &Deployment) {
 }
 
 /// Reads the log as the old manager did: copied out of the stopped container.
-fn it_has_logged(deployment: &Deployment, calls: &[String]) {
+fn it_has_logged(deployment: &ProxyDeployment, calls: &[String]) {
     let log = deployment.proxy.read(ACCESS_LOG);
     assert!(!log.contains(KEY));
     let lines: Vec<_> = log.lines().map(read_pairs).collect();
@@ -140,7 +142,7 @@ fn read_pairs(line: &str) -> BTreeMap<&str, &str> {
 /// G4: Headers that nginx passed and LiteLLM obeys do not reach the upstream.
 #[test]
 fn no_header_that_the_agent_invents_reaches_the_upstream() {
-    let deployment = Deployment::start(Proxy::Gateway);
+    let deployment = ProxyDeployment::start(ProxyContainer::Gateway);
     let reply = deployment.complete(
         "fake/chunks=1",
         false,
@@ -169,7 +171,7 @@ fn no_header_that_the_agent_invents_reaches_the_upstream() {
 /// G3: nginx forwarded all of `/v1/`, including LiteLLM's administration; the gateway forwards only the listed paths.
 #[test]
 fn no_path_beside_the_listed_ones_reaches_the_upstream() {
-    let deployment = Deployment::start(Proxy::Gateway);
+    let deployment = ProxyDeployment::start(ProxyContainer::Gateway);
     for target in [
         "/v1/mcp/server",
         "/v1/files",
@@ -196,7 +198,7 @@ fn no_path_beside_the_listed_ones_reaches_the_upstream() {
 /// socket.
 #[test]
 fn the_proxy_runs_with_nothing_it_does_not_need() {
-    let deployment = Deployment::start(Proxy::Gateway);
+    let deployment = ProxyDeployment::start(ProxyContainer::Gateway);
     let pid = deployment.proxy.inspect("{{.State.Pid}}");
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let field =
@@ -278,14 +280,14 @@ fn docker_shows_the_gateways_health() {
 /// empty.
 #[test]
 fn it_does_not_matter_which_container_mounts_the_volume_first() {
-    let deployment = Deployment::start_agent_first();
+    let deployment = ProxyDeployment::start_agent_first();
     assert_eq!(deployment.complete("fake/chunks=1", false, &[]).status, 200);
 }
 
 /// G1: A stale socket is replaced. G11: The audit log of a killed proxy is complete.
 #[test]
 fn a_killed_proxy_comes_back_on_its_stale_socket() {
-    let deployment = Deployment::start(Proxy::Gateway);
+    let deployment = ProxyDeployment::start(ProxyContainer::Gateway);
     let mut stream = deployment.stream("fake/chunks=4;gate=2");
     stream.read_until("\"content\":");
     deployment.proxy.kill("KILL");
@@ -305,7 +307,7 @@ fn a_killed_proxy_comes_back_on_its_stale_socket() {
 /// Runs the shipped compose file unchanged, except for LiteLLM's image, which cannot be pulled here.
 #[test]
 fn the_compose_file_brings_up_a_gateway_that_answers_an_agent() {
-    let compose = Compose::new();
+    let compose = ComposeProject::new();
     let (code, output) = compose.up();
     assert_eq!(code, 0, "{output}");
     assert!(output.contains(r#""status":"ok""#), "{output}");

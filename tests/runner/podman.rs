@@ -14,7 +14,7 @@ use crate::support::process::{Process, wait_until};
 /// R1–R5: Exit codes, isolation, calls, the deadline and the sweep work as with Docker Engine.
 #[test]
 fn podman_runs_sandboxes_as_docker_does() {
-    let podman = Podman::start();
+    let podman = PodmanService::start();
     for code in [0, 42] {
         let facts = podman.run(&[], &format!("exit {code}")).0;
         let error = (code != 0).then_some("container_failed");
@@ -51,12 +51,12 @@ fn podman_runs_sandboxes_as_docker_does() {
 }
 
 /// A Podman service; dropping it ends the service and removes its storage.
-struct Podman {
+struct PodmanService {
     service: Process,
     directory: TempDir,
 }
 
-impl Podman {
+impl PodmanService {
     fn start() -> Self {
         docker_engine::need(&[docker_engine::HOST]);
         let directory = tempfile::tempdir().unwrap();
@@ -133,7 +133,7 @@ impl Podman {
     }
 }
 
-impl Drop for Podman {
+impl Drop for PodmanService {
     /// Containers that a failed test leaves running are removed with the storage.
     fn drop(&mut self) {
         let _ = podman(self.path()).args(["rm", "--all", "--force", "--time=0"]).output();

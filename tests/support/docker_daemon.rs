@@ -17,14 +17,14 @@ pub(crate) struct DockerDaemon {
 
 /// What happens to running containers while the engine is down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Containers {
+pub(crate) enum ContainerFate {
     EndWithIt,
     LiveOn,
 }
 
 impl DockerDaemon {
     /// Starts the engine with an image of the machine's engine.
-    pub(crate) fn start(containers: Containers, image: &str) -> Self {
+    pub(crate) fn start(containers: ContainerFate, image: &str) -> Self {
         let mut engine = Self { directory: tempfile::tempdir().unwrap(), child: None };
         engine.start_again(containers);
         let mut save =
@@ -35,7 +35,7 @@ impl DockerDaemon {
         engine
     }
 
-    pub(crate) fn start_again(&mut self, containers: Containers) {
+    pub(crate) fn start_again(&mut self, containers: ContainerFate) {
         assert!(self.child.is_none(), "it runs already");
         let log = File::options().append(true).create(true).open(self.path("log")).unwrap();
         let mut command = Command::new("dockerd");
@@ -46,7 +46,7 @@ impl DockerDaemon {
         // The engine does not change the machine's network.
         command.args(["--bridge=none", "--iptables=false", "--ip6tables=false"]);
         command.args(["--ip-forward=false", "--ip-masq=false"]);
-        command.arg(format!("--live-restore={}", containers == Containers::LiveOn));
+        command.arg(format!("--live-restore={}", containers == ContainerFate::LiveOn));
         command.arg(format!("--host=unix://{}", self.socket().display()));
         let started =
             command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).spawn();

@@ -130,11 +130,11 @@ impl Container {
     }
 
     /// Starts a command in the container and returns its output as it arrives.
-    pub(crate) fn exec_live(&self, command: &[&str]) -> Live {
+    pub(crate) fn exec_live(&self, command: &[&str]) -> RunningCommand {
         let line = [&["exec", &self.id], command].concat();
         let mut child = Command::new("docker").args(line).stdout(Stdio::piped()).spawn().unwrap();
         let output = BufReader::new(child.stdout.take().unwrap());
-        Live { child, output }
+        RunningCommand { child, output }
     }
 
     /// Sends `signal` to the container's first process.
@@ -169,12 +169,12 @@ impl Container {
 }
 
 /// A command that is still running in a container.
-pub(crate) struct Live {
+pub(crate) struct RunningCommand {
     child: Child,
     output: BufReader<ChildStdout>,
 }
 
-impl Live {
+impl RunningCommand {
     /// Waits for the next line that contains `text`.
     pub(crate) fn read_until(&mut self, text: &str) {
         let mut lines = self.output.by_ref().lines().map(Result::unwrap);

@@ -50,17 +50,17 @@ pub(crate) enum Fault {
 
 pub(crate) struct EngineProxy {
     socket: PathBuf,
-    shared: Arc<Shared>,
+    shared: Arc<SharedPlan>,
 }
 
-struct Shared {
+struct SharedPlan {
     engine: PathBuf,
     state: Mutex<EngineProxyState>,
 }
 
 #[derive(Default)]
 struct EngineProxyState {
-    plan: Plan,
+    plan: FaultPlan,
     /// The calls in the order of their arrival.
     calls: Vec<Call>,
     has_struck: bool,
@@ -70,7 +70,7 @@ struct EngineProxyState {
 }
 
 #[derive(Default)]
-enum Plan {
+enum FaultPlan {
     #[default]
     None,
     Once(Call, Fault),
@@ -82,7 +82,7 @@ impl EngineProxy {
     pub(crate) fn new(directory: &Path, engine: &Path) -> Self {
         let socket = directory.join("engine_proxy.sock");
         let listener = UnixListener::bind(&socket).unwrap();
-        let shared = Arc::new(Shared { engine: engine.to_owned(), state: Mutex::default() });
+        let shared = Arc::new(SharedPlan { engine: engine.to_owned(), state: Mutex::default() });
         let shared_state = Arc::clone(&shared);
         // The thread ends with the test's process.
         thread::spawn(move || {
@@ -102,19 +102,19 @@ impl EngineProxy {
     /// Injects `fault` into the next `call`, and into no other.
     pub(crate) fn inject(&self, call: Call, fault: Fault) {
         let mut state = self.shared.state();
-        state.plan = Plan::Once(call, fault);
+        state.plan = FaultPlan::Once(call, fault);
         state.has_struck = false;
     }
 
     /// Injects `fault` into every `call` from now on, because a run and a concurrent sweep make the same calls.
     pub(crate) fn inject_always(&self, call: Call, fault: Fault) {
         let mut state = self.shared.state();
-        state.plan = Plan::Each(call, fault);
+        state.plan = FaultPlan::Each(call, fault);
         state.has_struck = false;
     }
 
     pub(crate) fn always(&self, fault: Fault) {
-        self.shared.state().plan = Plan::Always(fault);
+        self.shared.state().plan = FaultPlan::Always(fault);
     }
 
     /// Waits until a fault has been injected.
@@ -138,7 +138,7 @@ impl EngineProxy {
 
     /// Injects no faults from now on.
     pub(crate) fn resume(&self) {
-        self.shared.state().plan = Plan::None;
+        self.shared.state().plan = FaultPlan::None;
     }
 
     pub(crate) fn reconnect(&self) {
@@ -146,7 +146,7 @@ impl EngineProxy {
     }
 }
 
-impl Shared {
+impl SharedPlan {
     fn state(&self) -> MutexGuard<'_, EngineProxyState> {
         self.state.lock().unwrap()
     }
@@ -202,7 +202,7 @@ impl Shared {
                 Fault::Late(delay) => pause_for(delay),
                 Fault::Slow(_) => (),
                 Fault::Forsaken => {
-                    self.state().plan = Plan::Each(Call::Inspect, Fault::Refused);
+                    self.state().plan = FaultPlan::Each(Call::Inspect, Fault::Refused);
                     return Ok(());
                 }
                 Fault::Lost | Fault::AnswerLost | Fault::Refused => {
@@ -221,13 +221,13 @@ impl Shared {
         let mut state = self.state();
         state.calls.push(call);
         match state.plan {
-            Plan::Once(at, fault) if at == call => {
-                state.plan = Plan::None;
+            FaultPlan::Once(at, fault) if at == call => {
+                state.plan = FaultPlan::None;
                 Some(fault)
             }
-            Plan::Each(at, fault) if at == call => Some(fault),
-            Plan::Always(fault) => Some(fault),
-            Plan::Once(..) | Plan::Each(..) | Plan::None => None,
+            FaultPlan::Each(at, fault) if at == call => Some(fault),
+            FaultPlan::Always(fault) => Some(fault),
+            FaultPlan::Once(..) | FaultPlan::Each(..) | FaultPlan::None => None,
         }
     }
 

@@ -13,10 +13,10 @@ use serde_json::Value;
 use super::cogni;
 
 /// A command line; `DIR` stands for a directory of the test.
-type Row = &'static str;
+type CommandRow = &'static str;
 
 /// Command lines with wrong or missing settings.
-const SETTINGS: &[Row] = &[
+const SETTINGS: &[CommandRow] = &[
     "proxy",
     "proxy --run-id r",
     "proxy --run-id r --billing-account-id a --max-turns x",
@@ -39,7 +39,7 @@ const SETTINGS: &[Row] = &[
 ];
 
 /// Command lines of runs that cannot begin.
-const RUNS: &[Row] = &[
+const RUNS: &[CommandRow] = &[
     "run",
     "run --billing-account-id a",
     "run --billing-account-id a --driver podman -- true",
@@ -76,7 +76,7 @@ const RUNS: &[Row] = &[
 ];
 
 /// Command lines of an operator.
-const OPERATORS: &[Row] = &[
+const OPERATORS: &[CommandRow] = &[
     "grant mint",
     "grant mint --name x",
     "grant mint --name x --allow-sandbox",
@@ -184,7 +184,7 @@ fn shells_and_man_know_every_command() {
 }
 
 /// Runs each command line; returns its exit status and output. No command line starts a run.
-fn run_command_lines(rows: &[Row]) -> String {
+fn run_command_lines(rows: &[CommandRow]) -> String {
     let place = tempfile::tempdir().unwrap();
     prepare(place.path());
     let directory = place.path().to_str().unwrap();

@@ -307,11 +307,11 @@ fn a_flush_does_not_sign_records_before_the_interval() {
 #[test]
 fn a_chained_record_with_an_impossible_meaning_is_rejected() {
     #[derive(Serialize)]
-    struct Signature {
+    struct RecordSignature {
         signature: String,
         public_key: String,
     }
-    impl AuditRecord for Signature {
+    impl AuditRecord for RecordSignature {
         const EVENT: &'static str = "log.checkpoint";
     }
     let log_dir = whole_run();
@@ -320,7 +320,7 @@ fn a_chained_record_with_an_impossible_meaning_is_rejected() {
     for signature in signatures {
         let (log, _) = in_memory(|chain, lines| {
             append(chain, lines, &admitted("call-1"));
-            append(chain, lines, &Signature { signature, public_key: key.clone() });
+            append(chain, lines, &RecordSignature { signature, public_key: key.clone() });
         });
         assert_eq!(check(&log).unwrap_err().why, ChainBreakReason::InvalidSignature);
     }
@@ -340,13 +340,13 @@ fn a_chained_record_with_an_impossible_meaning_is_rejected() {
 #[test]
 fn an_event_of_a_later_version_is_counted_and_passed_over() {
     #[derive(Serialize)]
-    struct Called {
+    struct CalledRun {
         tool: &'static str,
     }
-    impl AuditRecord for Called {
+    impl AuditRecord for CalledRun {
         const EVENT: &'static str = "tool.called";
     }
-    let (log, _) = in_memory(|chain, lines| append(chain, lines, &Called { tool: "time" }));
+    let (log, _) = in_memory(|chain, lines| append(chain, lines, &CalledRun { tool: "time" }));
     assert_eq!(check(&log).unwrap().records, 1);
 }
 

@@ -49,14 +49,14 @@ fn verify_tells_a_cut_or_forged_end_from_a_whole_log() {
         ("whole", forged(all, &[])),
         ("cut at a checkpoint", forged(8, &[])),
         ("cut after a checkpoint", forged(9, &[])),
-        ("cut, and ended again", forged(8, &[Forgery::Refusal, Forgery::End])),
+        ("cut, and ended again", forged(8, &[ForgedRecord::Refusal, ForgedRecord::End])),
         ("cut, ended again, and signed by another key", {
-            forged(8, &[Forgery::Refusal, Forgery::End, Forgery::Checkpoint])
+            forged(8, &[ForgedRecord::Refusal, ForgedRecord::End, ForgedRecord::Checkpoint])
         }),
         ("without its last checkpoint", forged(10, &[])),
-        ("appended to", forged(all, &[Forgery::Refusal])),
-        ("signed again by another key", forged(all, &[Forgery::Checkpoint])),
-        ("cut before the first checkpoint", forged(3, &[Forgery::End])),
+        ("appended to", forged(all, &[ForgedRecord::Refusal])),
+        ("signed again by another key", forged(all, &[ForgedRecord::Checkpoint])),
+        ("cut before the first checkpoint", forged(3, &[ForgedRecord::End])),
     ]
     .into_iter()
     .map(|(name, log)| {
@@ -101,9 +101,9 @@ proptest! {
         left in 0_usize..=11,
         more in prop::collection::vec(
             prop_oneof![
-                Just(Forgery::Refusal),
-                Just(Forgery::End),
-                Just(Forgery::Checkpoint),
+                Just(ForgedRecord::Refusal),
+                Just(ForgedRecord::End),
+                Just(ForgedRecord::Checkpoint),
             ],
             0..6,
         ),
@@ -119,14 +119,14 @@ proptest! {
 
 /// A record that a forger without the key appends.
 #[derive(Clone, Copy, Debug)]
-enum Forgery {
+enum ForgedRecord {
     Refusal,
     End,
     Checkpoint,
 }
 
 /// Returns this many records of the log, followed by a forger's records with correct hashes.
-fn forged(left: usize, more: &[Forgery]) -> Vec<u8> {
+fn forged(left: usize, more: &[ForgedRecord]) -> Vec<u8> {
     let lines = LOG.split_inclusive(|byte| *byte == b'\n').take(left);
     let mut log: Vec<u8> = lines.flatten().copied().collect();
     let mut chain = ChainTip::START;
@@ -135,13 +135,15 @@ fn forged(left: usize, more: &[Forgery]) -> Vec<u8> {
     }
     for forgery in more {
         match forgery {
-            Forgery::Refusal => append(&mut chain, &mut log, &refused("call-4", "rate_limited")),
-            Forgery::End => append(
+            ForgedRecord::Refusal => {
+                append(&mut chain, &mut log, &refused("call-4", "rate_limited"));
+            }
+            ForgedRecord::End => append(
                 &mut chain,
                 &mut log,
                 &RunFinishedRecord { spent: amount(1, 118, 44), admitted: 1, refused: 1 },
             ),
-            Forgery::Checkpoint => sign(&mut chain, &mut log),
+            ForgedRecord::Checkpoint => sign(&mut chain, &mut log),
         }
     }
     log

@@ -21,14 +21,14 @@ use tokio_util::sync::CancellationToken;
 
 /// The observable results of a conversation.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Traces {
+pub(crate) struct ConversationTraces {
     pub(crate) answers: Vec<String>,
     pub(crate) upstream: Vec<String>,
     pub(crate) records: Vec<Value>,
 }
 
 /// Sends the pieces to both servers and compares the results. Returns the common result.
-pub(crate) async fn check(pieces: &[&[u8]]) -> Traces {
+pub(crate) async fn check(pieces: &[&[u8]]) -> ConversationTraces {
     let (lane, hyper) = tokio::join!(
         Box::pin(converse(LaneMode::On, pieces)),
         Box::pin(converse(LaneMode::Off, pieces)),
@@ -39,7 +39,7 @@ pub(crate) async fn check(pieces: &[&[u8]]) -> Traces {
 }
 
 /// Sends the pieces one after the other, and then a last request, to a new gateway.
-pub(crate) async fn converse(mode: LaneMode, pieces: &[&[u8]]) -> Traces {
+pub(crate) async fn converse(mode: LaneMode, pieces: &[&[u8]]) -> ConversationTraces {
     let provider =
         FakeProvider::bind(SocketAddr::from(([127, 0, 0, 1], 0)), ProviderScript::default()).await;
     let provider = provider.expect("a free port");
@@ -78,7 +78,7 @@ pub(crate) async fn converse(mode: LaneMode, pieces: &[&[u8]]) -> Traces {
             *answer = without_number(answer, "x-cogni-budget-output-tokens-left: ");
         }
     }
-    Traces { upstream: upstream.collect(), answers, records }
+    ConversationTraces { upstream: upstream.collect(), answers, records }
 }
 
 fn configure(directory: &Path, upstream: SocketAddr, mode: LaneMode) -> GatewayConfig {

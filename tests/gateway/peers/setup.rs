@@ -100,29 +100,29 @@ impl ProxySetup {
 }
 
 /// A program with an address for connections.
-pub(crate) struct Peer {
+pub(crate) struct PeerProgram {
     pub(crate) address: String,
     _process: Process,
 }
 
 /// Starts the fake provider, which answers by `script`.
-pub(crate) fn provider(script: &str) -> Peer {
+pub(crate) fn provider(script: &str) -> PeerProgram {
     provider_with(&["--script", script])
 }
 
-pub(crate) fn provider_with(arguments: &[&str]) -> Peer {
+pub(crate) fn provider_with(arguments: &[&str]) -> PeerProgram {
     let mut process = Process::start(Command::new(GATEWAY).arg("provider").args(arguments), "");
     process.until(|said| said.ends_with('\n'));
     let said = process.output();
     let (_, address) = said.trim().split_once("http://").unwrap();
-    Peer { address: address.to_owned(), _process: process }
+    PeerProgram { address: address.to_owned(), _process: process }
 }
 
 /// LiteLLM with the fake provider behind its models. Both record what they receive.
 pub(super) struct Litellm {
     pub(super) address: String,
     process: Process,
-    _provider: Peer,
+    _provider: PeerProgram,
     folder: TempDir,
 }
 

@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 use self::litellm_callback::CallbackRecords;
-use self::matrix_case::{Expect, MARK, MatrixCase, Route, SpoofedValues};
+use self::matrix_case::{ExpectedOutcomes, MARK, MatrixCase, SpoofRoute, SpoofedValues};
 use super::parse_lines;
 use super::setup::{Litellm, ProxySetup, provider};
 use crate::support::client::Client;
@@ -25,7 +25,7 @@ async fn spoofed_values_never_reach_litellm() {
     let client = Client::new(&place.socket());
 
     let mut honest = vec![];
-    for route in Route::ALL.into_iter().filter(|route| route.is_reported_to_callback()) {
+    for route in SpoofRoute::ALL.into_iter().filter(|route| route.is_reported_to_callback()) {
         let pair = [client.raw(&route.honest()).await, client.raw(&route.honest()).await];
         honest.push((route, pair.map(|answer| call_of(&answer).unwrap())));
     }
@@ -88,8 +88,8 @@ fn is_served(cell: &MatrixCase, answer: &str) -> Result<bool, String> {
     let is_refused = head.starts_with("HTTP/1.1 4") && head.contains("x-should-retry: false");
     let is_served = head.starts_with("HTTP/1.1 200 ");
     match cell.expect {
-        Expect::Served | Expect::Either if is_served => Ok(true),
-        Expect::Refused | Expect::Either if is_refused => Ok(false),
+        ExpectedOutcomes::Served | ExpectedOutcomes::Either if is_served => Ok(true),
+        ExpectedOutcomes::Refused | ExpectedOutcomes::Either if is_refused => Ok(false),
         _ => Err(format!("{cell}: it should be {:?}: {answer}", cell.expect)),
     }
 }
@@ -160,8 +160,8 @@ fn unlisted(said: &str) -> BTreeSet<String> {
     let ours = |line: &&str| {
         let health = line.contains(r#""GET /health/liveliness HTTP/1.1" 200"#);
         let served =
-            |route: Route| line.contains(&format!(r#""POST {} HTTP/1.1" 200"#, route.path()));
-        !health && !Route::ALL.into_iter().any(served)
+            |route: SpoofRoute| line.contains(&format!(r#""POST {} HTTP/1.1" 200"#, route.path()));
+        !health && !SpoofRoute::ALL.into_iter().any(served)
     };
     let requests = said.lines().filter(|line| line.contains(" HTTP/1.1\" "));
     requests.filter(ours).map(|line| format!("LiteLLM was asked: {line}")).collect()

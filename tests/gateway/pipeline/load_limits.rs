@@ -28,7 +28,7 @@ use crate::support::process::{Process, wait_until};
 /// G15: The process holds nothing for a run whose calls cannot be admitted, on any number of connections.
 #[tokio::test]
 async fn bodies_that_cannot_be_admitted_are_not_held() {
-    let gateway = Gateway::start(&["--max-turns", "0"]).await;
+    let gateway = GatewayInProcess::start(&["--max-turns", "0"]).await;
     let before = gateway.resident();
     let (sender, answers) = mpsc::channel();
     let _sockets: Vec<_> = (0..40).map(|_| gateway.send(31 * MIB, &sender)).collect();
@@ -41,7 +41,7 @@ async fn bodies_that_cannot_be_admitted_are_not_held() {
 /// G15: The process holds nothing for such a run on one HTTP/2 connection either.
 #[tokio::test]
 async fn streams_that_cannot_be_admitted_are_not_held() {
-    let gateway = Gateway::start(&["--max-turns", "0"]).await;
+    let gateway = GatewayInProcess::start(&["--max-turns", "0"]).await;
     let before = gateway.resident();
     let statuses: Vec<_> = gateway.streams(16, 31 * MIB).await.collect().await;
     assert_eq!(statuses, [402; 16]);
@@ -51,7 +51,7 @@ async fn streams_that_cannot_be_admitted_are_not_held() {
 /// G15: Bodies in flight take no more than the run's limit, and their memory is returned.
 #[tokio::test]
 async fn bodies_in_flight_are_bounded_and_their_memory_is_returned() {
-    let gateway = Gateway::start(&[]).await;
+    let gateway = GatewayInProcess::start(&[]).await;
     let before = gateway.resident();
     let (sender, answers) = mpsc::channel();
     let sockets: Vec<_> = (0..16).map(|_| gateway.send(31 * MIB, &sender)).collect();
@@ -69,7 +69,7 @@ async fn bodies_in_flight_are_bounded_and_their_memory_is_returned() {
 
 #[tokio::test]
 async fn streams_in_flight_are_bounded_like_connections() {
-    let gateway = Gateway::start(&[]).await;
+    let gateway = GatewayInProcess::start(&[]).await;
     let before = gateway.resident();
     let statuses: Vec<_> = gateway.streams(16, 31 * MIB).await.take(13).collect().await;
     assert_eq!(statuses, [429; 13], "there is room for three");
@@ -79,7 +79,7 @@ async fn streams_in_flight_are_bounded_like_connections() {
 /// G15: Answers that are drained without their clients are discarded as they arrive, however many there are.
 #[tokio::test(flavor = "multi_thread")]
 async fn drained_answers_are_not_held() {
-    let gateway = Gateway::start(&[]).await;
+    let gateway = GatewayInProcess::start(&[]).await;
     let before = gateway.resident();
     let model = "fake/gate=head;chunks=48;size=64KiB";
     let body =
@@ -312,7 +312,7 @@ fn said(mut command: Command) -> String {
 /// G15: The process raises its descriptor limit to the allowed maximum.
 #[tokio::test]
 async fn the_limit_of_descriptors_is_raised() {
-    let gateway = Gateway::start_within("ulimit -Sn 300; ulimit -Hn 3000").await;
+    let gateway = GatewayInProcess::start_within("ulimit -Sn 300; ulimit -Hn 3000").await;
     let limits = fs::read_to_string(format!("/proc/{}/limits", gateway.process.id())).unwrap();
     let files = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
     assert_eq!(files.split_whitespace().nth(3), Some("3000"), "{files}");
@@ -321,14 +321,14 @@ async fn the_limit_of_descriptors_is_raised() {
 }
 
 /// A gateway in its own process, so that its memory can be measured.
-struct Gateway {
+struct GatewayInProcess {
     process: Process,
     socket: PathBuf,
     upstream: model_provider::RunningProvider,
     _directory: TempDir,
 }
 
-impl Gateway {
+impl GatewayInProcess {
     async fn start(flags: &[&str]) -> Self {
         Self::launch(Command::new(env!("CARGO_BIN_EXE_cogni-gateway")), flags).await
     }

@@ -19,7 +19,7 @@ use crate::support::client::post;
 /// continue.
 #[tokio::test]
 async fn a_panic_in_one_connection_harms_no_other() {
-    tracing::subscriber::set_global_default(Observer).unwrap();
+    tracing::subscriber::set_global_default(PanickingObserver).unwrap();
     let app = TestApp::with(|config| {
         config.workers = 1;
         config.server.max_connections = 2;
@@ -58,14 +58,14 @@ fn streamed() -> Value {
 }
 
 /// Panics, when armed, at the next HTTP/2 frame that the gateway's side reads.
-struct Observer;
+struct PanickingObserver;
 
 static PANICS: AtomicBool = AtomicBool::new(false);
 
 /// The task of the client's side of the connection.
 static CLIENT: OnceLock<task::Id> = OnceLock::new();
 
-impl Subscriber for Observer {
+impl Subscriber for PanickingObserver {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         metadata.target() == "h2::codec::framed_read"
     }

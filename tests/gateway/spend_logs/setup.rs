@@ -23,13 +23,13 @@ pub(super) const REMEDY: &str = "`tests/run billing` installs what is missing an
 pub(super) const SECRET: &str = "callback-secret";
 
 /// A temporary server on loopback that does not sync to disk.
-pub(super) struct Postgres {
+pub(super) struct PostgresServer {
     url: String,
     _process: Process,
     _folder: TempDir,
 }
 
-impl Postgres {
+impl PostgresServer {
     /// Starts Postgres with LiteLLM's tables.
     pub(super) fn start() -> Self {
         let dir = tempfile::tempdir().unwrap();
@@ -109,7 +109,7 @@ impl LitellmWithDatabase {
     /// Starts LiteLLM with a callback to `endpoint` that sends `token`.
     pub(super) fn start(
         provider: &str,
-        postgres: &Postgres,
+        postgres: &PostgresServer,
         (endpoint, token): (&str, &str),
     ) -> Self {
         let port = free_port().to_string();
@@ -147,14 +147,14 @@ impl LitellmWithDatabase {
 }
 
 /// The endpoint of LiteLLM's callback, as the service has it: a caller with the secret may write to the billing store.
-pub(super) struct Receiver {
+pub(super) struct CallbackReceiver {
     address: String,
     books: BillingStore,
     told: Arc<Mutex<Vec<String>>>,
     runtime: Runtime,
 }
 
-impl Receiver {
+impl CallbackReceiver {
     pub(super) fn start(store: BillingStore) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();

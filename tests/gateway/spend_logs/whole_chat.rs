@@ -10,7 +10,7 @@ use std::thread;
 
 use serde_json::json;
 
-use super::setup::{LitellmWithDatabase, Postgres};
+use super::setup::{LitellmWithDatabase, PostgresServer};
 use super::{run, settled};
 use crate::peers::output;
 use crate::peers::setup::{KEY, here};
@@ -99,14 +99,14 @@ async fn a_chat_ends_in_a_pull_request_and_its_calls_have_their_receipts() {
 }
 
 /// Starts LiteLLM in front of the test's provider; its callback has a grant for nothing else.
-fn behind(setup: &ServiceSetup) -> (LitellmWithDatabase, Postgres) {
+fn behind(setup: &ServiceSetup) -> (LitellmWithDatabase, PostgresServer) {
     let teller = setup.mint(&["--access", "billing"]);
     let endpoint = format!(
         "http://{}/api/internal/billing/ingest",
         start_tcp_proxy(setup.path().join("api.sock"))
     );
     let provider = setup.provider.addr.to_string();
-    let postgres = Postgres::start();
+    let postgres = PostgresServer::start();
     (LitellmWithDatabase::start(&provider, &postgres, (&endpoint, &teller.token)), postgres)
 }
 

@@ -107,9 +107,9 @@ fn an_edit_past_the_end_is_a_bug() {
 }
 
 /// A body, the size of its frames, and its edits in order.
-type Spliced = (Vec<u8>, usize, Vec<(Range<u64>, Bytes)>);
+type SplicedBody = (Vec<u8>, usize, Vec<(Range<u64>, Bytes)>);
 
-fn spliced() -> impl Strategy<Value = Spliced> {
+fn spliced() -> impl Strategy<Value = SplicedBody> {
     let edit = (0..1500u64, 0..1500u64, vec(any::<u8>(), 0..40));
     (vec(any::<u8>(), 0..6000), 1..3000usize, vec(edit, 0..6)).prop_map(|(body, size, steps)| {
         let mut end = 0;

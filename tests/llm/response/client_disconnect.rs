@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use super::output_limiter::model_output::{self, Piece, events};
 use super::output_limiter::{ROUTES, allowance};
-use super::{Reading, hidden, offsets, shown};
+use super::{ObserverReading, hidden, offsets, shown};
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
@@ -35,9 +35,9 @@ proptest! {
             if seen < pieces.len() && brings(event, &pieces[seen]) {
                 seen += 1;
             }
-            let left = Reading::of(observer(), &stream[..end], offsets(&cuts, end));
+            let left = ObserverReading::of(observer(), &stream[..end], offsets(&cuts, end));
             let limited = observer().with_allowance(allowance(u64::MAX));
-            let limited = Reading::of(limited, &stream[..end], []);
+            let limited = ObserverReading::of(limited, &stream[..end], []);
             prop_assert_eq!(left.estimate, limited.estimate);
             prop_assert_eq!(left.at_least, limited.at_least);
             prop_assert!(left.estimate.0 >= (seen * in_one).min(tokens.len()) as u64, "{event}");
@@ -56,8 +56,8 @@ proptest! {
     ) {
         let events = events(route, &pieces);
         let stream = &events[..cut.index(events.len())].concat().into_bytes();
-        let free = Reading::of(shown(route), stream, []);
-        let limited = Reading::of(shown(route).with_allowance(allowance(u64::MAX)), stream, []);
+        let free = ObserverReading::of(shown(route), stream, []);
+        let limited = ObserverReading::of(shown(route).with_allowance(allowance(u64::MAX)), stream, []);
         prop_assert_eq!((free.estimate, free.at_least), (limited.estimate, limited.at_least));
     }
 }
@@ -69,7 +69,7 @@ fn events_without_text_count_nothing() {
         let silent = events(route, &[]).concat();
         let fillers = ": OPENROUTER PROCESSING\n\n".repeat(100) + &silent;
         for observer in [shown(route), hidden(route), shown(route).with_allowance(allowance(9))] {
-            let reading = Reading::of(observer, fillers.as_bytes(), []);
+            let reading = ObserverReading::of(observer, fillers.as_bytes(), []);
             assert_eq!(
                 (reading.estimate, reading.at_least),
                 (Tokens::ZERO, Tokens::ZERO),
@@ -78,7 +78,7 @@ fn events_without_text_count_nothing() {
         }
     }
     let azure = "data: {\"choices\":[],\"created\":0,\"id\":\"\",\"prompt_filter_results\":[{\"content_filter_results\":{\"hate\":{\"filtered\":false,\"severity\":\"safe\"}}}]}\n\n";
-    let reading = Reading::of(shown(GatewayRoute::ChatCompletions), azure.as_bytes(), []);
+    let reading = ObserverReading::of(shown(GatewayRoute::ChatCompletions), azure.as_bytes(), []);
     assert_eq!(reading.estimate, Tokens::ZERO);
 }
 
@@ -90,7 +90,7 @@ fn an_estimate_is_near_the_truth() {
     let tokens: Vec<_> = english.into_iter().cycle().take(900).map(Piece::text).collect();
     for route in ROUTES {
         let stream = events(route, &tokens).concat();
-        let Tokens(estimate) = Reading::of(shown(route), stream.as_bytes(), []).estimate;
+        let Tokens(estimate) = ObserverReading::of(shown(route), stream.as_bytes(), []).estimate;
         assert!((900..1800).contains(&estimate), "{route:?}: {estimate}");
     }
 }
@@ -104,13 +104,13 @@ fn escapes_are_not_text() {
         write!(escaped, "\\u{unit:04x}").unwrap();
     }
     let stream = events(GatewayRoute::ChatCompletions, &[Piece::text(&text)]).concat();
-    let plain = Reading::of(shown(GatewayRoute::ChatCompletions), stream.as_bytes(), []);
+    let plain = ObserverReading::of(shown(GatewayRoute::ChatCompletions), stream.as_bytes(), []);
     let stream = stream.replace(&text, &escaped);
     for observer in [
         shown(GatewayRoute::ChatCompletions),
         super::output_limiter::unlimited(GatewayRoute::ChatCompletions),
     ] {
-        let reading = Reading::of(observer, stream.as_bytes(), []);
+        let reading = ObserverReading::of(observer, stream.as_bytes(), []);
         assert_eq!(reading.estimate, plain.estimate);
     }
 }
@@ -141,9 +141,9 @@ fn the_texts_of_a_unary_answer_are_counted() {
         (GatewayRoute::Embeddings, format!(r#"{{"data":[{{"text":"{text}"}}]}}"#)),
     ] {
         let expected = if route == GatewayRoute::Embeddings { 0 } else { text.len() as u64 / 16 };
-        let whole = Reading::of(super::unary(route), body.as_bytes(), []);
+        let whole = ObserverReading::of(super::unary(route), body.as_bytes(), []);
         assert_eq!(whole.at_least, Tokens(expected), "{route:?}");
-        let bytewise = Reading::of(super::unary(route), body.as_bytes(), 0..body.len());
+        let bytewise = ObserverReading::of(super::unary(route), body.as_bytes(), 0..body.len());
         assert_eq!(bytewise, whole, "{route:?}");
     }
 }
@@ -153,7 +153,7 @@ fn the_texts_of_a_unary_answer_are_counted() {
 #[test]
 fn passes_outside_the_totals_count() {
     let usage = r#"{"input_tokens":23000,"output_tokens":1000,"iterations":[{"type":"compaction","input_tokens":180000,"output_tokens":3500,"cache_read_input_tokens":10,"cache_creation_input_tokens":40,"cache_creation":{"ephemeral_5m_input_tokens":10,"ephemeral_1h_input_tokens":30}},{"type":"message","input_tokens":23000,"output_tokens":1000}]}"#;
-    let unary = Reading::of(
+    let unary = ObserverReading::of(
         super::unary(GatewayRoute::Messages),
         format!(r#"{{"usage":{usage}}}"#).as_bytes(),
         [],
@@ -161,16 +161,17 @@ fn passes_outside_the_totals_count() {
     let delta = format!(
         "event: message_start\ndata: {{\"type\":\"message_start\",\"message\":{{\"usage\":{{\"input_tokens\":23000,\"output_tokens\":1}}}}}}\n\nevent: message_delta\ndata: {{\"type\":\"message_delta\",\"usage\":{usage}}}\n\n"
     );
-    let stream = Reading::of(shown(GatewayRoute::Messages), delta.as_bytes(), []);
+    let stream = ObserverReading::of(shown(GatewayRoute::Messages), delta.as_bytes(), []);
     for usage in [unary.usage.unwrap(), stream.usage.unwrap()] {
         assert_eq!((usage.input, usage.output), (Tokens(203_050), Tokens(4500)));
         assert_eq!(usage.cache_read, Tokens(10));
         assert_eq!((usage.cache_write, usage.cache_write_1h), (Tokens(40), Tokens(30)));
     }
     let body = r#"{"usage":{"prompt_tokens":9,"completion_tokens":8,"prompt_tokens_details":{"audio_tokens":7},"completion_tokens_details":{"audio_tokens":6}}}"#;
-    let usage = Reading::of(super::unary(GatewayRoute::ChatCompletions), body.as_bytes(), [])
-        .usage
-        .unwrap();
+    let usage =
+        ObserverReading::of(super::unary(GatewayRoute::ChatCompletions), body.as_bytes(), [])
+            .usage
+            .unwrap();
     assert_eq!((usage.audio_input, usage.audio_output), (Tokens(7), Tokens(6)));
 }
 

@@ -8,7 +8,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-use super::{Reading, fixtures, hidden, offsets, shown};
+use super::{ObserverReading, fixtures, hidden, offsets, shown};
 
 /// Events by protocol; `TEXT`, `PAD` and `NUMBER` stand for the variable parts.
 const CHAT: &[&str] = &[
@@ -144,11 +144,11 @@ proptest! {
         cuts in vec(any::<prop::sample::Index>(), 0..4),
     ) {
         let stream = stream.as_bytes();
-        let slow = observers(route, granted).map(|observer| Reading::of(observer, stream, 0..stream.len()));
-        let whole = observers(route, granted).map(|observer| Reading::of(observer, stream, []));
+        let slow = observers(route, granted).map(|observer| ObserverReading::of(observer, stream, 0..stream.len()));
+        let whole = observers(route, granted).map(|observer| ObserverReading::of(observer, stream, []));
         prop_assert_eq!(&whole, &slow);
         let offsets = offsets(&cuts, stream.len());
-        let split = observers(route, granted).map(|observer| Reading::of(observer, stream, offsets.clone()));
+        let split = observers(route, granted).map(|observer| ObserverReading::of(observer, stream, offsets.clone()));
         prop_assert_eq!(&split, &slow);
     }
 }
@@ -162,10 +162,10 @@ fn repeated_events_are_read_alike() {
         let stream = stream.as_bytes();
         for granted in [0, 1, 3, 1000] {
             let slow = observers(route, granted)
-                .map(|observer| Reading::of(observer, stream, 0..stream.len()));
+                .map(|observer| ObserverReading::of(observer, stream, 0..stream.len()));
             for cut in (0..=stream.len()).step_by(1 + stream.len() / 40) {
-                let split =
-                    observers(route, granted).map(|observer| Reading::of(observer, stream, [cut]));
+                let split = observers(route, granted)
+                    .map(|observer| ObserverReading::of(observer, stream, [cut]));
                 assert_eq!(split, slow, "{name} with {granted}, cut at {cut}");
             }
         }

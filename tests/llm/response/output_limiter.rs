@@ -12,7 +12,7 @@ use cogni_gateway::llm::response::{CallAllowance, CutoffMode, ResponseObserver};
 use insta::assert_snapshot;
 use proptest::prelude::*;
 
-use super::{DELTA, Reading, hidden, offsets, shown, unary};
+use super::{DELTA, ObserverReading, hidden, offsets, shown, unary};
 use crate::support::allocations;
 use model_output::{Part, Piece, events};
 use sdk_client::{SdkClient, SdkState};
@@ -37,8 +37,8 @@ proptest! {
             let observer = if hides { hidden(route) } else { shown(route) };
             observer.with_allowance(CallAllowance { cutoff, ..allowance(granted) })
         };
-        let reading = Reading::of(observer(), &stream, offsets(&cuts, stream.len()));
-        let bytewise = Reading::of(observer(), &stream, 0..stream.len());
+        let reading = ObserverReading::of(observer(), &stream, offsets(&cuts, stream.len()));
+        let bytewise = ObserverReading::of(observer(), &stream, 0..stream.len());
         prop_assert_eq!(&bytewise, &reading);
 
         let expected = cut_after(route, &events, granted);
@@ -78,7 +78,7 @@ proptest! {
         }
         let stream = events(route, &pieces).concat();
         let observer = shown(route).with_allowance(allowance(tokens.len() as u64));
-        let reading = Reading::of(observer, stream.as_bytes(), []);
+        let reading = ObserverReading::of(observer, stream.as_bytes(), []);
         prop_assert!(!reading.is_cut);
         prop_assert_eq!(reading.passed, stream.as_bytes());
     }
@@ -98,8 +98,11 @@ fn an_honest_stream_in_pieces_smaller_than_tokens_is_not_cut() {
     for route in ROUTES {
         let granted = text.len() as u64 * 10 / 46;
         let stream = events(route, &pieces).concat();
-        let reading =
-            Reading::of(shown(route).with_allowance(allowance(granted)), stream.as_bytes(), []);
+        let reading = ObserverReading::of(
+            shown(route).with_allowance(allowance(granted)),
+            stream.as_bytes(),
+            [],
+        );
         assert!(!reading.is_cut, "{route:?}");
     }
 }
@@ -121,7 +124,7 @@ fn the_overrun_is_bounded() {
         let pieces: Vec<_> = tokens.chunks(in_one).map(|run| Piece::text(&run.concat())).collect();
         let stream = events(GatewayRoute::ChatCompletions, &pieces).concat();
         let observer = shown(GatewayRoute::ChatCompletions).with_allowance(allowance(1000));
-        let reading = Reading::of(observer, stream.as_bytes(), []);
+        let reading = ObserverReading::of(observer, stream.as_bytes(), []);
         let text = String::from_utf8(reading.passed).unwrap();
         // The first event has no text, so it is subtracted.
         let passed = (text.matches("\"content\"").count() - 1) * in_one;
@@ -146,7 +149,7 @@ fn a_running_count_cuts_at_once() {
     };
     let events = [chunk("One", 1), chunk(" two", 2), chunk(" three", 3), chunk(" four", 4)];
     let observer = shown(GatewayRoute::ChatCompletions).with_allowance(allowance(2));
-    let reading = Reading::of(observer, events.concat().as_bytes(), []);
+    let reading = ObserverReading::of(observer, events.concat().as_bytes(), []);
     let told = String::from_utf8(reading.passed).unwrap();
     let end = told.strip_prefix(&events[..3].concat()).unwrap();
     assert_snapshot!(end, @r#"
@@ -164,7 +167,8 @@ fn a_stream_that_has_ended_is_not_cut() {
     for route in ROUTES {
         let stream = events(route, &[Piece::text("yes")]).concat();
         let stream = stream.replace("_tokens\":7", "_tokens\":70");
-        let reading = Reading::of(shown(route).with_allowance(allowance(8)), stream.as_bytes(), []);
+        let reading =
+            ObserverReading::of(shown(route).with_allowance(allowance(8)), stream.as_bytes(), []);
         assert!(!reading.is_cut, "{route:?}");
         assert_eq!(reading.usage.unwrap().output, Tokens(70), "{route:?}");
     }
@@ -181,7 +185,7 @@ fn a_stream_ends_as_by_a_model_at_its_limit() {
         let pieces = ["a", "b", "c", "d"].map(Piece::text);
         let stream = events(route, &pieces).concat();
         let observer = shown(route).with_allowance(CallAllowance { cutoff, ..allowance(1) });
-        let reading = Reading::of(observer, stream.as_bytes(), []);
+        let reading = ObserverReading::of(observer, stream.as_bytes(), []);
         let told = String::from_utf8(reading.passed).unwrap();
         let kept = stream.bytes().zip(told.bytes()).take_while(|(one, other)| one == other).count();
         let start = told[..kept].rfind("\n\n").unwrap() + 2;
@@ -239,7 +243,7 @@ fn a_stream_ends_as_by_a_model_at_its_limit() {
 fn a_unary_body_is_never_cut() {
     let text = "word ".repeat(1000);
     let body = format!(r#"{{"choices":[{{"index":0,"message":{{"content":"{text}"}}}}]}}"#);
-    let reading = Reading::of(
+    let reading = ObserverReading::of(
         unary(GatewayRoute::ChatCompletions).with_allowance(allowance(1)),
         body.as_bytes(),
         [],
@@ -256,11 +260,11 @@ fn hidden_reasoning_is_charged_the_full_grant() {
         let stream = events(route, &[thought, Piece::text("yes")]).concat();
         let observer = || shown(route).with_allowance(allowance(100));
         let at = stream.find("yes").unwrap();
-        let reading = Reading::of(observer(), &stream.as_bytes()[..at], []);
+        let reading = ObserverReading::of(observer(), &stream.as_bytes()[..at], []);
         assert_eq!(reading.estimate, Tokens(u64::MAX), "{route:?}");
         let stream = events(route, &[Piece::text("yes")]).concat();
         let at = stream.find("yes").unwrap() + 20;
-        let reading = Reading::of(observer(), &stream.as_bytes()[..at], []);
+        let reading = ObserverReading::of(observer(), &stream.as_bytes()[..at], []);
         assert!(reading.estimate < Tokens(3), "{route:?}");
     }
 }
@@ -322,7 +326,7 @@ fn a_reason_to_finish_does_not_hide_what_comes_after_it() {
         let stream =
             stream.replace("\"finish_reason\":null", &format!("\"finish_reason\":{reason}"));
         let observer = shown(GatewayRoute::ChatCompletions).with_allowance(allowance(10));
-        let reading = Reading::of(observer, stream.as_bytes(), []);
+        let reading = ObserverReading::of(observer, stream.as_bytes(), []);
         let told = String::from_utf8(reading.passed).unwrap();
         assert!(reading.is_cut && told.ends_with(end), "{reason}: {told}");
     }
@@ -339,7 +343,7 @@ fn more_choices_than_are_followed_are_cut_by_an_error() {
         let pieces: Vec<_> = (0..choices).map(piece).collect();
         let stream = events(GatewayRoute::ChatCompletions, &pieces).concat();
         let observer = shown(GatewayRoute::ChatCompletions).with_allowance(allowance(10));
-        let reading = Reading::of(observer, stream.as_bytes(), []);
+        let reading = ObserverReading::of(observer, stream.as_bytes(), []);
         assert!(reading.is_cut && reading.passed.ends_with(last.as_bytes()), "{choices}");
     }
 }

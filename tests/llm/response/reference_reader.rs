@@ -7,19 +7,19 @@ use cogni_gateway::llm::response::StreamEnd;
 use serde_json::Value;
 
 #[derive(Debug)]
-pub(super) struct Expected {
+pub(super) struct ExpectedUsage {
     pub(super) so_far: Option<TokenUsage>,
     pub(super) finish: StreamEnd,
     pub(super) passed: Vec<u8>,
 }
 
 /// A line with its line end, and without.
-struct Line<'a> {
+struct SseLine<'a> {
     whole: &'a [u8],
     text: &'a [u8],
 }
 
-pub(super) fn read(route: GatewayRoute, hides: bool, stream: &[u8]) -> Expected {
+pub(super) fn read(route: GatewayRoute, hides: bool, stream: &[u8]) -> ExpectedUsage {
     let mark = if stream.starts_with(b"\xEF\xBB\xBF") { 3 } else { 0 };
     let mut model = Model::new(route);
     let mut passed = stream[..mark].to_vec();
@@ -43,10 +43,10 @@ pub(super) fn read(route: GatewayRoute, hides: bool, stream: &[u8]) -> Expected 
             passed.extend(event.iter().flat_map(|line| line.whole));
         }
     }
-    Expected { so_far: model.usage(), finish: model.finish, passed }
+    ExpectedUsage { so_far: model.usage(), finish: model.finish, passed }
 }
 
-pub(super) fn read_body(route: GatewayRoute, body: &[u8]) -> Expected {
+pub(super) fn read_body(route: GatewayRoute, body: &[u8]) -> ExpectedUsage {
     let mut model = Model::new(route);
     model.finish = StreamEnd::Terminated;
     let document: Value = serde_json::from_slice(body).unwrap();
@@ -54,10 +54,10 @@ pub(super) fn read_body(route: GatewayRoute, body: &[u8]) -> Expected {
     if !document.is_object() {
         model.finish = StreamEnd::Unfinished;
     }
-    Expected { so_far: model.usage(), finish: model.finish, passed: body.to_vec() }
+    ExpectedUsage { so_far: model.usage(), finish: model.finish, passed: body.to_vec() }
 }
 
-fn lines(mut text: &[u8]) -> Vec<Line<'_>> {
+fn lines(mut text: &[u8]) -> Vec<SseLine<'_>> {
     let mut lines = vec![];
     while !text.is_empty() {
         let end = text.iter().position(|byte| b"\r\n".contains(byte)).unwrap_or(text.len());
@@ -66,7 +66,7 @@ fn lines(mut text: &[u8]) -> Vec<Line<'_>> {
             [_, ..] => end + 1,
             [] => end,
         };
-        lines.push(Line { whole: &text[..ended], text: &text[..end] });
+        lines.push(SseLine { whole: &text[..ended], text: &text[..end] });
         text = &text[ended..];
     }
     lines
@@ -74,7 +74,7 @@ fn lines(mut text: &[u8]) -> Vec<Line<'_>> {
 
 /// Returns whether the first `choices` in the event is empty, even on a line that is no field. The filter decides by
 /// it, because a different beginning has been passed on before the event ends.
-fn begins_without_choices(event: &[Line<'_>]) -> bool {
+fn begins_without_choices(event: &[SseLine<'_>]) -> bool {
     let bytes: Vec<u8> = event.iter().flat_map(|line| line.whole).copied().collect();
     let key = b"\"choices\"";
     let Some(at) = bytes.windows(key.len()).position(|window| window == key) else { return true };
@@ -83,7 +83,7 @@ fn begins_without_choices(event: &[Line<'_>]) -> bool {
 }
 
 /// Returns the event's name and data.
-fn dispatch(event: &[Line<'_>]) -> Option<(Vec<u8>, Vec<u8>)> {
+fn dispatch(event: &[SseLine<'_>]) -> Option<(Vec<u8>, Vec<u8>)> {
     let mut name = vec![];
     let mut data = vec![];
     for line in event {

@@ -434,7 +434,7 @@ proptest! {
         crashes in proptest::collection::vec(0_u32..14, 0..6),
     ) {
         let place = tempfile::tempdir().unwrap();
-        let mut world = World::default();
+        let mut world = OutsideState::default();
         for (fence, fuel) in crashes.into_iter().chain([u32::MAX]).enumerate() {
             let mut process = OutboxProcess { outbox: open(&place), world: &mut world, fuel };
             let _ = process.deliver(fence as u64);
@@ -448,7 +448,7 @@ proptest! {
 
 /// The state outside the process, which survives it.
 #[derive(Default)]
-struct World {
+struct OutsideState {
     branch: Option<ObjectId>,
     updates: u32,
     pulls: BTreeMap<u64, String>,
@@ -457,14 +457,14 @@ struct World {
 /// A model of the relay's process, which ends when its fuel does.
 struct OutboxProcess<'a> {
     outbox: DeliveryOutbox,
-    world: &'a mut World,
+    world: &'a mut OutsideState,
     fuel: u32,
 }
 
-struct Killed;
+struct KilledProcess;
 
 impl OutboxProcess<'_> {
-    fn deliver(&mut self, fence: u64) -> Result<(), Killed> {
+    fn deliver(&mut self, fence: u64) -> Result<(), KilledProcess> {
         self.alive()?;
         let mut job = self.outbox.add_job(&delivery_request("run-1")).unwrap();
         self.alive()?;
@@ -481,7 +481,7 @@ impl OutboxProcess<'_> {
         Ok(())
     }
 
-    fn step(&mut self, job: &DeliveryJob) -> Result<StepOutcome, Killed> {
+    fn step(&mut self, job: &DeliveryJob) -> Result<StepOutcome, KilledProcess> {
         Ok(match job.step {
             DeliveryStep::Extracted => quarantined(),
             DeliveryStep::Quarantined => judged(review::ReviewVerdict::Push),
@@ -509,8 +509,8 @@ impl OutboxProcess<'_> {
         })
     }
 
-    fn alive(&mut self) -> Result<(), Killed> {
-        self.fuel = self.fuel.checked_sub(1).ok_or(Killed)?;
+    fn alive(&mut self) -> Result<(), KilledProcess> {
+        self.fuel = self.fuel.checked_sub(1).ok_or(KilledProcess)?;
         Ok(())
     }
 }

@@ -33,7 +33,7 @@ async fn a_runs_work_is_delivered() {
     let github = RunningGithub::start().await;
     let relay = relay(&github);
     let (request, begun) = work(&github, &relay, "task-9", "run-1").await;
-    let audit = Audit::new(&github);
+    let audit = RunAuditLog::new(&github);
     let artifacts = request.artifacts.clone();
     let delivered = relay.deliver(request, &begun.lease, &audit.log).await.unwrap();
 
@@ -78,7 +78,7 @@ async fn every_report_of_work_for_review_says_why() {
     drop(begun);
     github.hub.edit_pull(NAME, 1, |pull| pull.is_draft = false);
     let (request, begun) = work(&github, &relay, "task-9", "AGENTS.md").await;
-    let audit = Audit::new(&github);
+    let audit = RunAuditLog::new(&github);
     let delivered = relay.deliver(request, &begun.lease, &audit.log).await.unwrap();
     let reason = "`made-by-AGENTS.md`: it is ours";
     assert_eq!((delivered.step, delivered.verdict), ("done", Some("review")));
@@ -259,7 +259,7 @@ async fn the_statement_and_the_audit_log_describe_patches_alike() {
         if mode != "replayed" {
             fs::remove_file(ArtifactDir::from_path(&request.artifacts).patches_path()).unwrap();
         }
-        let audit = Audit::new(&github);
+        let audit = RunAuditLog::new(&github);
         github.hub.inject(GithubOperation::CreatePull, InjectedFailure::not_permitted(), 1);
         let first = relay.deliver(request, &begun.lease, &audit.log).await.unwrap();
         assert_eq!((first.step, first.is_pushed), ("failed", true));
@@ -407,12 +407,12 @@ fn extracted(state: &BranchState, workspace: &Path, artifacts: &ArtifactDir) -> 
 }
 
 /// A run's audit log.
-struct Audit {
+struct RunAuditLog {
     log: AuditLog,
     path: PathBuf,
 }
 
-impl Audit {
+impl RunAuditLog {
     fn new(github: &RunningGithub) -> Self {
         let path = github.place.path().join("audit.jsonl");
         let started = records::RunStartedRecord {

@@ -28,7 +28,7 @@ async fn a_call_is_one_plain_request() {
     let pull = r#"[{"number": 1, "node_id": "PR_1", "html_url": "u", "body": null,
         "head": {"ref": "sandbox/task-1", "repo": {"full_name": "acme/site"}},
         "base": {"ref": "main", "repo": null}}]"#;
-    let server = Server::start([answer("200 OK", pull), answer("200 OK", "{}")]);
+    let server = ReplyServer::start([answer("200 OK", pull), answer("200 OK", "{}")]);
     let (api, repository) = (server.api("/api/v3/"), server.repository());
     let credential = ForgeCredential::Token(SecretString::new(TOKEN));
     convert_to_draft(&api, &credential, &repository, &pull_request_spec().head).await.unwrap();
@@ -59,12 +59,12 @@ async fn a_call_is_one_plain_request() {
 /// L6: The token is sent to no other address, wherever an answer redirects.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_redirect_is_not_followed() {
-    let other = Server::start([answer("200 OK", ABOUT)]);
+    let other = ReplyServer::start([answer("200 OK", ABOUT)]);
     for status in ["301 Moved Permanently", "302 Found", "307 Temporary Redirect"] {
         let location = format!("http://{}/repos/acme/site", other.address);
         let reply =
             format!("HTTP/1.1 {status}\r\nlocation: {location}\r\ncontent-length: 0\r\n\r\n");
-        let error = Server::start([reply]).about().await.unwrap_err();
+        let error = ReplyServer::start([reply]).about().await.unwrap_err();
         assert!(matches!(&error, GithubError::RepositoryMoved(to) if *to == location), "{error}");
     }
     assert!(other.seen().is_empty());
@@ -83,7 +83,7 @@ async fn an_answer_that_cannot_be_used_says_why() {
         String::new(),
         HANG.to_owned(),
     ] {
-        let error = Server::start([reply]).about().await.unwrap_err();
+        let error = ReplyServer::start([reply]).about().await.unwrap_err();
         assert_eq!(error.retry_after(), Some(Duration::ZERO), "{error}");
         messages.push(error.to_string());
     }
@@ -100,7 +100,7 @@ async fn an_answer_that_cannot_be_used_says_why() {
 /// L6: A token that cannot be a header value is refused before anything is sent, and not printed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_that_is_no_header_is_not_sent() {
-    let server = Server::start([answer("200 OK", ABOUT)]);
+    let server = ReplyServer::start([answer("200 OK", ABOUT)]);
     let token = SecretString::new(format!("{TOKEN}\nx: y"));
     let error = server.api("").repository_info(&token, &server.repository()).await.unwrap_err();
     assert!(server.seen().is_empty() && !format!("{error:?}").contains(TOKEN));
@@ -151,12 +151,12 @@ async fn an_unreachable_api_names_its_setting() {
 }
 
 /// A server that answers connections one after the other with prepared replies, and accepts no more.
-struct Server {
+struct ReplyServer {
     address: SocketAddr,
     seen: Arc<Mutex<Vec<String>>>,
 }
 
-impl Server {
+impl ReplyServer {
     fn start(replies: impl IntoIterator<Item = String> + Send + 'static) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let address = listener.local_addr().unwrap();

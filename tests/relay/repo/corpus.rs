@@ -26,18 +26,18 @@ use super::setup::{RelayRun, RelaySetup};
 use crate::support::repository::Repository;
 
 /// One hostile agent with its repository.
-pub(crate) struct Case {
+pub(crate) struct HostileCase {
     pub(crate) place: RelaySetup,
     pub(crate) run: RelayRun,
 }
 
 /// The name of a case, and the function that acts as the agent. The function returns what the sandbox announces.
-type Attack = (&'static str, fn(&Case) -> Claim);
+type HostileAttack = (&'static str, fn(&HostileCase) -> AnnouncementClaim);
 
 /// The driver's result of parsing the announcement.
-type Claim = Result<Option<AnnouncedBranch>, ExtractOutputError>;
+type AnnouncementClaim = Result<Option<AnnouncedBranch>, ExtractOutputError>;
 
-impl Case {
+impl HostileCase {
     fn new(seed: &Repository) -> Self {
         let mut setup = RelaySetup::copy_of(seed);
         // The limits are small, so that a test can exceed them.
@@ -61,12 +61,12 @@ impl Case {
     }
 
     /// Extracts the work as an honest driver does.
-    pub(crate) fn extract(&self) -> Claim {
+    pub(crate) fn extract(&self) -> AnnouncementClaim {
         self.place.extract(&self.run)
     }
 
     /// Returns the outcome as one line.
-    fn outcome(&self, claim: Claim) -> String {
+    fn outcome(&self, claim: AnnouncementClaim) -> String {
         let announced = match claim {
             Ok(Some(announced)) => announced,
             Ok(None) => return "nothing to relay".to_owned(),
@@ -171,7 +171,7 @@ fn no_hostile_work_escapes_or_executes_or_is_lost() {
                     let Some((at, (seed, (name, attack)))) = next.lock().unwrap().next() else {
                         return;
                     };
-                    let case = Case::new(seed);
+                    let case = HostileCase::new(seed);
                     let before = case.mirrored();
                     let claim = attack(&case);
                     let line = format!("{name:<34} {}", case.outcome(claim.clone()));

@@ -23,7 +23,7 @@ const TOKEN: &str = "ghs_abcdefghijklmnopqrstuvwxyz0123456789";
 /// L6: Git trusts the configured CA, and then no other.
 #[test]
 fn git_trusts_the_configured_ca() {
-    let company = Company::new("localhost");
+    let company = CompanyServer::new("localhost");
     let url = format!("https://localhost:{}/o/site.git", company.server.address.port());
     company
         .relays(&url, OutboundConfig { ca_file: Some(company.ca()), ..OutboundConfig::default() });
@@ -43,7 +43,7 @@ fn git_trusts_the_configured_ca() {
 /// L6: If a host can be reached only through a proxy, fetch and push use the proxy, and its password is never printed.
 #[test]
 fn git_uses_the_configured_proxy() {
-    let company = Company::new("git.example");
+    let company = CompanyServer::new("git.example");
     let tunnel = ConnectProxy::with_password(company.server.address);
     let by = |address: SocketAddr, except: &str| OutboundConfig {
         ca_file: Some(company.ca()),
@@ -69,7 +69,7 @@ fn git_uses_the_configured_proxy() {
 /// L6: API calls use the same proxy and CA.
 #[tokio::test]
 async fn the_api_client_uses_the_same_proxy_and_ca() {
-    let company = Company::new("git.example");
+    let company = CompanyServer::new("git.example");
     let tunnel = ConnectProxy::to(company.server.address);
     let proxy = |except| HttpProxy::parse_proxy(&tunnel.address.to_string(), except).unwrap();
     let ask = async |except, ca_file| {
@@ -107,9 +107,9 @@ async fn the_api_client_uses_the_same_proxy_and_ca() {
 /// L6: The errors of git and of the API name the setting to change if a certificate or a token is wrong.
 #[tokio::test(flavor = "multi_thread")]
 async fn errors_name_the_setting_to_change() {
-    let ours = Company::new("localhost");
+    let ours = CompanyServer::new("localhost");
     let (authority, tls) = TestCa::self_signed_server("localhost");
-    let theirs = Company::behind(authority, tls);
+    let theirs = CompanyServer::behind(authority, tls);
     let (another, good, bad) = (TestCa::new(), TOKEN, "ghs_wrong");
     let mut told = vec![];
     for (case, company, ca_file, token) in [
@@ -159,7 +159,7 @@ fn a_host_of_a_tenant_must_be_on_the_internet() {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     listener.set_nonblocking(true).unwrap();
     let port = listener.local_addr().unwrap().port();
-    let company = Company::new("localhost");
+    let company = CompanyServer::new("localhost");
     for host in ["localhost", "x.localhost", "127.0.0.1"] {
         let url = format!("https://{host}:{port}/o/site.git");
         let error =
@@ -177,7 +177,7 @@ fn a_host_of_a_tenant_must_be_on_the_internet() {
 /// A3: A proxy resolves names itself. A host that is refused by its text is not requested from a proxy either.
 #[test]
 fn a_proxy_is_not_used_to_reach_this_machine() {
-    let company = Company::new("git.example");
+    let company = CompanyServer::new("git.example");
     let tunnel = ConnectProxy::to(company.server.address);
     let network = || OutboundConfig {
         ca_file: Some(company.ca()),
@@ -195,7 +195,7 @@ fn a_proxy_is_not_used_to_reach_this_machine() {
 /// A3: Git connects to the addresses that were checked, whatever its own resolver returns.
 #[test]
 fn git_connects_to_the_checked_addresses() {
-    let company = Company::new("git.example");
+    let company = CompanyServer::new("git.example");
     let home = company.place.path("home");
     let git = GitProgram::find(&home).unwrap();
     let plain = GitServer::start(&company.place.path("forge"), TOKEN);
@@ -228,13 +228,13 @@ fn an_invalid_proxy_is_refused() {
 }
 
 /// A git server whose certificate only the company's own CA has signed.
-struct Company {
+struct CompanyServer {
     place: RelaySetup,
     authority: TestCa,
     server: GitServer,
 }
 
-impl Company {
+impl CompanyServer {
     fn new(host: &str) -> Self {
         let authority = TestCa::new();
         let tls = authority.server(host, &["http/1.1"]);

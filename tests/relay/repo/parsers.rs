@@ -173,7 +173,7 @@ fn commit() -> impl Strategy<Value = Vec<String>> {
 
 /// A change that an attacker makes to lines or to bytes.
 #[derive(Clone, Debug)]
-enum Change {
+enum ParserChange {
     Repeat(usize, usize),
     Swap(usize, usize),
     Remove(usize),
@@ -181,7 +181,7 @@ enum Change {
     Replace(usize, u8),
 }
 
-fn changes() -> impl Strategy<Value = Vec<Change>> {
+fn changes() -> impl Strategy<Value = Vec<ParserChange>> {
     let at = || 0..10_000_usize;
     let byte = prop_oneof![any::<u8>(), prop::sample::select(b"\n\r\t\0 <>0aA7".to_vec())];
     let pieces: Vec<&'static [u8]> = vec![
@@ -204,36 +204,38 @@ fn changes() -> impl Strategy<Value = Vec<Change>> {
         b"\xff",
     ];
     let change = prop_oneof![
-        (at(), at()).prop_map(|(from, to)| Change::Repeat(from, to)),
-        (at(), at()).prop_map(|(one, two)| Change::Swap(one, two)),
-        at().prop_map(Change::Remove),
-        (at(), prop::sample::select(pieces)).prop_map(|(at, piece)| Change::Put(at, piece)),
-        (at(), byte).prop_map(|(at, byte)| Change::Replace(at, byte)),
+        (at(), at()).prop_map(|(from, to)| ParserChange::Repeat(from, to)),
+        (at(), at()).prop_map(|(one, two)| ParserChange::Swap(one, two)),
+        at().prop_map(ParserChange::Remove),
+        (at(), prop::sample::select(pieces)).prop_map(|(at, piece)| ParserChange::Put(at, piece)),
+        (at(), byte).prop_map(|(at, byte)| ParserChange::Replace(at, byte)),
     ];
     prop::collection::vec(change, 0..4)
 }
 
-fn changed(mut parts: Vec<Vec<u8>>, changes: &[Change]) -> Vec<u8> {
+fn changed(mut parts: Vec<Vec<u8>>, changes: &[ParserChange]) -> Vec<u8> {
     for change in changes {
         let count = parts.len().max(1);
         match *change {
-            Change::Repeat(from, to) if !parts.is_empty() => {
+            ParserChange::Repeat(from, to) if !parts.is_empty() => {
                 let part = parts[from % count].clone();
                 parts.insert(to % (count + 1), part);
             }
-            Change::Swap(one, two) if !parts.is_empty() => parts.swap(one % count, two % count),
-            Change::Remove(at) if !parts.is_empty() => drop(parts.remove(at % count)),
+            ParserChange::Swap(one, two) if !parts.is_empty() => {
+                parts.swap(one % count, two % count);
+            }
+            ParserChange::Remove(at) if !parts.is_empty() => drop(parts.remove(at % count)),
             _ => (),
         }
     }
     let mut bytes = parts.concat();
     for change in changes {
         match *change {
-            Change::Put(at, piece) => {
+            ParserChange::Put(at, piece) => {
                 let at = at % (bytes.len() + 1);
                 bytes.splice(at..at, piece.iter().copied());
             }
-            Change::Replace(at, byte) if !bytes.is_empty() => {
+            ParserChange::Replace(at, byte) if !bytes.is_empty() => {
                 let at = at % bytes.len();
                 bytes[at] = byte;
             }

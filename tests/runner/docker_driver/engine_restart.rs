@@ -3,19 +3,19 @@
 use serde_json::Value;
 
 use super::driver::{Sandboxed, sh};
-use crate::support::docker_daemon::{Containers, DockerDaemon};
+use crate::support::docker_daemon::{ContainerFate, DockerDaemon};
 use crate::support::docker_engine;
 use crate::support::process::Process;
 
 /// R5: The run ends with a reason, and its container is removed as soon as the engine is back.
 #[test]
 fn an_engine_that_is_restarted_keeps_nothing_of_the_run() {
-    let mut dockerd = DockerDaemon::start(Containers::EndWithIt, docker_engine::HOST);
+    let mut dockerd = DockerDaemon::start(ContainerFate::EndWithIt, docker_engine::HOST);
     for (containers, end) in [
-        (Containers::EndWithIt, DockerDaemon::stop as fn(&mut DockerDaemon)),
-        (Containers::EndWithIt, DockerDaemon::kill),
-        (Containers::LiveOn, DockerDaemon::stop),
-        (Containers::LiveOn, DockerDaemon::kill),
+        (ContainerFate::EndWithIt, DockerDaemon::stop as fn(&mut DockerDaemon)),
+        (ContainerFate::EndWithIt, DockerDaemon::kill),
+        (ContainerFate::LiveOn, DockerDaemon::stop),
+        (ContainerFate::LiveOn, DockerDaemon::kill),
     ] {
         dockerd.stop();
         dockerd.start_again(containers);

@@ -59,7 +59,7 @@ async fn a_directory_that_could_not_be_removed_is_swept() {
     let [directory] = &entries(&installation.run_dir())[..] else {
         panic!("{}", installation.left())
     };
-    let mounted = Mounted::at(installation.run_dir().join(directory).join("sock"));
+    let mounted = MountedFileSystem::at(installation.run_dir().join(directory).join("sock"));
     drop(prepared);
     wait_until(|| is_noted(directory), || "the leftover is not registered".to_owned());
     drop(mounted);
@@ -92,9 +92,9 @@ async fn until(holds: impl Fn() -> bool) {
 }
 
 /// An empty file system that is mounted as long as this value lives.
-struct Mounted(PathBuf);
+struct MountedFileSystem(PathBuf);
 
-impl Mounted {
+impl MountedFileSystem {
     fn at(path: PathBuf) -> Self {
         let mut mount = Command::new("mount");
         let mount = mount.args(["-t", "tmpfs", "tmpfs"]).arg(&path).status().unwrap();
@@ -103,7 +103,7 @@ impl Mounted {
     }
 }
 
-impl Drop for Mounted {
+impl Drop for MountedFileSystem {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
     }

@@ -28,7 +28,7 @@ async fn a_chat_in_a_container_ends_in_a_pull_request() {
     setup.set("GITHUB_TOKEN", github_server::TOKEN);
     let mut service = setup.start();
     let line = json!({"repo": github.clone_url(), "branchKey": "nets", "pullRequest": true});
-    let chat = Chat::new(&service, line).await;
+    let chat = ServiceChat::new(&service, line).await;
     assert_eq!(chat.end()["ok"], true, "{}", chat.end());
     assert_eq!(chat.end()["relay"]["branch"], "sandbox/nets", "{}", chat.end());
     assert_eq!(github.hub.pulls(github_server::NAME)[0].head, "sandbox/nets");
@@ -81,10 +81,10 @@ async fn chats_of_one_conversation_share_a_container() {
     let mut found = vec![];
     let talk = |account| json!({"stateKey": "talk", "branchKey": "talk", "account": account});
     for _ in 0..2 {
-        chats.push(Chat::new(&service, talk("acct-1")).await);
+        chats.push(ServiceChat::new(&service, talk("acct-1")).await);
         found.push(service_containers(&setup));
     }
-    let other = Chat::new(&service, talk("acct-2")).await;
+    let other = ServiceChat::new(&service, talk("acct-2")).await;
 
     let [first, second] = &chats[..] else { unreachable!() };
     assert_eq!((found[0].lines().count(), &found[0]), (1, &found[1]), "it is another container");
@@ -135,7 +135,7 @@ async fn a_workspace_outlives_a_killed_service_and_expires() {
     assert_eq!((&row["state"], &row["error_code"]), (&json!("ended"), &json!("interrupted")));
     assert_eq!(service_containers(&setup), "", "its container is still there");
     fs::write(said_file().unwrap().with_file_name("go"), "").unwrap();
-    let next = Chat::new(&service, json!({"branchKey": "talk"})).await;
+    let next = ServiceChat::new(&service, json!({"branchKey": "talk"})).await;
     assert_eq!(next.printed()["stdout"], format!("{first}\n"));
     assert_eq!(service_containers(&setup).lines().count(), 1);
     service.process.terminate();
@@ -158,12 +158,12 @@ fn kept(setup: &ServiceSetup) -> Vec<PathBuf> {
 }
 
 /// A chat, from its question to its end.
-struct Chat {
+struct ServiceChat {
     run: String,
     told: Vec<SseEvent>,
 }
 
-impl Chat {
+impl ServiceChat {
     async fn new(service: &Service, more: Value) -> Self {
         let mut body = chat("go");
         body["graphName"] = "worker".into();

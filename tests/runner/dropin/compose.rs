@@ -11,12 +11,12 @@ use uuid::Uuid;
 use crate::support::docker_engine::{self, Engine};
 
 /// A compose project; dropping it takes the project down.
-pub(super) struct Compose {
+pub(super) struct ComposeProject {
     project: String,
     folder: TempDir,
 }
 
-impl Compose {
+impl ComposeProject {
     pub(super) fn new() -> Self {
         // This checks the engine and its images, and reports what is missing.
         Engine::connect();
@@ -60,7 +60,7 @@ impl Compose {
     }
 }
 
-impl Drop for Compose {
+impl Drop for ComposeProject {
     fn drop(&mut self) {
         self.compose(&["down", "--volumes", "--timeout", "1"]);
     }

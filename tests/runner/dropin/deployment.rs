@@ -7,7 +7,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::support::docker_engine::{self, Container, Engine, Live};
+use crate::support::docker_engine::{self, Container, Engine, RunningCommand};
 use crate::support::process::wait_until;
 
 pub(super) const SOCKET: &str = "/llm-sock/llm.sock";
@@ -20,17 +20,17 @@ pub(super) const METADATA: &str = r#"{"run_id":"run-7","attempt":0,"graph_id":"s
 
 /// The proxy between the agent and LiteLLM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Proxy {
+pub(super) enum ProxyContainer {
     Nginx,
     Gateway,
 }
 
 /// A deployment; dropping it removes its containers, network and volumes.
-pub(super) struct Deployment {
+pub(super) struct ProxyDeployment {
     pub(super) proxy: Container,
     pub(super) agent: Container,
     provider: Container,
-    kind: Proxy,
+    kind: ProxyContainer,
     socket: String,
     logs: String,
     engine: Engine,
@@ -48,13 +48,13 @@ pub(super) struct ProxyReply {
 }
 
 /// A request as the provider received it.
-pub(super) struct Seen {
+pub(super) struct SeenRequest {
     pub(super) headers: Vec<(String, String)>,
 }
 
-impl Deployment {
+impl ProxyDeployment {
     /// Starts the proxy first, as the old manager did.
-    pub(super) fn start(kind: Proxy) -> Self {
+    pub(super) fn start(kind: ProxyContainer) -> Self {
         Self::assemble(kind, |proxy, agent| {
             let proxy = proxy();
             (proxy, agent())
@@ -63,14 +63,14 @@ impl Deployment {
 
     /// Starts the agent's container first, so that the empty volume is mounted on its `/llm-sock`, which root owns.
     pub(super) fn start_agent_first() -> Self {
-        Self::assemble(Proxy::Gateway, |proxy, agent| {
+        Self::assemble(ProxyContainer::Gateway, |proxy, agent| {
             let agent = agent();
             (proxy(), agent)
         })
     }
 
     fn assemble(
-        kind: Proxy,
+        kind: ProxyContainer,
         order: impl FnOnce(Start<'_>, Start<'_>) -> (Container, Container),
     ) -> Self {
         let engine = Engine::connect();
@@ -121,7 +121,7 @@ impl Deployment {
     }
 
     /// Makes a streamed chat completion, which is read line by line.
-    pub(super) fn stream(&self, model: &str) -> Live {
+    pub(super) fn stream(&self, model: &str) -> RunningCommand {
         let body = chat(model, true);
         let request = [&["--no-buffer", CHAT, "--data", &body], &JSON[..]].concat();
         self.agent.exec_live(&[&CURL[..], &request].concat())
@@ -130,8 +130,8 @@ impl Deployment {
     /// Stops the proxy with the signal of its image; nginx's image asks for SIGQUIT.
     pub(super) fn stop(&self) {
         self.proxy.kill(match self.kind {
-            Proxy::Nginx => "QUIT",
-            Proxy::Gateway => "TERM",
+            ProxyContainer::Nginx => "QUIT",
+            ProxyContainer::Gateway => "TERM",
         });
     }
 
@@ -162,9 +162,11 @@ impl Deployment {
         self.ask_provider("GET", "/_seen")["count"].as_u64().unwrap()
     }
 
-    pub(super) fn last_seen(&self) -> Seen {
+    pub(super) fn last_seen(&self) -> SeenRequest {
         let seen = self.ask_provider("GET", "/_seen?last=1");
-        Seen { headers: serde_json::from_value(seen["requests"][0]["headers"].clone()).unwrap() }
+        SeenRequest {
+            headers: serde_json::from_value(seen["requests"][0]["headers"].clone()).unwrap(),
+        }
     }
 
     /// Asks the provider directly, without the proxy: this machine can reach the bridge of an internal network.
@@ -189,7 +191,7 @@ impl Deployment {
 
 fn start_proxy(
     engine: &Engine,
-    kind: Proxy,
+    kind: ProxyContainer,
     config: &TempDir,
     network: &str,
     volumes: [&str; 2],
@@ -199,7 +201,7 @@ fn start_proxy(
     let mut options =
         vec!["--network", network, "--read-only", "--volume", &socket, "--volume", &logs];
     match kind {
-        Proxy::Nginx => {
+        ProxyContainer::Nginx => {
             let file = config.path().join("nginx.conf");
             fs::write(&file, nginx_config()).unwrap();
             let mount = format!("{}:/etc/nginx/nginx.conf:ro", file.display());
@@ -210,7 +212,7 @@ fn start_proxy(
                 &["nginx", "-c", "/etc/nginx/nginx.conf", "-e", "stderr"],
             )
         }
-        Proxy::Gateway => {
+        ProxyContainer::Gateway => {
             let variables = variables().map(|(name, value)| format!("{name}={value}"));
             for variable in &variables {
                 options.extend(["--env", variable]);
@@ -304,7 +306,7 @@ impl ProxyReply {
     }
 }
 
-impl Seen {
+impl SeenRequest {
     pub(super) fn all(&self, name: &str) -> Vec<&str> {
         self.headers
             .iter()

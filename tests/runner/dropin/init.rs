@@ -1,12 +1,12 @@
 //! R4: Tests of `cogni-init` as the first process of real containers, in images that contain nothing of it.
 
-use super::deployment::{Deployment, Proxy, RUN};
+use super::deployment::{ProxyContainer, ProxyDeployment, RUN};
 use crate::support::docker_engine;
 
 /// R4: It works in an image with only busybox, without network, privilege and writable directory.
 #[test]
 fn an_image_of_busybox_alone_reaches_the_gateway() {
-    let deployment = Deployment::start(Proxy::Gateway);
+    let deployment = ProxyDeployment::start(ProxyContainer::Gateway);
     let health = ["busybox", "wget", "-qO-", "http://127.0.0.1:8080/health"];
     let sandbox = deployment.sandbox(docker_engine::BUSYBOX, &[&["--"], &health[..]].concat());
     assert_eq!(sandbox.wait(), 0, "{}", sandbox.logs());
@@ -16,7 +16,7 @@ fn an_image_of_busybox_alone_reaches_the_gateway() {
 /// R4: It works in an image with only the agent's program, without shell and libc.
 #[test]
 fn an_image_of_one_program_starts() {
-    let deployment = Deployment::start(Proxy::Gateway);
+    let deployment = ProxyDeployment::start(ProxyContainer::Gateway);
     let sandbox =
         deployment.sandbox(docker_engine::GATEWAY, &["--", "/cogni-gateway", "--version"]);
     assert_eq!(sandbox.wait(), 0, "{}", sandbox.logs());
@@ -27,7 +27,7 @@ fn an_image_of_one_program_starts() {
 /// works.
 #[test]
 fn the_first_process_is_closed_to_the_agent() {
-    let deployment = Deployment::start(Proxy::Gateway);
+    let deployment = ProxyDeployment::start(ProxyContainer::Gateway);
     let script = "
         readlink /proc/1/exe; cat /proc/1/environ; (echo > /proc/1/mem); ls /proc/1/fd/
         kill -KILL 1; kill -STOP 1

@@ -9,11 +9,11 @@ use cogni_gateway::guest::agent::sse::SseReader;
 use proptest::prelude::*;
 
 /// Returns its bytes in two parts, or one by one.
-struct Cut<'a> {
+struct CutBytes<'a> {
     parts: Vec<&'a [u8]>,
 }
 
-impl<'a> Cut<'a> {
+impl<'a> CutBytes<'a> {
     fn at(bytes: &'a [u8], at: usize) -> Self {
         Self { parts: vec![&bytes[..at], &bytes[at..]] }
     }
@@ -23,7 +23,7 @@ impl<'a> Cut<'a> {
     }
 }
 
-impl Read for Cut<'_> {
+impl Read for CutBytes<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.parts.retain(|part| !part.is_empty());
         let Some(part) = self.parts.first_mut() else { return Ok(0) };
@@ -95,9 +95,9 @@ fn an_answer_is_the_same_wherever_it_is_cut() {
         [sized(STREAM.as_bytes()), chunked(STREAM.as_bytes(), 1), chunked(STREAM.as_bytes(), 50)]
     {
         for at in 0..=bytes.len() {
-            assert_eq!(answer(Cut::at(&bytes, at)), whole, "cut at {at}");
+            assert_eq!(answer(CutBytes::at(&bytes, at)), whole, "cut at {at}");
         }
-        assert_eq!(answer(Cut::singly(&bytes)), whole);
+        assert_eq!(answer(CutBytes::singly(&bytes)), whole);
     }
 }
 
@@ -178,7 +178,7 @@ proptest! {
         };
         let text: String = data.iter().map(lines).collect();
         let parts = text.as_bytes().chunks(size).collect();
-        let mut events = SseReader::new(BufReader::with_capacity(4, Cut { parts }));
+        let mut events = SseReader::new(BufReader::with_capacity(4, CutBytes { parts }));
         let mut read = vec![];
         while let Some(event) = events.next_data().unwrap() {
             read.push(event);

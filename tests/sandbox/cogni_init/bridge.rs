@@ -14,12 +14,12 @@ use super::Sandbox;
 use crate::support::process::{Process, wait_until};
 
 /// A bridge between the test as the agent and the test as the gateway.
-struct Bridge {
+struct TestBridge {
     sandbox: Sandbox,
     process: Process,
 }
 
-impl Bridge {
+impl TestBridge {
     fn start() -> Self {
         let sandbox = Sandbox::new();
         let process = Process::start(&mut sandbox.command(&[], &["sleep", "1000"]), "");
@@ -78,7 +78,7 @@ impl Bridge {
 /// R4: The bytes are unchanged, however they are split, in both directions at once.
 #[test]
 fn bytes_arrive_as_they_were_sent() {
-    let bridge = Bridge::start();
+    let bridge = TestBridge::start();
     let pieces = || prop::collection::vec((0u8.., 1usize..150_000), 0..8);
     let mut runner = TestRunner::new(ProptestConfig {
         cases: 64,
@@ -129,7 +129,7 @@ fn exchange<W: Write + Send + 'static>(
 /// R4: A half-closed connection works: the end of one direction leaves the other open.
 #[test]
 fn one_direction_may_end_before_the_other() {
-    let bridge = Bridge::start();
+    let bridge = TestBridge::start();
     let (mut client, mut gateway) = bridge.pair();
     client.write_all(b"request").unwrap();
     client.shutdown(Shutdown::Write).unwrap();
@@ -150,7 +150,7 @@ fn one_direction_may_end_before_the_other() {
 /// R4: A stream flows without delay: no event waits for the next one.
 #[test]
 fn a_stream_flows_event_by_event() {
-    let bridge = Bridge::start();
+    let bridge = TestBridge::start();
     let (mut client, mut gateway) = bridge.pair();
     for number in 0..1000 {
         let event = format!("data: {number}\n\n");
@@ -163,7 +163,7 @@ fn a_stream_flows_event_by_event() {
 
 #[test]
 fn many_connections_are_served_at_one_time() {
-    let bridge = Bridge::start();
+    let bridge = TestBridge::start();
     let mut pairs: Vec<_> = (0..200).map(|_| bridge.pair()).collect();
     // The bytes of all connections are in transit before the first is read.
     for (number, (client, _)) in pairs.iter_mut().enumerate() {
@@ -181,7 +181,7 @@ fn many_connections_are_served_at_one_time() {
 
 #[test]
 fn a_connection_over_the_limit_waits_for_a_place() {
-    let bridge = Bridge::start();
+    let bridge = TestBridge::start();
     let mut pairs: Vec<_> = (0..256).map(|_| bridge.pair()).collect();
     let mut late = bridge.connect();
     late.write_all(b"late").unwrap();
@@ -202,7 +202,7 @@ fn a_connection_over_the_limit_waits_for_a_place() {
 /// R4: Memory per connection is bounded, and the gateway sees backpressure.
 #[test]
 fn a_slow_reader_costs_bounded_memory() {
-    let bridge = Bridge::start();
+    let bridge = TestBridge::start();
     let before = bridge.resident_kib();
     let (client, mut gateway) = bridge.pair();
     gateway.set_write_timeout(STALLED).unwrap();
@@ -219,7 +219,7 @@ fn a_slow_reader_costs_bounded_memory() {
 /// R4: The bridge never loops busily, also if one side is gone and the other does not read.
 #[test]
 fn a_connection_in_which_nothing_moves_takes_no_processor() {
-    let bridge = Bridge::start();
+    let bridge = TestBridge::start();
     let (_slow, mut gateway) = bridge.pair();
     gateway.set_write_timeout(STALLED).unwrap();
     fill(&mut gateway);
@@ -244,7 +244,7 @@ fn a_connection_in_which_nothing_moves_takes_no_processor() {
 /// R4: The kernel counts epoll watches per user, and the agent has the same user, so the bridge needs none.
 #[test]
 fn the_bridge_needs_no_watch_of_epoll() {
-    let bridge = Bridge::start();
+    let bridge = TestBridge::start();
     let (mut client, mut gateway) = bridge.pair();
     client.write_all(b"up").unwrap();
     gateway.read_exact(&mut [0; 2]).unwrap();
@@ -256,7 +256,7 @@ fn the_bridge_needs_no_watch_of_epoll() {
 /// The gateway notices a client that disconnects, so it can stop paying for the answer.
 #[test]
 fn a_client_that_leaves_is_seen_by_the_gateway() {
-    let bridge = Bridge::start();
+    let bridge = TestBridge::start();
     let (client, mut gateway) = bridge.pair();
     drop(client);
     assert_eq!(rest(&mut gateway), b"");
@@ -275,7 +275,7 @@ fn a_client_that_leaves_is_seen_by_the_gateway() {
 /// The gateway may refuse a body before it has read it.
 #[test]
 fn an_answer_that_comes_before_the_request_has_ended_is_delivered() {
-    let bridge = Bridge::start();
+    let bridge = TestBridge::start();
     let (mut client, mut gateway) = bridge.pair();
     client.set_write_timeout(STALLED).unwrap();
     fill(&mut client);
@@ -290,7 +290,7 @@ fn an_answer_that_comes_before_the_request_has_ended_is_delivered() {
 /// gateway is back.
 #[test]
 fn a_gateway_that_is_gone_closes_connections_until_it_is_back() {
-    let mut bridge = Bridge::start();
+    let mut bridge = TestBridge::start();
     let (mut open, gateway) = bridge.pair();
     drop((gateway, bridge.sandbox.gateway.take()));
     assert_eq!(rest(&mut open), b"");

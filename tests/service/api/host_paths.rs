@@ -28,7 +28,7 @@ async fn no_text_for_a_tenant_has_a_path_of_this_machine() {
     with_branch["branchKey"] = json!("task-1");
     rootless["agent"] = json!("sandbox:rootless");
     let state = setup.state_dir();
-    let texts = Texts { place: &setup, service: &service, tenant: &tenant };
+    let texts = TenantTexts { place: &setup, service: &service, tenant: &tenant };
     texts.look("nothing", &asked("fake"), None).await;
     texts.look("no remote", &with_branch, None).await;
     texts.look("no root", &rootless, None).await;
@@ -51,13 +51,13 @@ async fn no_text_for_a_tenant_has_a_path_of_this_machine() {
 }
 
 /// Every text that a tenant receives.
-struct Texts<'a> {
+struct TenantTexts<'a> {
     place: &'a ServiceSetup,
     service: &'a Service,
     tenant: &'a Grant,
 }
 
-impl Texts<'_> {
+impl TenantTexts<'_> {
     /// Requests a run while something else is at the path of a file or directory of the service.
     async fn look(&self, name: &str, ask: &Value, gone: Option<&Path>) {
         let away = gone.map(|path| (path, path.with_extension("away")));

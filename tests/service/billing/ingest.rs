@@ -11,15 +11,15 @@ use crate::support::allocations;
 
 /// The items of one body.
 #[derive(Debug, Default, PartialEq)]
-struct Parsed {
+struct ParsedItems {
     notices: Vec<ChargeNotice>,
     rest: SkippedItems,
 }
 
-fn parse(body: &[u8]) -> Result<Parsed, MalformedBodyError> {
+fn parse(body: &[u8]) -> Result<ParsedItems, MalformedBodyError> {
     let mut notices = vec![];
     let rest = ingest::parse_body(body, |some| notices.extend(some))?;
-    Ok(Parsed { notices, rest })
+    Ok(ParsedItems { notices, rest })
 }
 
 /// B2: The batch has a unary call, a streamed call, a Messages stream, and a model that LiteLLM does not have.
@@ -64,7 +64,7 @@ fn an_item_that_cannot_be_used_takes_nothing_from_the_others() {
         item(&json!({ "response_cost": null, "prompt_tokens": null, "wibble": { "a": [] } })),
     ]);
     let parsed = parse(items.to_string().as_bytes()).unwrap();
-    let Parsed { notices, rest } = parsed;
+    let ParsedItems { notices, rest } = parsed;
     assert_eq!((notices.len(), rest.foreign, rest.invalid), (2, 2, 10));
     let complaints: Vec<_> =
         rest.complaints.iter().map(|one| format!("{}: {}", one.item, one.message)).collect();
@@ -85,7 +85,7 @@ fn an_item_that_cannot_be_used_takes_nothing_from_the_others() {
 #[test]
 fn a_body_that_is_not_json_is_refused() {
     assert_snapshot!(parse(b"[{\"id\":").unwrap_err(), @"the body is neither a JSON object, nor an array of objects, nor one object on each line: EOF while parsing a value at line 1 column 7");
-    assert_eq!(parse(b"").unwrap(), Parsed::default());
+    assert_eq!(parse(b"").unwrap(), ParsedItems::default());
 }
 
 /// A body of the maximum size takes little additional memory, whether it has many items or one large item.
@@ -127,7 +127,7 @@ proptest! {
     fn every_item_is_counted_once(changes in prop::collection::vec(("[a-zA-Z_]{1,16}|status|response_cost|endTime|metadata", value()), 0..6)) {
         let changed: Vec<_> = changes.into_iter().map(|(key, value)| item(&json!({ key: value }))).collect();
         let parsed = parse(Value::from(changed.clone()).to_string().as_bytes()).unwrap();
-        let Parsed { notices, rest } = parsed;
+        let ParsedItems { notices, rest } = parsed;
         prop_assert_eq!(notices.len() as u64 + rest.foreign + rest.invalid, changed.len() as u64);
     }
 
@@ -162,7 +162,7 @@ fn item(changes: &Value) -> Value {
     item.into()
 }
 
-fn table(parsed: &Parsed) -> String {
+fn table(parsed: &ParsedItems) -> String {
     let row = |notice: &ChargeNotice| {
         let run = notice.run.as_deref().unwrap_or("-");
         let account = notice.account.as_deref().unwrap_or("-");

@@ -9,7 +9,7 @@ use crate::peers::setup::here;
 
 /// A route for spoofed values, with an honest request body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Route {
+pub(super) enum SpoofRoute {
     Chat,
     Responses,
     Messages,
@@ -19,7 +19,7 @@ pub(super) enum Route {
 
 /// The outcomes that are allowed for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Expect {
+pub(super) enum ExpectedOutcomes {
     /// The request is served as if the spoofed value were absent.
     Served,
     /// The request is either served in that way or refused by the gateway.
@@ -30,11 +30,11 @@ pub(super) enum Expect {
 
 /// A request with its description.
 pub(super) struct MatrixCase {
-    pub(super) route: Route,
+    pub(super) route: SpoofRoute,
     pub(super) lie: String,
     /// The text that replaces `ATTACKER` in this request, and in no other.
     pub(super) mark: String,
-    pub(super) expect: Expect,
+    pub(super) expect: ExpectedOutcomes,
     pub(super) bytes: Vec<u8>,
     /// The spoofed members of the body.
     pub(super) members: Map<String, Value>,
@@ -65,7 +65,7 @@ impl SpoofedValues {
     /// Returns every spoofed value on every route.
     pub(super) fn cases(&self) -> Vec<MatrixCase> {
         let mut cells = vec![];
-        for route in Route::ALL {
+        for route in SpoofRoute::ALL {
             let mut add = |expect, lie: &str, header: &str, member: &str| {
                 let mark = format!("{MARK}{:04}", cells.len());
                 let [header, member] = [header, member].map(|text| text.replace("ATTACKER", &mark));
@@ -74,17 +74,17 @@ impl SpoofedValues {
                 cells.push(MatrixCase { route, lie: lie.to_owned(), mark, expect, bytes, members });
             };
             for header in &self.headers {
-                add(Expect::Served, header, &format!("{header}\r\n"), "");
+                add(ExpectedOutcomes::Served, header, &format!("{header}\r\n"), "");
             }
             for name in &self.repeated_headers {
                 let twice = format!("{name}: ATTACKER\r\n{name}: ATTACKER\r\n");
-                add(Expect::Served, &format!("{name}, twice"), &twice, "");
+                add(ExpectedOutcomes::Served, &format!("{name}, twice"), &twice, "");
             }
             for member in &self.members {
-                add(Expect::Either, member, "", member);
+                add(ExpectedOutcomes::Either, member, "", member);
             }
             for member in &self.duplicates {
-                add(Expect::Refused, member, "", member);
+                add(ExpectedOutcomes::Refused, member, "", member);
             }
         }
         cells
@@ -92,7 +92,7 @@ impl SpoofedValues {
 
     /// Returns every model name on every route, for a run that may use any model.
     pub(super) fn named_models(&self) -> Vec<MatrixCase> {
-        let pairs = Route::ALL
+        let pairs = SpoofRoute::ALL
             .into_iter()
             .flat_map(|route| self.models.iter().map(move |model| (route, model)));
         let cells = (FIRST_MODEL_MARK..).zip(pairs).map(|(number, (route, model))| {
@@ -100,7 +100,14 @@ impl SpoofedValues {
             let member = format!("\"model\": {}", model.replace("ATTACKER", &mark));
             let members = parse_members(&member);
             let bytes = route.request("", &members, &member);
-            MatrixCase { route, lie: member, mark, expect: Expect::Refused, bytes, members }
+            MatrixCase {
+                route,
+                lie: member,
+                mark,
+                expect: ExpectedOutcomes::Refused,
+                bytes,
+                members,
+            }
         });
         cells.collect()
     }
@@ -112,7 +119,7 @@ impl fmt::Display for MatrixCase {
     }
 }
 
-impl Route {
+impl SpoofRoute {
     pub(super) const ALL: [Self; 5] =
         [Self::Chat, Self::Responses, Self::Messages, Self::Embeddings, Self::CountTokens];
 

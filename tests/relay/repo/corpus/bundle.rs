@@ -2,11 +2,11 @@
 
 use std::fs;
 
-use super::{Attack, Case, Claim};
+use super::{AnnouncementClaim, HostileAttack, HostileCase};
 use cogni_gateway::relay::repo::ObjectId;
 use cogni_gateway::relay::repo::extract_commands::AnnouncedBranch;
 
-pub(super) const ATTACKS: &[Attack] = &[
+pub(super) const ATTACKS: &[HostileAttack] = &[
     ("another count", |case| {
         honest(case).map(|parsed| {
             parsed.map(|branch| AnnouncedBranch { commits: branch.commits + 1, ..branch })
@@ -110,7 +110,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     }),
 ];
 
-fn honest(case: &Case) -> Claim {
+fn honest(case: &HostileCase) -> AnnouncementClaim {
     case.agent().write("honest.txt", "work\n");
     case.agent().commit("Work");
     case.agent().git(["tag", "v1"]);
@@ -118,7 +118,7 @@ fn honest(case: &Case) -> Claim {
 }
 
 /// Changes an honest bundle.
-fn with(case: &Case, change: impl Fn(Vec<u8>) -> Vec<u8>) -> Claim {
+fn with(case: &HostileCase, change: impl Fn(Vec<u8>) -> Vec<u8>) -> AnnouncementClaim {
     let announced = honest(case);
     let path = case.run.artifacts.bundle_path();
     let bundle = fs::read(&path).unwrap();
@@ -127,7 +127,7 @@ fn with(case: &Case, change: impl Fn(Vec<u8>) -> Vec<u8>) -> Claim {
 }
 
 /// Makes a bundle with the agent's own arguments.
-fn made(case: &Case, refs: &[&str], words: &[&str]) -> Claim {
+fn made(case: &HostileCase, refs: &[&str], words: &[&str]) -> AnnouncementClaim {
     let announced = honest(case);
     let path = case.run.artifacts.bundle_path();
     let start = format!("^{}", case.run.state.start);

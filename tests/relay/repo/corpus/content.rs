@@ -2,9 +2,9 @@
 
 use std::os::unix::fs::{PermissionsExt, symlink};
 
-use super::{Attack, Case, Claim};
+use super::{AnnouncementClaim, HostileAttack, HostileCase};
 
-pub(super) const ATTACKS: &[Attack] = &[
+pub(super) const ATTACKS: &[HostileAttack] = &[
     ("CRLF", |case| file(case, "dos.txt", b"one\r\ntwo\r\n")),
     ("no end of line", |case| file(case, "README.md", b"# A project, changed")),
     ("binary", |case| file(case, "image.bin", &[0, 159, 146, 150, 0, 255, 10, 13, 10].repeat(300))),
@@ -137,14 +137,14 @@ pub(super) const ATTACKS: &[Attack] = &[
     }),
 ];
 
-fn file(case: &Case, path: &str, content: &[u8]) -> Claim {
+fn file(case: &HostileCase, path: &str, content: &[u8]) -> AnnouncementClaim {
     case.agent().write(path, content);
     case.agent().git(["add", "-A", "-f"]);
     case.agent().commit("A file");
     case.extract()
 }
 
-fn link(case: &Case, path: &str, target: &str) -> Claim {
+fn link(case: &HostileCase, path: &str, target: &str) -> AnnouncementClaim {
     symlink(target, case.agent().path.join(path)).unwrap();
     case.agent().commit("A link");
     case.extract()

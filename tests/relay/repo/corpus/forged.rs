@@ -6,10 +6,10 @@ use std::fs;
 use cogni_gateway::relay::repo::RepoError;
 use cogni_gateway::relay::repo::quarantine::QuarantineError;
 
-use super::{Attack, Case, Claim};
+use super::{AnnouncementClaim, HostileAttack, HostileCase};
 use crate::support::repository::Repository;
 
-pub(super) const ATTACKS: &[Attack] = &[
+pub(super) const ATTACKS: &[HostileAttack] = &[
     ("second tree, lying bitmap", |case| {
         let evil = evil_tree(case);
         let below = forged(case, &[], &format!("\ntree {evil}"));
@@ -95,7 +95,7 @@ pub(super) const ATTACKS: &[Attack] = &[
 #[test]
 fn a_parent_from_another_run_is_refused() {
     let directory = tempfile::tempdir().unwrap();
-    let case = Case::new(&Repository::seeded(&directory.path().join("seed.git")));
+    let case = HostileCase::new(&Repository::seeded(&directory.path().join("seed.git")));
     let other = case.place.begin("other", "other");
     other.workspace.write("other.txt", "of another run\n");
     other.workspace.commit("Another run's");
@@ -112,7 +112,7 @@ fn a_parent_from_another_run_is_refused() {
 }
 
 /// A tree that no policy accepts.
-fn evil_tree(case: &Case) -> String {
+fn evil_tree(case: &HostileCase) -> String {
     let key = case.agent().object("blob", "-----BEGIN RSA PRIVATE KEY-----\n");
     let workflow = case.agent().object("blob", "on: push\n");
     let workflows = case.agent().tree(&[("100644", b"pwn.yml", &workflow)]);
@@ -120,23 +120,23 @@ fn evil_tree(case: &Case) -> String {
     case.agent().tree(&[("40000", b".github", &github), ("100644", b"credentials", &key)])
 }
 
-fn honest_tree(case: &Case) -> String {
+fn honest_tree(case: &HostileCase) -> String {
     let blob = case.agent().object("blob", "honest\n");
     case.agent().tree(&[("100644", b"honest.txt", &blob)])
 }
 
 /// A commit without the repository's history.
-fn orphan(case: &Case, tree: &str) -> String {
+fn orphan(case: &HostileCase, tree: &str) -> String {
     case.agent().object("commit", format!("tree {tree}\n{WHO}\n\nI approve of this\n"))
 }
 
 /// A commit of an honest tree with more headers than git reads.
-fn forged(case: &Case, parents: &[&str], more: &str) -> String {
+fn forged(case: &HostileCase, parents: &[&str], more: &str) -> String {
     commit(case, &honest_tree(case), parents, more)
 }
 
 /// A commit with this tree and these parents, or with the run's base as its parent, and more text after its committer.
-fn commit(case: &Case, tree: &str, parents: &[&str], more: &str) -> String {
+fn commit(case: &HostileCase, tree: &str, parents: &[&str], more: &str) -> String {
     let start = case.run.state.start.to_string();
     let parents = if parents.is_empty() { &[start.as_str()] } else { parents };
     let parents: Vec<_> = parents.iter().map(|parent| format!("parent {parent}\n")).collect();
@@ -145,7 +145,7 @@ fn commit(case: &Case, tree: &str, parents: &[&str], more: &str) -> String {
 }
 
 /// A pack whose bitmap claims these parents for the commit. Git itself wrote the pack, with replaced parents.
-fn write_forged_bitmap(case: &Case, tip: &str, parents: &[&str]) {
+fn write_forged_bitmap(case: &HostileCase, tip: &str, parents: &[&str]) {
     case.agent().git(["update-ref", "refs/heads/sandbox/case", tip]);
     let grafts = case.agent().path.join(".git/info/grafts");
     fs::create_dir_all(grafts.parent().unwrap()).unwrap();
@@ -156,13 +156,13 @@ fn write_forged_bitmap(case: &Case, tip: &str, parents: &[&str]) {
     assert!(packs.any(|file| file.unwrap().path().extension().is_some_and(|it| it == "bitmap")));
 }
 
-fn extracted(case: &Case, tip: &str) -> Claim {
+fn extracted(case: &HostileCase, tip: &str) -> AnnouncementClaim {
     fs::write(case.agent().path.join(".git/refs/heads/sandbox/case"), format!("{tip}\n")).unwrap();
     case.extract()
 }
 
 /// A bundle with more objects than are reachable from the tip.
-fn packed(case: &Case, tip: &str, more: &[&str]) -> Claim {
+fn packed(case: &HostileCase, tip: &str, more: &[&str]) -> AnnouncementClaim {
     let announced = extracted(case, tip);
     let start = case.run.state.start.to_string();
     let list =

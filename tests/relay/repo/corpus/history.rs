@@ -1,8 +1,8 @@
 //! Commits in shapes that patches or policies do not expect.
 
-use super::{Attack, Case};
+use super::{HostileAttack, HostileCase};
 
-pub(super) const ATTACKS: &[Attack] = &[
+pub(super) const ATTACKS: &[HostileAttack] = &[
     ("nothing committed", |case| {
         case.agent().write("left.txt", "not committed\n");
         case.extract()
@@ -118,13 +118,13 @@ pub(super) const ATTACKS: &[Attack] = &[
     }),
 ];
 
-fn work(case: &Case, path: &str) -> String {
+fn work(case: &HostileCase, path: &str) -> String {
     case.agent().write(path, format!("{path}\n"));
     case.agent().commit(path)
 }
 
 /// A branch from the agent's position, with a file of its name.
-fn side(case: &Case, name: &str) {
+fn side(case: &HostileCase, name: &str) {
     case.agent().git(["checkout", "-q", "-b", name]);
     work(case, &format!("{name}.txt"));
     case.agent().git(["checkout", "-q", "sandbox/case"]);

@@ -1,8 +1,8 @@
 //! Commits with false claims: about their author, their run, or their time.
 
-use super::{Attack, Case, Claim};
+use super::{AnnouncementClaim, HostileAttack, HostileCase};
 
-pub(super) const ATTACKS: &[Attack] = &[
+pub(super) const ATTACKS: &[HostileAttack] = &[
     ("committer of the relay's name", |case| {
         commit(case, AUTHOR, "Relay <relay@example.com>", NOW)
     }),
@@ -45,7 +45,7 @@ pub(super) const ATTACKS: &[Attack] = &[
 ];
 
 /// A commit with this author, committer and date.
-fn commit(case: &Case, author: &str, committer: &str, date: &str) -> Claim {
+fn commit(case: &HostileCase, author: &str, committer: &str, date: &str) -> AnnouncementClaim {
     let tree = case.agent().git(["rev-parse", "HEAD^{tree}"]);
     let start = case.run.state.start;
     // Text after a date becomes a header of its own.
@@ -59,14 +59,14 @@ fn commit(case: &Case, author: &str, committer: &str, date: &str) -> Claim {
 }
 
 /// Moves the branch to this commit.
-fn move_to(case: &Case, content: String) -> Claim {
+fn move_to(case: &HostileCase, content: String) -> AnnouncementClaim {
     let commit = case.agent().object("commit", content);
     let path = case.agent().path.join(".git/refs/heads/sandbox/case");
     std::fs::write(path, format!("{commit}\n")).unwrap();
     case.extract()
 }
 
-fn message(case: &Case, message: &str) -> Claim {
+fn message(case: &HostileCase, message: &str) -> AnnouncementClaim {
     case.agent().write("honest.txt", "work\n");
     case.agent().git(["add", "-A"]);
     case.agent().git_with(["commit", "-q", "--cleanup=verbatim", "-F", "-"], message.as_bytes());

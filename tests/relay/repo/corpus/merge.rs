@@ -3,10 +3,10 @@
 
 use std::path::Path;
 
-use super::{Attack, Case, Claim};
+use super::{AnnouncementClaim, HostileAttack, HostileCase};
 use crate::support::repository::Repository;
 
-pub(super) const ATTACKS: &[Attack] = &[
+pub(super) const ATTACKS: &[HostileAttack] = &[
     ("base, merged", |case| {
         case.agent().git(["merge", "-q", "--no-edit", "origin/main"]);
         case.extract()
@@ -93,7 +93,7 @@ pub(super) fn moved_on(path: &Path) -> Repository {
 }
 
 /// A conflict between the branch and the base in one place, which the agent resolves in its own way.
-fn conflict(case: &Case, resolve: fn(&Case)) -> Claim {
+fn conflict(case: &HostileCase, resolve: fn(&HostileCase)) -> AnnouncementClaim {
     case.agent().write("docs/guide.md", "the agent's\n");
     case.agent().commit("Agent's guide");
     case.agent().git(["checkout", "-q", "-b", "side", "HEAD~1"]);

@@ -1,8 +1,8 @@
 //! Commit messages that readers of patches may interpret.
 
-use super::{Attack, Case, Claim};
+use super::{AnnouncementClaim, HostileAttack, HostileCase};
 
-pub(super) const ATTACKS: &[Attack] = &[
+pub(super) const ATTACKS: &[HostileAttack] = &[
     ("message with a diff", |case| with(case, DIFF)),
     ("message with a From line", |case| {
         with(case, &format!("Odd\n\nFrom {} Mon Sep 17 00:00:00 2001\nFrom: x\n", "1".repeat(40)))
@@ -24,11 +24,11 @@ pub(super) const ATTACKS: &[Attack] = &[
     ("message with trailers", |case| with(case, "Odd\n\nSigned-off-by: A <a@example.com>\n")),
 ];
 
-fn with(case: &Case, message: &str) -> Claim {
+fn with(case: &HostileCase, message: &str) -> AnnouncementClaim {
     with_bytes(case, message.as_bytes())
 }
 
-fn with_bytes(case: &Case, message: &[u8]) -> Claim {
+fn with_bytes(case: &HostileCase, message: &[u8]) -> AnnouncementClaim {
     case.agent().write("honest.txt", "work\n");
     case.agent().git(["add", "-A"]);
     let words = ["commit", "-q", "--cleanup=verbatim", "--allow-empty-message", "-F", "-"];

@@ -1,8 +1,8 @@
 //! Objects that git itself would not make.
 
-use super::{Attack, Case, Claim};
+use super::{AnnouncementClaim, HostileAttack, HostileCase};
 
-pub(super) const ATTACKS: &[Attack] = &[
+pub(super) const ATTACKS: &[HostileAttack] = &[
     (".git in a tree", |case| entry(case, "100644", b".git")),
     (".GIT in a tree", |case| entry(case, "100644", b".GIT")),
     ("git~1 in a tree", |case| entry(case, "100644", b"git~1")),
@@ -68,13 +68,13 @@ pub(super) const ATTACKS: &[Attack] = &[
     }),
 ];
 
-fn honest(case: &Case) -> String {
+fn honest(case: &HostileCase) -> String {
     case.agent().write("honest.txt", "work\n");
     case.agent().commit("Work")
 }
 
 /// A commit of a tree with one invalid entry.
-fn entry(case: &Case, mode: &str, name: &[u8]) -> Claim {
+fn entry(case: &HostileCase, mode: &str, name: &[u8]) -> AnnouncementClaim {
     let blob = case.agent().object("blob", "evil\n");
     let tree = case.agent().tree(&[(mode, name, &blob)]);
     case.agent().commit_tree(&tree, "A tree");
@@ -82,7 +82,7 @@ fn entry(case: &Case, mode: &str, name: &[u8]) -> Claim {
 }
 
 /// A commit with this author line and message.
-fn commit(case: &Case, author: &str, message: &str) -> Claim {
+fn commit(case: &HostileCase, author: &str, message: &str) -> AnnouncementClaim {
     let tree = case.agent().git(["rev-parse", "HEAD^{tree}"]);
     let start = case.run.state.start;
     let committer =

@@ -3,9 +3,9 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use super::{Attack, Case, Claim};
+use super::{AnnouncementClaim, HostileAttack, HostileCase};
 
-pub(super) const ATTACKS: &[Attack] = &[
+pub(super) const ATTACKS: &[HostileAttack] = &[
     ("hooks", |case| {
         for name in HOOKS {
             let hook = format!(".git/hooks/{name}");
@@ -67,7 +67,7 @@ pub(super) const ATTACKS: &[Attack] = &[
 ];
 
 /// Commits honest work, and then configures the repository.
-fn configured(case: &Case, config: &str) -> Claim {
+fn configured(case: &HostileCase, config: &str) -> AnnouncementClaim {
     case.agent().write("honest.txt", "work\n\n");
     case.agent().commit("Work");
     let path = case.agent().path.join(".git/config");
@@ -76,7 +76,7 @@ fn configured(case: &Case, config: &str) -> Claim {
 }
 
 /// Commits without the agent's hooks, which this case does not test.
-fn commit_quietly(case: &Case) -> Claim {
+fn commit_quietly(case: &HostileCase) -> AnnouncementClaim {
     case.agent().write("honest.txt", "work\n");
     for words in [vec!["add", "-A"], vec!["commit", "-q", "-m", "Work"]] {
         case.agent().git(["-c", "core.hooksPath=/dev/null"].into_iter().chain(words));
