@@ -2,7 +2,8 @@
 //!
 //! Eleven wings, from the top down. A wing imports only wings on lower lines, and wings on one line do not import each other;
 //! `tests/cli/tidy.rs` holds the table and checks it. [`manual::architecture`] walks through them with a request, a run, a
-//! commit and a chat.
+//! commit and a chat. The page is `src/manual/architecture.md`; its first table says where a stream is cut at its budget, where a
+//! commit is judged, where a container's capabilities are dropped, and who ends a run at its deadline.
 //!
 //! ```text
 //! cli

@@ -13,7 +13,7 @@ pub(super) struct AddedText {
     /// a tool.
     has_preamble: bool,
     /// The tokens of the descriptions of provider-defined tools.
-    descriptions: u64,
+    descriptions: u32,
     /// True if the request lets the provider add a text of any length.
     is_open_ended: bool,
 }
@@ -42,7 +42,7 @@ impl AddedText {
     /// Returns the tokens that the provider adds in any case.
     pub(super) fn count_tokens(self) -> u64 {
         let preamble = if self.has_preamble { MAX_PREAMBLE_TOKENS } else { 0 };
-        preamble.saturating_add(self.descriptions)
+        u64::from(preamble.saturating_add(self.descriptions))
     }
 
     /// Returns the most tokens that the provider can add.
@@ -78,18 +78,18 @@ fn adds_any_length(capability: ProviderCapability) -> bool {
 /// (<https://docs.anthropic.com/en/docs/tool-use-pricing-and-tokens>). The tokenizer of its newer models makes about 30 %
 /// more tokens of a text (<https://platform.claude.com/docs/en/build-with-claude/token-counting>), and some models have
 /// a longer preamble. No other provider publishes a number.
-const MAX_PREAMBLE_TOKENS: u64 = 1_000;
+const MAX_PREAMBLE_TOKENS: u32 = 1_000;
 
 /// The tokens of the descriptions of provider-defined tools, by a prefix of the type.
 ///
 /// Anthropic publishes 245 for `bash`, 700 for `text_editor`, and for `computer` 735 beside up to 499 for its system
 /// prompt (<https://docs.anthropic.com/en/docs/agents-and-tools/tool-use/overview>, the pages of the tools). The numbers
 /// here are a third larger, for newer tokenizers.
-const DESCRIPTION_TOKENS: [(&[u8], u64); 3] =
+const DESCRIPTION_TOKENS: [(&[u8], u32); 3] =
     [(b"bash_", 330), (b"text_editor_", 940), (b"computer", 1_650)];
 
 /// The tokens of a provider-defined tool without a published number. Our choice: more than the longest one with a number.
-const MAX_DESCRIPTION_TOKENS: u64 = 2_000;
+const MAX_DESCRIPTION_TOKENS: u32 = 2_000;
 
 /// The types of tools whose whole description is in the request.
 const DESCRIBED_BY_CLIENT: [&[u8]; 3] = [b"function", b"custom", b"namespace"];

@@ -62,7 +62,7 @@ impl RetentionClock {
         match self.run_store.note_time(now.wall).await {
             Ok(()) => self.noted = Some(now.monotonic),
             Err(error) => {
-                tracing::error!(%error, "cannot write the trusted time into the run store")
+                tracing::error!(%error, "cannot write the trusted time into the run store");
             }
         }
     }
