@@ -18,6 +18,7 @@ use cogni_gateway::telemetry::access_log::AccessLogDestination;
 use tokio::runtime::Builder;
 use tokio_util::sync::CancellationToken;
 
+use crate::profile::{FunctionCosts, read_costs};
 use crate::threads::{ThreadClient, start_provider};
 
 /// A kind of call, and the instructions of one call or of one frame of its stream.
@@ -70,7 +71,7 @@ impl CallCase {
         }
         drop(gateway.stdin.take());
         ensure!(gateway.wait()?.success(), "the gateway has failed");
-        read_cost(&std::fs::read_to_string(counted)?)
+        Ok(sum_costs(&read_costs(&counted)?))
     }
 }
 
@@ -99,33 +100,10 @@ pub(crate) fn serve(lane: &str, provider: &str, directory: &Path) -> Result<()> 
     runtime.block_on(GatewayProcess::build_process(config)?.serve_until_cancelled(stop))
 }
 
-/// Reads the instructions from callgrind's file, without those of digests and signatures.
-fn read_cost(file: &str) -> Result<u64> {
-    let (mut all, mut left_out) = (0, 0);
-    let mut functions = std::collections::HashMap::new();
-    let (mut is_left_out, mut is_call) = (false, false);
-    for line in file.lines() {
-        if let Some(function) = line.strip_prefix("fn=") {
-            let (number, name) = function.split_once(' ').unwrap_or((function, ""));
-            let known = functions.entry(number).or_insert(name.starts_with("ring_core_"));
-            is_left_out = *known;
-        } else if let Some((number, name)) =
-            line.strip_prefix("cfn=").and_then(|function| function.split_once(' '))
-        {
-            functions.insert(number, name.starts_with("ring_core_"));
-        } else if line.starts_with("calls=") {
-            is_call = true;
-        } else if line.starts_with(|first: char| first.is_ascii_digit() || "+-*".contains(first)) {
-            let cost = line.split(' ').nth(1).unwrap_or_default();
-            let cost: u64 = cost.parse().with_context(|| format!("reading `{line}`"))?;
-            if !std::mem::take(&mut is_call) {
-                all += cost;
-                left_out += if is_left_out { cost } else { 0 };
-            }
-        }
-    }
-    ensure!(all > 0, "callgrind counted nothing");
-    Ok(all - left_out)
+/// Returns the instructions of all functions but those of digests and signatures.
+fn sum_costs(costs: &FunctionCosts) -> u64 {
+    let counted = costs.iter().filter(|((_, name), _)| !name.starts_with("ring_core_"));
+    counted.map(|(_, cost)| cost).sum()
 }
 
 /// The number of concurrent clients, each with its own connection.

@@ -1,7 +1,8 @@
 //! Counts the instructions of reading, by case, and of whole calls. callgrind counts them, so each session gives the
 //! same count, which is compared with a figure.
 //!
-//! `cargo bench --bench instructions` fails if a case takes 5 % more than its figure below. A commit that changes a
+//! `cargo bench --bench instructions` fails if a case takes 5 % more than its figure below, or if the linker's order of
+//! functions ([`order`]) no longer covers those that run. A commit that changes a
 //! count also changes the figure here. Without valgrind, or in a debug build, each case runs once and nothing is
 //! counted.
 
@@ -12,6 +13,8 @@
 )]
 
 mod calls;
+mod order;
+mod profile;
 #[expect(dead_code, reason = "the tests use more of it")]
 #[path = "../../tests/support/threads.rs"]
 mod threads;
@@ -122,6 +125,10 @@ fn main() -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let has_valgrind = Command::new("valgrind").arg("--version").output().is_ok();
+    if words.iter().any(|word| word == "--write-order") {
+        order::write_order()?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let is_smoke = words.iter().any(|word| word == "--test");
     if is_smoke || cfg!(debug_assertions) || !has_valgrind {
         for case in CASES {
@@ -141,6 +148,7 @@ fn main() -> Result<ExitCode> {
     for case in CALLS {
         has_grown |= tell(case.name, case.count()?, case.figure)?;
     }
+    has_grown |= order::check_order()?;
     Ok(if has_grown { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
