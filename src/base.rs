@@ -6,6 +6,7 @@ pub mod alarm;
 pub mod bounded_counter;
 pub mod cancel_watch;
 pub mod canonical;
+pub mod condition;
 pub mod db;
 pub mod digest;
 pub mod dir_tree;

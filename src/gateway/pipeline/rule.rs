@@ -10,26 +10,24 @@
 //!
 //! **Invariant:** a rule that cannot be evaluated refuses the call.
 
-mod compile;
 mod context;
-mod expression;
 mod validate;
 
 use std::sync::Arc;
 
 use http::{HeaderName, HeaderValue};
 
-use self::expression::RuleExpr;
+use self::context::RuleFact;
+use crate::base::condition::RuleExpr;
 use crate::gateway::upstream::headers::UpstreamRequestHead;
 use crate::llm::budget::Tokens;
 use crate::llm::request::{FieldChangeReason, LlmCall};
 
-pub use compile::RuleCompileError;
+pub use crate::base::condition::{RuleCompileError, RuleEvalError};
 pub use context::{
     RuleAgentContext, RuleContext, RuleRemainingBudget, RuleRequestContext, RuleRunContext,
     RuleUsageContext,
 };
-pub use expression::RuleEvalError;
 pub use validate::{RuleConfig, RuleConfigError, RuleProblem};
 
 /// The compiled rules of a run.
@@ -39,7 +37,7 @@ pub struct RuleSet(Box<[CompiledRule]>);
 #[derive(Debug)]
 struct CompiledRule {
     name: Arc<str>,
-    when: RuleExpr,
+    when: RuleExpr<RuleFact>,
     refuse: Option<Arc<str>>,
     model: Option<Box<str>>,
     max_output: Option<Tokens>,

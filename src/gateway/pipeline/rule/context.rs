@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value as Json};
 
-use super::expression::{RuleValue, RuleValueType};
+use crate::base::condition::{FactTable, FactValues, RuleValue, RuleValueType};
 use crate::gateway::run::RunIdentity;
 use crate::llm::budget::{BudgetStatus, Nanodollars, Tokens};
 use crate::llm::protocol::{GatewayRoute, LlmProtocol};
@@ -185,6 +185,54 @@ impl Default for RuleRequestContext<'_> {
             input_tokens: Tokens::ZERO,
             max_output_tokens: None,
             choices: 1,
+        }
+    }
+}
+
+/// A fact in a compiled condition.
+#[derive(Clone, Debug)]
+pub(super) enum RuleFact {
+    Field(RuleContextField),
+    /// The text of this name in the run's metadata.
+    Metadata(Box<str>),
+}
+
+/// The table of the facts about a call.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RuleFactTable;
+
+impl FactTable for RuleFactTable {
+    type Fact = RuleFact;
+
+    fn find_fact(&self, path: &[&str]) -> Option<(RuleFact, RuleValueType)> {
+        if let ["run", "metadata", name] = path {
+            return Some((RuleFact::Metadata((*name).into()), RuleValueType::Text));
+        }
+        let field = RuleContextField::find_field(&path.join("."))?;
+        Some((RuleFact::Field(field), field.kind))
+    }
+
+    fn names_under(&self, prefix: &str) -> Vec<String> {
+        let names = RuleContextField::field_names_under(prefix);
+        names.into_iter().map(str::to_owned).collect()
+    }
+
+    fn roots(&self) -> &'static str {
+        "`run`, `agent`, `request` or `usage`"
+    }
+
+    fn allowed_values(&self, fact: &RuleFact) -> Option<(String, Vec<String>)> {
+        let RuleFact::Field(field) = fact else { return None };
+        let words = field.allowed_values()?.into_iter().map(str::to_owned).collect();
+        Some((field.name.to_owned(), words))
+    }
+}
+
+impl FactValues<RuleFact> for RuleContext<'_> {
+    fn read_fact<'a>(&'a self, fact: &'a RuleFact) -> RuleValue<'a> {
+        match fact {
+            RuleFact::Field(field) => field.read_value(self),
+            RuleFact::Metadata(name) => RuleValue::Text(self.run.metadata_text(name)),
         }
     }
 }

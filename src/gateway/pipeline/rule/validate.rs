@@ -8,10 +8,9 @@ use std::sync::Arc;
 use http::{HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
 
-use super::compile::{RuleCompileError, compile_condition};
-use super::context::RuleContext;
-use super::expression::RuleEvalError;
-use super::{CompiledRule, RuleExpr};
+use super::CompiledRule;
+use super::context::{RuleContext, RuleFact, RuleFactTable};
+use crate::base::condition::{RuleCompileError, RuleEvalError, RuleExpr, compile_condition};
 use crate::llm::budget::Tokens;
 use crate::llm::request::{MODEL_NAME_RULE, is_model_name};
 
@@ -104,7 +103,8 @@ pub(super) fn compile_rules(configs: &[RuleConfig]) -> Result<Vec<CompiledRule>,
 
 fn compile_rule(config: &RuleConfig) -> Result<CompiledRule, RuleProblem> {
     check_rule_config(config)?;
-    let when = compile_condition(&config.when).map_err(RuleProblem::InvalidCondition)?;
+    let when =
+        compile_condition(&config.when, &RuleFactTable).map_err(RuleProblem::InvalidCondition)?;
     // A condition that fails with empty facts, such as a division by the number of turns, would refuse
     // each run's first call.
     when.eval_bool(&RuleContext::default()).map_err(RuleProblem::ConditionFails)?;
@@ -178,7 +178,7 @@ fn compile_header(name: &str, value: &str) -> Result<(HeaderName, HeaderValue), 
 }
 
 fn check_examples(
-    when: &RuleExpr,
+    when: &RuleExpr<RuleFact>,
     list: &'static str,
     examples: &[RuleContext<'static>],
     expected: bool,

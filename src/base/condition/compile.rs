@@ -16,7 +16,7 @@ use cel::common::ast::{CallExpr, Expr, IdedExpr, LiteralValue, SourceInfo, opera
 use cel::parser::ParseErrors;
 use regex::{Regex, RegexBuilder};
 
-use super::context::RuleContextField;
+use super::FactTable;
 use super::expression::{BinaryOperator, RuleExpr, RuleLiteral, RuleValueType, UnaryOperator};
 
 /// A mistake in a condition, with its position.
@@ -27,8 +27,14 @@ pub struct RuleCompileError {
     pub problem: String,
 }
 
-/// Compiles the text of a condition into its tree.
-pub(super) fn compile_condition(text: &str) -> Result<RuleExpr, RuleCompileError> {
+/// Compiles the text of a condition over the facts of a table into its tree.
+///
+/// # Errors
+/// Returns the first mistake, with its position.
+pub fn compile_condition<T: FactTable>(
+    text: &str,
+    table: &T,
+) -> Result<RuleExpr<T::Fact>, RuleCompileError> {
     if text.len() > MAX_CONDITION_BYTES {
         return Err(whole_expression_error(format!(
             "is {} bytes long, the limit is {MAX_CONDITION_BYTES}",
@@ -45,7 +51,10 @@ pub(super) fn compile_condition(text: &str) -> Result<RuleExpr, RuleCompileError
     let compiling = thread::Builder::new().stack_size(PARSER_STACK_BYTES);
     // The parser's thread has a large stack, and `join` turns a panic of the parser into an error.
     thread::scope(|scope| {
-        match compiling.spawn_scoped(scope, || parse_condition(text)).map(ScopedJoinHandle::join) {
+        match compiling
+            .spawn_scoped(scope, || parse_condition(text, table))
+            .map(ScopedJoinHandle::join)
+        {
             Ok(Ok(result)) => result,
             Ok(Err(_panic)) => {
                 Err(whole_expression_error("cannot be read; write it more simply".to_owned()))
@@ -61,12 +70,15 @@ fn whole_expression_error(problem: String) -> RuleCompileError {
     RuleCompileError { place: None, problem }
 }
 
-fn parse_condition(text: &str) -> Result<RuleExpr, RuleCompileError> {
+fn parse_condition<T: FactTable>(
+    text: &str,
+    table: &T,
+) -> Result<RuleExpr<T::Fact>, RuleCompileError> {
     // The environment has no macros, so a macro looks like a call of an unknown function.
     let parser = cel::Env::default().with_optional_support(false).parser();
     let (expression, source) =
         parser.parse_with_source_info(text).map_err(|errors| syntax_error(&errors))?;
-    let mut checker = RuleTypeChecker { source, nodes: 0 };
+    let mut checker = RuleTypeChecker { table, source, nodes: 0 };
     let (node, kind) = checker.check_node(&expression)?;
     if kind == RuleValueType::Bool {
         Ok(node)
@@ -88,16 +100,17 @@ fn syntax_error(errors: &ParseErrors) -> RuleCompileError {
     RuleCompileError { place: place(first.pos), problem: format!("is not CEL: {message}") }
 }
 
-struct RuleTypeChecker {
+struct RuleTypeChecker<'t, T> {
+    table: &'t T,
     source: SourceInfo,
     nodes: usize,
 }
 
-impl RuleTypeChecker {
+impl<T: FactTable> RuleTypeChecker<'_, T> {
     fn check_node(
         &mut self,
         expression: &IdedExpr,
-    ) -> Result<(RuleExpr, RuleValueType), RuleCompileError> {
+    ) -> Result<(RuleExpr<T::Fact>, RuleValueType), RuleCompileError> {
         self.nodes += 1;
         // The count bounds the depth of the recursion below as well as its work.
         if self.nodes > MAX_NODES {
@@ -125,23 +138,20 @@ impl RuleTypeChecker {
         &self,
         place: &IdedExpr,
         path: &[&str],
-    ) -> Result<(RuleExpr, RuleValueType), RuleCompileError> {
-        if let ["run", "metadata", name] = path {
-            return Ok((RuleExpr::Metadata((*name).into()), RuleValueType::Text));
+    ) -> Result<(RuleExpr<T::Fact>, RuleValueType), RuleCompileError> {
+        if let Some((fact, kind)) = self.table.find_fact(path) {
+            return Ok((RuleExpr::Fact(fact), kind));
         }
         let name = path.join(".");
-        if let Some(fact) = RuleContextField::find_field(&name) {
-            return Ok((RuleExpr::Fact(fact), fact.kind));
-        }
         // For the error message, list the names below the given name or, if there are none, the names
         // beside it.
         let parent = path[..path.len() - 1].join(".");
         let prefixes = [name.as_str(), parent.as_str()].into_iter();
         let known = prefixes
-            .map(|prefix| (prefix, RuleContextField::field_names_under(prefix)))
+            .map(|prefix| (prefix, self.table.names_under(prefix)))
             .find(|(_, below)| !below.is_empty());
         let known = known.map_or_else(
-            || "facts begin with `run`, `agent`, `request` or `usage`".to_owned(),
+            || format!("facts begin with {}", self.table.roots()),
             |(prefix, below)| format!("`{prefix}` has `{}`", below.join("`, `")),
         );
         Err(self.error_at(path_root(place), format!("`{name}` is not a fact; {known}")))
@@ -151,7 +161,7 @@ impl RuleTypeChecker {
         &self,
         place: &IdedExpr,
         value: &LiteralValue,
-    ) -> Result<(RuleExpr, RuleValueType), RuleCompileError> {
+    ) -> Result<(RuleExpr<T::Fact>, RuleValueType), RuleCompileError> {
         let literal = match value {
             LiteralValue::Boolean(bool) => RuleLiteral::Bool(*bool.inner()),
             LiteralValue::Int(int) => RuleLiteral::Int(*int.inner()),
@@ -177,7 +187,7 @@ impl RuleTypeChecker {
         &mut self,
         place: &IdedExpr,
         call: &CallExpr,
-    ) -> Result<(RuleExpr, RuleValueType), RuleCompileError> {
+    ) -> Result<(RuleExpr<T::Fact>, RuleValueType), RuleCompileError> {
         // The target of a method is the first argument, so `x.size()` and `size(x)` are checked alike.
         let arguments: Vec<_> = call.target.as_deref().into_iter().chain(&call.args).collect();
         match (call.func_name.as_str(), call.target.is_some(), &*arguments) {
@@ -203,7 +213,7 @@ impl RuleTypeChecker {
         place: &IdedExpr,
         unary: UnaryOperator,
         operand: &IdedExpr,
-    ) -> Result<(RuleExpr, RuleValueType), RuleCompileError> {
+    ) -> Result<(RuleExpr<T::Fact>, RuleValueType), RuleCompileError> {
         let (node, kind) = self.check_node(operand)?;
         let Some(result) = unary.result_type(kind) else {
             return Err(
@@ -219,7 +229,7 @@ impl RuleTypeChecker {
         binary: BinaryOperator,
         left: &IdedExpr,
         right: &IdedExpr,
-    ) -> Result<(RuleExpr, RuleValueType), RuleCompileError> {
+    ) -> Result<(RuleExpr<T::Fact>, RuleValueType), RuleCompileError> {
         let ((one, one_kind), (other, other_kind)) =
             (self.check_node(left)?, self.check_node(right)?);
         let Some(kind) = binary.result_type(one_kind, other_kind) else {
@@ -238,7 +248,7 @@ impl RuleTypeChecker {
         condition: &IdedExpr,
         yes: &IdedExpr,
         no: &IdedExpr,
-    ) -> Result<(RuleExpr, RuleValueType), RuleCompileError> {
+    ) -> Result<(RuleExpr<T::Fact>, RuleValueType), RuleCompileError> {
         let (condition, kind) = self.check_node(condition)?;
         let ((yes, yes_kind), (no, no_kind)) = (self.check_node(yes)?, self.check_node(no)?);
         if kind != RuleValueType::Bool {
@@ -258,7 +268,7 @@ impl RuleTypeChecker {
         place: &IdedExpr,
         operand: &IdedExpr,
         list: &IdedExpr,
-    ) -> Result<(RuleExpr, RuleValueType), RuleCompileError> {
+    ) -> Result<(RuleExpr<T::Fact>, RuleValueType), RuleCompileError> {
         let Expr::List(list) = &list.expr else {
             return Err(
                 self.error_at(place, "after `in` has to stand a list, such as `[\"a\", \"b\"]`")
@@ -281,7 +291,7 @@ impl RuleTypeChecker {
         &mut self,
         operand: &IdedExpr,
         pattern: &IdedExpr,
-    ) -> Result<(RuleExpr, RuleValueType), RuleCompileError> {
+    ) -> Result<(RuleExpr<T::Fact>, RuleValueType), RuleCompileError> {
         let (node, kind) = self.check_node(operand)?;
         if kind != RuleValueType::Text {
             return Err(self.error_at(operand, format!("a pattern cannot match {}", kind.name())));
@@ -302,18 +312,19 @@ impl RuleTypeChecker {
     fn check_allowed_value(
         &self,
         place: &IdedExpr,
-        fact: &RuleExpr,
-        word: &RuleExpr,
+        fact: &RuleExpr<T::Fact>,
+        word: &RuleExpr<T::Fact>,
     ) -> Result<(), RuleCompileError> {
         let (RuleExpr::Fact(fact), RuleExpr::Literal(RuleLiteral::Text(word))) = (fact, word)
         else {
             return Ok(());
         };
-        match fact.allowed_values() {
-            Some(words) if !words.contains(&&**word) => Err(self.error_at(
-                place,
-                format!("`{}` is never `{word}`; it is one of `{}`", fact.name, words.join("`, `")),
-            )),
+        match self.table.allowed_values(fact) {
+            Some((name, words)) if !words.iter().any(|allowed| **allowed == **word) => {
+                let words = words.join("`, `");
+                Err(self
+                    .error_at(place, format!("`{name}` is never `{word}`; it is one of `{words}`")))
+            }
             _ => Ok(()),
         }
     }

@@ -11,15 +11,17 @@ use std::cmp::Ordering;
 
 use regex::Regex;
 
-use super::context::{RuleContext, RuleContextField};
+/// The values of the facts of one event.
+pub trait FactValues<F> {
+    /// Returns the value of a fact.
+    fn read_fact<'a>(&'a self, fact: &'a F) -> RuleValue<'a>;
+}
 
-/// A node of a condition.
+/// A node of a condition over facts of the type `F`.
 #[derive(Debug)]
-pub(super) enum RuleExpr {
+pub enum RuleExpr<F> {
     Literal(RuleLiteral),
-    Fact(RuleContextField),
-    /// The text of this name in the run's metadata.
-    Metadata(Box<str>),
+    Fact(F),
     Unary(UnaryOperator, Box<Self>),
     Binary(BinaryOperator, Box<[Self; 2]>),
     /// The second part if the first part is true, otherwise the third part.
@@ -29,7 +31,7 @@ pub(super) enum RuleExpr {
 }
 
 #[derive(Debug)]
-pub(super) enum RuleLiteral {
+pub enum RuleLiteral {
     Bool(bool),
     Int(i64),
     Double(f64),
@@ -37,7 +39,7 @@ pub(super) enum RuleLiteral {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum UnaryOperator {
+pub enum UnaryOperator {
     Not,
     Negate,
     /// The length of a text, in characters.
@@ -47,7 +49,7 @@ pub(super) enum UnaryOperator {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum BinaryOperator {
+pub enum BinaryOperator {
     And,
     Or,
     Equal,
@@ -68,7 +70,7 @@ pub(super) enum BinaryOperator {
 
 /// The type of a node, known before evaluation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RuleValueType {
+pub enum RuleValueType {
     Bool,
     Int,
     Double,
@@ -77,7 +79,7 @@ pub(super) enum RuleValueType {
 
 /// The value of a node for one call.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum RuleValue<'a> {
+pub enum RuleValue<'a> {
     Bool(bool),
     Int(i64),
     Double(f64),
@@ -95,20 +97,25 @@ pub enum RuleEvalError {
     TypeMismatch,
 }
 
-impl RuleExpr {
+impl<F> RuleExpr<F> {
     /// Returns true if the condition holds.
-    pub(super) fn eval_bool(&self, facts: &RuleContext<'_>) -> Result<bool, RuleEvalError> {
+    ///
+    /// # Errors
+    /// Returns an error if a whole number overflows or is divided by zero.
+    pub fn eval_bool(&self, facts: &impl FactValues<F>) -> Result<bool, RuleEvalError> {
         match self.eval_node(facts)? {
             RuleValue::Bool(holds) => Ok(holds),
             _ => Err(RuleEvalError::TypeMismatch),
         }
     }
 
-    fn eval_node<'a>(&'a self, facts: &'a RuleContext<'_>) -> Result<RuleValue<'a>, RuleEvalError> {
+    fn eval_node<'a>(
+        &'a self,
+        facts: &'a impl FactValues<F>,
+    ) -> Result<RuleValue<'a>, RuleEvalError> {
         match self {
             Self::Literal(literal) => Ok(literal.to_value()),
-            Self::Fact(fact) => Ok(fact.read_value(facts)),
-            Self::Metadata(name) => Ok(RuleValue::Text(facts.run.metadata_text(name))),
+            Self::Fact(fact) => Ok(facts.read_fact(fact)),
             Self::Unary(unary, operand) => unary.apply_to(operand.eval_node(facts)?),
             // `&&` and `||` evaluate their right side only if needed, so they cannot share the code of
             // the other operators.
@@ -144,9 +151,9 @@ impl RuleExpr {
 /// Evaluates `&&` (`decisive` is false) or `||` (`decisive` is true).
 ///
 /// As in CEL, a decisive side outweighs a failure of the other side.
-fn eval_short_circuit<'a>(
-    operands: &[RuleExpr; 2],
-    facts: &RuleContext<'_>,
+fn eval_short_circuit<'a, F>(
+    operands: &[RuleExpr<F>; 2],
+    facts: &impl FactValues<F>,
     decisive: bool,
 ) -> Result<RuleValue<'a>, RuleEvalError> {
     let [left, right] = operands;
@@ -162,7 +169,7 @@ fn eval_short_circuit<'a>(
 }
 
 impl RuleLiteral {
-    pub(super) fn value_type(&self) -> RuleValueType {
+    pub fn value_type(&self) -> RuleValueType {
         self.to_value().value_type()
     }
 
@@ -179,7 +186,7 @@ impl RuleLiteral {
 impl UnaryOperator {
     /// Returns the type of the result for an operand's type, or `None` if the operator does not accept
     /// the operand.
-    pub(super) fn result_type(self, operand: RuleValueType) -> Option<RuleValueType> {
+    pub fn result_type(self, operand: RuleValueType) -> Option<RuleValueType> {
         match (self, operand) {
             (Self::Not, RuleValueType::Bool) => Some(RuleValueType::Bool),
             (Self::Negate, RuleValueType::Int | RuleValueType::Double) => Some(operand),
@@ -209,11 +216,7 @@ impl UnaryOperator {
 impl BinaryOperator {
     /// Returns the type of the result for two operands' types, or `None` if the operator does not
     /// accept the operands.
-    pub(super) fn result_type(
-        self,
-        left: RuleValueType,
-        right: RuleValueType,
-    ) -> Option<RuleValueType> {
+    pub fn result_type(self, left: RuleValueType, right: RuleValueType) -> Option<RuleValueType> {
         let (comparable, same) = (left.is_comparable(right), left == right);
         match self {
             Self::And | Self::Or => {
@@ -305,7 +308,7 @@ impl BinaryOperator {
 
 impl RuleValueType {
     /// Returns CEL's word for the type, with an article, for use in a sentence.
-    pub(super) fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Self::Bool => "a bool",
             Self::Int => "an int",
@@ -314,7 +317,7 @@ impl RuleValueType {
         }
     }
 
-    pub(super) fn is_comparable(self, other: Self) -> bool {
+    pub fn is_comparable(self, other: Self) -> bool {
         self == other || (self.is_number() && other.is_number())
     }
 
