@@ -19,7 +19,8 @@ mod usage;
 pub use cost::Nanodollars;
 pub use ledger::{
     BudgetError, BudgetLedger, BudgetReservation, BudgetStatus, CallKind, FREE_CALLS_PER_MINUTE,
-    OpenCallPermit, PriorUsage, RecentUsage, ReserveRequest,
+    OpenCallPermit, PriorUsage, RecentUsage, ReserveRequest, ToolBudgetError, ToolBudgetLimits,
+    ToolReservation, ToolReserveRequest, ToolSpending,
 };
 pub use limits::BudgetLimits;
 pub use price::{ModelPrice, PriceTable};

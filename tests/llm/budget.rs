@@ -1,6 +1,7 @@
 //! Tests of the ledger: no interleaving of calls spends more than the run was granted.
 
 mod price;
+mod tool_calls;
 
 use std::sync::Arc;
 use std::time::Duration;

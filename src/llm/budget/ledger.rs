@@ -1,7 +1,9 @@
 //! The only ledger of a run: an atomic reservation before a call, one settlement after it.
 
 mod state;
+mod tool_calls;
 
+use std::collections::BTreeMap;
 use std::ops::Add;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,6 +18,10 @@ use super::price::ModelPrice;
 use super::rate::RunRateLimits;
 use super::usage::{BudgetAmount, TokenUsage, Tokens};
 use state::LedgerState;
+
+pub use tool_calls::{
+    ToolBudgetError, ToolBudgetLimits, ToolReservation, ToolReserveRequest, ToolSpending,
+};
 
 /// The kind of a call, by the budgets that the call uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,7 +160,15 @@ impl BudgetLedger {
         let mut rates = RunRateLimits::new(&limits, now);
         rates.take_recent(recent, now);
         let reserved = BudgetAmount::default();
-        let state = LedgerState { limits, rates, spent, reserved, open_calls: 0, is_denied: false };
+        let state = LedgerState {
+            limits,
+            rates,
+            spent,
+            reserved,
+            open_calls: 0,
+            is_denied: false,
+            tools: BTreeMap::new(),
+        };
         Self {
             started: now.checked_sub(age).unwrap_or(now),
             exhausted: CancellationToken::new(),

@@ -29,8 +29,9 @@ pub(super) struct RunRateLimits {
     uncharged: RateLimiter,
 }
 
+/// A bucket with the capacity of one minute.
 #[derive(Debug)]
-struct RateLimiter {
+pub(super) struct RateLimiter {
     /// The limit per minute. `None` means no limit; then the bucket counts nothing.
     limit: Option<NonZeroU32>,
     /// The parts that were taken and not yet refilled. One unit has [`PARTS_PER_UNIT`] parts.
@@ -51,8 +52,7 @@ impl RunRateLimits {
         let Self { requests, tokens, free, uncharged, .. } = self;
         let rates = [requests, tokens, free, uncharged];
         for (rate, limit) in rates.into_iter().zip(limits_per_minute(limits)) {
-            rate.refill_to(now);
-            rate.limit = limit;
+            rate.set_limit(limit, now);
         }
     }
 
@@ -71,6 +71,13 @@ impl RunRateLimits {
         if is_free {
             self.free.take_count(1, now);
         }
+        Ok(())
+    }
+
+    /// Takes one place among the calls that are free by their route, or returns the time to wait.
+    pub(super) fn take_free(&mut self, now: Instant) -> Result<(), BudgetError> {
+        self.free.check_available("calls without a charge", 1, now)?;
+        self.free.take_count(1, now);
         Ok(())
     }
 
@@ -139,9 +146,20 @@ impl RunRateLimits {
 }
 
 impl RateLimiter {
+    /// Creates a bucket without a limit.
+    pub(super) fn unlimited(now: Instant) -> Self {
+        Self { limit: None, used: 0, updated: now }
+    }
+
+    /// Changes the limit. The amount that was taken stays taken.
+    pub(super) fn set_limit(&mut self, limit: Option<NonZeroU32>, now: Instant) {
+        self.refill_to(now);
+        self.limit = limit;
+    }
+
     /// Returns an error with the time to wait if `count` cannot be taken now. A count above the
     /// capacity of a minute waits for a full bucket, and the minutes that follow pay off the debt.
-    fn check_available(
+    pub(super) fn check_available(
         &mut self,
         kind: &'static str,
         count: u64,
@@ -163,7 +181,7 @@ impl RateLimiter {
         Err(BudgetError::Rate { kind, limit, retry_after })
     }
 
-    fn take_count(&mut self, count: u64, now: Instant) {
+    pub(super) fn take_count(&mut self, count: u64, now: Instant) {
         self.refill_to(now);
         if self.limit.is_some() {
             self.used = self.used.saturating_add(to_parts(count)).min(to_parts(u64::MAX));

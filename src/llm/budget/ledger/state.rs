@@ -7,9 +7,11 @@
 //! **Invariant:** at any time at most one open call can use more than it holds, so no number of calls exceeds a limit by
 //! more than one of them does alone.
 
+use std::collections::BTreeMap;
 use std::mem;
 use std::sync::Arc;
 
+use super::tool_calls::ToolAccount;
 use super::{BudgetError, CallKind, ReserveRequest};
 use crate::llm::budget::limits::BudgetLimits;
 use crate::llm::budget::price::ModelPrice;
@@ -25,6 +27,8 @@ pub(super) struct LedgerState {
     pub(super) reserved: BudgetAmount,
     pub(super) open_calls: u32,
     pub(super) is_denied: bool,
+    /// The accounts of the tools that were called. Only tool calls read them.
+    pub(super) tools: BTreeMap<Arc<str>, ToolAccount>,
 }
 
 impl LedgerState {
