@@ -9,10 +9,11 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 
 use crate::base::hidden_characters::reorders_text;
-use crate::llm::budget::BudgetAmount;
+use crate::llm::budget::{BudgetAmount, ToolSpending};
 use crate::telemetry::audit::read::{
     self, AuditConnectionEvent, AuditEntry, AuditEvent, AuditReader, AuditRefusalEvent,
-    AuditSessionEvent, AuditSettlementEvent, ChainBreakError,
+    AuditSessionEvent, AuditSettlementEvent, AuditToolRefusalEvent, AuditToolSettlementEvent,
+    ChainBreakError,
 };
 use crate::telemetry::audit::verify::{self, AuditVerifyReport, CheckpointCoverage};
 use crate::telemetry::audit::{AuditError, AuditPublicKey, writer_process};
@@ -158,6 +159,7 @@ fn write_report(
         writeln!(out, "            {unmatched} settled without admission: a fault of the gateway")?;
     }
     writeln!(out, "refusals    {refused}")?;
+    write_tool_totals(report, out)?;
     writeln!(out, "spent       {}", AmountText(*spent))?;
     writeln!(out, "checkpoints {}", CheckpointSummary { report, pinned })?;
     match writer {
@@ -174,6 +176,19 @@ fn write_report(
             writeln!(out, "            the process was killed, or records at the end were cut off")
         }
     }
+}
+
+/// Writes the calls of each tool, if the run has called or tried to call a tool.
+fn write_tool_totals(report: &AuditVerifyReport, out: &mut impl Write) -> io::Result<()> {
+    for (number, (tool, spent)) in report.tools.iter().enumerate() {
+        let heading = if number == 0 { "tools" } else { "" };
+        let (tool, ToolSpending { calls, cost }) = (PrintableLogText(tool), spent);
+        writeln!(out, "{heading:12}{tool}: {calls} calls, ${cost}")?;
+    }
+    if report.tool_refused > 0 {
+        writeln!(out, "            {} tool calls refused", report.tool_refused)?;
+    }
+    Ok(())
 }
 
 /// A sentence that states which records the last valid checkpoint covers.
@@ -247,6 +262,8 @@ fn request_id_of(event: &AuditEvent) -> &str {
         AuditEvent::Admitted(admission) => &admission.request,
         AuditEvent::Settled(settlement) => &settlement.request,
         AuditEvent::Refused(AuditRefusalEvent { request: Some(request), .. }) => request,
+        AuditEvent::ToolAdmitted(admission) => &admission.call,
+        AuditEvent::ToolSettled(settlement) => &settlement.call,
         _ => "-",
     }
 }
@@ -268,6 +285,12 @@ impl Display for EventDescription<'_> {
             }
             AuditEvent::Settled(settlement) => write_settlement(settlement, f),
             AuditEvent::Refused(refusal) => write_refusal(refusal, f),
+            AuditEvent::ToolAdmitted(admission) => {
+                let tool = PrintableLogText(&admission.tool);
+                write!(f, "{tool}; reserves ${}", admission.reserved.cost)
+            }
+            AuditEvent::ToolSettled(settlement) => write_tool_settlement(settlement, f),
+            AuditEvent::ToolRefused(refusal) => write_tool_refusal(refusal, f),
             AuditEvent::Finished(finished) => write!(f, "spent {}", AmountText(finished.spent)),
             AuditEvent::Checkpoint(checkpoint) => {
                 write!(f, "by {}", PrintableLogText(&checkpoint.public_key))
@@ -315,6 +338,34 @@ fn write_settlement(settlement: &AuditSettlementEvent, f: &mut Formatter<'_>) ->
     let charged = AmountText(settlement.charged);
     let source = settlement.usage.source.as_str();
     write!(f, "; charged {charged} ({source}); {:.1} ms", settlement.duration_ms)
+}
+
+fn write_tool_settlement(
+    settlement: &AuditToolSettlementEvent,
+    f: &mut Formatter<'_>,
+) -> fmt::Result {
+    let tool = PrintableLogText(&settlement.tool);
+    write!(f, "{tool} {}", settlement.outcome.as_str())?;
+    if let Some(code) = &settlement.code {
+        write!(f, " {}", PrintableLogText(code))?;
+    }
+    let AuditToolSettlementEvent { result_bytes, duration_ms, .. } = settlement;
+    let charged = settlement.charged.cost;
+    write!(f, "; charged ${charged}; {result_bytes} bytes, {duration_ms} ms")
+}
+
+fn write_tool_refusal(refusal: &AuditToolRefusalEvent, f: &mut Formatter<'_>) -> fmt::Result {
+    write!(f, "{} {}", PrintableLogText(&refusal.code), refusal.status)?;
+    if let Some(tool) = &refusal.tool {
+        write!(f, "; {}", PrintableLogText(tool))?;
+    }
+    if let (Some(layer), Some(rule)) = (&refusal.layer, &refusal.rule) {
+        write!(f, ", layer {}, rule {}", PrintableLogText(layer), PrintableLogText(rule))?;
+    }
+    if refusal.repeats > 1 {
+        write!(f, "; {} times", refusal.repeats)?;
+    }
+    Ok(())
 }
 
 fn write_refusal(refusal: &AuditRefusalEvent, f: &mut Formatter<'_>) -> fmt::Result {

@@ -32,6 +32,7 @@ pub mod records;
 pub mod recover;
 mod refusal_counter;
 pub mod seal;
+pub mod tool_records;
 pub mod verify;
 pub mod writer_process;
 

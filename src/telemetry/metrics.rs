@@ -24,6 +24,7 @@ mod service;
 mod service_state;
 mod spans;
 pub mod table;
+mod tools;
 mod totals;
 mod upstream;
 
@@ -43,6 +44,7 @@ pub use run_queue::RunQueueGauges;
 pub use service::{BillingGauges, LiveRunGuard, MAX_AGENTS};
 pub use service_state::{ServiceStateGauges, WorkGauges};
 pub use spans::SpanCounters;
+pub use tools::SettledToolCall;
 
 use collect::SourceCollector;
 use model::ModelMetricsTable;
@@ -50,6 +52,7 @@ use run::RunMetricsTable;
 use run_queue::RunQueueSource;
 use service::ServiceMetrics;
 use service_state::ServiceStateSource;
+use tools::ToolMetrics;
 use totals::TotalMetrics;
 
 /// The metrics of a process. A process has one registry, which every run shares.
@@ -61,6 +64,7 @@ pub struct MetricsRegistry {
     service: ServiceMetrics,
     run_queue: Arc<RunQueueSource>,
     service_state: Arc<ServiceStateSource>,
+    tools: ToolMetrics,
 }
 
 /// A call that was admitted and has ended, with any outcome.
@@ -134,7 +138,8 @@ impl MetricsRegistry {
             .register(Box::new(SourceCollector::new(table::service::STATE_FAMILIES, source)?))?;
         let upstream = Arc::clone(&totals.upstream);
         registry.register(Box::new(SourceCollector::new(table::UPSTREAM_FAMILIES, upstream)?))?;
-        Ok(Self { registry, runs, totals, service, run_queue, service_state })
+        let tools = ToolMetrics::new(&registry)?;
+        Ok(Self { registry, runs, totals, service, run_queue, service_state, tools })
     }
 
     /// Returns the handle of a run, made on first use. `budget` is read at each scrape.
@@ -148,6 +153,16 @@ impl MetricsRegistry {
     /// Counts a request that was refused before its run was known.
     pub fn record_refusal(&self, refused: &RefusedRequest) {
         self.totals.record_refusal(refused);
+    }
+
+    /// Counts a tool call that was admitted and has ended.
+    pub fn record_tool_call(&self, call: &SettledToolCall<'_>) {
+        self.tools.record_call(call);
+    }
+
+    /// Counts a tool call that was refused, by code.
+    pub fn record_tool_refusal(&self, code: &'static str) {
+        self.tools.record_refusal(code);
     }
 
     /// Schedules the removal of a run's series at `due`, which is [`SERIES_RETENTION`] after its end. A run that is

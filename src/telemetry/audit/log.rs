@@ -14,6 +14,9 @@
 //! **Invariant:** the buffer is bounded while the disk is full. No call is admitted then, so at most
 //! [`MAX_UNSETTLED_CALLS`] settlements arrive, and refusals are counted instead of recorded.
 
+mod tool_calls;
+
+use std::collections::BTreeMap;
 use std::io::{self, BufReader};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,28 +32,31 @@ use super::log_file::AuditLogFile;
 use super::peers::PeerTracker;
 use super::records::{
     AuditRecord, CallAdmittedRecord, CallOutcome, CallRefusedRecord, CallSettledRecord,
-    CheckpointRecord, LogRepairedRecord, PeerConnectedRecord, RunFinishedRecord, RunStartedRecord,
-    SessionStartedRecord,
+    CheckpointRecord, LogRepairedRecord, PeerConnectedRecord, RefusalsRepeatedRecord,
+    RunFinishedRecord, RunStartedRecord, SessionStartedRecord,
 };
 use super::recover::{self, AuditLogScan, TornTail};
 use super::refusal_counter::RefusalCounter;
+use super::tool_records::{ToolOutcome, ToolRefusalsRepeatedRecord, ToolSettledRecord};
 use super::{AuditConfig, AuditDurability, AuditError};
 use crate::base::time::MAX_TIME;
 use crate::base::timestamp::TimestampFormatter;
 use crate::base::unix::PeerCredentials;
-use crate::llm::budget::{BudgetAmount, RecentUsage};
+use crate::llm::budget::{BudgetAmount, RecentUsage, ToolSpending};
 
 /// The audit log of one run, which all threads that serve the run share.
 pub struct AuditLog(Option<OpenAuditLog>);
 
 /// The state that the file of an earlier process held.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RecoveredRun {
     /// The amount charged so far, with lost settlements. The ledger continues from this amount.
     pub spent: BudgetAmount,
     /// The time since the first record, which is the age of the run.
     pub age: Duration,
     pub recent: RecentUsage,
+    /// The calls and costs of each tool, with lost settlements.
+    pub tools: BTreeMap<String, ToolSpending>,
     /// The number of admissions whose settlement was lost. They are now settled at their reserved amounts.
     pub crashed: u64,
     /// The number of bytes of an incomplete last line, which are now in a file beside the log.
@@ -96,6 +102,7 @@ struct AuditLogState {
     unsigned_since: Option<Instant>,
     peers: PeerTracker,
     refusals: RefusalCounter,
+    tool_refusals: RefusalCounter,
     /// The number of admissions without a settlement.
     unsettled: usize,
 }
@@ -190,7 +197,7 @@ impl AuditLog {
     pub fn record_refusal(&self, record: &CallRefusedRecord<'_>) {
         if let Some(open) = &self.0 {
             let mut state = open.lock_state();
-            if state.refusals.count_refusal(record) {
+            if state.refusals.count_refusal(record.code, record.status) {
                 state.append_record(record);
             }
             drop(state);
@@ -285,7 +292,7 @@ impl AuditLog {
 }
 
 impl OpenAuditLog {
-    fn write_admission(&self, record: &CallAdmittedRecord<'_>) -> Result<u64, AuditError> {
+    fn write_admission(&self, record: &impl AuditRecord) -> Result<u64, AuditError> {
         if self.syncer.as_ref().is_some_and(FsyncThread::has_failed) {
             return Err(AuditError::SyncFailed);
         }
@@ -298,7 +305,8 @@ impl OpenAuditLog {
         let mut state = self.lock_state();
         state.record_floods(all);
         state.sign_if_overdue();
-        if state.peers.is_counting() || state.refusals.is_counting() {
+        let counters = [&state.refusals, &state.tool_refusals];
+        if state.peers.is_counting() || counters.iter().any(|counter| counter.is_counting()) {
             self.unflushed.notify_one();
         }
         if state.lines.is_empty() {
@@ -352,6 +360,7 @@ impl AuditLogState {
             unsigned_since: None,
             peers: PeerTracker::default(),
             refusals: RefusalCounter::default(),
+            tool_refusals: RefusalCounter::default(),
             unsettled: 0,
         }
     }
@@ -383,14 +392,24 @@ impl AuditLogState {
             let tokens = reserved.total_tokens();
             recent = recent + RecentUsage { requests: 0, tokens };
         }
+        let mut tools = scan.tools.clone();
+        for lost in &scan.open_tools {
+            let call = (lost.call.as_str(), lost.tool.as_str());
+            let (outcome, charged) = (ToolOutcome::Crashed, lost.reserved);
+            self.append_record(&ToolSettledRecord::for_lost_call(call, outcome, charged));
+            spent = spent + charged;
+            let account = tools.entry(lost.tool.clone()).or_default();
+            account.add_call(charged.cost);
+        }
         let public_key = self.public_key.clone();
         self.append_record(&SessionStartedRecord { started, public_key: &public_key, resumed });
         let torn_bytes = torn.map_or(0, |torn| torn.bytes);
-        RecoveredRun { spent, age, recent, crashed: scan.open.len() as u64, torn_bytes, resumed }
+        let crashed = (scan.open.len() + scan.open_tools.len()) as u64;
+        RecoveredRun { spent, age, recent, tools, crashed, torn_bytes, resumed }
     }
 
     /// Appends an admission and writes the buffer. After an error the record is neither in the file nor in the buffer.
-    fn append_admission(&mut self, record: &CallAdmittedRecord<'_>) -> Result<u64, AuditError> {
+    fn append_admission(&mut self, record: &impl AuditRecord) -> Result<u64, AuditError> {
         if self.unsettled >= MAX_UNSETTLED_CALLS {
             return Err(AuditError::TooManyUnsettled);
         }
@@ -413,7 +432,7 @@ impl AuditLogState {
         Ok(self.tail.len())
     }
 
-    fn append_settlement(&mut self, record: &CallSettledRecord<'_>) {
+    fn append_settlement(&mut self, record: &impl AuditRecord) {
         self.unsettled = self.unsettled.saturating_sub(1);
         self.append_record(record);
     }
@@ -427,10 +446,15 @@ impl AuditLogState {
             self.append_record(&peers);
         }
         let mut refusals = std::mem::take(&mut self.refusals);
-        for repeated in refusals.take_due(now, all) {
-            self.append_record(&repeated);
+        for (code, status, repeats) in refusals.take_due(now, all) {
+            self.append_record(&RefusalsRepeatedRecord { code, status, repeats });
         }
         self.refusals = refusals;
+        let mut refusals = std::mem::take(&mut self.tool_refusals);
+        for (code, status, repeats) in refusals.take_due(now, all) {
+            self.append_record(&ToolRefusalsRepeatedRecord { code, status, repeats });
+        }
+        self.tool_refusals = refusals;
     }
 
     fn append_record<R: AuditRecord>(&mut self, record: &R) {
@@ -548,53 +572,4 @@ fn start_syncer(
 const RETAINED_BUFFER_BYTES: usize = 64 * 1024;
 
 #[cfg(test)]
-mod tests {
-    use std::fs::File;
-    use std::io::Seek;
-
-    use super::*;
-    use crate::telemetry::audit::verify;
-
-    /// G11: once a sync has failed, no call is admitted, and a client that waited for the sync is charged nothing.
-    /// `/dev/null` exists everywhere, can be opened, and cannot be synced.
-    #[tokio::test]
-    async fn a_failed_sync_ends_admissions() {
-        let mut file = tempfile::tempfile().unwrap();
-        let tail = AuditLogFile::new(Arc::new(file.try_clone().unwrap()), 0);
-        let state =
-            AuditLogState::new(tail, ChainTip::START, AuditSigningKey::new(None).unwrap(), "run-1");
-        let unsyncable = File::options().write(true).open("/dev/null").unwrap();
-        let log = AuditLog(Some(OpenAuditLog {
-            state: Mutex::new(state),
-            unflushed: Notify::new(),
-            syncer: Some(FsyncThread::start_thread(Arc::new(unsyncable), Duration::ZERO).unwrap()),
-            durability: AuditDurability::Fsync,
-        }));
-        for _ in 0..2 {
-            let error = log.record_admission(&admitted()).await.unwrap_err();
-            assert!(matches!(error, AuditError::SyncFailed));
-        }
-        assert!(log.lag().failing);
-        drop(log);
-
-        file.rewind().unwrap();
-        let report = verify::verify_log(BufReader::new(file), None).unwrap();
-        assert_eq!(
-            (report.admitted, report.settled, report.spent),
-            (1, 1, BudgetAmount::default())
-        );
-    }
-
-    fn admitted() -> CallAdmittedRecord<'static> {
-        CallAdmittedRecord {
-            request: "call-1",
-            route: "chat_completions",
-            model: None,
-            rules: &[],
-            stream: false,
-            request_bytes: 0,
-            pid: None,
-            reserved: BudgetAmount { turns: 1, ..BudgetAmount::default() },
-        }
-    }
-}
+mod tests;

@@ -6,6 +6,7 @@ use serde::Deserialize;
 
 use super::chain::{ChainBreakReason, ChainTip, RecordHash};
 use super::records::{self, AuditRecord as _, CallOutcome, RunFinishedRecord};
+use super::tool_records::{self, ToolOutcome};
 use crate::llm::budget::{BudgetAmount, Nanodollars, TokenUsage};
 
 /// A reader that returns the records of a log in order, after it has checked that each continues the chain.
@@ -41,6 +42,9 @@ pub enum AuditEvent {
     Admitted(AuditAdmissionEvent),
     Settled(AuditSettlementEvent),
     Refused(AuditRefusalEvent),
+    ToolAdmitted(AuditToolAdmissionEvent),
+    ToolSettled(AuditToolSettlementEvent),
+    ToolRefused(AuditToolRefusalEvent),
     Finished(RunFinishedRecord),
     Checkpoint(AuditCheckpointEvent),
     Repaired(AuditRepairEvent),
@@ -102,6 +106,37 @@ pub struct AuditRefusalEvent {
     pub status: u16,
     pub route: Option<String>,
     pub model: Option<String>,
+    #[serde(default = "default_repeats")]
+    pub repeats: u64,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct AuditToolAdmissionEvent {
+    pub call: String,
+    pub tool: String,
+    #[serde(default)]
+    pub rules: Vec<String>,
+    pub reserved: BudgetAmount,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct AuditToolSettlementEvent {
+    pub call: String,
+    pub tool: String,
+    pub outcome: ToolOutcome,
+    pub code: Option<String>,
+    pub charged: BudgetAmount,
+    pub result_bytes: u64,
+    pub duration_ms: u64,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct AuditToolRefusalEvent {
+    pub code: String,
+    pub status: u16,
+    pub tool: Option<String>,
+    pub layer: Option<String>,
+    pub rule: Option<String>,
     #[serde(default = "default_repeats")]
     pub repeats: u64,
 }
@@ -198,6 +233,15 @@ impl AuditEvent {
             records::CallAdmittedRecord::EVENT => Self::Admitted(serde_json::from_slice(line)?),
             records::CallSettledRecord::EVENT => Self::Settled(serde_json::from_slice(line)?),
             records::CallRefusedRecord::EVENT => Self::Refused(serde_json::from_slice(line)?),
+            tool_records::ToolAdmittedRecord::EVENT => {
+                Self::ToolAdmitted(serde_json::from_slice(line)?)
+            }
+            tool_records::ToolSettledRecord::EVENT => {
+                Self::ToolSettled(serde_json::from_slice(line)?)
+            }
+            tool_records::ToolRefusedRecord::EVENT => {
+                Self::ToolRefused(serde_json::from_slice(line)?)
+            }
             RunFinishedRecord::EVENT => Self::Finished(serde_json::from_slice(line)?),
             records::CheckpointRecord::EVENT => Self::Checkpoint(serde_json::from_slice(line)?),
             records::LogRepairedRecord::EVENT => Self::Repaired(serde_json::from_slice(line)?),

@@ -1,6 +1,6 @@
 //! Continues a log that an earlier process left behind.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
@@ -13,8 +13,8 @@ use rustix::fs::OFlags;
 use super::AuditError;
 use super::chain::{ChainBreakReason, ChainTip};
 use super::read::{self, AuditEntry, AuditEvent, AuditReader, ChainBreakError};
-use super::verify::AuditVerifyReportBuilder;
-use crate::llm::budget::{BudgetAmount, RecentUsage, Tokens};
+use super::verify::{AuditVerifyReportBuilder, LogAmounts, UnsettledToolCall};
+use crate::llm::budget::{BudgetAmount, RecentUsage, Tokens, ToolSpending};
 
 /// The content of a log that a new process needs.
 #[derive(Debug)]
@@ -35,6 +35,10 @@ pub struct AuditLogScan {
     pub spent: BudgetAmount,
     /// The admissions without a settlement, in their order, with their reserved amounts.
     pub open: Vec<(String, BudgetAmount)>,
+    /// The settled calls of each tool.
+    pub tools: BTreeMap<String, ToolSpending>,
+    /// The tools' admissions without a settlement, in their order.
+    pub open_tools: Vec<UnsettledToolCall>,
 }
 
 /// The admitted calls and the charged tokens of the last minute of a log, second by second.
@@ -106,9 +110,20 @@ pub fn scan_log(log: impl BufRead) -> Result<AuditLogScan, read::AuditReadError>
     let run = builder.run_id().to_owned();
     let [began, ended] = [builder.first_record_time(), builder.last_record_time()]
         .map(|time| humantime::parse_rfc3339(time).ok());
-    let (spent, open) = builder.into_spent_and_reserved();
+    let LogAmounts { spent, open, tools, open_tools } = builder.into_amounts();
     let (chain, whole_bytes) = (end.chain, end.offset);
-    Ok(AuditLogScan { chain, whole_bytes, run, began, ended, recent, spent, open })
+    Ok(AuditLogScan {
+        chain,
+        whole_bytes,
+        run,
+        began,
+        ended,
+        recent,
+        spent,
+        open,
+        tools,
+        open_tools,
+    })
 }
 
 impl AuditLogScan {

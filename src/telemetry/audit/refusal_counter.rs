@@ -3,7 +3,6 @@
 use std::time::Instant;
 
 use super::flood_limiter::RecordFloodLimiter;
-use super::records::{CallRefusedRecord, RefusalsRepeatedRecord};
 
 /// The counts of all codes that have occurred. Codes are part of the program, so there are few.
 #[derive(Debug, Default)]
@@ -19,21 +18,22 @@ struct RefusalCodeCount {
 
 impl RefusalCounter {
     /// Counts a refusal. Returns true if it is to be recorded by itself.
-    pub(super) fn count_refusal(&mut self, refused: &CallRefusedRecord<'_>) -> bool {
-        let count = self.count_for_code(refused.code);
-        count.status = refused.status;
+    pub(super) fn count_refusal(&mut self, code: &'static str, status: u16) -> bool {
+        let count = self.count_for_code(code);
+        count.status = status;
         count.flood.count_one()
     }
 
-    /// Returns the records of counted refusals that are due, or all of them if `all` is true.
+    /// Returns the code, the last status and the number of counted refusals for each record that is due, or for all
+    /// records if `all` is true.
     pub(super) fn take_due(
         &mut self,
         now: Instant,
         all: bool,
-    ) -> impl Iterator<Item = RefusalsRepeatedRecord> {
+    ) -> impl Iterator<Item = (&'static str, u16, u64)> {
         self.0.iter_mut().filter_map(move |RefusalCodeCount { code, status, flood }| {
             let repeats = flood.take_due(now, all)?;
-            Some(RefusalsRepeatedRecord { code, status: *status, repeats })
+            Some((*code, *status, repeats))
         })
     }
 

@@ -1,6 +1,6 @@
 //! Verifies a log, and reports its content.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -10,10 +10,11 @@ use super::chain::{ChainBreakReason, MAX_UNSETTLED_CALLS, RecordHash};
 use super::key::AuditPublicKey;
 use super::read::{
     self, AuditCheckpointEvent, AuditEntry, AuditEvent, AuditReader, AuditSettlementEvent,
-    ChainBreakError,
+    AuditToolAdmissionEvent, AuditToolSettlementEvent, ChainBreakError,
 };
 use super::records::CallOutcome;
-use crate::llm::budget::BudgetAmount;
+use super::tool_records::ToolOutcome;
+use crate::llm::budget::{BudgetAmount, ToolSpending};
 
 /// The content of a verified log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -37,6 +38,11 @@ pub struct AuditVerifyReport {
     /// Settlements without an admission: a fault of the gateway, not of the file.
     pub unmatched: u64,
     pub refused: u64,
+    /// The admitted calls of each tool that are settled, and their costs.
+    pub tools: BTreeMap<String, ToolSpending>,
+    /// The tool calls that were refused.
+    pub tool_refused: u64,
+    /// The amount that calls and tool calls were charged.
     pub spent: BudgetAmount,
     /// True if the last record is the run's orderly end.
     pub finished: bool,
@@ -129,6 +135,7 @@ pub(super) struct AuditVerifyReportBuilder {
     report: AuditVerifyReport,
     pinned: Option<AuditPublicKey>,
     open: HashMap<String, UnsettledCall>,
+    open_tools: HashMap<String, UnsettledToolCall>,
 }
 
 /// An admission without its settlement.
@@ -136,6 +143,24 @@ pub(super) struct AuditVerifyReportBuilder {
 pub(super) struct UnsettledCall {
     pub(super) seq: u64,
     pub(super) reserved: BudgetAmount,
+}
+
+/// A tool's admission without its settlement.
+#[derive(Clone, Debug)]
+pub struct UnsettledToolCall {
+    pub seq: u64,
+    pub call: String,
+    pub tool: String,
+    pub reserved: BudgetAmount,
+}
+
+/// The amounts of a log: spent ones, and reserved ones of calls that are not settled, in the order of admission.
+#[derive(Debug)]
+pub(super) struct LogAmounts {
+    pub(super) spent: BudgetAmount,
+    pub(super) open: Vec<(String, BudgetAmount)>,
+    pub(super) tools: BTreeMap<String, ToolSpending>,
+    pub(super) open_tools: Vec<UnsettledToolCall>,
 }
 
 impl AuditVerifyReportBuilder {
@@ -148,7 +173,8 @@ impl AuditVerifyReportBuilder {
     }
 
     pub(super) fn into_report(self) -> AuditVerifyReport {
-        AuditVerifyReport { open: self.open.len() as u64, ..self.report }
+        let open = (self.open.len() + self.open_tools.len()) as u64;
+        AuditVerifyReport { open, ..self.report }
     }
 
     pub(super) fn run_id(&self) -> &str {
@@ -165,12 +191,15 @@ impl AuditVerifyReportBuilder {
         &self.report.last
     }
 
-    /// Returns the spent amount, and the reservations that are still open, in the order of admission.
-    pub(super) fn into_spent_and_reserved(self) -> (BudgetAmount, Vec<(String, BudgetAmount)>) {
+    /// Returns the amounts that the next process of the run continues with.
+    pub(super) fn into_amounts(self) -> LogAmounts {
         let mut open: Vec<_> = self.open.into_iter().collect();
         open.sort_unstable_by_key(|(_, open)| open.seq);
         let reserved = open.into_iter().map(|(request, open)| (request, open.reserved)).collect();
-        (self.report.spent, reserved)
+        let mut open_tools: Vec<_> = self.open_tools.into_values().collect();
+        open_tools.sort_unstable_by_key(|open| open.seq);
+        let AuditVerifyReport { spent, tools, .. } = self.report;
+        LogAmounts { spent, open: reserved, tools, open_tools }
     }
 
     fn count_entry(&mut self, entry: &AuditEntry) -> Result<(), ChainBreakReason> {
@@ -198,13 +227,23 @@ impl AuditVerifyReportBuilder {
                 // An id that is admitted twice is a fault of the gateway. Both amounts are added, so that the fault
                 // does not lower the spending.
                 open.reserved = open.reserved + admission.reserved;
-                if self.open.len() > MAX_UNSETTLED_CALLS {
-                    return Err(ChainBreakReason::TooManyUnsettled);
-                }
+                self.check_unsettled()?;
             }
             AuditEvent::Settled(settlement) => self.count_settlement(settlement),
             AuditEvent::Refused(refusal) => {
                 report.refused = report.refused.saturating_add(refusal.repeats);
+            }
+            AuditEvent::ToolAdmitted(admission) => {
+                let AuditToolAdmissionEvent { call, tool, reserved, .. } = admission;
+                let (seq, reserved) = (entry.seq, *reserved);
+                let open =
+                    UnsettledToolCall { seq, call: call.clone(), tool: tool.clone(), reserved };
+                self.open_tools.insert(call.clone(), open);
+                self.check_unsettled()?;
+            }
+            AuditEvent::ToolSettled(settlement) => self.count_tool_settlement(settlement),
+            AuditEvent::ToolRefused(refusal) => {
+                report.tool_refused = report.tool_refused.saturating_add(refusal.repeats);
             }
             AuditEvent::Finished(_) => report.finished = true,
             AuditEvent::Checkpoint(checkpoint) => return self.check_checkpoint(entry, checkpoint),
@@ -219,6 +258,25 @@ impl AuditVerifyReportBuilder {
         report.crashed += u64::from(settlement.outcome == CallOutcome::Crashed);
         report.unmatched += u64::from(self.open.remove(&settlement.request).is_none());
         report.spent = report.spent + settlement.charged;
+    }
+
+    fn count_tool_settlement(&mut self, settlement: &AuditToolSettlementEvent) {
+        let report = &mut self.report;
+        let AuditToolSettlementEvent { call, tool, outcome, charged, .. } = settlement;
+        report.crashed += u64::from(*outcome == ToolOutcome::Crashed);
+        report.unmatched += u64::from(self.open_tools.remove(call).is_none());
+        report.spent = report.spent + *charged;
+        // A call that did not run does not count towards the tool's budget.
+        if *outcome != ToolOutcome::NotSent {
+            report.tools.entry(tool.clone()).or_default().add_call(charged.cost);
+        }
+    }
+
+    fn check_unsettled(&self) -> Result<(), ChainBreakReason> {
+        if self.open.len() + self.open_tools.len() > MAX_UNSETTLED_CALLS {
+            return Err(ChainBreakReason::TooManyUnsettled);
+        }
+        Ok(())
     }
 
     fn check_checkpoint(

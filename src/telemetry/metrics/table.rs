@@ -5,10 +5,12 @@
 //! labels. If the conventions change, this file must change, too.
 
 pub mod service;
+pub mod tools;
 
 use prometheus::{HistogramOpts, Opts};
 
 use service::{AGENT_FAMILIES, QUEUE_FAMILIES, SERVICE_FAMILIES, STATE_FAMILIES};
+use tools::TOOL_FAMILIES;
 
 /// One family of series.
 #[derive(Clone, Copy, Debug)]
@@ -383,6 +385,7 @@ impl MetricFamilySpec {
             AGENT_FAMILIES,
             QUEUE_FAMILIES,
             STATE_FAMILIES,
+            TOOL_FAMILIES,
             UPSTREAM_FAMILIES,
         ];
         parts.into_iter().flatten().copied()
