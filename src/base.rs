@@ -16,6 +16,7 @@ pub mod hidden_characters;
 pub mod host_reach;
 pub mod json;
 pub mod key_bytes;
+pub mod local_endpoint;
 pub mod memory;
 pub mod metrics;
 pub mod outbound;

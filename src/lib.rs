@@ -1,6 +1,6 @@
 //! cogni-gateway runs untrusted AI agents: each run has one way out of its sandbox, a programmable LLM gateway on a unix socket.
 //!
-//! Eleven wings, from the top down. A wing imports only wings on lower lines, and wings on one line do not import each other;
+//! Twelve wings, from the top down. A wing imports only wings on lower lines, and wings on one line do not import each other;
 //! `tests/cli/tidy.rs` holds the table and checks it. [`manual::architecture`] walks through them with a request, a run, a
 //! commit and a chat. The page is `src/manual/architecture.md`; its first table says where a stream is cut at its budget, where a
 //! commit is judged, where a container's capabilities are dropped, and who ends a run at its deadline.
@@ -9,7 +9,7 @@
 //! cli
 //! service
 //! runner
-//! gateway · relay · sandbox
+//! gateway · relay · tools · sandbox
 //! telemetry
 //! llm · fakes
 //! base · guest
@@ -29,6 +29,9 @@ pub mod gateway;
 
 // The way of an agent's commits to a branch and a pull request: git, mirror, quarantine, review, outbox, GitHub.
 pub mod relay;
+
+// The tools of a run: their policy, their calls and the programs that run them. They may use the sandbox for their jobs.
+pub mod tools;
 
 // The sandbox: one specification, and two drivers that start it (Docker Engine and the embedded one).
 pub mod sandbox;

@@ -26,6 +26,7 @@ mod result;
 mod run_gateway;
 mod spans;
 pub mod sweep;
+pub mod tool_opener;
 pub mod warm_pool;
 mod workspace;
 

@@ -157,6 +157,7 @@ impl Host {
                 Arc::new(ProcessCapacity::new(&self.server, u64::MAX, true)),
             )),
             tasks: self.tasks.clone(),
+            tools: None,
             run: Arc::clone(&run),
         });
         let serve = server::run_socket::serve_run_socket(

@@ -33,6 +33,7 @@ const SOURCES: &[&str] = &[
     "src/bin/cogni-init.rs",
     "src/guest/init",
     "src/guest/init.rs",
+    "src/guest/tool.rs",
 ];
 
 /// The largest file that is embedded, in bytes. Every sandbox maps the file, so its pages count.

@@ -5,6 +5,7 @@
 
 mod agent;
 mod client;
+mod tools;
 
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -111,8 +112,9 @@ async fn narrate_calls(agent: &DemoAgent, out: &mut impl Write) -> anyhow::Resul
     )?;
 
     narrate_refusals(agent, out).await?;
+    tools::narrate_tools(&agent.client(), out).await?;
 
-    write_heading(out, "6. The last call of the budget, and one more")?;
+    write_heading(out, "7. The last call of the budget, and one more")?;
     let plain = json!({"model": "demo", "messages": []});
     let answer = agent.call_llm(&plain, &[]).await?;
     writeln!(out, "  agent saw      {}", answer.status)?;
@@ -231,6 +233,7 @@ fn demo_config(directory: &Path, upstream: SocketAddr) -> anyhow::Result<Gateway
     // The narration shows that this key never reaches the agent.
     config.upstream.api_key = SecretString::new("sk-real-key");
     config.budget.max_turns = Some(MAX_TURNS);
+    config.tools = tools::demo_tools()?;
     config.audit.path = Some(directory.join(AUDIT_LOG));
     // The lines of the access log would appear between the lines of the narration.
     config.access_log = AccessLogDestination::Off;

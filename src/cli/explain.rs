@@ -7,6 +7,7 @@ pub mod explain_input;
 pub mod explanation;
 mod remedy;
 mod text;
+mod tool_call;
 
 use std::fs;
 use std::io::{Read, Write};
@@ -18,12 +19,14 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 
 use self::explain_input::ExplainInput;
 use self::explanation::{ExplainContext, RequestExplanation};
+use self::tool_call::ToolExplanation;
 use super::flags;
 use crate::base::secret::SecretString;
 use crate::gateway::config::{GatewayConfig, SETTINGS};
 use crate::gateway::process::compile_policy;
 use crate::llm::budget::{BudgetAmount, BudgetLedger, Nanodollars, PriorUsage, Tokens};
 use crate::service::config::ServiceConfig;
+use crate::tools::run_tools::EXEC_PATH;
 
 /// Builds the command and its flags. The command also accepts the flags of `proxy`.
 pub fn command() -> Command {
@@ -69,6 +72,15 @@ pub fn run(
     let text = read_input(matches.get_one::<String>("FILE").map_or("-", String::as_str), input)?;
     let request =
         ExplainInput::parse(text, matches.get_one::<String>("ROUTE").map(String::as_str))?;
+    if request.request.uri().path() == EXEC_PATH {
+        let explanation = ToolExplanation::explain_call(&config, &request.body)?;
+        if matches.get_flag("JSON") {
+            writeln!(out, "{}", serde_json::to_string_pretty(&explanation)?)?;
+        } else {
+            write!(out, "{explanation}")?;
+        }
+        return Ok(explanation.exit_code());
+    }
     let spent = parse_spent(matches.get_many::<String>("SET").into_iter().flatten())?;
     let policy = compile_policy(&config)?;
     // The ledger starts with the usage that `--set` gives, so that limits can be tried.

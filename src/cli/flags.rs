@@ -3,12 +3,15 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::Context;
 use clap::{Arg, ArgMatches};
 
 use crate::base::time::MAX_TIME;
 use crate::gateway::config::{ConfigSetting, GatewayConfig, check_variable_names};
+use crate::runner::tool_opener::RunToolOpener;
 use crate::telemetry::access_log::{self, AccessLogFormat};
 
 /// Returns one flag for each setting, and `--config`.
@@ -59,6 +62,13 @@ pub fn read_config_with(
         |file| GatewayConfig::read_file(Path::new(&file)),
     )?;
     between(&mut config);
+    // The file is named here, where it is known; a later check of the whole configuration finds the same mistakes.
+    config.tools.opener = Some(Arc::new(RunToolOpener));
+    let checked = config.tools.check();
+    checked.with_context(|| match config_file_path(matches, &variable) {
+        Some(file) => format!("`{file}` is not a valid configuration"),
+        None => "the configuration is not valid".to_owned(),
+    })?;
     config.access_log_format =
         AccessLogFormat::from_variable(variable(access_log::FORMAT_VARIABLE).as_deref());
     // These files are private: no sandbox may mount them.

@@ -22,7 +22,7 @@ use crate::base::unix::SocketPermissions;
 use crate::gateway::pipeline::policy;
 use crate::gateway::pipeline::rule::RuleSet;
 use crate::gateway::pipeline::server;
-use crate::gateway::run::RunIdentity;
+use crate::gateway::run::{RunIdentity, ToolSettings};
 use crate::gateway::upstream;
 use crate::gateway::upstream::UpstreamKind;
 use crate::llm::budget::{BudgetLimits, price};
@@ -65,6 +65,9 @@ pub struct GatewayConfig {
     pub budget: BudgetLimits,
     pub prices: price::PriceConfig,
     pub policy: policy::PolicyConfig,
+    /// The tools of the runs. The wing of the tools parses the table.
+    #[serde(skip_serializing_if = "ToolSettings::is_empty")]
+    pub tools: ToolSettings,
     pub audit: audit::AuditConfig,
     #[serde(skip_serializing)]
     pub access_log: AccessLogDestination,
@@ -216,7 +219,7 @@ impl GatewayConfig {
         self.telemetry.validate()?;
         // The rules are compiled for their errors only; each policy compiles them again.
         RuleSet::compile_rules(&self.policy.rules)?;
-        Ok(())
+        self.tools.check()
     }
 
     /// Checks the settings of a service. A service has no operator's socket, and one thread for each processor.
@@ -367,6 +370,7 @@ impl Default for GatewayConfig {
             has_service_table: false,
             service_file: None,
             service_size: None,
+            tools: ToolSettings::default(),
             server: server::HttpServerConfig::default(),
             upstream: upstream::UpstreamConfig::default(),
             budget: BudgetLimits::default(),

@@ -25,6 +25,7 @@ pub mod request_head;
 pub mod rule;
 pub mod run_token_auth;
 pub mod server;
+mod tool_route;
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -33,6 +34,7 @@ use http::{Method, Request, Response};
 use hyper::body::Incoming;
 use tokio::sync::Semaphore;
 
+use crate::base::local_endpoint::LocalEndpoint;
 use crate::base::task_group::TaskGroup;
 use crate::gateway::run::AgentRun;
 use crate::gateway::upstream::headers::UpstreamRequestHead;
@@ -60,6 +62,8 @@ pub struct RunGateway {
     /// The run's limits on requests in flight and on body bytes, shared by all workers.
     pub capacity: Arc<RunCapacity>,
     pub tasks: TaskGroup,
+    /// The endpoint of the run's tools; `None` for a run without tools.
+    pub tools: Option<Arc<dyn LocalEndpoint>>,
 }
 
 /// Handles one request. `pid` is the calling process, if the process is known.
@@ -70,6 +74,13 @@ pub async fn handle_request(
     pid: Option<u32>,
     request: Request<Incoming>,
 ) -> Result<Response<ResponseBody>, Infallible> {
+    // No path of a call to a model begins like the tools' paths. A run without tools pays one test of a pointer.
+    if let Some(tools) = &gateway.tools
+        && tool_route::is_tool_path(request.uri())
+    {
+        let answer = tool_route::handle_tool_request(&gateway, &**tools, pid, request);
+        return Ok(Box::pin(answer).await);
+    }
     let (request, mut body) = IncomingRequestBody::split_request(request);
     let mut exchange = GatewayExchange::begin(Arc::clone(&gateway), pid, request.method());
     let received = receive_request(&mut exchange, request, &mut body).await;

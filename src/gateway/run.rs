@@ -6,6 +6,7 @@
 pub mod control;
 mod identity;
 pub mod token;
+mod tool_settings;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,12 +20,13 @@ use crate::telemetry::trace::RunTrace;
 
 pub use control::RunControl;
 pub use identity::{NAME_RULE, RequestId, RunIdentity, RunIdentityError, is_name, is_reserved_key};
+pub use tool_settings::{ToolOpener, ToolProcess, ToolSettings};
 
 /// One agent run: its identity, its budget and its records.
 pub struct AgentRun {
     pub identity: RunIdentity,
     pub ledger: Arc<BudgetLedger>,
-    pub audit: AuditLog,
+    pub audit: Arc<AuditLog>,
     pub counts: CallCounts,
     pub control: RunControl,
     /// Permits for calls that the gateway reads to the end after the client has left.
@@ -61,7 +63,7 @@ impl AgentRun {
         Self {
             identity,
             ledger: Arc::new(ledger),
-            audit,
+            audit: Arc::new(audit),
             counts: CallCounts::default(),
             control: RunControl::default(),
             drain_permits: Arc::new(Semaphore::new(MAX_DRAINS)),

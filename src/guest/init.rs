@@ -114,6 +114,7 @@ fn run_agent(
     let listener = match options.gateway {
         GatewayMode::Bridged => {
             socket.wait_until_ready(options.socket_timeout).map_err(InitFailure::socket_failure)?;
+            link_tool_client();
             Some(listener::bind_listener(options.listen)?)
         }
         GatewayMode::None => None,
@@ -122,6 +123,15 @@ fn run_agent(
     let agent = spawn::start_agent(options, None)?;
     let peers = AgentPeers { host, ..AgentPeers::default() };
     Ok(run_service.run_until_exit(bridge, agent, options, peers))
+}
+
+/// Gives the client of the run's tools a name in the sandbox. The file is this program, which its name selects.
+///
+/// Without a writable `/run` the link is missing; the same client is `cogni-init --tool`.
+fn link_tool_client() {
+    if let Ok(program) = std::env::current_exe() {
+        let _ = std::os::unix::fs::symlink(program, TOOL_LINK);
+    }
 }
 
 /// The reason why the agent was not started, with the exit status that reports it.
@@ -154,6 +164,9 @@ fn log_line(message: impl Display) {
     // A failed write to standard error cannot be reported anywhere.
     let _ = io::stderr().write_all(line.as_bytes());
 }
+
+/// The path of the tools' client in a sandbox.
+const TOOL_LINK: &str = "/run/cogni-tool";
 
 /// The exit status of every program for invalid arguments.
 const EXIT_USAGE: u8 = 2;

@@ -77,6 +77,11 @@ impl RunGatewayBackend {
                 Ok(Self::Hosted(Box::new(host.open_gateway(config)?)))
             }
             GatewayServer::Container(settings) => {
+                if !config.tools.is_empty() {
+                    anyhow::bail!(
+                        "tools cannot be served by a gateway in a container yet; take `[tools]` out, or serve the gateway in this process"
+                    );
+                }
                 // That container keeps the user of its image, which is another than the sandbox's.
                 config.listen.socket_mode = 0o666;
                 let proxy =

@@ -11,7 +11,7 @@ const LAYERS: &[&[&str]] = &[
     &["cli"],
     &["service"],
     &["runner"],
-    &["gateway", "relay", "sandbox"],
+    &["gateway", "relay", "tools", "sandbox"],
     &["telemetry"],
     &["llm", "fakes"],
     &["base", "guest"],

@@ -24,5 +24,6 @@ mod spend_logs;
 #[expect(dead_code, reason = "each test binary uses a part of it")]
 #[path = "../support/support.rs"]
 mod support;
+mod tools;
 mod trace;
 mod upstream;

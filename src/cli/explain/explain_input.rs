@@ -6,6 +6,7 @@ use http::{Request, header};
 use serde_json::{Map, Value};
 
 use crate::llm::protocol::GatewayRoute;
+use crate::tools::run_tools::EXEC_PATH;
 
 /// The request to explain.
 #[derive(Debug)]
@@ -30,7 +31,7 @@ impl ExplainInput {
             return Self::parse_request(&Bytes::from(text));
         }
         // A bare body has no path, so the route comes from the flag or from the body's fields.
-        let path = route.map_or_else(|| guess_route(&text).path().to_owned(), str::to_owned);
+        let path = route.map_or_else(|| guess_path(&text).to_owned(), str::to_owned);
         let request = Request::post(&path).header(header::CONTENT_TYPE, "application/json");
         let request = request.body(()).with_context(|| format!("`{path}` is not a path"))?;
         Ok(Self { request, body: Bytes::from(text), is_guessed: route.is_none() })
@@ -61,18 +62,23 @@ fn is_request(text: &[u8]) -> bool {
     [&b" HTTP/1.1"[..], b" HTTP/1.0"].iter().any(|version| line.ends_with(version))
 }
 
-/// Guesses the route of a body from its fields.
-fn guess_route(body: &[u8]) -> GatewayRoute {
+/// Guesses the path of a body from its fields.
+fn guess_path(body: &[u8]) -> &'static str {
     let fields: Map<String, Value> = serde_json::from_slice(body).unwrap_or_default();
     let has = |names: &[&str]| names.iter().any(|name| fields.contains_key(*name));
+    // No body for a model has a field `tool`.
+    if has(&["tool"]) {
+        return EXEC_PATH;
+    }
     // `messages` is a field of two protocols, so the fields that only one of them has are checked first.
-    match () {
+    let route = match () {
         () if has(&["system", "stop_sequences", "anthropic_version"]) => GatewayRoute::Messages,
         () if has(&["messages"]) => GatewayRoute::ChatCompletions,
         () if has(&["input"]) => GatewayRoute::Responses,
         () if has(&["prompt"]) => GatewayRoute::Completions,
         () => GatewayRoute::ChatCompletions,
-    }
+    };
+    route.path()
 }
 
 /// The maximum number of headers: the default of a served run.

@@ -35,13 +35,22 @@ impl<B> JudgedHead for Request<B> {
 /// Returns [`CallRejection::NotServed`] if no route matches, or if the request's form could be read in
 /// two ways.
 pub fn match_route<B>(request: &Request<B>) -> Result<GatewayRoute, CallRejection> {
+    check_target(request)?;
+    GatewayRoute::from_request_line(request.method(), request.uri().path())
+        .ok_or(CallRejection::NotServed)
+}
+
+/// Checks the form of a request's target.
+///
+/// # Errors
+/// Returns [`CallRejection::NotServed`] if the target could be read in two ways, or asks for another protocol.
+pub(super) fn check_target<B>(request: &Request<B>) -> Result<(), CallRejection> {
     // HTTP/2 always names a host. The host is ignored: the configuration names the upstream's host.
     let is_for_us = request.version() == Version::HTTP_2 || is_target_local(request.uri());
     if !is_for_us || requests_upgrade(request.headers()) {
         return Err(CallRejection::NotServed);
     }
-    GatewayRoute::from_request_line(request.method(), request.uri().path())
-        .ok_or(CallRejection::NotServed)
+    Ok(())
 }
 
 /// Checks the fields that describe the body of a POST request.

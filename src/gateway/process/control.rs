@@ -232,6 +232,7 @@ pub(super) fn check_immutable_settings(
         ("`listen`", old.listen != new.listen),
         ("`server`", old.server != new.server),
         ("`upstream`", old.upstream != new.upstream),
+        ("`tools`", old.tools != new.tools),
         ("`audit`", old.audit != new.audit),
         ("`access_log`", old.access_log != new.access_log),
         ("`access_log_max_bytes`", old.access_log_max_bytes != new.access_log_max_bytes),

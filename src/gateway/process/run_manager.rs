@@ -22,7 +22,7 @@ use crate::gateway::pipeline::limits::{ProcessCapacity, RunCapacity};
 use crate::gateway::pipeline::policy::{self, GatewayPolicy};
 use crate::gateway::pipeline::registry::{GatewayRegistry, PerWorkerGateways};
 use crate::gateway::pipeline::server;
-use crate::gateway::run::AgentRun;
+use crate::gateway::run::{AgentRun, ToolProcess};
 use crate::gateway::upstream::UpstreamClient;
 use crate::gateway::upstream::outage::FailureLog;
 use crate::llm::budget::{BudgetLedger, PriorUsage};
@@ -340,13 +340,14 @@ impl RunManagerShared {
         let trace = self.tracer.start_run_trace(config.identity.trace_context());
         // 3. Open the records. A log of an earlier process is continued, with the amount spent so far.
         let (audit, recovered) = open_audit_log(&config, &policy, trace.as_deref())?;
-        let RecoveredRun { spent, age, recent, .. } = recovered;
+        let RecoveredRun { spent, age, recent, tools, .. } = recovered;
         let past = PriorUsage { spent, age, recent };
         let ledger = BudgetLedger::new(config.budget.clone(), past);
+        ledger.restore_tool_spending(tools);
         let run = Arc::new(AgentRun::new(config.identity.clone(), ledger, audit).with_trace(trace));
         let policy = Arc::new(policy::SharedPolicy::from_pointee(policy));
         // 4. Make one gateway for each worker, and start the background flush.
-        let gateways = self.per_worker_gateways(&run, &policy);
+        let gateways = self.per_worker_gateways(&run, &policy, &config)?;
         spawn_flush_loop(Arc::clone(&run), &gateways[0].tasks);
         let control = Arc::new(ServedRunHandle::new(run, policy, config));
         // 5. Apply a reload that happened in between. The lock is held until the run is registered: a reload either
@@ -394,7 +395,8 @@ impl RunManagerShared {
         &self,
         run: &Arc<AgentRun>,
         policy: &Arc<policy::SharedPolicy>,
-    ) -> PerWorkerGateways {
+        config: &GatewayConfig,
+    ) -> anyhow::Result<PerWorkerGateways> {
         let identity = access_log::AccessLogIdentity {
             run: &run.identity.run,
             attempt: &run.identity.attempt,
@@ -409,6 +411,8 @@ impl RunManagerShared {
         let tasks = self.tasks.child_group();
         let process = Arc::clone(&self.capacity);
         let capacity = Arc::new(RunCapacity::new(&self.server, self.share.run_requests, process));
+        let process = ToolProcess { tasks: &tasks, metrics: &self.metrics };
+        let tools = config.tools.open_tools(run, process)?;
         // Budget, policy, metrics and limits belong to the run; only the upstream client belongs to the worker.
         let gateway = |upstream: &Arc<UpstreamClient>| {
             Arc::new(RunGateway {
@@ -420,9 +424,10 @@ impl RunManagerShared {
                 slots: Arc::new(Semaphore::new(self.share.run_connections)),
                 capacity: Arc::clone(&capacity),
                 tasks: tasks.clone(),
+                tools: tools.clone(),
             })
         };
-        self.upstreams.iter().map(gateway).collect()
+        Ok(self.upstreams.iter().map(gateway).collect())
     }
 
     fn lock_defaults(&self) -> MutexGuard<'_, Arc<RunDefaults>> {

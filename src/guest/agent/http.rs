@@ -90,11 +90,6 @@ pub fn post_json(
     body: &str,
     deadline: Instant,
 ) -> io::Result<HttpResponse<BufReader<DeadlineStream>>> {
-    let left = time_left(deadline)?;
-    let stream = TcpStream::connect_timeout(&base.address, left.min(CONNECT_TIMEOUT))?;
-    stream.set_nodelay(true)?;
-    let mut timed = DeadlineStream { stream, deadline };
-    timed.stream.set_write_timeout(Some(left))?;
     let head = format!(
         "POST {}{path} HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\naccept: text/event-stream\r\n\
          content-length: {}\r\nconnection: close\r\n\r\n",
@@ -102,6 +97,36 @@ pub fn post_json(
         base.address,
         body.len(),
     );
+    exchange(base, (&head, body), deadline)
+}
+
+/// Sends a request without a body, and reads the head of the answer.
+///
+/// # Errors
+/// Returns an error if the connection fails, the deadline passes, or the answer is not HTTP.
+pub fn get(
+    base: &LlmEndpoint,
+    path: &str,
+    deadline: Instant,
+) -> io::Result<HttpResponse<BufReader<DeadlineStream>>> {
+    let (prefix, address) = (&base.prefix, base.address);
+    let head = format!(
+        "GET {prefix}{path} HTTP/1.1\r\nhost: {address}\r\naccept: application/json\r\nconnection: close\r\n\r\n"
+    );
+    exchange(base, (&head, ""), deadline)
+}
+
+/// Sends a head and a body over a connection of its own, and reads the head of the answer.
+fn exchange(
+    base: &LlmEndpoint,
+    (head, body): (&str, &str),
+    deadline: Instant,
+) -> io::Result<HttpResponse<BufReader<DeadlineStream>>> {
+    let left = time_left(deadline)?;
+    let stream = TcpStream::connect_timeout(&base.address, left.min(CONNECT_TIMEOUT))?;
+    stream.set_nodelay(true)?;
+    let mut timed = DeadlineStream { stream, deadline };
+    timed.stream.set_write_timeout(Some(left))?;
     // An error of the write is kept until the answer was read.
     let sent = timed
         .stream

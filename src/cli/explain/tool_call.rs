@@ -1,0 +1,87 @@
+//! The explanation of a tool call: the layer that decides, through the code of a real call.
+
+use std::fmt::{self, Display, Formatter};
+use std::process::ExitCode;
+
+use bytes::Bytes;
+use serde::Serialize;
+
+use crate::gateway::config::GatewayConfig;
+use crate::llm::budget::Nanodollars;
+use crate::runner::tool_opener::{CompiledTools, identity_facts};
+use crate::tools::exec_request::ToolExecRequest;
+use crate::tools::run_tools::check_call;
+
+/// The answer of the policy to a tool call.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct ToolExplanation {
+    pub tool: String,
+    pub allowed: bool,
+    /// The layer that decided: `agent`, `run` or `tool`; absent if the request itself is wrong.
+    pub layer: Option<&'static str>,
+    /// The rules that allow the call, or the rule that denies it.
+    pub rules: Vec<String>,
+    pub code: Option<&'static str>,
+    pub message: Option<String>,
+    pub price_usd: Nanodollars,
+}
+
+impl ToolExplanation {
+    /// Explains the body of a request to `/tool/exec`.
+    ///
+    /// # Errors
+    /// Returns an error if the configuration of the tools is not valid.
+    pub(super) fn explain_call(config: &GatewayConfig, body: &Bytes) -> anyhow::Result<Self> {
+        let tools = CompiledTools::from_settings(&config.tools)?;
+        let run = identity_facts(&config.identity);
+        let request = ToolExecRequest::parse_body(body, &run.id);
+        let tool = request.as_ref().map_or("-", |request| &request.tool).to_owned();
+        let checked = request.and_then(|request| {
+            let tool = check_call(&tools.policy, &run, &request)?;
+            let rules = tool.rule_names().iter().map(ToString::to_string).collect();
+            Ok((rules, tool.price))
+        });
+        Ok(match checked {
+            Ok((rules, price_usd)) => {
+                let layer = Some("tool");
+                Self { tool, allowed: true, layer, rules, code: None, message: None, price_usd }
+            }
+            // The operator may know whose list does not name the tool; the agent may not.
+            Err(refusal) => Self {
+                tool,
+                allowed: false,
+                layer: refusal.denial().map(|denial| denial.layer.as_str()),
+                rules: refusal.denial().map(|denial| denial.rule.to_string()).into_iter().collect(),
+                code: Some(refusal.code()),
+                message: Some(refusal.to_string()),
+                price_usd: Nanodollars::ZERO,
+            },
+        })
+    }
+
+    pub(super) fn exit_code(&self) -> ExitCode {
+        if self.allowed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    }
+}
+
+impl Display for ToolExplanation {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let Self { tool, price_usd, .. } = self;
+        writeln!(f, "tool      {tool}")?;
+        let rules = if self.rules.is_empty() { "granted".into() } else { self.rules.join(", ") };
+        match (self.layer, self.code) {
+            (_, None) => {
+                writeln!(f, "allowed   by every layer; rules: {rules}")?;
+                writeln!(f, "reserves  1 call, ${price_usd}")
+            }
+            (Some(layer), Some(code)) => {
+                writeln!(f, "refused   {code}: layer {layer}, rule {rules}")?;
+                writeln!(f, "          {}", self.message.as_deref().unwrap_or_default())
+            }
+            (None, Some(code)) => {
+                writeln!(f, "refused   {code}")?;
+                writeln!(f, "          {}", self.message.as_deref().unwrap_or_default())
+            }
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! The routes of a run's tools: the paths under `/tool/`, which the run's [endpoint](LocalEndpoint) answers.
+//!
+//! The gateway reads the request within limits and holds a permit for it, like for a call to a model. The endpoint
+//! decides everything else. A run without tools has no such routes.
+
+use std::time::{Instant, SystemTime};
+
+use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, header};
+use http_body_util::{BodyExt, Limited};
+use hyper::body::Incoming;
+use serde_json::json;
+
+use super::RunGateway;
+use super::local_response::ResponseBody;
+use super::rejection::CallRejection;
+use super::request_head;
+use crate::base::local_endpoint::{LocalEndpoint, LocalReply, LocalRequest, RetryAdvice};
+use crate::gateway::run::RequestId;
+use crate::telemetry::access_log::AccessLogEntry;
+
+/// Returns true if a path belongs to the tools.
+pub(super) fn is_tool_path(target: &Uri) -> bool {
+    target.path().starts_with(TOOL_PREFIX)
+}
+
+/// Handles one request to the tools. Never fails.
+pub(super) async fn handle_tool_request(
+    gateway: &RunGateway,
+    endpoint: &dyn LocalEndpoint,
+    pid: Option<u32>,
+    request: Request<Incoming>,
+) -> Response<ResponseBody> {
+    let started = Instant::now();
+    let method = request.method().clone();
+    let (request_bytes, reply) = match read_and_answer(gateway, endpoint, pid, request).await {
+        Ok(answered) => answered,
+        Err(rejection) => (0, rejected_reply(&rejection)),
+    };
+    gateway.access_log.write_entry(&AccessLogEntry {
+        time: SystemTime::now(),
+        method: method.as_str(),
+        route: None,
+        status: reply.status.as_u16(),
+        bytes: reply.body.len() as u64,
+        request_bytes,
+        model: None,
+        request_id: RequestId::new().as_str(),
+        litellm_call_id: None,
+        litellm_response_cost: None,
+        upstream_time: None,
+        first_byte_time: None,
+        request_time: started.elapsed(),
+        usage: None,
+        outcome: reply.code.unwrap_or("tool"),
+    });
+    into_response(reply)
+}
+
+/// Reads a request within the run's limits, and lets the endpoint answer it.
+async fn read_and_answer(
+    gateway: &RunGateway,
+    endpoint: &dyn LocalEndpoint,
+    pid: Option<u32>,
+    request: Request<Incoming>,
+) -> Result<(u64, LocalReply), CallRejection> {
+    let (head, body) = request.into_parts();
+    let head = Request::from_parts(head, ());
+    request_head::check_target(&head)?;
+    let policy = gateway.policy.load_full();
+    if *head.method() == Method::POST {
+        request_head::check_head(&head, &policy.config)?;
+    }
+    // The permit and its bytes are held until the reply is made.
+    let mut permit = gateway.capacity.admit_request()?;
+    permit.take_bytes(MAX_TOOL_BODY_BYTES)?;
+    let read = Limited::new(body, MAX_TOOL_BODY_BYTES).collect();
+    let body = match tokio::time::timeout(policy.config.body_timeout, read).await {
+        Ok(Ok(body)) => body.to_bytes(),
+        Ok(Err(_)) => return Ok((0, too_large_reply())),
+        Err(_) => return Ok((0, timeout_reply())),
+    };
+    let target = head.uri();
+    let request = LocalRequest {
+        method: head.method(),
+        path: target.path(),
+        query: target.query(),
+        body: &body,
+        pid,
+    };
+    Ok((body.len() as u64, endpoint.handle_request(request).await))
+}
+
+/// Returns the reply to a request that the endpoint does not see.
+fn rejected_reply(rejection: &CallRejection) -> LocalReply {
+    let status = rejection.status(crate::llm::protocol::LlmProtocol::Chat);
+    error_reply(status, rejection.code(), &rejection.to_string())
+}
+
+fn too_large_reply() -> LocalReply {
+    let message =
+        format!("the request body broke off, or is larger than {MAX_TOOL_BODY_BYTES} bytes");
+    error_reply(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", &message)
+}
+
+fn timeout_reply() -> LocalReply {
+    let message = "the request body did not arrive in time";
+    error_reply(StatusCode::REQUEST_TIMEOUT, "request_timeout", message)
+}
+
+fn error_reply(status: StatusCode, code: &'static str, message: &str) -> LocalReply {
+    let error = json!({"type": "tool_error", "code": code, "message": message});
+    let body = json!({ "error": error }).to_string();
+    LocalReply { status, body, code: Some(code), retry: RetryAdvice::None }
+}
+
+fn into_response(reply: LocalReply) -> Response<ResponseBody> {
+    let mut response = Response::new(ResponseBody::from_text(reply.body));
+    *response.status_mut() = reply.status;
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    match reply.retry {
+        RetryAdvice::None => {}
+        RetryAdvice::Never => {
+            headers.insert("x-should-retry", HeaderValue::from_static("false"));
+        }
+        RetryAdvice::After(delay) => {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(delay.as_secs().max(1)));
+        }
+    }
+    response
+}
+
+/// The beginning of every path of the tools.
+const TOOL_PREFIX: &str = "/tool/";
+
+/// The largest body of a request to the tools, in bytes. The endpoint has a limit of its own, which is not larger.
+const MAX_TOOL_BODY_BYTES: usize = 256 * 1024;

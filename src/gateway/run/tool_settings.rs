@@ -1,0 +1,121 @@
+//! The settings of a run's tools. The wings of the gateway and of the tools do not know each other: the caller above
+//! both gives the gateway a [`ToolOpener`], and the gateway serves the endpoint that the opener makes.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::ser::SerializeMap;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::AgentRun;
+use crate::base::local_endpoint::LocalEndpoint;
+use crate::base::task_group::TaskGroup;
+use crate::telemetry::metrics::MetricsRegistry;
+
+/// The settings of a run's tools.
+#[derive(Clone, Default)]
+pub struct ToolSettings {
+    /// The table `[tools]` of the configuration. Without the table, the run has no tools.
+    pub table: Option<toml::Table>,
+    /// The tools in the file of the run's agent; `None` for a run without an agent of the catalog.
+    pub agent: Option<Vec<String>>,
+    /// The opener of the run's tools; `None` if the process cannot serve tools.
+    pub opener: Option<Arc<dyn ToolOpener>>,
+}
+
+/// Makes the endpoint of a run's tools.
+pub trait ToolOpener: Send + Sync {
+    /// Checks settings without a run.
+    ///
+    /// # Errors
+    /// Returns an error that names the key and the remedy.
+    fn check_settings(&self, settings: &ToolSettings) -> anyhow::Result<()>;
+
+    /// Makes the endpoint of a run's tools.
+    ///
+    /// # Errors
+    /// Returns an error that names the key and the remedy.
+    fn open_tools(
+        &self,
+        settings: &ToolSettings,
+        run: &Arc<AgentRun>,
+        process: ToolProcess<'_>,
+    ) -> anyhow::Result<Arc<dyn LocalEndpoint>>;
+}
+
+/// The parts of the process that a run's tools need.
+#[derive(Clone, Copy, Debug)]
+pub struct ToolProcess<'a> {
+    /// The tasks of the run.
+    pub tasks: &'a TaskGroup,
+    pub metrics: &'a Arc<MetricsRegistry>,
+}
+
+impl ToolSettings {
+    /// Returns true if the run has no tools.
+    pub fn is_empty(&self) -> bool {
+        self.table.is_none() && self.agent.as_ref().is_none_or(Vec::is_empty)
+    }
+
+    /// Checks the settings.
+    ///
+    /// # Errors
+    /// Returns an error that names the key and the remedy.
+    pub fn check(&self) -> anyhow::Result<()> {
+        match (&self.opener, self.is_empty()) {
+            (_, true) => Ok(()),
+            (Some(opener), false) => opener.check_settings(self),
+            (None, false) => anyhow::bail!(NO_OPENER_MESSAGE),
+        }
+    }
+
+    /// Makes the endpoint of a run's tools; `None` if the run has no tools.
+    ///
+    /// # Errors
+    /// Returns an error that names the key and the remedy.
+    pub fn open_tools(
+        &self,
+        run: &Arc<AgentRun>,
+        process: ToolProcess<'_>,
+    ) -> anyhow::Result<Option<Arc<dyn LocalEndpoint>>> {
+        match (&self.opener, self.is_empty()) {
+            (_, true) => Ok(None),
+            (Some(opener), false) => opener.open_tools(self, run, process).map(Some),
+            (None, false) => anyhow::bail!(NO_OPENER_MESSAGE),
+        }
+    }
+}
+
+impl PartialEq for ToolSettings {
+    fn eq(&self, other: &Self) -> bool {
+        // The opener belongs to the process, not to the configuration.
+        self.table == other.table && self.agent == other.agent
+    }
+}
+
+impl fmt::Debug for ToolSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { table, agent, .. } = self;
+        f.debug_struct("ToolSettings")
+            .field("table", table)
+            .field("agent", agent)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Serialize for ToolSettings {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut settings = serializer.serialize_map(Some(2))?;
+        settings.serialize_entry("table", &self.table)?;
+        settings.serialize_entry("agent", &self.agent)?;
+        settings.end()
+    }
+}
+
+impl<'de> Deserialize<'de> for ToolSettings {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Ok(Self { table: Some(toml::Table::deserialize(deserializer)?), ..Self::default() })
+    }
+}
+
+const NO_OPENER_MESSAGE: &str = "`[tools]` cannot be served by this gateway; take the table out, or serve the run with `cogni-gateway proxy`, `run` or `serve`";

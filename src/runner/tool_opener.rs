@@ -1,0 +1,102 @@
+//! Opens the tools of runs: the place where the gateway, the tools and the sandboxes meet.
+
+use std::sync::Arc;
+
+use ring::rand::{SecureRandom, SystemRandom};
+use tokio_util::sync::CancellationToken;
+
+use crate::base::local_endpoint::LocalEndpoint;
+use crate::gateway::run::{AgentRun, RunIdentity, ToolOpener, ToolProcess, ToolSettings};
+use crate::tools::config::ToolConfig;
+use crate::tools::definition::built_in_tools;
+use crate::tools::policy::ToolPolicy;
+use crate::tools::program::ToolPrograms;
+use crate::tools::prometheus::PrometheusClient;
+use crate::tools::rule_facts::ToolRunFacts;
+use crate::tools::run_tools::{RunSwitches, RunToolParts, RunTools};
+
+/// Opens the tools of every run of this process.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RunToolOpener;
+
+/// The parts of a run's tools that its settings decide.
+#[derive(Debug)]
+pub struct CompiledTools {
+    pub config: ToolConfig,
+    pub policy: ToolPolicy,
+}
+
+impl CompiledTools {
+    /// Compiles the settings of a run's tools.
+    ///
+    /// # Errors
+    /// Returns an error that names the key and the remedy.
+    pub fn from_settings(settings: &ToolSettings) -> anyhow::Result<Self> {
+        let table = settings.table.as_ref();
+        let config = table.map(ToolConfig::from_table).transpose()?.unwrap_or_default();
+        let agent = settings.agent.as_deref();
+        let policy = ToolPolicy::compile_policy(&config, built_in_tools(&config), agent)?;
+        Ok(Self { config, policy })
+    }
+}
+
+impl ToolOpener for RunToolOpener {
+    fn check_settings(&self, settings: &ToolSettings) -> anyhow::Result<()> {
+        let tools = CompiledTools::from_settings(settings)?;
+        tools.config.metrics.as_ref().map(PrometheusClient::new).transpose()?;
+        Ok(())
+    }
+
+    fn open_tools(
+        &self,
+        settings: &ToolSettings,
+        run: &Arc<AgentRun>,
+        process: ToolProcess<'_>,
+    ) -> anyhow::Result<Arc<dyn LocalEndpoint>> {
+        let CompiledTools { config, policy } = CompiledTools::from_settings(settings)?;
+        let metrics = config.metrics.as_ref().map(PrometheusClient::new).transpose()?;
+        Ok(Arc::new(RunTools::new(RunToolParts {
+            run: identity_facts(&run.identity),
+            policy,
+            programs: ToolPrograms { metrics },
+            ledger: Arc::clone(&run.ledger),
+            audit: Arc::clone(&run.audit),
+            switches: Box::new(AgentRunSwitches(Arc::clone(run))),
+            metrics: Arc::clone(process.metrics),
+            tasks: process.tasks.clone(),
+            salt: random_salt()?,
+        })))
+    }
+}
+
+fn random_salt() -> anyhow::Result<String> {
+    let mut salt = [0; 16];
+    let filled = SystemRandom::new().fill(&mut salt);
+    filled.map_err(|_| anyhow::anyhow!("the system has no random bytes for the tools' digests"))?;
+    Ok(hex::encode(salt))
+}
+
+/// Returns the facts about a run that rules may use.
+pub fn identity_facts(identity: &RunIdentity) -> ToolRunFacts {
+    let agent = identity.metadata.get("graph_id").and_then(serde_json::Value::as_str);
+    ToolRunFacts {
+        id: identity.run.clone(),
+        attempt: identity.attempt.clone(),
+        account: identity.account.clone(),
+        agent: agent.unwrap_or_default().to_owned(),
+        metadata: identity.metadata.clone(),
+    }
+}
+
+/// The switches of a run, as its gateway has them.
+struct AgentRunSwitches(Arc<AgentRun>);
+
+impl RunSwitches for AgentRunSwitches {
+    fn is_accepting(&self) -> bool {
+        self.0.control.check_accepting().is_ok()
+    }
+
+    fn abort_token(&self) -> CancellationToken {
+        self.0.control.abort_token()
+    }
+}

@@ -1,0 +1,28 @@
+//! The tools of a run: the second data plane on the run's socket, beside the LLM gateway.
+//!
+//! A call takes this way:
+//!
+//! - [`exec_request`] parses the request, with the same strict reader as a body for a model.
+//! - [`policy`] asks every layer whether the run may make the call. [`argument_schema`] checks the arguments, and
+//!   [`rule_facts`] gives them to the operator's conditions.
+//! - [`run_tools`] reserves the budget, records the admission, starts the program, and settles once.
+//! - [`call_table`] keeps the calls of a run, so that a client can ask again for a result.
+//! - [`program`] runs a tool: a [built-in](definition) one, such as [`prometheus`].
+//!
+//! **Invariant:** no tool runs without a durable `tool.admitted` record, and each such record is followed by one
+//! `tool.settled` record.
+//!
+//! **Invariant:** arguments and results are in no record, log or metric, except the argument fields that the operator
+//! has listed as evidence.
+
+pub mod argument_schema;
+pub mod call_table;
+pub mod config;
+pub mod definition;
+pub mod exec_request;
+pub mod policy;
+pub mod program;
+pub mod prometheus;
+pub mod refusal;
+pub mod rule_facts;
+pub mod run_tools;

@@ -1,0 +1,128 @@
+//! The `[tools]` table of a configuration.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::base::serde_words;
+use crate::llm::budget::{Nanodollars, ToolBudgetLimits};
+
+/// The tools that the runs of a configuration may call. Without the table, a run has no tools.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ToolConfig {
+    /// The names of the tools that runs may call. An empty list grants nothing.
+    pub granted: Vec<String>,
+    /// The Prometheus server that `core__metrics_query` reads.
+    pub metrics: Option<PrometheusConfig>,
+    /// The conditions, prices and budgets of granted tools.
+    pub rules: Vec<ToolRuleConfig>,
+}
+
+/// The Prometheus server of the tool `core__metrics_query`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PrometheusConfig {
+    /// The server's address, such as `http://prometheus:9090`.
+    pub url: String,
+    /// The longest time of a query.
+    #[serde(default = "default_query_timeout", with = "humantime_serde")]
+    pub timeout: Duration,
+    /// The largest result, in bytes.
+    #[serde(default = "default_query_bytes")]
+    pub max_result_bytes: usize,
+}
+
+/// One rule about a granted tool, as the operator configured it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ToolRuleConfig {
+    /// The name that refusals and records show.
+    pub name: String,
+    /// The tool that the rule is about.
+    pub tool: String,
+    /// The condition, in CEL, that a call must fulfil. Without a condition, the rule allows every call.
+    pub when: Option<String>,
+    /// The price of a call, in dollars. If several rules have a price, the highest applies.
+    pub price_usd: Option<Nanodollars>,
+    /// The limits of the tool within a run. If several rules have limits, the lowest applies.
+    #[serde(default)]
+    pub budget: ToolBudgetLimits,
+    /// The arguments that the audit log may hold. No other argument stands in it.
+    #[serde(default)]
+    pub evidence: Vec<String>,
+    /// Example calls that the condition must allow.
+    #[serde(default, rename = "match")]
+    pub matching: Vec<ToolRuleExample>,
+    /// Example calls that the condition must not allow.
+    #[serde(default)]
+    pub not_match: Vec<ToolRuleExample>,
+}
+
+/// An example call of a rule. An example sets only the facts that matter.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ToolRuleExample {
+    pub args: Map<String, Value>,
+    pub run: ExampleRun,
+    pub agent: ExampleAgent,
+}
+
+/// The run of an example call.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ExampleRun {
+    pub id: String,
+    pub attempt: String,
+    pub account: String,
+    pub metadata: Map<String, Value>,
+}
+
+/// The agent of an example call.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ExampleAgent {
+    pub name: String,
+}
+
+/// A table of tools that cannot be loaded.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`tools{}{key}`: {problem}", if key.is_empty() { "" } else { "." })]
+pub struct ToolConfigError {
+    /// The key below `tools`, such as `rules[0].when`.
+    pub key: String,
+    /// The mistake, and its remedy.
+    pub problem: String,
+}
+
+impl ToolConfig {
+    /// Parses the table. An unknown key is an error.
+    ///
+    /// # Errors
+    /// Returns an error that names the key.
+    pub fn from_table(table: &toml::Table) -> Result<Self, ToolConfigError> {
+        let table = toml::Value::Table(table.clone());
+        serde_path_to_error::deserialize(table).map_err(|error| {
+            let key = error.path().to_string();
+            let key = if key == "." { String::new() } else { key };
+            let message = error.into_inner().message().to_owned();
+            ToolConfigError { key, problem: serde_words::in_words("", &message) }
+        })
+    }
+}
+
+impl ToolConfigError {
+    /// Creates an error for a key below `tools`.
+    pub fn new(key: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self { key: key.into(), problem: problem.into() }
+    }
+}
+
+fn default_query_timeout() -> Duration {
+    Duration::from_secs(10)
+}
+
+fn default_query_bytes() -> usize {
+    256 * 1024
+}

@@ -1,0 +1,152 @@
+//! The policy about a run's tool calls: every layer must allow a call.
+//!
+//! The layers are asked in this order: the agent's list, the run's list (`[tools] granted`), and the rules about the
+//! tool. A list that does not name a tool denies it, so an empty list denies every tool. The first layer that denies a
+//! call decides.
+//!
+//! **Invariant:** a rule that cannot be evaluated denies the call.
+
+mod compile;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use super::config::{ToolConfig, ToolConfigError};
+use super::definition::ToolDefinition;
+use super::rule_facts::{ToolCallFacts, ToolFact};
+use crate::base::condition::{RuleEvalError, RuleExpr};
+use crate::llm::budget::{Nanodollars, ToolBudgetLimits};
+
+/// The compiled policy of a run.
+#[derive(Debug)]
+pub struct ToolPolicy {
+    /// The tools that the run's configuration grants.
+    granted: BTreeMap<Arc<str>, GrantedTool>,
+    /// The tools that the run's agent may use; `None` for a run without an agent of the catalog.
+    agent: Option<BTreeSet<String>>,
+}
+
+/// A tool that the run's configuration grants, with the rules about it.
+#[derive(Debug)]
+pub struct GrantedTool {
+    pub definition: ToolDefinition,
+    pub price: Nanodollars,
+    pub limits: ToolBudgetLimits,
+    /// The arguments that the audit log may hold.
+    pub evidence: BTreeSet<String>,
+    rules: Vec<CompiledToolRule>,
+}
+
+#[derive(Debug)]
+struct CompiledToolRule {
+    name: Arc<str>,
+    when: Option<RuleExpr<ToolFact>>,
+}
+
+/// A layer of the policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PolicyLayer {
+    /// The list of tools in the agent's file.
+    Agent,
+    /// The list of tools in the configuration of the run.
+    Run,
+    /// The rules about the tool.
+    Tool,
+}
+
+/// A denial by the policy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ToolDenial {
+    pub layer: PolicyLayer,
+    /// The name of the rule, or [`LIST_RULE`] for a list that does not name the tool.
+    pub rule: Arc<str>,
+    /// The reason why the rule could not be evaluated, if that is why the call is denied.
+    pub fault: Option<RuleEvalError>,
+}
+
+impl ToolPolicy {
+    /// Compiles the policy of a run. `agent` is the list of tools in the agent's file, if the run has an agent.
+    ///
+    /// # Errors
+    /// Returns the first mistake: an unknown tool, a contradiction between layers, or a rule that fails its own examples.
+    pub fn compile_policy(
+        config: &ToolConfig,
+        tools: Vec<ToolDefinition>,
+        agent: Option<&[String]>,
+    ) -> Result<Self, ToolConfigError> {
+        compile::compile_policy(config, tools, agent)
+    }
+
+    /// Returns the tool of a name, if the lists of all layers name it.
+    ///
+    /// # Errors
+    /// Returns the first layer whose list does not name the tool. A tool that does not exist is on no list.
+    pub fn find_tool(&self, name: &str) -> Result<&GrantedTool, ToolDenial> {
+        let denial = |layer| ToolDenial { layer, rule: Arc::from(LIST_RULE), fault: None };
+        if self.agent.as_ref().is_some_and(|listed| !listed.contains(name)) {
+            return Err(denial(PolicyLayer::Agent));
+        }
+        self.granted.get(name).ok_or_else(|| denial(PolicyLayer::Run))
+    }
+
+    /// Returns the tools that the lists of all layers name, in the order of their names.
+    pub fn listed_tools(&self) -> impl Iterator<Item = &GrantedTool> {
+        let is_listed = |name: &str| self.agent.as_ref().is_none_or(|agent| agent.contains(name));
+        self.granted.values().filter(move |tool| is_listed(&tool.definition.name))
+    }
+}
+
+impl GrantedTool {
+    /// Asks the rules about a call whose arguments fit the tool's schema.
+    ///
+    /// # Errors
+    /// Returns the first rule whose condition does not hold or cannot be evaluated.
+    pub fn check_rules(&self, facts: &ToolCallFacts<'_>) -> Result<(), ToolDenial> {
+        for CompiledToolRule { name, when } in &self.rules {
+            let denial =
+                |fault| ToolDenial { layer: PolicyLayer::Tool, rule: Arc::clone(name), fault };
+            match when.as_ref().map(|when| when.eval_bool(facts)) {
+                None | Some(Ok(true)) => {}
+                Some(Ok(false)) => return Err(denial(None)),
+                Some(Err(fault)) => return Err(denial(Some(fault))),
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the names of the rules about the tool.
+    pub fn rule_names(&self) -> Vec<Arc<str>> {
+        self.rules.iter().map(|rule| Arc::clone(&rule.name)).collect()
+    }
+
+    /// Returns the arguments that the audit log may hold, as texts.
+    pub fn collect_evidence(&self, arguments: &Map<String, Value>) -> BTreeMap<String, String> {
+        let listed = self.evidence.iter().filter_map(|name| {
+            let text = match arguments.get(name)? {
+                Value::String(text) => text.clone(),
+                other => other.to_string(),
+            };
+            let end = text.floor_char_boundary(MAX_EVIDENCE_BYTES);
+            Some((name.clone(), text[..end].to_owned()))
+        });
+        listed.collect()
+    }
+}
+
+impl PolicyLayer {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Agent => "agent",
+            Self::Run => "run",
+            Self::Tool => "tool",
+        }
+    }
+}
+
+/// The rule of a list that grants or denies a tool.
+pub const LIST_RULE: &str = "granted";
+
+/// The longest text of one evidence field, in bytes: the longest text in an audit record.
+const MAX_EVIDENCE_BYTES: usize = 256;

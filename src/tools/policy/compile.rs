@@ -1,0 +1,223 @@
+//! Compiles the policy of a run. A contradiction is an error, never repaired.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use super::{CompiledToolRule, GrantedTool, LIST_RULE, ToolPolicy};
+use crate::base::condition::{RuleExpr, compile_condition};
+use crate::llm::budget::{Nanodollars, ToolBudgetLimits};
+use crate::tools::config::{ToolConfig, ToolConfigError, ToolRuleConfig, ToolRuleExample};
+use crate::tools::definition::{METRICS_QUERY_TOOL, TOOL_NAME_RULE, ToolDefinition, is_tool_name};
+use crate::tools::rule_facts::{ToolCallFacts, ToolFact, ToolFactTable, ToolRunFacts};
+
+pub(super) fn compile_policy(
+    config: &ToolConfig,
+    tools: Vec<ToolDefinition>,
+    agent: Option<&[String]>,
+) -> Result<ToolPolicy, ToolConfigError> {
+    let mut known: BTreeMap<_, _> =
+        tools.into_iter().map(|tool| (Arc::clone(&tool.name), tool)).collect();
+    let mut granted = BTreeMap::new();
+    // 1. Take each granted tool out of the known ones, so that a second grant finds none.
+    for (number, name) in config.granted.iter().enumerate() {
+        let wrong = |problem: String| ToolConfigError::new(format!("granted[{number}]"), problem);
+        if !is_tool_name(name) {
+            return Err(wrong(format!("a tool's name is {TOOL_NAME_RULE}")));
+        }
+        if granted.contains_key(name.as_str()) {
+            return Err(wrong(format!("`{name}` is granted twice; remove one of the two")));
+        }
+        let Some(definition) = known.remove(name.as_str()) else {
+            let others: Vec<_> = known.keys().map(|name| &**name).collect();
+            return Err(wrong(unknown_tool_problem(name, &others)));
+        };
+        granted.insert(Arc::clone(&definition.name), GrantedTool::new(definition));
+    }
+    if granted.len() > MAX_TOOLS {
+        return Err(ToolConfigError::new("granted", format!("has more than {MAX_TOOLS} tools")));
+    }
+    // 2. Add the rules to their tools.
+    let mut names = BTreeSet::from([LIST_RULE]);
+    for (number, rule) in config.rules.iter().enumerate() {
+        let wrong = |key: &str, problem: String| {
+            let dot = if key.is_empty() { "" } else { "." };
+            ToolConfigError::new(format!("rules[{number}]{dot}{key}"), problem)
+        };
+        if number == MAX_RULES {
+            return Err(wrong("", format!("there are more than {MAX_RULES} rules")));
+        }
+        if !is_rule_name(&rule.name) {
+            return Err(wrong("name", "is not 1 to 64 small letters, digits and `-`".to_owned()));
+        }
+        if !names.insert(&rule.name) {
+            let name = &rule.name;
+            return Err(wrong("name", format!("`{name}` is taken; give each rule its own name")));
+        }
+        let Some(tool) = granted.get_mut(rule.tool.as_str()) else {
+            let name = rule.tool.escape_debug();
+            return Err(wrong(
+                "tool",
+                format!("`{name}` is not granted; add it to `tools.granted`, or remove the rule"),
+            ));
+        };
+        tool.add_rule(rule).map_err(|(key, problem)| wrong(&key, problem))?;
+    }
+    // 3. Compare the layers: an agent whose file lists a tool that no run can have is a contradiction.
+    let agent = agent.map(|listed| check_agent_list(listed, &granted)).transpose()?;
+    Ok(ToolPolicy { granted, agent })
+}
+
+fn check_agent_list(
+    listed: &[String],
+    granted: &BTreeMap<Arc<str>, GrantedTool>,
+) -> Result<BTreeSet<String>, ToolConfigError> {
+    if let Some(name) = listed.iter().find(|name| !granted.contains_key(name.as_str())) {
+        let name = name.escape_debug();
+        return Err(ToolConfigError::new(
+            "granted",
+            format!(
+                "the agent's file lists the tool `{name}`, which is not granted here; add it to `tools.granted`, or remove it from `tools` in the agent's file"
+            ),
+        ));
+    }
+    Ok(listed.iter().cloned().collect())
+}
+
+fn unknown_tool_problem(name: &str, others: &[&str]) -> String {
+    if name == METRICS_QUERY_TOOL {
+        return format!("`{name}` needs a server; give `url` in `[tools.metrics]`");
+    }
+    format!("there is no tool `{name}`; there are `{}`", others.join("`, `"))
+}
+
+impl GrantedTool {
+    fn new(definition: ToolDefinition) -> Self {
+        Self {
+            definition,
+            price: Nanodollars::ZERO,
+            limits: ToolBudgetLimits::default(),
+            evidence: BTreeSet::new(),
+            rules: vec![],
+        }
+    }
+
+    /// Adds a rule. An error is the key in the rule, and the mistake.
+    fn add_rule(&mut self, rule: &ToolRuleConfig) -> Result<(), (String, String)> {
+        let key = |key: &str, problem: &str| (key.to_owned(), problem.to_owned());
+        let has_effect = rule.when.is_some()
+            || rule.price_usd.is_some()
+            || rule.budget != ToolBudgetLimits::default()
+            || !rule.evidence.is_empty();
+        if !has_effect {
+            return Err(key("", "has no effect; give `when`, `price_usd`, `budget` or `evidence`"));
+        }
+        self.price = self.price.max(rule.price_usd.unwrap_or_default());
+        self.limits = lower_limits(self.limits, rule.budget);
+        if self.limits.calls == Some(0) || self.limits.per_minute == Some(0) {
+            let remedy = "is 0, which allows no call; remove the tool from `tools.granted` instead";
+            return Err(key("budget", remedy));
+        }
+        if self.limits.cost_usd.is_some_and(|limit| limit < self.price) {
+            let remedy = "`cost_usd` does not pay for one call; raise it, or lower `price_usd`";
+            return Err(key("budget", remedy));
+        }
+        let parameters = &self.definition.parameters;
+        if let Some(name) =
+            rule.evidence.iter().find(|name| !parameters.properties.contains_key(name.as_str()))
+        {
+            let name = name.escape_debug();
+            return Err((
+                "evidence".to_owned(),
+                format!("`{name}` is not an argument of the tool; remove it"),
+            ));
+        }
+        self.evidence.extend(rule.evidence.iter().cloned());
+        let when = self.compile_when(rule)?;
+        self.rules.push(CompiledToolRule { name: Arc::from(rule.name.as_str()), when });
+        Ok(())
+    }
+
+    fn compile_when(
+        &self,
+        rule: &ToolRuleConfig,
+    ) -> Result<Option<RuleExpr<ToolFact>>, (String, String)> {
+        let Some(text) = &rule.when else {
+            if rule.matching.is_empty() && rule.not_match.is_empty() {
+                return Ok(None);
+            }
+            return Err(("when".to_owned(), "is missing, and there are examples".to_owned()));
+        };
+        let table = ToolFactTable { parameters: &self.definition.parameters };
+        let when = compile_condition(text, &table).map_err(|error| {
+            let place = error.place.map(|(line, column)| format!("line {line}, column {column}: "));
+            ("when".to_owned(), place.unwrap_or_default() + &error.problem)
+        })?;
+        self.check_examples(&when, ("match", &rule.matching), true)?;
+        self.check_examples(&when, ("not_match", &rule.not_match), false)?;
+        Ok(Some(when))
+    }
+
+    fn check_examples(
+        &self,
+        when: &RuleExpr<ToolFact>,
+        (list, examples): (&str, &[ToolRuleExample]),
+        expected: bool,
+    ) -> Result<(), (String, String)> {
+        for (number, example) in examples.iter().enumerate() {
+            let wrong = |problem: String| (format!("{list}[{number}]"), problem);
+            self.check_example_types(&example.args).map_err(wrong)?;
+            let run = example_run(example);
+            let facts = ToolCallFacts { run: &run, arguments: &example.args };
+            match when.eval_bool(&facts) {
+                Ok(holds) if holds == expected => {}
+                Ok(true) => return Err(wrong("is allowed by `when`; correct one of them".into())),
+                Ok(false) => return Err(wrong("is denied by `when`; correct one of them".into())),
+                Err(fault) => return Err(wrong(format!("cannot be evaluated: {fault}"))),
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks the arguments of an example against the schema. An example may leave out required arguments.
+    fn check_example_types(&self, arguments: &Map<String, Value>) -> Result<(), String> {
+        let mut parameters = self.definition.parameters.clone();
+        parameters.required.clear();
+        parameters.check_arguments(arguments).map_err(|error| error.to_string())
+    }
+}
+
+fn example_run(example: &ToolRuleExample) -> ToolRunFacts {
+    ToolRunFacts {
+        id: example.run.id.clone(),
+        attempt: example.run.attempt.clone(),
+        account: example.run.account.clone(),
+        agent: example.agent.name.clone(),
+        metadata: example.run.metadata.clone(),
+    }
+}
+
+/// Returns the lower of each pair of limits.
+fn lower_limits(one: ToolBudgetLimits, other: ToolBudgetLimits) -> ToolBudgetLimits {
+    fn lower<T: Ord>(one: Option<T>, other: Option<T>) -> Option<T> {
+        match (one, other) {
+            (Some(one), Some(other)) => Some(one.min(other)),
+            (one, other) => one.or(other),
+        }
+    }
+    ToolBudgetLimits {
+        calls: lower(one.calls, other.calls),
+        per_minute: lower(one.per_minute, other.per_minute),
+        cost_usd: lower(one.cost_usd, other.cost_usd),
+    }
+}
+
+fn is_rule_name(name: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    (1..=64).contains(&name.len()) && name.bytes().all(is_plain)
+}
+
+/// The most granted tools. Our choice, like the number of rules: a person must be able to read them.
+const MAX_TOOLS: usize = 64;
+const MAX_RULES: usize = 256;

@@ -1,0 +1,145 @@
+//! Refusals: the reasons why a tool call did not begin, with the status and the text that the client reads.
+
+use std::time::Duration;
+
+use http::StatusCode;
+use serde_json::{Value, json};
+
+use super::argument_schema::ArgumentError;
+use super::policy::{PolicyLayer, ToolDenial};
+use crate::base::json::JsonError;
+use crate::base::local_endpoint::{LocalReply, RetryAdvice};
+use crate::llm::budget::{BudgetError, ToolBudgetError};
+use crate::telemetry::audit::AuditError;
+
+/// A reason why a tool call did not begin.
+#[derive(Debug, thiserror::Error)]
+pub enum ToolRefusal {
+    #[error(
+        "the path is not served; there are `GET /tool/list`, `POST /tool/exec` and `GET /tool/exec/ID`"
+    )]
+    NotServed,
+    #[error("the request body is larger than the limit of {limit} bytes")]
+    TooLarge { limit: usize },
+    #[error("the request body is not acceptable JSON: {0}")]
+    Json(JsonError),
+    #[error("the request is not valid: {0}")]
+    InvalidRequest(String),
+    #[error("the request is not valid: `tool` is not the name of a tool")]
+    InvalidToolName,
+    #[error("the request names another run; leave `run_id` out, the socket decides")]
+    OtherRun,
+    /// A list does not name the tool. The message is the same for a tool that does not exist.
+    #[error("this run may not call this tool; `GET /tool/list` names the tools that it may call")]
+    NotGranted(ToolDenial),
+    #[error("the rule `{}` does not allow this call", .0.rule)]
+    Denied(ToolDenial),
+    #[error("the arguments do not fit the tool: {0}")]
+    Arguments(#[from] ArgumentError),
+    #[error(transparent)]
+    Budget(#[from] ToolBudgetError),
+    #[error("the run has {limit} tool calls open, which is the limit; retry when one has ended")]
+    Busy { limit: usize },
+    #[error(
+        "the idempotency key belongs to a call with another tool or other arguments; use a new key"
+    )]
+    KeyConflict,
+    #[error("there is no such call; the results of earlier calls are kept for a while only")]
+    UnknownCall,
+    #[error("an operator has paused or ended this run")]
+    NotAccepting,
+    #[error("the audit log cannot be written")]
+    Audit(#[from] AuditError),
+}
+
+impl ToolRefusal {
+    /// Returns the stable code that clients, metrics and the audit log receive.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::NotServed => "not_found",
+            Self::TooLarge { .. } => "request_too_large",
+            Self::Json(error) => error.code(),
+            Self::InvalidRequest(_) | Self::InvalidToolName => "invalid_request",
+            Self::OtherRun => "run_mismatch",
+            Self::NotGranted(_) | Self::Denied(_) => "policy_denied",
+            Self::Arguments(_) => "invalid_arguments",
+            Self::Budget(error) => error.code(),
+            Self::Busy { .. } => "too_many_tool_calls",
+            Self::KeyConflict => "idempotency_conflict",
+            Self::UnknownCall => "unknown_call",
+            Self::NotAccepting => "run_paused",
+            Self::Audit(_) => "audit_unavailable",
+        }
+    }
+
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Self::NotServed | Self::UnknownCall => StatusCode::NOT_FOUND,
+            Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::Json(_)
+            | Self::InvalidRequest(_)
+            | Self::InvalidToolName
+            | Self::Arguments(_) => StatusCode::BAD_REQUEST,
+            Self::OtherRun | Self::NotGranted(_) | Self::Denied(_) => StatusCode::FORBIDDEN,
+            Self::Budget(error) if error.is_permanent() => StatusCode::PAYMENT_REQUIRED,
+            Self::Budget(_) | Self::Busy { .. } | Self::NotAccepting => {
+                StatusCode::TOO_MANY_REQUESTS
+            }
+            Self::KeyConflict => StatusCode::CONFLICT,
+            Self::Audit(_) => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+
+    /// Returns the denial of the policy, if the policy decided.
+    pub fn denial(&self) -> Option<&ToolDenial> {
+        match self {
+            Self::NotGranted(denial) | Self::Denied(denial) => Some(denial),
+            _ => None,
+        }
+    }
+
+    /// Returns the layer and the rule that the client may know. For a tool that a list does not name, the client does
+    /// not learn whose list that is: the answer would tell which tools exist.
+    fn public_decision(&self) -> Option<(&'static str, &str)> {
+        match self {
+            Self::NotGranted(denial) => Some((PolicyLayer::Run.as_str(), &denial.rule)),
+            Self::Denied(denial) => Some((denial.layer.as_str(), &denial.rule)),
+            _ => None,
+        }
+    }
+
+    fn retry_advice(&self) -> RetryAdvice {
+        match self {
+            Self::Budget(ToolBudgetError::Run(BudgetError::Rate { retry_after, .. })) => {
+                RetryAdvice::After(*retry_after)
+            }
+            Self::Budget(error) if error.is_permanent() => RetryAdvice::Never,
+            Self::Budget(_) | Self::Busy { .. } | Self::NotAccepting | Self::Audit(_) => {
+                RetryAdvice::After(RETRY_DELAY)
+            }
+            _ => RetryAdvice::Never,
+        }
+    }
+
+    /// Returns the response to the client.
+    pub fn to_reply(&self) -> LocalReply {
+        let mut error = json!({
+            "type": "tool_error",
+            "code": self.code(),
+            "message": self.to_string(),
+        });
+        if let Some((layer, rule)) = self.public_decision() {
+            error["layer"] = Value::from(layer);
+            error["rule"] = Value::from(rule);
+        }
+        LocalReply {
+            status: self.status(),
+            body: json!({ "error": error }).to_string(),
+            code: Some(self.code()),
+            retry: self.retry_advice(),
+        }
+    }
+}
+
+/// The delay after which a client may retry a refusal that passes by itself.
+const RETRY_DELAY: Duration = Duration::from_secs(1);

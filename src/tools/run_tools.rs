@@ -1,0 +1,399 @@
+//! The tools of one run, behind the paths under `/tool/` of the run's socket.
+//!
+//! A call goes through these steps, in this order:
+//!
+//! 1. Parse the request. 2. Ask the lists of all layers. 3. Check the arguments' types. 4. Ask the rules. 5. Take a
+//!    place among the open calls. 6. Reserve the budget. 7. Record the admission. 8. Run the tool. 9. Settle, and record
+//!    the settlement.
+//!
+//! A step that fails gives back what the earlier steps have taken. Steps 6 to 9 run in a task of the run, so a client
+//! that leaves changes nothing: the call goes on within its time, and its result can be asked for.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use http::{Method, StatusCode};
+use serde_json::value::RawValue;
+use serde_json::{Map, Value, json};
+use tokio_util::sync::CancellationToken;
+
+use super::call_table::{CallSlotOutcome, OpenCallSlot, ToolCall, ToolCallEnd, ToolCallTable};
+use super::exec_request::{ToolExecRequest, parse_wait};
+use super::policy::{GrantedTool, LIST_RULE, ToolPolicy};
+use super::program::{ToolProgramError, ToolPrograms};
+use super::refusal::ToolRefusal;
+use super::rule_facts::{ToolCallFacts, ToolRunFacts};
+use crate::base::digest::sha256_hex;
+use crate::base::local_endpoint::{
+    LocalEndpoint, LocalReply, LocalReplyFuture, LocalRequest, RetryAdvice,
+};
+use crate::base::task_group::TaskGroup;
+use crate::llm::budget::{BudgetAmount, BudgetLedger, ToolReservation, ToolReserveRequest};
+use crate::telemetry::audit::AuditLog;
+use crate::telemetry::audit::tool_records::{
+    ToolAdmittedRecord, ToolOutcome, ToolRefusedRecord, ToolSettledRecord,
+};
+use crate::telemetry::metrics::{MetricsRegistry, SettledToolCall};
+
+/// The operator's switches of a run.
+pub trait RunSwitches: Send + Sync {
+    /// Returns true if new calls may start.
+    fn is_accepting(&self) -> bool;
+
+    /// Returns a token that is cancelled when a call that starts now must end.
+    fn abort_token(&self) -> CancellationToken;
+}
+
+/// The tools of one run.
+pub struct RunTools {
+    parts: Arc<RunToolParts>,
+    calls: Arc<ToolCallTable>,
+}
+
+/// The parts of a run that its tools need.
+pub struct RunToolParts {
+    pub run: ToolRunFacts,
+    pub policy: ToolPolicy,
+    pub programs: ToolPrograms,
+    pub ledger: Arc<BudgetLedger>,
+    pub audit: Arc<AuditLog>,
+    pub switches: Box<dyn RunSwitches>,
+    pub metrics: Arc<MetricsRegistry>,
+    pub tasks: TaskGroup,
+    /// The salt of the digests in this process's records of the run.
+    pub salt: String,
+}
+
+/// A call that every check has let through.
+struct CheckedCall {
+    slot: OpenCallSlot,
+    arguments: Map<String, Value>,
+    argument_bytes: u64,
+    pid: Option<u32>,
+}
+
+/// The facts of a request that a record of its refusal has.
+#[derive(Default)]
+struct RequestFacts {
+    tool: Option<String>,
+    arguments: Option<String>,
+    argument_bytes: u64,
+    pid: Option<u32>,
+}
+
+impl LocalEndpoint for RunTools {
+    fn handle_request<'a>(&'a self, request: LocalRequest<'a>) -> LocalReplyFuture<'a> {
+        Box::pin(async move {
+            match (request.method, request.path) {
+                (&Method::GET, LIST_PATH) => self.list_tools(),
+                (&Method::POST, EXEC_PATH) => {
+                    let mut facts = RequestFacts { pid: request.pid, ..RequestFacts::default() };
+                    let reply = self.execute_call(request.body, &mut facts).await;
+                    reply.unwrap_or_else(|refusal| self.parts.refuse_call(&refusal, &facts))
+                }
+                (&Method::GET, path) => {
+                    let reply = self.await_result(path, request.query).await;
+                    reply.unwrap_or_else(|refusal| refusal.to_reply())
+                }
+                _ => ToolRefusal::NotServed.to_reply(),
+            }
+        })
+    }
+}
+
+impl RunTools {
+    pub fn new(parts: RunToolParts) -> Self {
+        Self { parts: Arc::new(parts), calls: Arc::default() }
+    }
+
+    async fn execute_call(
+        &self,
+        body: &[u8],
+        facts: &mut RequestFacts,
+    ) -> Result<LocalReply, ToolRefusal> {
+        let parts = &self.parts;
+        let request = ToolExecRequest::parse_body(body, &parts.run.id)?;
+        let digest = facts.set_call(&request, &parts.salt);
+        let wait = request.wait;
+        let tool = check_call(&parts.policy, &parts.run, &request)?;
+        let key = request.idempotency_key.as_deref();
+        let slot = match self.calls.open_call(&tool.definition.name, &digest, key)? {
+            CallSlotOutcome::Joined(call) => return Ok(reply_for_call(&call, wait).await),
+            CallSlotOutcome::Opened(slot) => slot,
+        };
+        let call = Arc::clone(slot.call());
+        let checked = CheckedCall {
+            slot,
+            arguments: request.arguments,
+            argument_bytes: facts.argument_bytes,
+            pid: facts.pid,
+        };
+        // A client that leaves now must not tear the admission from its settlement.
+        let admission = Arc::clone(parts).admit_call(checked);
+        parts.tasks.run_detached(admission).await?;
+        Ok(reply_for_call(&call, wait).await)
+    }
+
+    async fn await_result(
+        &self,
+        path: &str,
+        query: Option<&str>,
+    ) -> Result<LocalReply, ToolRefusal> {
+        let id = path.strip_prefix(RESULT_PREFIX).ok_or(ToolRefusal::NotServed)?;
+        let wait = match query.map(|query| query.split_once('=')) {
+            None => Duration::ZERO,
+            Some(Some(("wait", wait))) => parse_wait(Some(wait))?,
+            Some(_) => {
+                let problem = "the query has only `wait`, as in `?wait=30s`";
+                return Err(ToolRefusal::InvalidRequest(problem.to_owned()));
+            }
+        };
+        let call = self.calls.find_call(id).ok_or(ToolRefusal::UnknownCall)?;
+        Ok(reply_for_call(&call, wait).await)
+    }
+
+    fn list_tools(&self) -> LocalReply {
+        let spent = self.parts.ledger.tool_spending();
+        let tools: Vec<_> = self
+            .parts
+            .policy
+            .listed_tools()
+            .map(|tool| {
+                let name = &tool.definition.name;
+                let spent = spent.get(name).copied().unwrap_or_default();
+                let left = json!({
+                    "calls": tool.limits.calls.map(|limit| limit.saturating_sub(spent.calls)),
+                    "cost_usd":
+                        tool.limits.cost_usd.map(|limit| limit.saturating_sub(spent.cost)),
+                });
+                json!({
+                    "name": name,
+                    "description": tool.definition.description,
+                    "parameters": tool.definition.parameters,
+                    "rules": applied_rules(tool),
+                    "price_usd": tool.price,
+                    "limits": tool.limits,
+                    "left": left,
+                })
+            })
+            .collect();
+        success(StatusCode::OK, &json!({ "tools": tools }))
+    }
+}
+
+/// Asks every layer of a policy about a request. The function has no side effect, so `explain` gives the answer of a
+/// real call.
+///
+/// # Errors
+/// Returns the first layer that denies the call, or the argument that does not fit the tool.
+pub fn check_call<'a>(
+    policy: &'a ToolPolicy,
+    run: &ToolRunFacts,
+    request: &ToolExecRequest,
+) -> Result<&'a GrantedTool, ToolRefusal> {
+    let tool = policy.find_tool(&request.tool).map_err(ToolRefusal::NotGranted)?;
+    // The types come before the rules: a condition reads an argument by the type that the schema gives it.
+    tool.definition.parameters.check_arguments(&request.arguments)?;
+    let facts = ToolCallFacts { run, arguments: &request.arguments };
+    tool.check_rules(&facts).map_err(ToolRefusal::Denied)?;
+    Ok(tool)
+}
+
+/// Returns the names of the rules that apply to a tool: the list, or the rules about the tool.
+fn applied_rules(tool: &GrantedTool) -> Vec<Arc<str>> {
+    let names = tool.rule_names();
+    if names.is_empty() { vec![Arc::from(LIST_RULE)] } else { names }
+}
+
+impl RunToolParts {
+    /// Reserves the budget of a call, records its admission, and starts its program.
+    async fn admit_call(self: Arc<Self>, checked: CheckedCall) -> Result<(), ToolRefusal> {
+        let call = Arc::clone(checked.slot.call());
+        let tool = self.policy.find_tool(&call.tool).map_err(ToolRefusal::NotGranted)?;
+        // 1. The operator's switch and the budget. A failure drops the slot, which removes the call.
+        if !self.switches.is_accepting() {
+            return Err(ToolRefusal::NotAccepting);
+        }
+        let reservation = self.ledger.reserve_tool_call(&ToolReserveRequest {
+            tool: &tool.definition.name,
+            price: tool.price,
+            limits: tool.limits,
+        })?;
+        // 2. The record. Only a durable record lets the tool run.
+        let record = ToolAdmittedRecord {
+            call: &call.id,
+            tool: &call.tool,
+            rules: &applied_rules(tool),
+            arguments: &call.arguments_digest,
+            argument_bytes: checked.argument_bytes,
+            evidence: &tool.collect_evidence(&checked.arguments),
+            pid: checked.pid,
+            reserved: reservation.granted_amount(),
+        };
+        if let Err(error) = self.audit.record_tool_admission(&record).await {
+            reservation.release_unspent();
+            return Err(error.into());
+        }
+        // 3. The operator may have paused the run while the record was written.
+        if !self.switches.is_accepting() {
+            reservation.release_unspent();
+            self.record_unsent_call(&call);
+            return Err(ToolRefusal::NotAccepting);
+        }
+        // 4. The program. Nothing can fail between the record and the start of this task.
+        let own = Arc::clone(&self);
+        self.tasks.spawn_task(async move { own.run_call(checked, reservation).await });
+        Ok(())
+    }
+
+    /// Runs the program of a call to its end, and settles the call once.
+    async fn run_call(&self, checked: CheckedCall, reservation: ToolReservation) {
+        let CheckedCall { slot, arguments, .. } = checked;
+        let started = Instant::now();
+        let result = match self.policy.find_tool(&slot.call().tool) {
+            Ok(tool) => self.run_until_stopped(tool, &arguments).await,
+            Err(_) => Err(ToolProgramError::failed("the tool is no longer granted")),
+        };
+        let charged = reservation.settle_call();
+        let duration = started.elapsed();
+        let (outcome, error, result) = match result {
+            Ok(result) => (ToolOutcome::Completed, None, result),
+            Err(error) => (error.outcome, Some((error.code, error.message)), String::new()),
+        };
+        let call = slot.call();
+        let digest = (!result.is_empty()).then(|| self.salted_digest(&result));
+        self.audit.record_tool_settlement(&ToolSettledRecord {
+            call: &call.id,
+            tool: &call.tool,
+            outcome,
+            code: error.as_ref().map(|(code, _)| *code),
+            result: digest.as_deref(),
+            result_bytes: result.len() as u64,
+            charged,
+            duration_ms: u64::try_from(duration.as_millis()).unwrap_or(u64::MAX),
+        });
+        let settled = SettledToolCall { tool: &call.tool, outcome, cost: charged.cost, duration };
+        self.metrics.record_tool_call(&settled);
+        slot.end_call(ToolCallEnd { outcome, error, result, charged: charged.cost, duration });
+    }
+
+    /// Runs a program until it ends, its time or the run's time is up, or the call is aborted.
+    async fn run_until_stopped(
+        &self,
+        tool: &GrantedTool,
+        arguments: &Map<String, Value>,
+    ) -> Result<String, ToolProgramError> {
+        let left = self.ledger.deadline().map(|end| end.saturating_duration_since(Instant::now()));
+        let timeout =
+            left.map_or(tool.definition.timeout, |left| left.min(tool.definition.timeout));
+        let abort = self.switches.abort_token();
+        tokio::select! {
+            biased;
+            () = abort.cancelled() => Err(ToolProgramError::stopped()),
+            () = self.tasks.abort_token().cancelled() => Err(ToolProgramError::stopped()),
+            result = self.programs.run_tool(&tool.definition, arguments, timeout) => result,
+        }
+    }
+
+    /// Records the settlement of a call that was admitted and did not run.
+    fn record_unsent_call(&self, call: &ToolCall) {
+        self.audit.record_tool_settlement(&ToolSettledRecord {
+            call: &call.id,
+            tool: &call.tool,
+            outcome: ToolOutcome::NotSent,
+            code: None,
+            result: None,
+            result_bytes: 0,
+            charged: BudgetAmount::default(),
+            duration_ms: 0,
+        });
+    }
+
+    /// Records a refusal, and returns the response to the client.
+    fn refuse_call(&self, refusal: &ToolRefusal, facts: &RequestFacts) -> LocalReply {
+        let denial = refusal.denial();
+        self.audit.record_tool_refusal(&ToolRefusedRecord {
+            code: refusal.code(),
+            status: refusal.status().as_u16(),
+            tool: facts.tool.as_deref(),
+            layer: denial.map(|denial| denial.layer.as_str()),
+            rule: denial.map(|denial| &*denial.rule),
+            arguments: facts.arguments.as_deref(),
+            argument_bytes: facts.argument_bytes,
+            pid: facts.pid,
+        });
+        self.metrics.record_tool_refusal(refusal.code());
+        refusal.to_reply()
+    }
+
+    fn salted_digest(&self, text: &str) -> String {
+        salted_digest(&self.salt, text)
+    }
+}
+
+impl RequestFacts {
+    /// Takes the facts of a parsed request, and returns the digest of its arguments.
+    fn set_call(&mut self, request: &ToolExecRequest, salt: &str) -> String {
+        let mut arguments = Value::Object(request.arguments.clone());
+        arguments.sort_all_objects();
+        let text = arguments.to_string();
+        let digest = salted_digest(salt, &text);
+        self.tool = Some(request.tool.clone());
+        self.argument_bytes = text.len() as u64;
+        self.arguments = Some(digest.clone());
+        digest
+    }
+}
+
+impl ToolProgramError {
+    /// Creates the error of a call that a shutdown or an operator has ended.
+    fn stopped() -> Self {
+        let message =
+            "the call was stopped: the run ends, or an operator has aborted it".to_owned();
+        Self { outcome: ToolOutcome::ShutDown, code: "tool_stopped", message }
+    }
+}
+
+/// Returns the response about a call: its end, or that it is still open after `wait`.
+async fn reply_for_call(call: &ToolCall, wait: Duration) -> LocalReply {
+    let Some(end) = call.wait_for_end(wait).await else {
+        let answer = json!({"id": call.id, "tool": call.tool, "status": "pending"});
+        return success(StatusCode::ACCEPTED, &answer);
+    };
+    let mut answer = json!({
+        "id": call.id,
+        "tool": call.tool,
+        "status": if end.error.is_none() { "completed" } else { "failed" },
+        "cost_usd": end.charged,
+        "duration_ms": u64::try_from(end.duration.as_millis()).unwrap_or(u64::MAX),
+    });
+    if let Some((code, message)) = &end.error {
+        answer["error"] = json!({"type": "tool_error", "code": code, "message": message});
+    }
+    let mut reply = success(StatusCode::OK, &answer);
+    // The result is JSON already, and may be large: it is spliced in as it is.
+    if let Ok(result) = serde_json::from_str::<&RawValue>(&end.result) {
+        reply.body.truncate(reply.body.len() - 1);
+        reply.body.push_str(",\"result\":");
+        reply.body.push_str(result.get());
+        reply.body.push('}');
+    }
+    reply
+}
+
+fn success(status: StatusCode, answer: &Value) -> LocalReply {
+    LocalReply { status, body: answer.to_string(), code: None, retry: RetryAdvice::None }
+}
+
+fn salted_digest(salt: &str, text: &str) -> String {
+    sha256_hex(format!("tool text 1\n{salt}\n{text}").as_bytes())
+}
+
+/// The path of the list of tools.
+pub const LIST_PATH: &str = "/tool/list";
+
+/// The path of a new call.
+pub const EXEC_PATH: &str = "/tool/exec";
+
+/// The path of a call's result, without the call's id.
+const RESULT_PREFIX: &str = "/tool/exec/";

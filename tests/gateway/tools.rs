@@ -1,0 +1,349 @@
+//! Tests of the tools on a run's socket: who may call, what a call costs, what is recorded, and how a tool ends.
+
+mod policy;
+mod recovery;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cogni_gateway::gateway::config::GatewayConfig;
+use cogni_gateway::gateway::run::ToolSettings;
+use cogni_gateway::llm::budget::Nanodollars;
+use cogni_gateway::runner::tool_opener::RunToolOpener;
+use futures_util::future::join_all;
+use http::{Method, StatusCode};
+use serde_json::{Value, json};
+use tokio::net::{TcpListener, TcpStream};
+
+use crate::support::app::TestApp;
+use crate::support::client::Response;
+use crate::support::raw_upstream;
+
+/// Returns the settings of a `[tools]` table.
+fn settings(table: &str) -> ToolSettings {
+    let table = Some(toml::from_str(table).unwrap());
+    ToolSettings { table, agent: None, opener: Some(Arc::new(RunToolOpener)) }
+}
+
+async fn app(table: &str) -> TestApp {
+    app_with(table, |_| ()).await
+}
+
+async fn app_with(table: &str, configure: impl FnOnce(&mut GatewayConfig)) -> TestApp {
+    TestApp::with(|config| {
+        config.tools = settings(table);
+        configure(config);
+        config.validate().unwrap();
+    })
+    .await
+}
+
+async fn exec(app: &TestApp, body: Value) -> (StatusCode, Value) {
+    read(&app.client().post("/tool/exec", &body).await)
+}
+
+fn read(response: &Response) -> (StatusCode, Value) {
+    (response.status, serde_json::from_slice(&response.body).unwrap())
+}
+
+/// Accepts one query of the metrics tool, and returns its connection and its first line.
+async fn accept_query(listener: &TcpListener) -> (TcpStream, String) {
+    let (mut stream, _) = listener.accept().await.unwrap();
+    let request = raw_upstream::request(&mut stream).await;
+    (stream, request.lines().next().unwrap().to_owned())
+}
+
+async fn answer_query(stream: &mut TcpStream, body: &str) {
+    let length = body.len();
+    let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n");
+    raw_upstream::send(stream, &format!("{head}{body}")).await;
+}
+
+fn metrics_table(address: impl std::fmt::Display, more: &str) -> String {
+    format!("granted = ['core__metrics_query']\nmetrics = {{ url = 'http://{address}', {more} }}\n")
+}
+
+/// T1: the list shows what is granted, with the rule and the price; a call returns a result and is found in the audit.
+#[tokio::test]
+async fn a_granted_tool_is_listed_called_and_recorded() {
+    let app = app(PRICED_CLOCK).await;
+    let (status, listed) = read(&app.client().get("/tool/list").await);
+    assert_eq!(status, 200);
+    insta::assert_json_snapshot!(listed, @r#"
+    {
+      "tools": [
+        {
+          "description": "Returns the current time in UTC.",
+          "left": {
+            "calls": 2,
+            "cost_usd": null
+          },
+          "limits": {
+            "calls": 2
+          },
+          "name": "core__get_current_time",
+          "parameters": {
+            "type": "object"
+          },
+          "price_usd": "0.002",
+          "rules": [
+            "clock"
+          ]
+        }
+      ]
+    }
+    "#);
+    let (status, called) = exec(&app, json!({"tool": CLOCK, "arguments": {}})).await;
+    assert_eq!((status, &called["status"]), (StatusCode::OK, &json!("completed")));
+    assert!(called["result"]["unix_seconds"].as_u64().unwrap() > 1_700_000_000);
+    assert_eq!(called["cost_usd"], "0.002");
+    // The result can be asked for again.
+    let path = format!("/tool/exec/{}", called["id"].as_str().unwrap());
+    assert_eq!(read(&app.client().get(&path).await), (StatusCode::OK, called.clone()));
+    let metrics = app.run.ledger.spent_amount().cost;
+    assert_eq!(metrics, Nanodollars(2_000_000));
+    let records = app.stop().await;
+    let of = |event: &str| records.iter().find(|record| record["event"] == event).unwrap();
+    let (admitted, settled) = (of("tool.admitted"), of("tool.settled"));
+    assert_eq!((&admitted["call"], &settled["call"]), (&called["id"], &called["id"]));
+    assert_eq!(admitted["rules"], json!(["clock"]));
+    assert_eq!(
+        (&settled["outcome"], &settled["charged"]["cost_usd"]),
+        (&json!("completed"), &json!("0.002"))
+    );
+    assert_eq!(of("run.finished")["spent"]["cost_usd"], "0.002");
+}
+
+/// T1: an unknown tool and one that is not granted answer alike; only the operator's records tell the layers.
+#[tokio::test]
+async fn unknown_and_ungranted_tools_answer_alike() {
+    let app = app_with("granted = ['core__get_current_time']", |config| {
+        config.tools.agent = Some(vec![]);
+    })
+    .await;
+    let unlisted = exec(&app, json!({"tool": CLOCK})).await;
+    insta::assert_json_snapshot!(unlisted.1, @r#"
+    {
+      "error": {
+        "code": "policy_denied",
+        "layer": "run",
+        "message": "this run may not call this tool; `GET /tool/list` names the tools that it may call",
+        "rule": "granted",
+        "type": "tool_error"
+      }
+    }
+    "#);
+    assert_eq!(unlisted.0, 403);
+    assert_eq!(exec(&app, json!({"tool": "core__metrics_query"})).await, unlisted);
+    assert_eq!(exec(&app, json!({"tool": "no_such_tool", "arguments": {"a": 1}})).await, unlisted);
+    assert_eq!(read(&app.client().get("/tool/list").await).1, json!({"tools": []}));
+    let refused: Vec<_> = app.recorded("tool.refused", 3).await;
+    assert!(refused.iter().all(|record| record["layer"] == "agent" && record["rule"] == "granted"));
+    app.stop().await;
+}
+
+/// T1: the socket is the run; what can be read in two ways, or names another run, is refused.
+#[tokio::test]
+async fn a_doubtful_request_is_refused() {
+    let app = app(PRICED_CLOCK).await;
+    let client = app.client();
+    let json_type = [("content-type", "application/json")];
+    let mut refused = vec![];
+    for body in [
+        r#"{"tool":"core__get_current_time","run_id":"run-2"}"#,
+        r#"{"tool":"core__get_current_time","tool":"x"}"#,
+        r#"{"tool":"core__get_current_time","arguments":{"a":{"b":1,"b":2}}}"#,
+        r#"{"tool":"core__get_current_time","arguments":{"a":1}}"#,
+        r#"{"tool":"core__get_current_time","argument":{}}"#,
+        r#"{"tool":"../etc"}"#,
+        r#"{"tool":"core__get_current_time","wait":"forever"}"#,
+        r#"{"tool":"core__get_current_time""#,
+    ] {
+        let (status, answer) =
+            read(&client.ask(Method::POST, "/tool/exec", body, &json_type).await);
+        refused.push(format!("{} {}", status.as_u16(), answer["error"]["code"].as_str().unwrap()));
+    }
+    insta::assert_snapshot!(refused.join("\n"), @r"
+    403 run_mismatch
+    400 duplicate_key
+    400 duplicate_key
+    400 invalid_arguments
+    400 invalid_request
+    400 invalid_request
+    400 invalid_request
+    400 invalid_json
+    ");
+    let own = r#"{"tool":"core__get_current_time","run_id":"run-1"}"#;
+    assert_eq!(client.ask(Method::POST, "/tool/exec", own, &json_type).await.status, 200);
+    for (method, path) in [
+        (Method::GET, "/tool/exec/nothing"),
+        (Method::GET, "/tool/"),
+        (Method::DELETE, "/tool/exec"),
+        (Method::GET, "/tool/%6cist"),
+        (Method::GET, "/tool/../run/status"),
+    ] {
+        assert_eq!(client.ask(method, path, "", &[]).await.status, 404, "{path}");
+    }
+    let large = json!({"tool": CLOCK, "arguments": {"a": "x".repeat(300_000)}});
+    assert_eq!(client.post("/tool/exec", &large).await.status, 413);
+    app.stop().await;
+}
+
+/// T1: a run without a table of tools has no such routes.
+#[tokio::test]
+async fn without_tools_there_is_no_route() {
+    let app = TestApp::start().await;
+    assert_eq!(app.client().get("/tool/list").await.status, 404);
+    app.stop().await;
+}
+
+/// T5: of many calls at once, no more are admitted than the tool's budget allows.
+#[tokio::test]
+async fn racing_calls_share_one_budget() {
+    let app = app(PRICED_CLOCK).await;
+    let calls = (0..32).map(|_| exec(&app, json!({"tool": CLOCK})));
+    let statuses: Vec<_> = join_all(calls).await.into_iter().map(|(status, _)| status).collect();
+    assert_eq!(statuses.iter().filter(|status| **status == 200).count(), 2, "{statuses:?}");
+    let (status, answer) = exec(&app, json!({"tool": CLOCK})).await;
+    assert_eq!(
+        (status, answer["error"]["code"].as_str().unwrap()),
+        (StatusCode::PAYMENT_REQUIRED, "tool_call_budget_exhausted")
+    );
+    app.stop().await;
+}
+
+/// T5: tools and models spend one budget of money.
+#[tokio::test]
+async fn a_tool_cannot_spend_what_a_model_has_spent() {
+    let app = app_with(PRICED_CLOCK, |config| {
+        config.budget.max_cost_usd = Nanodollars::parse("0.003");
+    })
+    .await;
+    assert_eq!(exec(&app, json!({"tool": CLOCK})).await.0, 200);
+    let (status, answer) = exec(&app, json!({"tool": CLOCK})).await;
+    assert_eq!(
+        (status, answer["error"]["code"].as_str().unwrap()),
+        (StatusCode::PAYMENT_REQUIRED, "cost_budget_exhausted")
+    );
+    assert_eq!(app.run.ledger.spent_amount().cost, Nanodollars(2_000_000));
+    app.stop().await;
+}
+
+/// T1: the same idempotency key joins the same call, and never another one.
+#[tokio::test]
+async fn an_idempotency_key_makes_one_call() {
+    let (listener, address) = raw_upstream::listen().await;
+    let app = app(&metrics_table(address, "")).await;
+    let body = |query: &str| json!({"tool": METRICS, "arguments": {"query": query}, "idempotency_key": "k", "wait": "0s"});
+    let (status, first) = exec(&app, body("up")).await;
+    assert_eq!((status, &first["status"]), (StatusCode::ACCEPTED, &json!("pending")));
+    assert_eq!(exec(&app, body("up")).await.1["id"], first["id"]);
+    let (status, other) = exec(&app, body("down")).await;
+    assert_eq!(
+        (status, &other["error"]["code"]),
+        (StatusCode::CONFLICT, &json!("idempotency_conflict"))
+    );
+    // The result comes to a client that asks for it later.
+    let (mut stream, line) = accept_query(&listener).await;
+    assert_eq!(line, "GET /api/v1/query?limit=1000&query=up HTTP/1.1");
+    let path = format!("/tool/exec/{}?wait=1m", first["id"].as_str().unwrap());
+    let client = app.client();
+    let waiting = tokio::spawn(async move { read(&client.get(&path).await) });
+    answer_query(
+        &mut stream,
+        r#"{"status":"success","data":{"resultType":"scalar","result":[1,"2"]}}"#,
+    )
+    .await;
+    let (status, ended) = waiting.await.unwrap();
+    assert_eq!((status, &ended["result"]["result"]), (StatusCode::OK, &json!([1, "2"])));
+    let records = app.stop().await;
+    let admitted = records.iter().filter(|record| record["event"] == "tool.admitted").count();
+    assert_eq!(admitted, 1);
+}
+
+/// T1: a tool that hangs, floods or fails ends with a code, and the run goes on.
+#[tokio::test]
+async fn a_bad_tool_ends_typed_and_bounded() {
+    let (listener, address) = raw_upstream::listen().await;
+    let app = app(&metrics_table(address, "timeout = '300ms', max_result_bytes = 1000")).await;
+    let call = || exec(&app, json!({"tool": METRICS, "arguments": {"query": "up"}}));
+    let code = |answer: (StatusCode, Value)| {
+        format!(
+            "{} {} {}",
+            answer.0.as_u16(),
+            answer.1["status"].as_str().unwrap(),
+            answer.1["error"]["code"].as_str().unwrap()
+        )
+    };
+    // The server never answers, answers without an end, refuses, and talks nonsense.
+    let (hung, held) = tokio::join!(call(), accept_query(&listener));
+    assert_eq!(code(hung), "200 failed tool_timeout");
+    drop(held);
+    for (answer, expected) in [
+        ("x".repeat(50_000), "200 failed tool_output_too_large"),
+        (r#"{"status":"error","error":"bad query"}"#.to_owned(), "200 failed tool_failed"),
+        ("{".to_owned(), "200 failed tool_failed"),
+    ] {
+        let serve = async {
+            let (mut stream, _) = accept_query(&listener).await;
+            answer_query(&mut stream, &answer).await;
+        };
+        let (answer, ()) = tokio::join!(call(), serve);
+        assert_eq!(code(answer), expected);
+    }
+    assert_eq!(app.client().get("/health").await.status, 200);
+    let settled = app.recorded("tool.settled", 4).await;
+    let outcomes: Vec<_> = settled.iter().map(|record| record["outcome"].clone()).collect();
+    assert_eq!(outcomes, ["timed_out", "output_too_large", "failed", "failed"]);
+    app.stop().await;
+}
+
+/// T1: a client that leaves changes nothing: its call ends, is settled once, and can be asked for.
+#[tokio::test]
+async fn a_client_that_leaves_loses_no_call() {
+    let (listener, address) = raw_upstream::listen().await;
+    let app = app(&metrics_table(address, "")).await;
+    let client = app.client();
+    let body = json!({"tool": METRICS, "arguments": {"query": "up"}});
+    let leaving = tokio::spawn(async move { client.post("/tool/exec", &body).await });
+    let (mut stream, _) = accept_query(&listener).await;
+    leaving.abort();
+    let admitted = app.recorded("tool.admitted", 1).await;
+    answer_query(&mut stream, r#"{"status":"success","data":[]}"#).await;
+    let path = format!("/tool/exec/{}?wait=1m", admitted[0]["call"].as_str().unwrap());
+    assert_eq!(read(&app.client().get(&path).await).1["status"], "completed");
+    let records = app.stop().await;
+    let settled = records.iter().filter(|record| record["event"] == "tool.settled").count();
+    assert_eq!(settled, 1);
+}
+
+/// T5: the end of a run ends its open tool calls, and settles them.
+#[tokio::test]
+async fn the_end_of_a_run_ends_its_tools() {
+    let (listener, address) = raw_upstream::listen().await;
+    let app = app_with(&metrics_table(address, "timeout = '10m'"), |config| {
+        config.drain_timeout = Duration::from_millis(50);
+    })
+    .await;
+    let body = json!({"tool": METRICS, "arguments": {"query": "up"}, "wait": "0s"});
+    assert_eq!(exec(&app, body).await.0, 202);
+    let _held = accept_query(&listener).await;
+    let records = app.stop().await;
+    let settled = records.iter().find(|record| record["event"] == "tool.settled").unwrap();
+    assert_eq!(
+        (&settled["outcome"], &settled["code"]),
+        (&json!("shut_down"), &json!("tool_stopped"))
+    );
+}
+
+const CLOCK: &str = "core__get_current_time";
+const METRICS: &str = "core__metrics_query";
+
+const PRICED_CLOCK: &str = "
+    granted = ['core__get_current_time']
+    [[rules]]
+    name = 'clock'
+    tool = 'core__get_current_time'
+    price_usd = '0.002'
+    budget = { calls = 2 }
+";
