@@ -72,6 +72,10 @@ pub mod security {}
 #[doc = include_str!("manual/service.md")]
 pub mod service {}
 
+#[doc = include_str!("manual/rustdoc_links.md")]
+#[doc = include_str!("manual/tools.md")]
+pub mod tools {}
+
 /// Records of design decisions and their reasons, one decision per page.
 pub mod decisions {
     #[doc = include_str!("manual/rustdoc_links.md")]
@@ -202,4 +206,7 @@ pub mod decisions {
     #[doc = include_str!("manual/rustdoc_links.md")]
     #[doc = include_str!("manual/decisions/0038-use-crates-for-what-is-not-ours.md")]
     pub mod d0038 {}
+    #[doc = include_str!("manual/rustdoc_links.md")]
+    #[doc = include_str!("manual/decisions/0039-serve-tools-behind-an-endpoint-that-the-gateway-does-not-know.md")]
+    pub mod d0039 {}
 }

@@ -122,10 +122,16 @@ fn send_request(command: &ToolCommand) -> io::Result<(u16, String)> {
 fn exit_code(status: u16, body: &str) -> ExitCode {
     match status {
         202 => ExitCode::from(EXIT_PENDING),
-        // The gateway writes the status of a call as a member of its own, before the result.
-        200 if !body.contains("\"status\":\"failed\"") => ExitCode::SUCCESS,
+        200 if !is_failed(body) => ExitCode::SUCCESS,
         _ => ExitCode::FAILURE,
     }
+}
+
+/// Returns true if a call has failed. The gateway writes the result as the last member, so a result that has members of
+/// the same names is cut off first.
+fn is_failed(body: &str) -> bool {
+    let head = body.split(",\"result\":").next().unwrap_or_default();
+    head.contains("\"status\":\"failed\"")
 }
 
 fn print_line(text: &str, code: ExitCode) -> ExitCode {

@@ -317,6 +317,62 @@ async fn a_client_that_leaves_loses_no_call() {
     assert_eq!(settled, 1);
 }
 
+/// T1, G15: open tool calls are bounded, and a call beyond the bound takes nothing.
+#[tokio::test]
+async fn open_tool_calls_are_bounded() {
+    let (listener, address) = raw_upstream::listen().await;
+    let app = app(&metrics_table(address, "timeout = '10m'")).await;
+    let body = json!({"tool": METRICS, "arguments": {"query": "up"}, "wait": "0s"});
+    for _ in 0..8 {
+        assert_eq!(exec(&app, body.clone()).await.0, 202);
+    }
+    let (status, answer) = exec(&app, body.clone()).await;
+    let code = answer["error"]["code"].as_str().unwrap();
+    assert_eq!((status, code), (StatusCode::TOO_MANY_REQUESTS, "too_many_tool_calls"));
+    assert_eq!(app.run.ledger.tool_spending()[METRICS].calls, 8);
+    // One call ends, and another may begin.
+    let (mut stream, _) = accept_query(&listener).await;
+    answer_query(&mut stream, r#"{"status":"success","data":1}"#).await;
+    app.recorded("tool.settled", 1).await;
+    assert_eq!(exec(&app, body).await.0, 202);
+    drop(listener);
+    app.run.control.abort_calls();
+    app.stop().await;
+}
+
+/// T1, G15: the ends of the last calls are kept, and older ones are forgotten.
+#[tokio::test]
+async fn the_oldest_ends_of_tool_calls_are_forgotten() {
+    let app = app("granted = ['core__get_current_time']").await;
+    let mut ids = vec![];
+    for _ in 0..66 {
+        let (_, called) = exec(&app, json!({"tool": CLOCK})).await;
+        ids.push(called["id"].as_str().unwrap().to_owned());
+    }
+    let client = app.client();
+    let status = async |id: &str| client.get(&format!("/tool/exec/{id}")).await.status;
+    assert_eq!(
+        (status(&ids[1]).await, status(&ids[2]).await),
+        (StatusCode::NOT_FOUND, StatusCode::OK)
+    );
+    app.stop().await;
+}
+
+/// T1: an operator who pauses the run pauses its tools, too.
+#[tokio::test]
+async fn a_paused_run_calls_no_tool() {
+    let app = app(PRICED_CLOCK).await;
+    app.run.control.set_state(cogni_gateway::gateway::run::control::RunControlState::Paused);
+    let (status, answer) = exec(&app, json!({"tool": CLOCK})).await;
+    assert_eq!(
+        (status, &answer["error"]["code"]),
+        (StatusCode::TOO_MANY_REQUESTS, &json!("run_paused"))
+    );
+    app.run.control.set_state(cogni_gateway::gateway::run::control::RunControlState::Open);
+    assert_eq!(exec(&app, json!({"tool": CLOCK})).await.0, 200);
+    app.stop().await;
+}
+
 /// T5: the end of a run ends its open tool calls, and settles them.
 #[tokio::test]
 async fn the_end_of_a_run_ends_its_tools() {

@@ -4,6 +4,7 @@ mod envelope;
 mod openclaw;
 mod output_renderer;
 mod run_command;
+mod tools;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -77,7 +78,7 @@ fn the_error_of_a_mistake_names_its_place() {
         &format!("{PLAIN}image = 'i'\nrootfs = '/r'\n"),
         &format!("{PLAIN}image = 'i'\ndriver = 'embedded'\n"),
         &format!("{PLAIN}driver = 'docker'\n"),
-        &format!("{PLAIN}tools = ['core__get_current_time']\n"),
+        &format!("{PLAIN}tools = ['Core Time']\n"),
         &format!("{PLAIN}capabilities = ['everything']\n"),
         &format!("{PLAIN}\n[limits]\nmax_memory = 'much'\n"),
         &format!("{PLAIN}\n[limits]\npids = 'many'\n"),
@@ -110,7 +111,7 @@ fn the_error_of_a_mistake_names_its_place() {
     agents/a.toml:6: `rootfs`: there is an image, too; give one of them
     agents/a.toml:6: `driver`: `embedded` knows no images; say `docker`, or give `rootfs`
     agents/a.toml:5: `driver`: `docker` needs an image; give `image`
-    agents/a.toml:5: `tools`: there are none yet; leave it out
+    agents/a.toml:5: `tools`: `Core Time` must be 1 to 64 small letters, digits, `_` and `-`
     agents/a.toml:5: `capabilities`: unknown variant `everything`, expected one of `web_search`, `web_fetch`, `code_interpreter`, `computer_use`, `file_search`, `image_generation`, `remote_mcp`, `remote_media`, `file_ids`, `stored_state`, `background`, `containers`, `unknown_tools`
     agents/a.toml:7: `limits.max_memory`: invalid value: string "much", expected a number of bytes, or a text such as "512m"
     agents/a.toml:7: `limits.pids`: invalid type: string "many", expected u32

@@ -52,7 +52,7 @@ pub struct AgentDefinition {
     pub slots: u32,
     /// The actions that providers may do for the agent outside of the sandbox; if absent, the gateway's policy decides.
     pub capabilities: Option<CapabilitySet>,
-    /// The tools of this machine that the agent may use. No such tools exist yet, so the list has to be empty.
+    /// The tools that the agent may call, of those that its gateway grants in `[tools]`. An empty list allows none.
     #[serde(default)]
     pub tools: Vec<String>,
     /// The environment variables of the agent, in addition to those of every sandbox.

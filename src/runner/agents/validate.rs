@@ -1,5 +1,6 @@
 //! The validation of a definition whose keys were parsed: the values have to fit together and be safe.
 
+use std::collections::BTreeSet;
 use std::path::{Component, PathBuf};
 
 use super::definition::{AgentDefinition, DriverChoice, OpenClawConfig, WorkspaceSetup};
@@ -8,6 +9,7 @@ use crate::gateway::pipeline::rule::RuleSet;
 use crate::llm::request::{MODEL_NAME_RULE, is_model_name};
 use crate::relay::delivery::rules::AgentReviewRules;
 use crate::relay::repo::review::SecretScanner;
+use crate::tools::definition::{TOOL_NAME_RULE, is_tool_name};
 
 /// An error in a parsed definition, with the key that it is about.
 #[derive(Debug, PartialEq, Eq)]
@@ -61,16 +63,26 @@ impl AgentDefinition {
             let why = format!("`{model}` is not among those that `allow` has");
             return wrong("models.default", why);
         }
-        // The key is reserved: a list that has no effect must not look as if it had one.
-        if !self.tools.is_empty() {
-            return wrong("tools", "there are none yet; leave it out".to_owned());
-        }
+        self.check_tools()?;
         self.check_setup()?;
         self.relay.as_ref().map_or(Ok(()), check_review_rules)?;
         let rules = RuleSet::compile_rules(&self.policy.rules);
         rules
             .map(drop)
             .map_err(|error| DefinitionKeyError { key: "policy.rules", what: error.to_string() })
+    }
+
+    /// Checks the form of the list only: the gateway that grants the tools may be another one at each run.
+    fn check_tools(&self) -> Result<(), DefinitionKeyError> {
+        let wrong = |reason| Err(DefinitionKeyError { key: "tools", what: reason });
+        if let Some(name) = self.tools.iter().find(|name| !is_tool_name(name)) {
+            return wrong(format!("`{}` must be {TOOL_NAME_RULE}", name.escape_debug()));
+        }
+        let unique: BTreeSet<_> = self.tools.iter().collect();
+        if unique.len() < self.tools.len() {
+            return wrong("a tool is listed twice; list it once".to_owned());
+        }
+        Ok(())
     }
 
     fn check_setup(&self) -> Result<(), DefinitionKeyError> {
