@@ -244,7 +244,7 @@ fn a_file_is_accepted_as_a_whole_or_not_at_all() {
       |
     1 | max_turns = 1
       | ^^^^^^^^^
-    unknown field `max_turns`, expected one of `listen`, `shared`, `serve`, `server`, `upstream`, `budget`, `prices`, `policy`, `audit`, `access_log`, `access_log_max_bytes`, `metrics`, `telemetry`, `admin`, `workers`, `drain_timeout`
+    unknown field `max_turns`, expected one of `listen`, `shared`, `serve`, `server`, `upstream`, `budget`, `prices`, `policy`, `tools`, `audit`, `access_log`, `access_log_max_bytes`, `metrics`, `telemetry`, `admin`, `workers`, `drain_timeout`
     ");
     insta::assert_snapshot!(error("[budget]\nmax_turnz = 1"), @r"
     `[file]` is not a valid configuration: TOML parse error at line 2, column 1

@@ -3,10 +3,13 @@
 use std::fs;
 
 use cogni_gateway::gateway::config::GatewayConfig;
+use cogni_gateway::gateway::run::{ToolOpener, ToolSettings};
 use cogni_gateway::runner::RunRequest;
 use cogni_gateway::runner::agents::AgentCatalog;
+use cogni_gateway::runner::tool_opener::RunToolOpener;
 use cogni_gateway::sandbox::spec::SandboxLimits;
 use cogni_gateway::service::config::ServiceConfig;
+use cogni_gateway::tools::config::ToolConfig;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
@@ -39,6 +42,24 @@ fn the_example_of_a_service_is_the_default() {
     assert_eq!(gateway, GatewayConfig { has_service_table: true, ..GatewayConfig::default() });
 }
 
+/// T7: the example shows every key of the tools, and they can be loaded.
+#[test]
+fn the_example_of_tools_leaves_nothing_out() {
+    let text = uncommented();
+    let start = text.find("[tools]").unwrap();
+    let end = start + text[start..].find("\n[audit]").unwrap();
+    assert_complete::<ToolFile>(&text[start..end]);
+    let table = text[start..end].parse::<toml::Table>().unwrap()["tools"].as_table().cloned();
+    RunToolOpener.check_settings(&ToolSettings { table, ..ToolSettings::default() }).unwrap();
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ToolFile {
+    #[expect(dead_code, reason = "only the keys are looked at")]
+    tools: ToolConfig,
+}
+
 /// The example of a service has one table.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -48,7 +69,10 @@ struct ServiceFile {
 
 fn assert_complete<T: DeserializeOwned>(text: &str) {
     let shown: toml::Table = text.parse().unwrap();
-    let tables = text.lines().filter(|line| line.starts_with('['));
+    // The wing of the tools parses its own table, which has a test of its own.
+    let is_foreign = |line: &str| line.trim_start_matches('[').starts_with("tools");
+    let is_own = std::any::type_name::<T>().ends_with("ToolFile");
+    let tables = text.lines().filter(|line| line.starts_with('[') && (is_own || !is_foreign(line)));
     for header in tables.chain([""]) {
         let asked = if header.is_empty() {
             format!("no_such_key = 1\n{text}")

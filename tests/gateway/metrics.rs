@@ -19,11 +19,13 @@ use cogni_gateway::llm::budget::{
 use cogni_gateway::llm::protocol::GatewayRoute;
 use cogni_gateway::telemetry::audit::AuditLag;
 use cogni_gateway::telemetry::audit::records::CallOutcome;
+use cogni_gateway::telemetry::audit::tool_records::ToolOutcome;
 use cogni_gateway::telemetry::metrics::deprecated::DEPRECATED_NAMES;
 use cogni_gateway::telemetry::metrics::table::{MetricFamilySpec, MetricKind};
 use cogni_gateway::telemetry::metrics::{
     BillingGauges, LiveRunGuard, MAX_AGENTS, MAX_MODELS, MAX_RUNS, MetricsRegistry, ModelMetrics,
-    RefusedRequest, RunMetrics, RunQueueGauges, ServiceStateGauges, SettledCall, WorkGauges,
+    RefusedRequest, RunMetrics, RunQueueGauges, ServiceStateGauges, SettledCall, SettledToolCall,
+    WorkGauges,
 };
 use proptest::prelude::*;
 use serde_json::json;
@@ -647,6 +649,13 @@ pub(crate) fn record_every_family(metrics: &MetricsRegistry) -> BusyRun {
     run.record_local_answer(Some(GatewayRoute::Health), 200);
     run.record_upstream_error("upstream_unreachable");
     run.record_client_gone();
+    metrics.record_tool_call(&SettledToolCall {
+        tool: "core__get_current_time",
+        outcome: ToolOutcome::Completed,
+        cost: Nanodollars(2_000_000),
+        duration: Duration::from_millis(5),
+    });
+    metrics.record_tool_refusal("policy_denied");
     metrics.set_lost_access_log_lines(3);
     metrics.set_lost_access_log_lines(5);
     BusyRun { run, model, _live: a_service(metrics) }
