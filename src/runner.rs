@@ -26,6 +26,7 @@ mod result;
 mod run_gateway;
 mod spans;
 pub mod sweep;
+pub mod tool_jobs;
 pub mod tool_opener;
 pub mod warm_pool;
 mod workspace;
@@ -71,6 +72,8 @@ use quota::{QuotaExceededError, WorkspaceQuota};
 use result::RunResultParts;
 use run_gateway::{GatewaySignals, RunGatewayBackend};
 use sweep::LeftoverSweeper;
+use tool_jobs::SandboxJobRunner;
+use tool_opener::RunToolOpener;
 use workspace::ObstaclePolicy;
 
 /// The plan of one run: its gateway, its sandbox, its agent and its branch. [`RunRequest::resolve`] makes the plan, and
@@ -278,7 +281,9 @@ impl PreparedRun {
         // 6. the outbox's row for the workspace, the last step: the row makes a later process look for work there.
         plan.check_inputs(&inputs)?;
         let users = plan.sandbox_users();
-        let RunPlan { mut config, gateway, mut spec, agent, run_dir, driver, .. } = plan;
+        let RunPlan {
+            mut config, gateway, mut spec, agent, run_dir, driver, docker_socket, ..
+        } = plan;
         let RunInputs { target, models } = inputs;
         let agent = agent.map(|agent| agent.with_default_models(models));
         let owner = OwnerProcess::this_process().context("`/proc` cannot be read")?;
@@ -308,6 +313,9 @@ impl PreparedRun {
         let run = config.identity.run.clone();
         let deadline = SystemTime::now() + spec.limits.max_runtime;
         let labels = OwnerLabels { owner, run_dir: directory.parent(), deadline };
+        // Only here is everything known that the sandboxes of the run's tools need.
+        let jobs = SandboxJobRunner::for_run(&spec, &driver, docker_socket, users, &labels.run_dir);
+        config.tools.opener = Some(Arc::new(RunToolOpener { jobs: Some(Arc::new(jobs)) }));
         let gateway = RunGatewayBackend::open(gateway, config, &directory, &labels)?;
         if let (Some(run), Some(agent)) = (gateway.run(), &agent) {
             spans::record_agent(&run, &agent.entry.name);

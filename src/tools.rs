@@ -7,7 +7,7 @@
 //!   [`rule_facts`] gives them to the operator's conditions.
 //! - [`run_tools`] reserves the budget, records the admission, starts the program, and settles once.
 //! - [`call_table`] keeps the calls of a run, so that a client can ask again for a result.
-//! - [`program`] runs a tool: a [built-in](definition) one, such as [`prometheus`].
+//! - [`program`] runs a tool: a [built-in](definition) one, such as [`prometheus`], or a [`job`] in a sandbox of its own.
 //!
 //! **Invariant:** no tool runs without a durable `tool.admitted` record, and each such record is followed by one
 //! `tool.settled` record.
@@ -20,6 +20,7 @@ pub mod call_table;
 pub mod config;
 pub mod definition;
 pub mod exec_request;
+pub mod job;
 pub mod policy;
 pub mod program;
 pub mod prometheus;

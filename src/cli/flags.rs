@@ -63,7 +63,7 @@ pub fn read_config_with(
     )?;
     between(&mut config);
     // The file is named here, where it is known; a later check of the whole configuration finds the same mistakes.
-    config.tools.opener = Some(Arc::new(RunToolOpener));
+    config.tools.opener = Some(Arc::new(RunToolOpener::default()));
     let checked = config.tools.check();
     checked.with_context(|| match config_file_path(matches, &variable) {
         Some(file) => format!("`{file}` is not a valid configuration"),

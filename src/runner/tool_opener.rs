@@ -8,7 +8,8 @@ use tokio_util::sync::CancellationToken;
 use crate::base::local_endpoint::LocalEndpoint;
 use crate::gateway::run::{AgentRun, RunIdentity, ToolOpener, ToolProcess, ToolSettings};
 use crate::tools::config::ToolConfig;
-use crate::tools::definition::built_in_tools;
+use crate::tools::definition::known_tools;
+use crate::tools::job::JobRunner;
 use crate::tools::policy::ToolPolicy;
 use crate::tools::program::ToolPrograms;
 use crate::tools::prometheus::PrometheusClient;
@@ -16,8 +17,11 @@ use crate::tools::rule_facts::ToolRunFacts;
 use crate::tools::run_tools::{RunSwitches, RunToolParts, RunTools};
 
 /// Opens the tools of every run of this process.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct RunToolOpener;
+#[derive(Clone, Default)]
+pub struct RunToolOpener {
+    /// The runner of tools that are files; `None` if this process makes no sandbox for the run.
+    pub jobs: Option<Arc<dyn JobRunner>>,
+}
 
 /// The parts of a run's tools that its settings decide.
 #[derive(Debug)]
@@ -35,7 +39,7 @@ impl CompiledTools {
         let table = settings.table.as_ref();
         let config = table.map(ToolConfig::from_table).transpose()?.unwrap_or_default();
         let agent = settings.agent.as_deref();
-        let policy = ToolPolicy::compile_policy(&config, built_in_tools(&config), agent)?;
+        let policy = ToolPolicy::compile_policy(&config, known_tools(&config)?, agent)?;
         Ok(Self { config, policy })
     }
 }
@@ -54,11 +58,19 @@ impl ToolOpener for RunToolOpener {
         process: ToolProcess<'_>,
     ) -> anyhow::Result<Arc<dyn LocalEndpoint>> {
         let CompiledTools { config, policy } = CompiledTools::from_settings(settings)?;
+        if let (None, Some(job)) = (&self.jobs, policy.first_job()) {
+            anyhow::bail!(
+                "`tools.granted`: the tool `{job}` needs a sandbox, and this run's gateway makes none; remove it, or use `cogni-gateway run` or `serve` with a sandbox for each run"
+            );
+        }
+        let policy =
+            policy.with_workspace(self.jobs.as_ref().and_then(|jobs| jobs.workspace_access()));
         let metrics = config.metrics.as_ref().map(PrometheusClient::new).transpose()?;
+        let (jobs, tasks) = (self.jobs.clone(), process.tasks.clone());
         Ok(Arc::new(RunTools::new(RunToolParts {
             run: identity_facts(&run.identity),
             policy,
-            programs: ToolPrograms { metrics },
+            programs: ToolPrograms { metrics, jobs, tasks },
             ledger: Arc::clone(&run.ledger),
             audit: Arc::clone(&run.audit),
             switches: Box::new(AgentRunSwitches(Arc::clone(run))),

@@ -51,6 +51,8 @@ pub struct SandboxSpec {
 pub enum SandboxTask {
     /// One program, which finds the run's gateway.
     Agent,
+    /// One program, which has no gateway.
+    Program,
     /// Several commands, one after the other, without a gateway. The arguments are an [encoded
     /// list](crate::guest::init::command_list::encode_commands), and the standard output is
     /// [frames](crate::guest::init::command_frames). Only `cogni-init` can run a list.

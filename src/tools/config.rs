@@ -1,5 +1,6 @@
 //! The `[tools]` table of a configuration.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -14,6 +15,9 @@ use crate::llm::budget::{Nanodollars, ToolBudgetLimits};
 pub struct ToolConfig {
     /// The names of the tools that runs may call. An empty list grants nothing.
     pub granted: Vec<String>,
+    /// The directory of tools that are files, each with the name of its tool and `.toml`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub directory: Option<PathBuf>,
     /// The Prometheus server that `core__metrics_query` reads.
     pub metrics: Option<PrometheusConfig>,
     /// The conditions, prices and budgets of granted tools.

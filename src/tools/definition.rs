@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::argument_schema::{ArgumentSchema, ArgumentType};
-use super::config::ToolConfig;
+use super::config::{ToolConfig, ToolConfigError};
+use super::job::{ToolJob, load_tool_files};
 
 /// A tool that a configuration can grant.
 #[derive(Clone, Debug)]
@@ -21,14 +22,28 @@ pub struct ToolDefinition {
 }
 
 /// The program that runs a tool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum ToolProgramKind {
     CurrentTime,
     MetricsQuery,
+    /// A program in a sandbox of its own.
+    Job(Arc<ToolJob>),
+}
+
+/// Returns the definitions of all tools of a configuration: the built-in ones and those that are files.
+///
+/// # Errors
+/// Returns an error that names the file, the key and the remedy.
+pub fn known_tools(config: &ToolConfig) -> Result<Vec<ToolDefinition>, ToolConfigError> {
+    let mut tools = built_in_tools(config);
+    if let Some(directory) = &config.directory {
+        tools.extend(load_tool_files(directory)?);
+    }
+    Ok(tools)
 }
 
 /// Returns the definitions of the built-in tools that a configuration has the means for.
-pub fn built_in_tools(config: &ToolConfig) -> Vec<ToolDefinition> {
+fn built_in_tools(config: &ToolConfig) -> Vec<ToolDefinition> {
     let mut tools = vec![ToolDefinition {
         name: CURRENT_TIME_TOOL.into(),
         description: "Returns the current time in UTC.".to_owned(),

@@ -1,7 +1,7 @@
 //! The policy about a run's tool calls: every layer must allow a call.
 //!
-//! The layers are asked in this order: the agent's list, the run's list (`[tools] granted`), and the rules about the
-//! tool. A list that does not name a tool denies it, so an empty list denies every tool. The first layer that denies a
+//! The layers are asked in this order: the agent's list, the run's list (`[tools] granted`), the run's sandbox, and
+//! the rules about the tool. A list that does not name a tool denies it, so an empty list denies every tool. The first layer that denies a
 //! call decides.
 //!
 //! **Invariant:** a rule that cannot be evaluated denies the call.
@@ -14,10 +14,11 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::config::{ToolConfig, ToolConfigError};
-use super::definition::ToolDefinition;
+use super::definition::{ToolDefinition, ToolProgramKind};
 use super::rule_facts::{ToolCallFacts, ToolFact};
 use crate::base::condition::{RuleEvalError, RuleExpr};
 use crate::llm::budget::{Nanodollars, ToolBudgetLimits};
+use crate::sandbox::spec::MountAccess;
 
 /// The compiled policy of a run.
 #[derive(Debug)]
@@ -26,6 +27,8 @@ pub struct ToolPolicy {
     granted: BTreeMap<Arc<str>, GrantedTool>,
     /// The tools that the run's agent may use; `None` for a run without an agent of the catalog.
     agent: Option<BTreeSet<String>>,
+    /// The run's access to its workspace; `None` if the run has no workspace on this machine.
+    workspace: Option<MountAccess>,
 }
 
 /// A tool that the run's configuration grants, with the rules about it.
@@ -52,6 +55,8 @@ pub enum PolicyLayer {
     Agent,
     /// The list of tools in the configuration of the run.
     Run,
+    /// The run's sandbox: a tool gets no more of the workspace than the run has.
+    Sandbox,
     /// The rules about the tool.
     Tool,
 }
@@ -88,13 +93,35 @@ impl ToolPolicy {
         if self.agent.as_ref().is_some_and(|listed| !listed.contains(name)) {
             return Err(denial(PolicyLayer::Agent));
         }
-        self.granted.get(name).ok_or_else(|| denial(PolicyLayer::Run))
+        let tool = self.granted.get(name).ok_or_else(|| denial(PolicyLayer::Run))?;
+        if self.fits_sandbox(tool) { Ok(tool) } else { Err(denial(PolicyLayer::Sandbox)) }
     }
 
     /// Returns the tools that the lists of all layers name, in the order of their names.
     pub fn listed_tools(&self) -> impl Iterator<Item = &GrantedTool> {
         let is_listed = |name: &str| self.agent.as_ref().is_none_or(|agent| agent.contains(name));
-        self.granted.values().filter(move |tool| is_listed(&tool.definition.name))
+        let listed = self.granted.values().filter(move |tool| is_listed(&tool.definition.name));
+        listed.filter(|tool| self.fits_sandbox(tool))
+    }
+
+    /// Sets the run's access to its workspace.
+    #[must_use]
+    pub fn with_workspace(self, workspace: Option<MountAccess>) -> Self {
+        Self { workspace, ..self }
+    }
+
+    /// Returns the first granted tool that needs a sandbox.
+    pub fn first_job(&self) -> Option<&str> {
+        let is_job =
+            |tool: &&GrantedTool| matches!(tool.definition.program, ToolProgramKind::Job(_));
+        self.granted.values().find(is_job).map(|tool| &*tool.definition.name)
+    }
+
+    fn fits_sandbox(&self, tool: &GrantedTool) -> bool {
+        match &tool.definition.program {
+            ToolProgramKind::Job(job) => job.workspace.is_possible_with(self.workspace),
+            ToolProgramKind::CurrentTime | ToolProgramKind::MetricsQuery => true,
+        }
     }
 }
 
@@ -140,6 +167,7 @@ impl PolicyLayer {
         match self {
             Self::Agent => "agent",
             Self::Run => "run",
+            Self::Sandbox => "sandbox",
             Self::Tool => "tool",
         }
     }

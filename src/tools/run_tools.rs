@@ -251,7 +251,7 @@ impl RunToolParts {
         let CheckedCall { slot, arguments, .. } = checked;
         let started = Instant::now();
         let result = match self.policy.find_tool(&slot.call().tool) {
-            Ok(tool) => self.run_until_stopped(tool, &arguments).await,
+            Ok(tool) => self.run_until_stopped((tool, &slot.call().id), &arguments).await,
             Err(_) => Err(ToolProgramError::failed("the tool is no longer granted")),
         };
         let charged = reservation.settle_call();
@@ -280,7 +280,7 @@ impl RunToolParts {
     /// Runs a program until it ends, its time or the run's time is up, or the call is aborted.
     async fn run_until_stopped(
         &self,
-        tool: &GrantedTool,
+        (tool, call): (&GrantedTool, &str),
         arguments: &Map<String, Value>,
     ) -> Result<String, ToolProgramError> {
         let left = self.ledger.deadline().map(|end| end.saturating_duration_since(Instant::now()));
@@ -291,7 +291,7 @@ impl RunToolParts {
             biased;
             () = abort.cancelled() => Err(ToolProgramError::stopped()),
             () = self.tasks.abort_token().cancelled() => Err(ToolProgramError::stopped()),
-            result = self.programs.run_tool(&tool.definition, arguments, timeout) => result,
+            result = self.programs.run_tool((&tool.definition, call), arguments, timeout) => result,
         }
     }
 
@@ -342,15 +342,6 @@ impl RequestFacts {
         self.argument_bytes = text.len() as u64;
         self.arguments = Some(digest.clone());
         digest
-    }
-}
-
-impl ToolProgramError {
-    /// Creates the error of a call that a shutdown or an operator has ended.
-    fn stopped() -> Self {
-        let message =
-            "the call was stopped: the run ends, or an operator has aborted it".to_owned();
-        Self { outcome: ToolOutcome::ShutDown, code: "tool_stopped", message }
     }
 }
 

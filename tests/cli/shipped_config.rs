@@ -50,7 +50,9 @@ fn the_example_of_tools_leaves_nothing_out() {
     let end = start + text[start..].find("\n[audit]").unwrap();
     assert_complete::<ToolFile>(&text[start..end]);
     let table = text[start..end].parse::<toml::Table>().unwrap()["tools"].as_table().cloned();
-    RunToolOpener.check_settings(&ToolSettings { table, ..ToolSettings::default() }).unwrap();
+    RunToolOpener::default()
+        .check_settings(&ToolSettings { table, ..ToolSettings::default() })
+        .unwrap();
 }
 
 #[derive(Debug, Deserialize)]

@@ -22,7 +22,7 @@ use crate::support::raw_upstream;
 /// Returns the settings of a `[tools]` table.
 fn settings(table: &str) -> ToolSettings {
     let table = Some(toml::from_str(table).unwrap());
-    ToolSettings { table, agent: None, opener: Some(Arc::new(RunToolOpener)) }
+    ToolSettings { table, agent: None, opener: Some(Arc::new(RunToolOpener::default())) }
 }
 
 async fn app(table: &str) -> TestApp {

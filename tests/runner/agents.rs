@@ -4,6 +4,7 @@ mod envelope;
 mod openclaw;
 mod output_renderer;
 mod run_command;
+mod tool_jobs;
 mod tools;
 
 use std::collections::BTreeSet;

@@ -14,7 +14,7 @@ use crate::tools::definition::{CURRENT_TIME_TOOL, METRICS_QUERY_TOOL};
 /// Returns the settings of the demo's tools, as the table `[tools]` of a file.
 pub(super) fn demo_tools() -> anyhow::Result<ToolSettings> {
     let table = Some(toml::from_str(TOOLS_TABLE)?);
-    Ok(ToolSettings { table, agent: None, opener: Some(Arc::new(RunToolOpener)) })
+    Ok(ToolSettings { table, agent: None, opener: Some(Arc::new(RunToolOpener::default())) })
 }
 
 /// Calls tools on the run's socket, and narrates the answers.

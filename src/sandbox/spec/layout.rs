@@ -76,8 +76,10 @@ impl SandboxSpec {
     fn init_options(&self) -> Vec<String> {
         let after = (self.limits.max_runtime + self.grace + WATCHDOG_DELAY).as_secs();
         let mut options = vec!["--max-runtime".to_owned(), format!("{after}s")];
-        if self.task == SandboxTask::Commands {
-            options.push("--commands".to_owned());
+        match self.task {
+            SandboxTask::Agent => {}
+            SandboxTask::Program => options.push("--no-gateway".to_owned()),
+            SandboxTask::Commands => options.push("--commands".to_owned()),
         }
         for path in self.writable_paths() {
             options.extend(["--write".to_owned(), path]);

@@ -66,7 +66,7 @@ pub(super) fn compile_policy(
     }
     // 3. Compare the layers: an agent whose file lists a tool that no run can have is a contradiction.
     let agent = agent.map(|listed| check_agent_list(listed, &granted)).transpose()?;
-    Ok(ToolPolicy { granted, agent })
+    Ok(ToolPolicy { granted, agent, workspace: None })
 }
 
 fn check_agent_list(

@@ -1,0 +1,211 @@
+//! Runs the calls of tools that are files, each in a sandbox of its own.
+//!
+//! **Invariant:** a call's sandbox has a directory and, without the run's workspace, a user of its own. Both are removed
+//! with the call; after a crash, the sweep removes them like those of a run.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use anyhow::Context;
+use serde_json::{Value, json};
+use tokio::io::sink;
+use tokio::time::sleep;
+
+use super::directory::RunDirectory;
+use crate::sandbox::output::OutputCapture;
+use crate::sandbox::spec::{
+    BindMount, MountAccess, OwnerLabels, RootSource, SandboxSpec, SandboxTask, WorkspaceMount,
+};
+use crate::sandbox::{
+    OwnerProcess, SandboxDriver, SandboxExit, SandboxRequest, StopReason, UserRange, embedded,
+};
+use crate::telemetry::audit::tool_records::ToolOutcome;
+use crate::tools::job::{ARGUMENTS_TARGET, JobCall, JobFuture, JobRunner, JobWorkspace};
+use crate::tools::program::ToolProgramError;
+
+/// The place where the calls of one run get their sandboxes.
+#[derive(Clone, Debug)]
+pub struct SandboxJobRunner {
+    /// The parent of all runs' directories.
+    pub run_dir: PathBuf,
+    pub users: UserRange,
+    pub docker_socket: PathBuf,
+    pub may_be_unlimited: bool,
+    /// The first process of every sandbox.
+    pub init: Option<PathBuf>,
+    /// The run's workspace, if it is on this machine.
+    pub workspace: Option<JobWorkspaceMount>,
+}
+
+/// The workspace of a run, as its tools may get it.
+#[derive(Clone, Debug)]
+pub struct JobWorkspaceMount {
+    pub path: PathBuf,
+    pub access: MountAccess,
+    /// The run's user, who may read the workspace's files.
+    pub uid: u32,
+}
+
+impl JobRunner for SandboxJobRunner {
+    fn run_job(&self, call: JobCall) -> JobFuture {
+        let own = self.clone();
+        Box::pin(async move {
+            // The reason of a failure names paths of this machine, so the client does not see it.
+            own.run_in_sandbox(call).await.unwrap_or_else(|error| {
+                tracing::error!("a tool's sandbox failed: {error:#}");
+                Err(ToolProgramError::failed("the tool's sandbox cannot be made"))
+            })
+        })
+    }
+
+    fn workspace_access(&self) -> Option<MountAccess> {
+        self.workspace.as_ref().map(|workspace| workspace.access)
+    }
+}
+
+impl SandboxJobRunner {
+    /// Creates the runner for a run with a sandbox of its own.
+    pub fn for_run(
+        spec: &SandboxSpec,
+        driver: &SandboxDriver,
+        docker_socket: PathBuf,
+        users: UserRange,
+        run_dir: &Path,
+    ) -> Self {
+        let workspace = match &spec.workspace {
+            WorkspaceMount::Directory { path, access } => {
+                Some(JobWorkspaceMount { path: path.clone(), access: *access, uid: spec.uid })
+            }
+            WorkspaceMount::None | WorkspaceMount::Fresh => None,
+        };
+        let may_be_unlimited = match driver {
+            SandboxDriver::Embedded(settings) => settings.may_be_unlimited,
+            SandboxDriver::Docker { .. } => false,
+        };
+        let (run_dir, init) = (run_dir.to_owned(), spec.init.clone());
+        Self { run_dir, users, docker_socket, may_be_unlimited, init, workspace }
+    }
+
+    async fn run_in_sandbox(
+        self,
+        call: JobCall,
+    ) -> anyhow::Result<Result<String, ToolProgramError>> {
+        let (timeout, stop) = (call.timeout, call.stop.clone());
+        let limit = call.job.limits.max_output_bytes;
+        let (directory, driver, request) =
+            tokio::task::spawn_blocking(move || self.prepare_sandbox(&call)).await??;
+        let mut output = OutputCapture::new(limit, sink());
+        let until = async {
+            tokio::select! {
+                () = sleep(timeout) => StopReason::Deadline,
+                () = stop.cancelled() => StopReason::Cancelled,
+            }
+        };
+        let ended = Box::pin(driver.run(&request, &mut output, until)).await;
+        directory.remove().await;
+        Ok(job_result(&ended?, output, (timeout, limit)))
+    }
+
+    fn prepare_sandbox(
+        &self,
+        call: &JobCall,
+    ) -> anyhow::Result<(RunDirectory, SandboxDriver, SandboxRequest)> {
+        let owner = OwnerProcess::this_process().context("`/proc` cannot be read")?;
+        let directory =
+            RunDirectory::create_for_users(self.users, &self.run_dir, &call.id, &owner)?;
+        let arguments = directory.path().join("arguments.json");
+        fs::write(&arguments, &call.arguments)?;
+        fs::set_permissions(&arguments, fs::Permissions::from_mode(0o444))?;
+        let (root, driver) = match &call.job.image {
+            Some(image) => (
+                RootSource::Image(image.clone()),
+                SandboxDriver::Docker { socket: self.docker_socket.clone() },
+            ),
+            None => {
+                let settings = embedded::EmbeddedDriverConfig {
+                    may_be_unlimited: self.may_be_unlimited,
+                    ..embedded::EmbeddedDriverConfig::default()
+                };
+                (RootSource::Host, SandboxDriver::Embedded(settings))
+            }
+        };
+        let workspace =
+            self.workspace.as_ref().filter(|_| call.job.workspace != JobWorkspace::None);
+        let access = match call.job.workspace {
+            JobWorkspace::Rw => MountAccess::ReadWrite,
+            JobWorkspace::None | JobWorkspace::Ro => MountAccess::ReadOnly,
+        };
+        let mut limits = call.job.limits;
+        limits.max_runtime = call.timeout;
+        let spec = SandboxSpec {
+            run: call.id.clone(),
+            root,
+            argv: call.job.resolved_argv(),
+            uid: workspace.map_or(directory.uid(), |workspace| workspace.uid),
+            env: call.job.env.clone(),
+            limits,
+            grace: GRACE,
+            workspace: workspace.map_or(WorkspaceMount::None, |workspace| {
+                WorkspaceMount::Directory { path: workspace.path.clone(), access }
+            }),
+            mounts: vec![BindMount {
+                source: arguments,
+                target: ARGUMENTS_TARGET.into(),
+                access: MountAccess::ReadOnly,
+            }],
+            volumes: vec![],
+            // The directory has no socket: the tool has no way to the run's gateway.
+            socket_dir: directory.socket_dir(),
+            init: self.init.clone(),
+            task: SandboxTask::Program,
+        };
+        let deadline = SystemTime::now() + call.timeout;
+        let labels = OwnerLabels { owner, run_dir: directory.parent(), deadline };
+        let request = SandboxRequest { spec, labels, directory: directory.path().to_owned() };
+        Ok((directory, driver, request))
+    }
+}
+
+/// Returns the result of a call whose sandbox has ended.
+fn job_result<W: tokio::io::AsyncWrite + Unpin>(
+    ended: &SandboxExit,
+    output: OutputCapture<W>,
+    (timeout, limit): (Duration, usize),
+) -> Result<String, ToolProgramError> {
+    let (stdout, stderr) = (output.stdout.finish(), output.stderr.finish());
+    match ended.cause {
+        Some(StopReason::Deadline) => return Err(ToolProgramError::timed_out(timeout)),
+        Some(_) => return Err(ToolProgramError::stopped()),
+        None => {}
+    }
+    if let Some(message) = &ended.not_started {
+        return Err(ToolProgramError::failed(format!("the tool cannot be started: {message}")));
+    }
+    if ended.oom_killed {
+        let message = "the tool needed more memory than it has".to_owned();
+        let (outcome, code) = (ToolOutcome::Failed, "tool_oom_killed");
+        return Err(ToolProgramError { outcome, code, message });
+    }
+    if stdout.truncated || stderr.truncated {
+        return Err(ToolProgramError::too_large(limit));
+    }
+    if ended.exit_code != Some(0) {
+        let status = ended.exit_code.map_or("unknown".to_owned(), |code| code.to_string());
+        let end = stderr.text.floor_char_boundary(MAX_MESSAGE_BYTES);
+        let said = stderr.text[..end].trim();
+        return Err(ToolProgramError::failed(format!(
+            "the tool has ended with status {status}: {said}"
+        )));
+    }
+    let parsed: Option<Value> = serde_json::from_str(&stdout.text).ok();
+    let stdout = parsed.unwrap_or_else(|| Value::from(stdout.text));
+    Ok(json!({"exit_code": 0, "stdout": stdout, "stderr": stderr.text}).to_string())
+}
+
+/// The time between SIGTERM and SIGKILL. Our choice: a tool has nothing to save.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// The longest text of a tool's standard error in the message of its failure, in bytes.
+const MAX_MESSAGE_BYTES: usize = 1024;
