@@ -118,19 +118,7 @@ impl SandboxJobRunner {
         let arguments = directory.path().join("arguments.json");
         fs::write(&arguments, &call.arguments)?;
         fs::set_permissions(&arguments, fs::Permissions::from_mode(0o444))?;
-        let (root, driver) = match &call.job.image {
-            Some(image) => (
-                RootSource::Image(image.clone()),
-                SandboxDriver::Docker { socket: self.docker_socket.clone() },
-            ),
-            None => {
-                let settings = embedded::EmbeddedDriverConfig {
-                    may_be_unlimited: self.may_be_unlimited,
-                    ..embedded::EmbeddedDriverConfig::default()
-                };
-                (RootSource::Host, SandboxDriver::Embedded(settings))
-            }
-        };
+        let (root, driver) = self.select_root(call.job.image.as_deref());
         let workspace =
             self.workspace.as_ref().filter(|_| call.job.workspace != JobWorkspace::None);
         let access = match call.job.workspace {
@@ -165,6 +153,21 @@ impl SandboxJobRunner {
         let labels = OwnerLabels { owner, run_dir: directory.parent(), deadline };
         let request = SandboxRequest { spec, labels, directory: directory.path().to_owned() };
         Ok((directory, driver, request))
+    }
+}
+
+impl SandboxJobRunner {
+    /// Returns the root of a tool's sandbox and its driver: Docker Engine for an image, else the embedded driver.
+    fn select_root(&self, image: Option<&str>) -> (RootSource, SandboxDriver) {
+        if let Some(image) = image {
+            let socket = self.docker_socket.clone();
+            return (RootSource::Image(image.to_owned()), SandboxDriver::Docker { socket });
+        }
+        let settings = embedded::EmbeddedDriverConfig {
+            may_be_unlimited: self.may_be_unlimited,
+            ..embedded::EmbeddedDriverConfig::default()
+        };
+        (RootSource::Host, SandboxDriver::Embedded(settings))
     }
 }
 

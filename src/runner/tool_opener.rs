@@ -70,7 +70,7 @@ impl ToolOpener for RunToolOpener {
         Ok(Arc::new(RunTools::new(RunToolParts {
             run: identity_facts(&run.identity),
             policy,
-            programs: ToolPrograms { metrics, jobs, tasks },
+            programs: ToolPrograms { jobs, tasks, metrics },
             ledger: Arc::clone(&run.ledger),
             audit: Arc::clone(&run.audit),
             switches: Box::new(AgentRunSwitches(Arc::clone(run))),

@@ -7,11 +7,14 @@ use std::time::Duration;
 use super::argument_schema::{ArgumentSchema, ArgumentType};
 use super::config::{ToolConfig, ToolConfigError};
 use super::job::{ToolJob, load_tool_files};
+use crate::base::digest::sha256_hex;
 
 /// A tool that a configuration can grant.
 #[derive(Clone, Debug)]
 pub struct ToolDefinition {
     pub name: Arc<str>,
+    /// The digest of the definition: of the tool's file, or of a built-in tool's name and version.
+    pub digest: String,
     pub description: String,
     pub parameters: ArgumentSchema,
     pub program: ToolProgramKind,
@@ -46,6 +49,7 @@ pub fn known_tools(config: &ToolConfig) -> Result<Vec<ToolDefinition>, ToolConfi
 fn built_in_tools(config: &ToolConfig) -> Vec<ToolDefinition> {
     let mut tools = vec![ToolDefinition {
         name: CURRENT_TIME_TOOL.into(),
+        digest: built_in_digest(CURRENT_TIME_TOOL),
         description: "Returns the current time in UTC.".to_owned(),
         parameters: ArgumentSchema::default(),
         program: ToolProgramKind::CurrentTime,
@@ -55,6 +59,7 @@ fn built_in_tools(config: &ToolConfig) -> Vec<ToolDefinition> {
     if let Some(metrics) = &config.metrics {
         tools.push(ToolDefinition {
             name: METRICS_QUERY_TOOL.into(),
+            digest: built_in_digest(METRICS_QUERY_TOOL),
             description: "Evaluates a PromQL expression at one time, or with `start`, `end` and `step` over a range."
                 .to_owned(),
             parameters: metrics_query_parameters(),
@@ -64,6 +69,10 @@ fn built_in_tools(config: &ToolConfig) -> Vec<ToolDefinition> {
         });
     }
     tools
+}
+
+fn built_in_digest(name: &str) -> String {
+    sha256_hex(format!("built-in tool {name} {}", env!("CARGO_PKG_VERSION")).as_bytes())
 }
 
 fn metrics_query_parameters() -> ArgumentSchema {

@@ -17,6 +17,7 @@ use super::argument_schema::ArgumentSchema;
 use super::config::ToolConfigError;
 use super::definition::{TOOL_NAME_RULE, ToolDefinition, ToolProgramKind, is_tool_name};
 use super::program::ToolProgramError;
+use crate::base::digest::sha256_hex;
 use crate::base::serde_words;
 use crate::sandbox::spec::{LimitOverrides, MountAccess, SandboxLimits};
 
@@ -120,7 +121,8 @@ pub fn load_tool_files(directory: &Path) -> Result<Vec<ToolDefinition>, ToolConf
         };
         let text = fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
         let file: ToolFile = serde_words::from_toml(&text).map_err(wrong)?;
-        file.into_definition(path).map_err(wrong)
+        let definition = file.into_definition(path).map_err(wrong)?;
+        Ok(ToolDefinition { digest: sha256_hex(text.as_bytes()), ..definition })
     };
     paths.iter().map(load).collect()
 }
@@ -157,9 +159,10 @@ impl ToolFile {
         if limits.max_output_bytes > MAX_OUTPUT_BYTES {
             return Err(format!("`limits.max_output`: give at most {MAX_OUTPUT_BYTES} bytes"));
         }
-        let ToolFile { name, description, argv, image, workspace, env, parameters, .. } = self;
+        let Self { name, description, argv, image, workspace, env, parameters, .. } = self;
         Ok(ToolDefinition {
             name: name.into(),
+            digest: String::new(),
             description,
             parameters,
             timeout: limits.max_runtime,

@@ -223,6 +223,7 @@ impl RunToolParts {
         let record = ToolAdmittedRecord {
             call: &call.id,
             tool: &call.tool,
+            definition: &tool.definition.digest,
             rules: &applied_rules(tool),
             arguments: &call.arguments_digest,
             argument_bytes: checked.argument_bytes,

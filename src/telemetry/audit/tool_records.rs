@@ -20,6 +20,9 @@ pub struct ToolAdmittedRecord<'a> {
     pub call: &'a str,
     #[serde(serialize_with = "serialize_truncated")]
     pub tool: &'a str,
+    /// The digest of the tool's definition.
+    #[serde(serialize_with = "serialize_truncated")]
+    pub definition: &'a str,
     /// The operator's rules that applied to the call.
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     pub rules: &'a [Arc<str>],

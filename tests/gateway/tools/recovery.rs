@@ -24,6 +24,7 @@ async fn a_crash_charges_an_open_tool_call() {
     let admitted = |call| ToolAdmittedRecord {
         call,
         tool: "clock",
+        definition: "f",
         rules: &[],
         arguments: "d",
         argument_bytes: 2,

@@ -3,6 +3,7 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 
+use cogni_gateway::base::digest::sha256_hex;
 use serde_json::{Value, json};
 
 use super::run_command::Runs;
@@ -61,6 +62,9 @@ async fn a_job_gets_its_arguments_as_a_file() {
     );
     assert_eq!(answers[1]["error"]["code"], "invalid_arguments");
     assert!(!format!("{records:?}").contains("--flag"));
+    let admitted = records.iter().find(|record| record["event"] == "tool.admitted").unwrap();
+    let file = fs::read(runs.path("tools/t__echo.toml")).unwrap();
+    assert_eq!(admitted["definition"], sha256_hex(&file));
     let settled = records.iter().filter(|record| record["event"] == "tool.settled").count();
     assert_eq!(settled, 1);
 }
