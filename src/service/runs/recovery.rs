@@ -89,7 +89,10 @@ impl RunService {
         let since = UNIX_EPOCH + created;
         let waited = SystemTime::now().duration_since(since).unwrap_or_default();
         let entry = self.0.queue.enqueue_recovered((&row.grant, &row.id), limits, since);
-        let wait_ends = Instant::now() + self.0.settings.max_queue_wait.saturating_sub(waited);
+        let max_wait = self.0.settings.max_queue_wait;
+        // The run could not begin while the service was down, so a free place is offered to the run before its time ends.
+        let left = max_wait.saturating_sub(waited).max(MIN_WAIT_AFTER_START.min(max_wait));
+        let wait_ends = Instant::now() + left;
         self.spawn_run(QueuedRun { entry, feed, wait_ends }, None);
     }
 
@@ -146,6 +149,9 @@ fn newer_runs(directory: &Path, newest: &str) -> io::Result<Vec<String>> {
     }
     Ok(runs)
 }
+
+/// The minimum time that a waiting run of an earlier process has for its turn. Our choice.
+const MIN_WAIT_AFTER_START: Duration = Duration::from_mins(1);
 
 /// The maximum time that a start waits for the removal of leftover run directories. Our choice; the service's periodic
 /// sweep does the rest.

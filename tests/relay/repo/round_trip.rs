@@ -29,7 +29,7 @@ fn the_agents_commits_reach_their_branch() {
     An Agent <agent@example.com> 2026-01-02 03:04:05 +0000 | Relay <relay@example.com> 2026-01-02 03:04:05 +0000
     [WIP] Number four
 
-    Sandbox-RelayRun: run-1
+    Sandbox-Run: run-1
     Sandbox-Agent: sandbox:agent
 
     An Agent <agent@example.com> 2026-01-02 03:04:05 +0000 | Relay <relay@example.com> 2026-01-02 03:04:05 +0000
@@ -37,7 +37,7 @@ fn the_agents_commits_reach_their_branch() {
 
     As [asked] for.
 
-    Sandbox-RelayRun: run-1
+    Sandbox-Run: run-1
     Sandbox-Agent: sandbox:agent
     "
     );
