@@ -54,7 +54,7 @@ async fn two_runs_share_a_sandbox_and_a_workspace_and_nothing_else() {
         let [one, two] = &results[..] else { unreachable!() };
         let stdout = |result: &Value| result["stdout"].as_str().unwrap().to_owned();
         // The only processes are the first process and the shell.
-        let clean = "/dev/mqueue:\n\n/dev/shm:\n\n/run:\n\n/tmp:\n2\nhosts\nllm.sock\n";
+        let clean = "/dev/mqueue:\n\n/dev/shm:\n\n/run:\ncogni-tool\n\n/tmp:\n2\nhosts\nllm.sock\n";
         assert!(stdout(one).starts_with(clean), "{one}");
         assert_eq!(stdout(two), format!("run-one\n{}", stdout(one)), "{two}");
         for (name, result) in ["run-one", "run-two"].into_iter().zip(&results) {

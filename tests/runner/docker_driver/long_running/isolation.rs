@@ -89,7 +89,7 @@ async fn a_run_that_was_cancelled_leaves_its_workspace_and_nothing_else() {
             "no run has the sandbox, and a socket is there"
         );
         let next = run(pool.claim(installation.run_plan("run-next", &look)).await).await;
-        let clean = "/dev/mqueue:\n\n/dev/shm:\n\n/run:\n\n/tmp:\n2\nhosts\nllm.sock\nrun-next\n";
+        let clean = "/dev/mqueue:\n\n/dev/shm:\n\n/run:\ncogni-tool\n\n/tmp:\n2\nhosts\nllm.sock\nrun-next\n";
         assert!(next["stdout"].as_str().unwrap().starts_with(clean), "{next}");
         assert_eq!(next["stdout"].as_str().unwrap().matches("run-").count(), 2, "{next}");
         pool.stop().await;
