@@ -93,8 +93,10 @@ pub enum SandboxError {
         "run `{0}` has a sandbox already; wait for it, or use `cogni-gateway sweep` after a crash"
     )]
     AlreadyExists(String),
-    #[error("the directory of a container cannot be marked")]
-    MarkFailed(#[source] std::io::Error),
+    #[error(
+        "the run's directory cannot be marked for its container: {0}; look at the space and the mode of the run directory"
+    )]
+    MarkFailed(std::io::Error),
     #[error("the sandbox cannot be made: {0}")]
     EmbeddedFailed(String),
     #[error(

@@ -60,9 +60,10 @@ impl PreparedGatewayContainer {
                 path.display()
             );
         }
+        container_mark::write(directory.path())
+            .context("the run's directory cannot be marked for the gateway's container")?;
         // Later entries of `env` replace earlier ones: flags and variables, then the paths of the mounted files, then
         // the run's identity and budget, then the socket.
-        container_mark::write(directory.path())?;
         let mounted_files = files::write_files(&settings, config, directory)?;
         let mut env: std::collections::BTreeMap<_, _> =
             settings.settings.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
