@@ -88,6 +88,7 @@ fn stages(criterion: &mut Criterion) {
         input: Tokens(600),
         input_bound: Tokens(1800),
         output: Some(Tokens(4096)),
+        unlimited_output: Tokens::ZERO,
         choices: 1,
         price: prices.find_price("claude-opus-4-5"),
     };

@@ -92,6 +92,8 @@ pub struct LlmCall {
     pub usage_chunk: UsageChunkMode,
     /// The maximum number of tokens in one answer. `None` if the client set no limit.
     pub requested_output: Option<Tokens>,
+    /// The most tokens that each answer is billed for a predicted text, beside the output limit.
+    pub predicted_output: Tokens,
     /// The number of answers that the model writes.
     pub choices: u32,
     /// The number of times that the model reads the input and writes: 2 if the provider first
@@ -151,6 +153,7 @@ pub fn admit_body(policy: &BodyPolicy, body: ScannedBody) -> Result<LlmCall, Bod
     check_cache_lifetime(&found)?;
     call.stream = parsed.stream;
     call.requested_output = parsed.output;
+    call.predicted_output = parsed.predicted;
     // Each prompt of a list gets its own answers, so the two numbers multiply. Zero means "not
     // stated", and the default is 1.
     call.choices = parsed.choices.max(1).saturating_mul(parsed.prompts.max(1));
@@ -272,6 +275,11 @@ impl LlmCall {
     pub fn max_output(&self) -> Option<Tokens> {
         self.requested_output
             .map(|limit| Tokens(limit.0.saturating_mul(self.generated_texts().into())))
+    }
+
+    /// Returns the most output tokens that are billed for predicted texts, beside those of the generated texts.
+    pub fn unlimited_output(&self) -> Tokens {
+        Tokens(self.predicted_output.0.saturating_mul(self.generated_texts().into()))
     }
 
     /// Returns the number of texts that the model writes, each up to the output limit: the answers
@@ -402,6 +410,7 @@ impl Default for LlmCall {
             stream: false,
             usage_chunk: UsageChunkMode::Show,
             requested_output: None,
+            predicted_output: Tokens::ZERO,
             choices: 1,
             passes: 1,
             input_estimate: Tokens::ZERO,

@@ -44,7 +44,8 @@ proptest! {
                     if let Ok(reservation) = ledger.reserve_call(&ask) {
                         let status = ledger.budget_status();
                         prop_assert!(is_within(&limits, status.spent + status.reserved, open.len()));
-                        prop_assert!(reservation.granted_amount().output <= ask.output.unwrap_or(Tokens(16_384)).max(Tokens(ask.choices.max(1).into())));
+                        let answers = ask.output.unwrap_or(Tokens(16_384)).max(Tokens(ask.choices.max(1).into()));
+                        prop_assert!(reservation.granted_amount().output <= answers + ask.unlimited_output);
                         prop_assert_eq!(reservation.granted_amount().input, ask.input);
                         open.push(reservation);
                     }
@@ -220,6 +221,32 @@ fn a_call_is_granted_at_most_the_remaining_budget() {
     let ledger = ledger(&limits);
     let ask = ReserveRequest { input: Tokens(30), output: None, ..turn(0) };
     assert_eq!(ledger.reserve_call(&ask).unwrap().granted_amount().output, Tokens(70));
+}
+
+/// G9: Output that the provider may bill beside the answers is reserved for each open call, and leaves each answer at
+/// least one token. Otherwise the call is refused.
+#[test]
+fn output_beside_the_answers_is_reserved_too() {
+    let limits = BudgetLimits { max_output_tokens: Some(Tokens(1000)), ..BudgetLimits::default() };
+    let ledger = ledger(&limits);
+    let ask = ReserveRequest { unlimited_output: Tokens(400), ..turn(50) };
+    let first = ledger.reserve_call(&ask).unwrap();
+    assert_eq!(
+        (first.granted_amount().output, first.output_limit()),
+        (Tokens(450), Some(Tokens(50)))
+    );
+    let second = ledger.reserve_call(&ReserveRequest { output: None, ..ask.clone() }).unwrap();
+    assert_eq!(
+        (second.granted_amount().output, second.output_limit()),
+        (Tokens(550), Some(Tokens(150)))
+    );
+    assert_eq!(ledger.reserve_call(&ask).unwrap_err(), BudgetError::Reserved { kind: "output" });
+    let large = ReserveRequest { unlimited_output: Tokens(1000), ..turn(1) };
+    let refusal = ledger.reserve_call(&large).unwrap_err();
+    assert_eq!(
+        refusal,
+        BudgetError::Tokens { kind: "output", spent: 0, limit: 1000, needed: 1001 }
+    );
 }
 
 /// G9: A call that asks for several answers reserves tokens for each answer, so `n: 50` does not bypass the budget.
@@ -574,6 +601,7 @@ fn uncertain_calls() -> impl Strategy<Value = UncertainCall> {
                 input: Tokens(input),
                 input_bound: Tokens(input * factor),
                 output,
+                unlimited_output: Tokens::ZERO,
                 choices: 1,
                 price: Some(price(&model)),
             };
@@ -585,17 +613,17 @@ fn uncertain_calls() -> impl Strategy<Value = UncertainCall> {
 fn steps() -> impl Strategy<Value = BudgetStep> {
     let output = proptest::option::of((0..100_u64).prop_map(Tokens));
     let model = prop_oneof!["cheap", "dear", "long"];
-    let asks =
-        (any::<bool>(), 0..60_u64, output, model).prop_map(|(is_turn, input, output, model)| {
-            ReserveRequest {
-                is_turn,
-                input: Tokens(input),
-                output,
-                choices: 1,
-                price: Some(price(&model)),
-                ..ReserveRequest::default()
-            }
-        });
+    let asks = (any::<bool>(), 0..60_u64, output, 0..30_u64, model).prop_map(
+        |(is_turn, input, output, unlimited, model)| ReserveRequest {
+            is_turn,
+            input: Tokens(input),
+            output,
+            unlimited_output: Tokens(unlimited),
+            choices: 1,
+            price: Some(price(&model)),
+            ..ReserveRequest::default()
+        },
+    );
     prop_oneof![
         3 => asks.prop_map(BudgetStep::Reserve),
         1 => (any::<usize>(), 0..=100_u8).prop_map(|(which, percent)| BudgetStep::Settle(which, percent)),

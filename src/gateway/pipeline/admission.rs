@@ -86,6 +86,7 @@ impl CallAdmission<'_> {
             input,
             input_bound,
             output: call.max_output(),
+            unlimited_output: call.unlimited_output(),
             choices: call.generated_texts(),
             price,
         })?;

@@ -45,6 +45,8 @@ pub struct ReserveRequest {
     pub input_bound: Tokens,
     /// The maximum output that the client allows. `None` if the client set no limit.
     pub output: Option<Tokens>,
+    /// The output that the provider may bill beside the answers, whatever their limit is.
+    pub unlimited_output: Tokens,
     /// The number of answers that the model writes; 0 means the same as 1.
     pub choices: u32,
     /// The price of the model's tokens. `None` if the price is unknown or the call is not to be charged.
@@ -492,7 +494,8 @@ impl BudgetReservation {
         self.input_estimate + self.granted.output
     }
 
-    /// Returns the maximum output of all answers of the call together, if a budget limits it.
+    /// Returns the maximum output of all answers of the call together, if a budget limits it. Output that no limit of an
+    /// answer bounds is not included.
     pub fn output_limit(&self) -> Option<Tokens> {
         self.output_limit
     }

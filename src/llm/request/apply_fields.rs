@@ -22,6 +22,7 @@ pub(super) struct ParsedFields {
     /// The index of the member, and its value.
     pub(super) store: Option<(usize, Option<bool>)>,
     pub(super) output: Option<Tokens>,
+    pub(super) predicted: Tokens,
     pub(super) choices: u32,
     pub(super) prompts: u32,
     /// The granted capabilities that fields of the body use.
@@ -94,6 +95,12 @@ impl RequestFieldReader<'_> {
                 JsonType::Object | JsonType::Null => self.call.editable.thinking = Some(at),
                 _ => return Err(field.invalid_error()),
             },
+            // No text has more tokens than bytes.
+            FieldRule::Prediction if kind != JsonType::Null => {
+                let value = &self.member_at(at).value;
+                self.parsed.predicted = Tokens(value.end - value.start);
+            }
+            FieldRule::Prediction => (),
             FieldRule::Options => self.check_options(field, at)?,
             FieldRule::Nested => self.take_nested(field, at)?,
             FieldRule::Choices => self.apply_choices(field, at)?,

@@ -43,6 +43,9 @@ pub enum FieldRule {
     OutputLimit,
     /// The field limits the thinking within the output limit.
     Thinking,
+    /// The field holds a text that the model is expected to write. The provider bills the parts that the answer does
+    /// not contain as output, beside the output limit.
+    Prediction,
     /// The field requests several answers. If a body has two such fields, the larger value counts:
     /// the model writes `best_of` answers, and the response contains `n` of them.
     Choices,

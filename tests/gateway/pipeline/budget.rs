@@ -244,6 +244,23 @@ async fn the_upstream_gets_the_remaining_budget_as_output_limit() {
     app.stop().await;
 }
 
+/// G9: A provider bills the parts of a prediction that the answer does not contain as output, beside the output limit. So a
+/// prediction needs as much budget as it has bytes.
+#[tokio::test]
+async fn a_prediction_is_reserved_as_output() {
+    let app = TestApp::with(|config| config.budget.max_output_tokens = Some(Tokens(1000))).await;
+    let call = |bytes| json!({"model": "fake", "messages": [], "max_tokens": 900, "prediction": "x".repeat(bytes)});
+    let answer = app.client().post("/v1/chat/completions", &call(40_000)).await;
+    assert_eq!(answer.status, 402);
+    assert_eq!(app.upstream.seen.request_count(), 0);
+    // The quotes of the text count, too.
+    let answer = app.client().post("/v1/chat/completions", &call(198)).await;
+    assert_eq!(answer.status, 200);
+    let sent = app.upstream.seen.last_request().unwrap().text.unwrap();
+    assert!(sent.starts_with(r#"{"max_tokens":800,"#), "{sent}");
+    app.stop().await;
+}
+
 /// G9: Several answers of one call share the remaining budget.
 #[tokio::test]
 async fn several_answers_share_the_remaining_budget() {

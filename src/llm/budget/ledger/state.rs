@@ -87,14 +87,15 @@ impl LedgerState {
         let turns = u64::from(ask.is_turn);
         self.check_turns(turns)?;
         let choices = u64::from(ask.choices.max(1));
-        let wanted = match (ask.is_turn, ask.output) {
+        let answers = match (ask.is_turn, ask.output) {
             (true, None) => Tokens(DEFAULT_OUTPUT_TOKENS.0.saturating_mul(choices)),
             // Some upstreams take an output limit of 0 for no limit, so at least one token per answer counts.
             (true, Some(asked)) => asked.max(Tokens(choices)),
             (false, asked) => asked.unwrap_or_default(),
         };
+        let wanted = answers + ask.unlimited_output;
         // A turn is worth starting only if each answer can have at least one token.
-        let least = if ask.is_turn { Tokens(choices) } else { Tokens::ZERO };
+        let least = if ask.is_turn { Tokens(choices) } else { Tokens::ZERO } + ask.unlimited_output;
         self.remaining_tokens(TokenLimitKind::Input, input)?;
         let bounds = [
             self.remaining_tokens(TokenLimitKind::Output, least)?,
@@ -106,7 +107,9 @@ impl LedgerState {
         let output = bound.unwrap_or(wanted);
         let cost =
             ask.price.as_ref().map(|price| price.max_cost(input, output)).unwrap_or_default();
-        Ok((BudgetAmount { turns, input, output, cost }, bound.filter(|_| ask.is_turn)))
+        let limit =
+            bound.filter(|_| ask.is_turn).map(|bound| bound.saturating_sub(ask.unlimited_output));
+        Ok((BudgetAmount { turns, input, output, cost }, limit))
     }
 
     /// Returns true if not even the smallest answer at this price would be admitted, with all reservations given

@@ -24,7 +24,7 @@ pub(super) const CHAT_COMPLETIONS_FIELDS: &[RequestField] = &[
     RequestField::new("n", FieldRule::Choices),
     RequestField::new("options", FieldRule::Options),
     RequestField::new("parallel_tool_calls", FieldRule::Pass(ValueShape::Any)),
-    RequestField::new("prediction", FieldRule::Pass(ValueShape::Any)),
+    RequestField::new("prediction", FieldRule::Prediction),
     RequestField::new("presence_penalty", FieldRule::Pass(ValueShape::Any)),
     RequestField::new("prompt_cache_key", FieldRule::Pass(ValueShape::Any)),
     RequestField::new("prompt_cache_options", FieldRule::Pass(ValueShape::Any)),
