@@ -125,6 +125,19 @@ impl RunStore {
         Ok(())
     }
 
+    /// Records a client's request to cancel a run, so that the request outlives this process.
+    ///
+    /// # Errors
+    /// Returns an error if the database cannot be written.
+    pub async fn mark_cancelled(&self, run: &str) -> Result<(), db::DatabaseError> {
+        let (run, now) = (run.to_owned(), now_millis());
+        let cancel = "UPDATE run SET cancelled = ?2 WHERE id = ?1 AND state <> 'ended' AND cancelled IS NULL";
+        self.database
+            .write_in_transaction(move |change| change.execute(cancel, params![run, now]))
+            .await?;
+        Ok(())
+    }
+
     /// Writes a run's end and its unsaved events, and then publishes the last events.
     ///
     /// # Errors

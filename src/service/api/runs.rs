@@ -224,6 +224,8 @@ pub(super) async fn cancel_run(
     }
     tracing::info!(run = row.id, agent = row.agent, "a run is cancelled by a grant");
     api.run_service.cancel_run(&row.id);
+    // The answer promises the end, and the process may be killed before the run's end is written.
+    api.run_service.run_store().mark_cancelled(&row.id).await?;
     Ok((StatusCode::ACCEPTED, Json(RunView::from_row(&api, row).await?)))
 }
 

@@ -1,6 +1,6 @@
 //! Brings the runs of an earlier process to a definite end.
 //!
-//! A run that had not begun is queued again. A run that had begun lost its gateway with the process, so the run cannot
+//! A run that had not begun is queued again, unless a client had cancelled the run. A run that had begun lost its gateway with the process, so the run cannot
 //! continue. The service removes the run's leftovers, repairs and closes its audit log, records its calls, and ends the
 //! run as interrupted. If the run's work is being delivered, the run ends after the delivery.
 
@@ -12,6 +12,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::Context;
 use tokio::time::Instant;
 
+use super::execute::RunFailure;
 use super::queued_run::QueuedRun;
 use super::run_queue::GrantRunLimits;
 use super::usage_recorder::UsageRecorder;
@@ -55,6 +56,12 @@ impl RunService {
                 run = row.id,
                 "the run has begun before, by its audit log: the database is older than that, and the run is not begun again"
             );
+        } else if row.state == RunPhase::Queued && row.cancelled_ms.is_some() {
+            let mut bill = self.0.usage_recorder(&feed);
+            self.0
+                .try_persist_end(&mut bill, &self.0.run_end(Err(RunFailure::Cancelled), &feed))
+                .await?;
+            return Ok(None);
         } else if row.state == RunPhase::Queued {
             self.queue_again(&row, feed).await;
             return Ok(None);
@@ -73,7 +80,10 @@ impl RunService {
         let (false, Ok(log)) = (self.0.has_pending_work(&row.id).await?, log) else {
             return Ok(Some(bill));
         };
-        let ended = outcome::interrupted_end(None, &feed);
+        let ended = match row.cancelled_ms {
+            Some(_) => self.0.run_end(Err(RunFailure::Cancelled), &feed),
+            None => outcome::interrupted_end(None, &feed),
+        };
         let ended = RunEnd { log, ..ended };
         self.0.try_persist_end(&mut bill, &ended).await?;
         Ok(None)

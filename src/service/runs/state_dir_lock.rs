@@ -1,7 +1,7 @@
 //! The lock that gives one process the state directory.
 
 use std::fs::{DirBuilder, File};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::base::private_dir;
 /// A lock on a state directory. The kernel releases the lock when the value is dropped or the process ends.
 #[derive(Debug)]
 pub struct StateDirLock {
-    _file: File,
+    _directory: File,
 }
 
 impl StateDirLock {
@@ -30,19 +30,17 @@ impl StateDirLock {
         let audit = state_dir.join("audit");
         private_dir::make(state_dir, 0o700).with_context(unusable)?;
         DirBuilder::new().recursive(true).mode(0o700).create(audit).with_context(unusable)?;
-        let path = state_dir.join("serve.lock");
-        // The file stays after the process. Only the lock on its open description counts, never the file's existence.
-        let file = File::options().write(true).create(true).truncate(false).mode(0o600).open(path);
-        let file = file.with_context(unusable)?;
+        // The directory itself is locked. A file in it could be deleted, and a second process would lock a new file.
+        let directory = File::open(state_dir).with_context(unusable)?;
         let patience = Instant::now() + LOCK_TIMEOUT;
         let taken = loop {
-            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
                 Err(Errno::AGAIN) if Instant::now() < patience => sleep(RETRY_INTERVAL).await,
                 taken => break taken,
             }
         };
         match taken {
-            Ok(()) => Ok(Self { _file: file }),
+            Ok(()) => Ok(Self { _directory: directory }),
             Err(Errno::AGAIN) => {
                 bail!(
                     "another service has the state directory `{shown}`; stop it, or choose another"

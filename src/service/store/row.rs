@@ -65,6 +65,8 @@ pub struct RunRow {
     pub created_ms: i64,
     pub started_ms: Option<i64>,
     pub ended_ms: Option<i64>,
+    /// The time of a client's request to cancel the run.
+    pub cancelled_ms: Option<i64>,
     pub error_code: Option<String>,
 }
 
@@ -143,7 +145,7 @@ impl RunFilter {
 
 pub(super) fn select_sql(conditions: &str) -> String {
     format!(
-        "SELECT id, grant_id, idempotency_key, digest, agent, account, model, state, created, started, ended, error_code
+        "SELECT id, grant_id, idempotency_key, digest, agent, account, model, state, created, started, ended, cancelled, error_code
          FROM run WHERE {conditions}"
     )
 }
@@ -170,6 +172,7 @@ pub(super) fn read_row(row: &Columns<'_>) -> rusqlite::Result<RunRow> {
         created_ms: row.get(8)?,
         started_ms: row.get(9)?,
         ended_ms: row.get(10)?,
-        error_code: row.get(11)?,
+        cancelled_ms: row.get(11)?,
+        error_code: row.get(12)?,
     })
 }

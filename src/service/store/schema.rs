@@ -121,6 +121,10 @@ CREATE TRIGGER run_kept_deleted AFTER DELETE ON run BEGIN
 END;
 "
     ),
+    // The time of a client's request to cancel the run.
+    "
+ALTER TABLE run ADD COLUMN cancelled INTEGER;
+",
 ];
 
 #[cfg(test)]

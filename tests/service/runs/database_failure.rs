@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use cogni_gateway::service::billing::RunBill;
+use futures_util::future::join;
 use rusqlite::Connection;
 use serde_json::{Value, json};
 
@@ -96,17 +97,22 @@ async fn a_queued_run_that_is_cancelled_is_never_running() {
     let waiting = service.run(&ask("waiting")).await;
     let writer = Connection::open(setup.state_dir().join("state.db")).unwrap();
     writer.execute_batch("BEGIN IMMEDIATE").unwrap();
-    service.post(&format!("/api/v1/runs/{waiting}/cancel"), &json!({})).await;
-    let row = loop {
-        let row = service.get(&format!("/api/v1/runs/{waiting}")).await.json();
-        if row["queue_position"].is_null() {
-            break row;
-        }
+    // The answer waits until the request is written.
+    let path = format!("/api/v1/runs/{waiting}/cancel");
+    let watch = async {
+        let row = loop {
+            let row = service.get(&format!("/api/v1/runs/{waiting}")).await.json();
+            if row["queue_position"].is_null() {
+                break row;
+            }
+        };
+        assert_eq!((&row["state"], &row["started_at"]), (&json!("queued"), &Value::Null), "{row}");
+        let listed = service.get("/api/v1/runs?state=queued").await.json();
+        assert_eq!(listed["runs"][0]["id"], json!(waiting), "{listed}");
+        writer.execute_batch("ROLLBACK").unwrap();
     };
-    assert_eq!((&row["state"], &row["started_at"]), (&json!("queued"), &Value::Null), "{row}");
-    let listed = service.get("/api/v1/runs?state=queued").await.json();
-    assert_eq!(listed["runs"][0]["id"], json!(waiting), "{listed}");
-    writer.execute_batch("ROLLBACK").unwrap();
+    let (cancelled, ()) = join(service.post(&path, &json!({})), watch).await;
+    assert_eq!(cancelled.status, 202, "{}", cancelled.text());
     assert_eq!(service.ended(&waiting).await["error_code"], "cancelled");
     setup.provider.gate.allow_answers(1);
     assert_eq!(service.ended(&begun).await["error_code"], Value::Null);

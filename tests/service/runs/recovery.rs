@@ -35,6 +35,41 @@ async fn a_revoked_grants_queued_run_does_not_begin() {
     setup.stop(service);
 }
 
+/// A5: The next process knows of a cancel that its client was told, even if the process was killed right after the answer.
+/// The run does not begin, or does not count as interrupted.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancel_outlives_a_killed_process() {
+    let setup = ServiceSetup::new("gate=head").await;
+    setup.set_max_runs(1);
+    let mut service = setup.start();
+    let begun = service.run(&ask("begun")).await;
+    setup.provider.gate.wait_for_waiting(1).await;
+    let waiting = service.run(&ask("waiting")).await;
+    for run in [&waiting, &begun] {
+        let cancelled = service.post(&format!("/api/v1/runs/{run}/cancel"), &json!({})).await;
+        assert_eq!(cancelled.status, 202, "{}", cancelled.text());
+    }
+    service.process.signal("KILL");
+    tokio::task::block_in_place(|| service.process.wait());
+    // The killed process may have written the ends. These are the rows of a process that had no time for it.
+    let connection = rusqlite::Connection::open(setup.state_dir().join("state.db")).unwrap();
+    let states = [(&waiting, "queued"), (&begun, "running")];
+    for (run, state) in states {
+        let undo = "UPDATE run SET state = ?2, ended = NULL, error_code = NULL WHERE id = ?1";
+        connection.execute(undo, [run, state]).unwrap();
+        connection.execute("DELETE FROM outcome WHERE run = ?1", [run]).unwrap();
+    }
+    drop(connection);
+
+    let service = setup.start();
+    for run in [&waiting, &begun] {
+        let row = service.ended(run).await;
+        assert_eq!(row["error_code"], "cancelled", "{row}");
+    }
+    assert_eq!(asked(&setup), 1);
+    setup.stop(service);
+}
+
 /// A5, B4: The run was queued when the backup was made, and has ended since. It is not executed and billed again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restored_backup_begins_no_run_again() {
@@ -112,7 +147,7 @@ async fn a_log_without_a_record_keeps_no_run_from_beginning() {
 async fn a_signal_at_the_start_is_obeyed_when_the_service_is_ready() {
     let setup = ServiceSetup::new("").await;
     setup.stop(setup.start());
-    let held = File::options().write(true).open(setup.state_dir().join("serve.lock")).unwrap();
+    let held = File::open(setup.state_dir()).unwrap();
     for signals in [&["HUP", "USR1"][..], &["TERM"]] {
         held.lock().unwrap();
         let mut service = Process::start(&mut setup.command(), "the service does not start");
