@@ -2,8 +2,10 @@
 //!
 //! The pages of a PDF are counted if they are stated openly. A writer can hide pages from a reader
 //! that knows less of the format than a provider does: in compressed objects, behind escapes in
-//! names, behind comments. A document with any of these counts as unreadable. A doubtful object can
-//! only add pages to the count.
+//! names, behind comments, or by one page that stands in several lists. A document with any of these
+//! counts as unreadable. A doubtful object can only add pages to the count.
+
+use std::collections::HashSet;
 
 use memchr::memmem;
 
@@ -49,6 +51,8 @@ struct PageCounts {
     pages: u64,
     /// The largest page count that a list of pages states.
     counted: u64,
+    /// The numbers of the objects that stand in a list of pages.
+    listed: HashSet<u32>,
 }
 
 impl PageCounts {
@@ -65,11 +69,27 @@ impl PageCounts {
                     let (kind, _) = split_name(rest.trim_ascii_start().strip_prefix(b"/")?);
                     self.pages += u64::from(kind == b"Page");
                 }
+                b"Kids" => rest = self.read_kids(rest)?,
                 b"Count" => self.counted = self.counted.max(parse_count(rest)?),
                 _ => (),
             }
         }
         Some(())
+    }
+
+    /// Reads a list of references, such as `[3 0 R 4 0 R]`, and returns the rest behind the list. Returns `None` for
+    /// another notation, or if an object is listed twice: a provider reads such a page again each time.
+    fn read_kids<'a>(&mut self, text: &'a [u8]) -> Option<&'a [u8]> {
+        let list = text.trim_ascii_start().strip_prefix(b"[")?;
+        let end = memchr::memchr(b']', list)?;
+        let mut words = str::from_utf8(&list[..end]).ok()?.split_ascii_whitespace();
+        while let Some(number) = words.next() {
+            let is_reference = words.next()?.parse::<u32>().is_ok() && words.next()? == "R";
+            if !is_reference || !self.listed.insert(number.parse().ok()?) {
+                return None;
+            }
+        }
+        Some(&list[end..])
     }
 }
 
@@ -156,6 +176,11 @@ mod tests {
             "8 0 obj<</Type/ObjStm>>stream\nx\nendstream endobj",
             "8 0 obj<</T#79pe/Pages/Kids[3 0 R 3 0 R]/C#6funt 99>>endobj",
             "8 0 obj<</Type/Pages/Count 99>>endobj",
+            "8 0 obj<</Type/Pages/Kids[9 0 R 9 0 R]/Count 1>>endobj",
+            "8 0 obj<</Type/Pages/Kids[3 0 R]/Count 1>>endobj",
+            "8 0 obj<</Type/Pages/Kids 9 0 R/Count 1>>endobj",
+            "8 0 obj<</Type/Pages/Kids[9 0 R%\n9 0 R]/Count 1>>endobj",
+            "8 0 obj<</Type/Pages/Kids[9 0 R",
             "8 0 obj<</Type/Pages/Count%\n99>>endobj",
             "8 0 obj<</Type/Pages/Count 9 0 R>>endobj",
             "8 0 obj<</Type/Pages/Count 99.0>>endobj",
