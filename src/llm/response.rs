@@ -42,6 +42,7 @@ use crate::llm::budget::{Nanodollars, TokenUsage, Tokens};
 use crate::llm::protocol::{GatewayRoute, LlmProtocol};
 
 pub use output_limiter::{CallAllowance, CutoffMode, OUTPUT_LIMIT_REACHED_CODE};
+pub use usage_counts::MAX_REPORTED_TOKENS;
 
 /// The maximum length of one event in bytes, including its line ends. SPEC G7 sets the value. It
 /// bounds the bytes kept per stream.

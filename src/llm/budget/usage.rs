@@ -104,6 +104,14 @@ impl BudgetAmount {
         self.input + self.output
     }
 
+    /// Returns true if no part of the amount exceeds the same part of the other.
+    pub fn is_within(&self, other: &Self) -> bool {
+        self.turns <= other.turns
+            && self.input <= other.input
+            && self.output <= other.output
+            && self.cost <= other.cost
+    }
+
     #[must_use]
     pub fn saturating_sub(self, other: Self) -> Self {
         Self {

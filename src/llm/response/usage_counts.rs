@@ -115,8 +115,8 @@ impl UsageAccumulator {
             }
             (LlmProtocol::Chat | LlmProtocol::Responses, input, _) => input.unwrap_or(0),
         };
-        let input = input.saturating_add(extra.input);
-        let output = self.output.unwrap_or(0).saturating_add(extra.output);
+        let input = input.saturating_add(extra.input).min(MAX_REPORTED_TOKENS.0);
+        let output = self.total_output().0;
         let cache_read = cache_read.saturating_add(extra.cache_read);
         let cache_write = cache_write.saturating_add(extra.cache_write);
         // No part may exceed its whole. The passes outside the counts are limited separately.
@@ -147,7 +147,7 @@ impl UsageAccumulator {
             return Tokens::ZERO;
         }
         let extra = self.rare.as_ref().map_or(0, |rare| rare.extra.output);
-        Tokens(self.output.unwrap_or(0).saturating_add(extra))
+        Tokens(self.output.unwrap_or(0).saturating_add(extra)).min(MAX_REPORTED_TOKENS)
     }
 
     /// Keeps the larger of each rare count. An answer without such counts allocates nothing.
@@ -451,6 +451,10 @@ fn parse_count(number: Option<&RawValue>) -> Option<u64> {
 fn keep_larger<T: Ord + Copy>(old: &mut Option<T>, new: Option<T>) {
     *old = (*old).max(new);
 }
+
+/// The most input or output tokens of a report that count, a billion. Our choice: ten times what the largest body can
+/// have, and little enough that sums of charges stay exact in each record and in the databases.
+pub const MAX_REPORTED_TOKENS: Tokens = Tokens(1_000_000_000);
 
 #[cfg(test)]
 mod tests;

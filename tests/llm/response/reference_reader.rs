@@ -3,7 +3,7 @@
 
 use cogni_gateway::llm::budget::{TokenUsage, Tokens, UsageSource};
 use cogni_gateway::llm::protocol::{GatewayRoute, LlmProtocol};
-use cogni_gateway::llm::response::StreamEnd;
+use cogni_gateway::llm::response::{MAX_REPORTED_TOKENS, StreamEnd};
 use serde_json::Value;
 
 #[derive(Debug)]
@@ -258,7 +258,8 @@ impl Model {
         if self.protocol == LlmProtocol::Messages {
             input = input.saturating_add(read).saturating_add(write);
         }
-        let output = self.output.unwrap_or(0);
+        let input = input.min(MAX_REPORTED_TOKENS.0);
+        let output = self.output.unwrap_or(0).min(MAX_REPORTED_TOKENS.0);
         let read = read.min(input);
         let write = write.min(input - read);
         Some(TokenUsage {

@@ -7,6 +7,7 @@ use super::provider_response::ProviderResponse;
 use super::{ExchangeContext, SentCall};
 use crate::llm::budget::{BudgetAmount, BudgetReservation, Nanodollars, TokenUsage};
 use crate::llm::protocol::GatewayRoute;
+use crate::llm::response::MAX_REPORTED_TOKENS;
 use crate::telemetry::access_log::AccessLogEntry;
 use crate::telemetry::audit::records::{CallOutcome, CallRefusedRecord, CallSettledRecord};
 use crate::telemetry::{metrics, trace};
@@ -46,8 +47,21 @@ impl ExchangeContext {
         end: &ExchangeEnd<'_>,
         usage: TokenUsage,
     ) {
+        let reserved = reservation.granted_amount();
         let charged = reservation.settle_usage(&usage);
         self.record_settlement(end, usage, charged);
+        // If a crash loses the settlement, the reservation is charged in its place. That would give a larger charge back
+        // in part, so the settlement does not wait in the buffer.
+        if !charged.is_within(&reserved) {
+            self.gateway.run.audit.flush_buffered();
+        }
+        if usage.input.max(usage.output) >= MAX_REPORTED_TOKENS {
+            tracing::warn!(
+                request = self.id.as_str(),
+                model = self.model.as_deref(),
+                "the provider reports more tokens than a call can have; a billion are charged"
+            );
+        }
         self.emit_telemetry(end, Some(usage));
     }
 

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::UsageAccumulator;
+use super::{MAX_REPORTED_TOKENS, UsageAccumulator};
 use crate::llm::budget::price::{PriceTable, UnknownPricePolicy};
 use crate::llm::protocol::LlmProtocol;
 
@@ -209,8 +209,9 @@ proptest! {
             tally.read_usage(protocol, report(protocol, *counts).as_bytes());
             let usage = tally.total_usage(protocol).unwrap();
             let now = (usage.input.0, usage.output.0, usage.reasoning.0);
-            prop_assert!(now.0 >= before.0.max(counts[0]));
-            prop_assert!(now.1 >= before.1.max(counts[1]));
+            prop_assert!(now.0 >= before.0.max(counts[0].min(MAX_REPORTED_TOKENS.0)));
+            prop_assert!(now.1 >= before.1.max(counts[1].min(MAX_REPORTED_TOKENS.0)));
+            prop_assert!(now.0.max(now.1) <= MAX_REPORTED_TOKENS.0);
             prop_assert!(now.2 >= before.2);
             before = now;
         }
@@ -224,9 +225,10 @@ proptest! {
     ) {
         let [input, written, reasoning, total] = counts;
         let output = output(protocol, &report(protocol, counts));
-        prop_assert!(output >= written.max(reasoning));
+        let most = MAX_REPORTED_TOKENS.0;
+        prop_assert!(output <= most && output >= written.max(reasoning).min(most));
         if protocol != LlmProtocol::Messages {
-            prop_assert!(output >= total.saturating_sub(input));
+            prop_assert!(output >= total.saturating_sub(input).min(most));
         }
     }
 }
