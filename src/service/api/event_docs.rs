@@ -184,7 +184,7 @@ pub(super) struct ToolResultData {
     exit_code: Option<i64>,
 }
 
-/// A call to a model is settled. This event may follow the answer.
+/// A call to a model or to a tool with a price is settled. This event may follow the answer.
 #[derive(Serialize, ToSchema)]
 pub(super) struct UsageReportEvent {
     /// The number of the event.
@@ -208,8 +208,10 @@ enum UsageReportEventType {
 pub(super) struct UsageReportData {
     /// The gateway's id of the call.
     call_id: String,
-    /// The model that was called.
+    /// The model that was called; null for a tool.
     model: Option<String>,
+    /// The tool that was called; null for a model.
+    tool: Option<String>,
     /// The end of the call: `completed`, or the way in which the call broke off.
     outcome: String,
     /// The HTTP status of the upstream's response.

@@ -12,16 +12,17 @@ use std::time::SystemTime;
 use serde::{Serialize, Serializer};
 
 use super::BillingError;
-use crate::llm::budget::{BudgetAmount, Nanodollars, TokenUsage};
+use crate::llm::budget::{BudgetAmount, Nanodollars, TokenUsage, UsageSource};
 use crate::llm::protocol::GatewayRoute;
 use crate::telemetry::audit::chain::{ChainBreakReason, MAX_UNSETTLED_CALLS};
 use crate::telemetry::audit::read::{
     self, AuditAdmissionEvent, AuditEntry, AuditEvent, AuditReadPosition, AuditSessionEvent,
-    AuditSettlementEvent, ChainBreakError,
+    AuditSettlementEvent, AuditToolAdmissionEvent, AuditToolSettlementEvent, ChainBreakError,
 };
 use crate::telemetry::audit::records::CallOutcome;
+use crate::telemetry::audit::tool_records::ToolOutcome;
 
-/// The usage of one call, from the run's own audit log.
+/// The usage of one call of a model or a tool, from the run's own audit log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CallUsage {
     /// The request's id, which is `litellm_call_id` in LiteLLM.
@@ -30,9 +31,11 @@ pub struct CallUsage {
     pub attempt: String,
     /// The account that pays.
     pub account: String,
-    /// The kind of the upstream: `litellm`, `openai` or `anthropic`.
+    /// The kind of the upstream: `litellm`, `openai` or `anthropic`; `tools` for a tool, which the gateway calls itself.
     pub upstream: String,
+    /// The route of a model; `tool` for a tool.
     pub route: String,
+    /// The name of the model or the tool.
     pub model: Option<String>,
     pub stream: bool,
     pub outcome: CallOutcome,
@@ -84,13 +87,25 @@ impl CallUsage {
     /// Returns true if the account is charged for the call. A call without tokens was refused by the upstream, or never
     /// reached the upstream. After a 5xx answer, the run's budget counts the input out of caution, but the provider
     /// sends no bill.
+    ///
+    /// A tool uses no tokens. Its price is in the operator's configuration.
     pub fn is_billable(&self) -> bool {
+        if self.is_tool() {
+            return !self.cost.is_zero();
+        }
         !self.usage.total_tokens().is_zero() && self.status < 500
     }
 
-    /// Returns true if the call used tokens or its route can use tokens. Calls of the free routes are unlimited in
-    /// number and are not recorded.
+    pub fn is_tool(&self) -> bool {
+        self.upstream == TOOL_UPSTREAM
+    }
+
+    /// Returns true if the call used tokens or its route can use tokens, and for a tool that has a price. Calls of the
+    /// free routes are unlimited in number and are not recorded.
     pub fn can_cost(&self) -> bool {
+        if self.is_tool() {
+            return self.is_billable();
+        }
         let is_free = [GatewayRoute::CountTokens, GatewayRoute::Models, GatewayRoute::Model]
             .iter()
             .any(|free| free.name() == self.route);
@@ -235,6 +250,14 @@ impl CallUsageReader {
                 let open = self.open_call(seq, run, admission, time);
                 self.open.insert(open.admission.request.clone(), open);
             }
+            AuditEvent::ToolAdmitted(admission) => {
+                let AuditToolAdmissionEvent { call, tool, reserved, .. } = admission;
+                let open = self.open_tool_call(seq, run, (call, tool, reserved), time);
+                self.open.insert(open.admission.request.clone(), open);
+            }
+            AuditEvent::ToolSettled(settlement) => {
+                return Ok(Some(self.settle_tool_call(seq, run, settlement, time)));
+            }
             // Only a settlement completes a call; other records change nothing here.
             AuditEvent::Settled(settlement) => {
                 return Ok(Some(self.settle_call(seq, run, &settlement, time)));
@@ -257,6 +280,37 @@ impl CallUsageReader {
         let account = of(|session| &session.account).unwrap_or_default();
         let upstream = of(|session| &session.upstream).unwrap_or_default();
         OpenCall { seq, admission, run, attempt, account, upstream, started }
+    }
+
+    fn open_tool_call(
+        &self,
+        seq: u64,
+        run: String,
+        (request, tool, reserved): (String, String, BudgetAmount),
+        started: SystemTime,
+    ) -> OpenCall {
+        let (route, model) = (TOOL_ROUTE.to_owned(), Some(tool));
+        let admission = AuditAdmissionEvent { request, route, model, stream: false, reserved };
+        let upstream = TOOL_UPSTREAM.to_owned();
+        OpenCall { upstream, ..self.open_call(seq, run, admission, started) }
+    }
+
+    fn settle_tool_call(
+        &mut self,
+        seq: u64,
+        run: String,
+        settled: AuditToolSettlementEvent,
+        time: SystemTime,
+    ) -> CallUsage {
+        let AuditToolSettlementEvent { call, tool, outcome, charged, .. } = settled;
+        let open = self.open.remove(&call).unwrap_or_else(|| {
+            self.open_tool_call(seq, run, (call, tool, BudgetAmount::default()), time)
+        });
+        self.charged = self.charged + charged.cost;
+        // The price is exact, so it is no estimate.
+        let usage = TokenUsage { source: UsageSource::Provider, ..TokenUsage::default() };
+        let (outcome, cost) = (call_outcome(outcome), charged.cost);
+        CallUsage { outcome, usage, cost, ..open.into_lost(time) }
     }
 
     fn settle_call(
@@ -318,6 +372,23 @@ impl OpenCall {
         }
     }
 }
+
+/// Returns the outcome of a call to a model that is like the outcome of a tool.
+fn call_outcome(outcome: ToolOutcome) -> CallOutcome {
+    match outcome {
+        ToolOutcome::Completed => CallOutcome::Completed,
+        ToolOutcome::Failed => CallOutcome::UpstreamFailed,
+        ToolOutcome::TimedOut => CallOutcome::UpstreamTimeout,
+        ToolOutcome::OutputTooLarge => CallOutcome::CutOff,
+        ToolOutcome::ShutDown => CallOutcome::ShutDown,
+        ToolOutcome::Crashed => CallOutcome::Crashed,
+        ToolOutcome::NotSent => CallOutcome::NotSent,
+    }
+}
+
+/// The upstream and the route of a tool, in the billing store.
+const TOOL_UPSTREAM: &str = "tools";
+const TOOL_ROUTE: &str = "tool";
 
 pub(super) fn serialize_rfc3339<S: Serializer>(
     time: &SystemTime,

@@ -133,9 +133,12 @@ impl UsageRecorder {
 /// Returns the event data of a call for watchers.
 fn usage_event(fact: &CallUsage) -> Value {
     let TokenUsage { input, output, cache_read, cache_write, reasoning, .. } = fact.usage;
+    let (model, tool) =
+        if fact.is_tool() { (None, &fact.model) } else { (fact.model.as_ref(), &None) };
     json!({
         "call_id": fact.call_id,
-        "model": fact.model,
+        "model": model,
+        "tool": tool,
         "outcome": fact.outcome,
         "status": fact.status,
         "input": input,

@@ -10,8 +10,9 @@ use cogni_gateway::gateway::pipeline::policy::OnClientGone;
 use cogni_gateway::gateway::upstream::UpstreamKind;
 use cogni_gateway::llm::budget::price::UnknownPricePolicy;
 use cogni_gateway::llm::budget::{self, BudgetAmount, ModelPrice, Nanodollars, TokenUsage, Tokens};
-use cogni_gateway::service::billing::CallUsage;
+use cogni_gateway::runner::tool_opener::RunToolOpener;
 use cogni_gateway::service::billing::call_usage::CallUsageReader;
+use cogni_gateway::service::billing::{BillState, CallUsage};
 use cogni_gateway::telemetry::audit::records::{
     CallAdmittedRecord, CallOutcome, CallSettledRecord, RunFinishedRecord, RunStartedRecord,
 };
@@ -20,6 +21,7 @@ use insta::assert_snapshot;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
+use super::open_store;
 use crate::support::app::TestApp;
 
 /// B1: A unary call, a streamed call, a call that the upstream refused, one that the provider cut, and one whose client
@@ -76,6 +78,43 @@ async fn every_end_of_a_call_gives_a_usage_record() {
         // A call of a kind without cost is not recorded.
         assert_eq!(fact.can_cost(), fact.route != "count_tokens");
     }
+}
+
+/// B1, T5: A call to a tool with a price has a record and a receipt, and counts among the run's charges. A free call is not
+/// recorded.
+#[tokio::test]
+async fn a_tool_with_a_price_gives_a_usage_record() {
+    let tools = r#"
+        granted = ["core__get_current_time"]
+        [[rules]]
+        name = "clock"
+        tool = "core__get_current_time"
+        price_usd = "0.002"
+    "#;
+    let app = TestApp::with(|config| {
+        config.tools.table = Some(toml::from_str(tools).unwrap());
+        config.tools.opener = Some(Arc::new(RunToolOpener::default()));
+    })
+    .await;
+    let call = json!({"tool": "core__get_current_time", "arguments": {}});
+    assert_eq!(app.client().post("/tool/exec", &call).await.status, 200);
+    let log = app.audit_log();
+    app.recorded("tool.settled", 1).await;
+    let mut reader = CallUsageReader::open(&log);
+    let facts = reader.read_new().unwrap();
+    assert_snapshot!(table(&facts), @"tool core__get_current_time: attempt 0, completed 0, 0 in, 0 out, provider, $0.002");
+    assert_eq!(reader.charged(), Some(Nanodollars(2_000_000)));
+    assert!(facts[0].can_cost() && facts[0].is_billable());
+    let free = CallUsage { cost: Nanodollars::ZERO, ..facts[0].clone() };
+    assert!(!free.can_cost());
+
+    let dir = tempfile::tempdir().unwrap();
+    let store = open_store(dir.path());
+    assert_eq!(store.record_calls(&[facts[0].clone(), free]).await.unwrap(), 1);
+    let bill = store.run_bill("run-1").await.unwrap();
+    assert_eq!((bill.calls, bill.receipts, bill.estimated, bill.missing), (1, 1, 0, 0));
+    assert_eq!((bill.amount, bill.state), (Nanodollars(2_000_000), BillState::Complete));
+    app.stop().await;
 }
 
 /// B1: The record names the upstream, which decides whose price counts.
