@@ -23,29 +23,29 @@ const CONTENTS: [(&str, &str); 5] = [
 /// The number of bytes that a socket reader passes on at once.
 const FRAME: usize = 64 * 1024;
 
-fn admission(c: &mut Criterion) {
+fn bench_admission(c: &mut Criterion) {
     let mut group = c.benchmark_group("admission");
     for (size_name, size) in
         [("2KB", 2_000), ("100KB", 100_000), ("1MB", 1_000_000), ("10MB", 10_000_000)]
     {
         let texts = CONTENTS.map(|(name, text)| (name, one_message(text, size)));
         for (name, body) in texts.into_iter().chain([("messages", many_messages(size))]) {
-            let frames = frames(&body);
-            let counted = allocation_counter::measure(|| drop(admitted(&frames)));
+            let frames = split_frames(&body);
+            let counted = allocation_counter::measure(|| drop(admitted_call(&frames)));
             println!(
                 "{name}/{size_name}: {} allocations, {} bytes",
                 counted.count_total, counted.bytes_total
             );
             group.throughput(Throughput::Bytes(body.len() as u64));
             group.bench_function(format!("{name}/{size_name}"), |b| {
-                b.iter(|| admitted(black_box(&frames)));
+                b.iter(|| admitted_call(black_box(&frames)));
             });
         }
     }
     group.finish();
 }
 
-fn admitted(frames: &[Bytes]) -> LlmCall {
+fn admitted_call(frames: &[Bytes]) -> LlmCall {
     let mut reader = BodyReader::new(GatewayRoute::ChatCompletions);
     for frame in frames {
         reader.push(frame.clone()).unwrap();
@@ -68,10 +68,10 @@ fn many_messages(size: usize) -> String {
     format!(r#"{{"model":"gpt-5","stream":true,"messages":[{turns}]}}"#)
 }
 
-fn frames(body: &str) -> Vec<Bytes> {
+fn split_frames(body: &str) -> Vec<Bytes> {
     let body = Bytes::copy_from_slice(body.as_bytes());
     (0..body.len()).step_by(FRAME).map(|at| body.slice(at..body.len().min(at + FRAME))).collect()
 }
 
-criterion_group!(benches, admission);
+criterion_group!(benches, bench_admission);
 criterion_main!(benches);

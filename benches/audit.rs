@@ -15,60 +15,60 @@ use cogni_gateway::telemetry::audit::records::{
 use cogni_gateway::telemetry::audit::{AuditConfig, AuditDurability, AuditLog};
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 
-fn call(c: &mut Criterion) {
+fn bench_call(c: &mut Criterion) {
     let folder = tempfile::tempdir().unwrap();
     for (name, durability) in [("os", AuditDurability::Os), ("group", AuditDurability::Group)] {
         let path = Some(folder.path().join(name));
         let config = AuditConfig { path, durability, ..AuditConfig::default() };
-        let (log, _) = AuditLog::open_log(&config, &started()).unwrap();
+        let (log, _) = AuditLog::open_log(&config, &started_record()).unwrap();
         c.bench_function(&format!("audit/call_{name}"), |b| {
             b.iter(|| {
-                at_once(log.record_admission(&admitted())).unwrap();
-                log.record_settlement(&settled());
+                at_once(log.record_admission(&admitted_record())).unwrap();
+                log.record_settlement(&settled_record());
             });
         });
     }
 }
 
 /// Measures a single admission that waits for the disk; no other admission shares its sync.
-fn fsync(c: &mut Criterion) {
+fn bench_fsync(c: &mut Criterion) {
     let folder = tempfile::tempdir().unwrap();
     let path = Some(folder.path().join("fsync"));
     let config = AuditConfig { path, durability: AuditDurability::Fsync, ..AuditConfig::default() };
-    let (log, _) = AuditLog::open_log(&config, &started()).unwrap();
+    let (log, _) = AuditLog::open_log(&config, &started_record()).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let mut group = c.benchmark_group("audit");
     group.sample_size(20);
     group.bench_function("call_fsync", |b| {
         b.iter(|| {
-            runtime.block_on(log.record_admission(&admitted())).unwrap();
-            log.record_settlement(&settled());
+            runtime.block_on(log.record_admission(&admitted_record())).unwrap();
+            log.record_settlement(&settled_record());
         });
     });
 }
 
 /// Measures the parts: chaining the two records, and one `write` of the same size.
-fn parts(c: &mut Criterion) {
+fn bench_parts(c: &mut Criterion) {
     let head = RecordHeader { time: b"2026-11-21T23:10:33.125Z", run: "\"0197a1b2-c3d4\"" };
     let mut chain = ChainTip::START;
     let mut lines = Vec::with_capacity(4096);
     c.bench_function("audit/chain_two_records", |b| {
         b.iter(|| {
             lines.clear();
-            chain.append_record(&mut lines, head, black_box(&admitted()));
-            chain.append_record(&mut lines, head, black_box(&settled()));
+            chain.append_record(&mut lines, head, black_box(&admitted_record()));
+            chain.append_record(&mut lines, head, black_box(&settled_record()));
             black_box(lines.len())
         });
     });
     c.bench_function("audit/serialize_two_records", |b| {
         b.iter(|| {
             lines.clear();
-            serde_json::to_writer(&mut lines, black_box(&admitted())).unwrap();
-            serde_json::to_writer(&mut lines, black_box(&settled())).unwrap();
+            serde_json::to_writer(&mut lines, black_box(&admitted_record())).unwrap();
+            serde_json::to_writer(&mut lines, black_box(&settled_record())).unwrap();
             black_box(lines.len())
         });
     });
-    chain.append_record(&mut lines, head, &admitted());
+    chain.append_record(&mut lines, head, &admitted_record());
     let mut file = tempfile::tempfile().unwrap();
     c.bench_function("audit/write_alone", |b| {
         b.iter(|| file.write_all(black_box(&lines)));
@@ -115,7 +115,7 @@ fn at_once<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-fn started() -> RunStartedRecord {
+fn started_record() -> RunStartedRecord {
     RunStartedRecord {
         run: "0197a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b".into(),
         attempt: "1".into(),
@@ -128,7 +128,7 @@ fn started() -> RunStartedRecord {
     }
 }
 
-fn admitted() -> CallAdmittedRecord<'static> {
+fn admitted_record() -> CallAdmittedRecord<'static> {
     CallAdmittedRecord {
         request: REQUEST,
         route: "chat_completions",
@@ -146,7 +146,7 @@ fn admitted() -> CallAdmittedRecord<'static> {
     }
 }
 
-fn settled() -> CallSettledRecord<'static> {
+fn settled_record() -> CallSettledRecord<'static> {
     let usage = TokenUsage {
         input: Tokens(598),
         output: Tokens(244),
@@ -177,5 +177,5 @@ fn settled() -> CallSettledRecord<'static> {
 
 const REQUEST: &str = "0197a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5c";
 
-criterion_group!(benches, call, fsync, parts, hand_over);
+criterion_group!(benches, bench_call, bench_fsync, bench_parts, hand_over);
 criterion_main!(benches);

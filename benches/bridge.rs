@@ -27,7 +27,7 @@ fn main() {
     let listener = UnixListener::bind(socket).unwrap();
 
     println!("bridge   lag p50   lag p99   down MiB/s   up MiB/s");
-    row("none", events, mebibytes, || {
+    print_row("none", events, mebibytes, || {
         let client = UnixStream::connect(&path).unwrap();
         (client, listener.accept().unwrap().0)
     });
@@ -37,33 +37,33 @@ fn main() {
     let mut ours = Command::new(concat!(env!("OUT_DIR"), "/cogni-init"));
     ours.args(["--listen", "127.7.7.7:8072", "--socket", socket, "sleep", "100000"]);
     for (name, port, command) in [("socat", 8071, &mut socat), ("init", 8072, &mut ours)] {
-        let bridge = Bridge::start(command, &listener, port);
-        row(name, events, mebibytes, || bridge.pair(&listener));
+        let bridge = BridgeProcess::start(command, &listener, port);
+        print_row(name, events, mebibytes, || bridge.pair(&listener));
     }
 }
 
 /// Measures connections that `pair` makes: the agent's end and the gateway's end.
-fn row<C: Read + Write + Send + 'static>(
+fn print_row<C: Read + Write + Send + 'static>(
     name: &str,
     events: usize,
     mebibytes: u32,
     pair: impl Fn() -> (C, UnixStream),
 ) {
     let (client, gateway) = pair();
-    let (half, most) = lag(client, gateway, events);
+    let (half, most) = measure_lag(client, gateway, events);
     let (client, gateway) = pair();
-    let down = rate(gateway, client, mebibytes);
+    let down = measure_rate(gateway, client, mebibytes);
     let (client, gateway) = pair();
-    let up = rate(client, gateway, mebibytes);
+    let up = measure_rate(client, gateway, mebibytes);
     println!("{name:6} {half:>9.1?} {most:>9.1?} {down:>12.0} {up:>10.0}");
 }
 
-struct Bridge {
+struct BridgeProcess {
     process: Child,
     port: u16,
 }
 
-impl Bridge {
+impl BridgeProcess {
     fn start(command: &mut Command, listener: &UnixListener, port: u16) -> Self {
         let process = command.spawn().expect("socat is installed; `tests/run bench` does it");
         while TcpStream::connect(("127.7.7.7", port)).is_err() {
@@ -84,7 +84,7 @@ impl Bridge {
     }
 }
 
-impl Drop for Bridge {
+impl Drop for BridgeProcess {
     fn drop(&mut self) {
         // Both bridges are killed with everything that they have started: `cogni-init` ends its children, and socat's
         // children end with their connections.
@@ -94,7 +94,7 @@ impl Drop for Bridge {
 }
 
 /// Returns the median and the 99th percentile of the events' latencies.
-fn lag(
+fn measure_lag(
     mut client: impl Read + Write + Send + 'static,
     mut gateway: UnixStream,
     events: usize,
@@ -122,7 +122,7 @@ fn lag(
 }
 
 /// Returns the throughput in MiB per second.
-fn rate(mut from: impl Write + Send + 'static, mut to: impl Read, mebibytes: u32) -> f64 {
+fn measure_rate(mut from: impl Write + Send + 'static, mut to: impl Read, mebibytes: u32) -> f64 {
     let begun = Instant::now();
     let writer = thread::spawn(move || {
         let chunk = vec![7; 1 << 18];

@@ -19,15 +19,15 @@ use cogni_gateway::telemetry::metrics::{
 };
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 
-fn metrics(criterion: &mut Criterion) {
+fn bench_metrics(criterion: &mut Criterion) {
     let metrics = MetricsRegistry::new("litellm").expect("the table is sound");
-    let run = metrics.run_metrics("run-7", &unlimited());
+    let run = metrics.run_metrics("run-7", &unlimited_ledger());
     let model = run.model_metrics("gpt-5-mini");
-    let usage = usage();
-    let settled = settled(&model, &usage);
+    let usage = token_usage();
+    let settled = settled_call(&model, &usage);
     let refused = RefusedRequest { route: None, code: "not_found", status: 404 };
     let gap = Some(Duration::from_millis(22));
-    let mut bench = |name: &str, work: &mut dyn FnMut()| measure(criterion, name, work);
+    let mut bench = |name: &str, work: &mut dyn FnMut()| measure_work(criterion, name, work);
 
     bench("frame", &mut || {
         run.record_frame(black_box(Some(&model)), black_box(gap), black_box(180));
@@ -38,7 +38,7 @@ fn metrics(criterion: &mut Criterion) {
     bench("model by name", &mut || drop(run.model_metrics(black_box("gpt-5-mini"))));
     bench("scrape of 1 run", &mut || drop(black_box(metrics.render_text())));
 
-    let budget = unlimited();
+    let budget = unlimited_ledger();
     let _runs: Vec<_> =
         (1..MAX_RUNS).map(|n| metrics.run_metrics(&format!("run-{n}"), &budget)).collect();
     bench("scrape of 10,000 runs", &mut || drop(black_box(metrics.render_text())));
@@ -48,7 +48,7 @@ fn access_log(criterion: &mut Criterion) {
     let destination = AccessLogDestination::from("/dev/null");
     let identity = AccessLogIdentity { run: "run-7", attempt: "0" };
     let log = AccessLog::open_log(&destination, &identity).expect("/dev/null is there");
-    let usage = usage();
+    let usage = token_usage();
     let line = AccessLogEntry {
         time: SystemTime::now(),
         method: "POST",
@@ -77,14 +77,14 @@ fn access_log(criterion: &mut Criterion) {
     assert_eq!(log.lost_lines(), 0);
 }
 
-fn measure(criterion: &mut Criterion, name: &str, work: &mut dyn FnMut()) {
+fn measure_work(criterion: &mut Criterion, name: &str, work: &mut dyn FnMut()) {
     work();
     let counted = allocation_counter::measure(&mut *work);
     let name = format!("{name} ({} allocations)", counted.count_total);
     criterion.bench_function(&name, |bencher| bencher.iter(&mut *work));
 }
 
-fn settled<'a>(model: &'a ModelMetrics, usage: &'a TokenUsage) -> SettledCall<'a> {
+fn settled_call<'a>(model: &'a ModelMetrics, usage: &'a TokenUsage) -> SettledCall<'a> {
     SettledCall {
         route: GatewayRoute::ChatCompletions,
         model,
@@ -100,17 +100,17 @@ fn settled<'a>(model: &'a ModelMetrics, usage: &'a TokenUsage) -> SettledCall<'a
     }
 }
 
-fn usage() -> TokenUsage {
+fn token_usage() -> TokenUsage {
     let source = UsageSource::Provider;
     TokenUsage { input: Tokens(1200), output: Tokens(180), source, ..TokenUsage::default() }
 }
 
-fn unlimited() -> Arc<BudgetLedger> {
+fn unlimited_ledger() -> Arc<BudgetLedger> {
     Arc::new(BudgetLedger::new(BudgetLimits::default(), PriorUsage::default()))
 }
 
 /// Fewer lines than a batch, so that no measurement wakes the writer.
 const LINES: usize = 30;
 
-criterion_group!(benches, metrics, access_log);
+criterion_group!(benches, bench_metrics, access_log);
 criterion_main!(benches);

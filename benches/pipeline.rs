@@ -33,14 +33,14 @@ use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 
-type Body = Full<bytes::Bytes>;
+type RequestBody = Full<bytes::Bytes>;
 
-fn head(criterion: &mut Criterion) {
-    let config = configuration(Path::new("."), SocketAddr::from((Ipv4Addr::LOCALHOST, 4000)));
+fn bench_head(criterion: &mut Criterion) {
+    let config = run_config(Path::new("."), SocketAddr::from((Ipv4Addr::LOCALHOST, 4000)));
     let policy = &config.policy.headers;
     let injected_headers = InjectedHeaders::new(&config.upstream, &config.identity, policy);
     let injected_headers = Arc::new(injected_headers.expect("a valid identity"));
-    let request = request(&"x".repeat(2048), false);
+    let request = chat_request(&"x".repeat(2048), false);
     let mut group = criterion.benchmark_group("head");
     group.bench_function("route", |bencher| {
         bencher.iter(|| request_head::match_route(black_box(&request)).is_ok());
@@ -71,7 +71,7 @@ fn head(criterion: &mut Criterion) {
 }
 
 /// Measures what the budget adds to a call with every kind of limit.
-fn stages(criterion: &mut Criterion) {
+fn bench_stages(criterion: &mut Criterion) {
     let prices =
         PriceTable::load_table(&price::PriceConfig::default()).expect("the built-in table");
     let limits = BudgetLimits {
@@ -113,11 +113,11 @@ fn stages(criterion: &mut Criterion) {
     group.finish();
 }
 
-fn exchange(criterion: &mut Criterion) {
+fn bench_exchange(criterion: &mut Criterion) {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.expect("a runtime");
-    let mut client = runtime.block_on(start(directory.path()));
+    let mut client = runtime.block_on(start_gateway(directory.path()));
     let mut group = criterion.benchmark_group("exchange");
     for (name, size) in
         [("unary 2 KB", 2 << 10), ("unary 100 KB", 100 << 10), ("unary 1 MB", 1 << 20)]
@@ -125,22 +125,22 @@ fn exchange(criterion: &mut Criterion) {
         let prompt = "x".repeat(size);
         group.throughput(Throughput::Bytes(size as u64));
         group.bench_function(name, |bencher| {
-            bencher.iter(|| call(&runtime, &mut client, request(&prompt, false)));
+            bencher.iter(|| make_call(&runtime, &mut client, chat_request(&prompt, false)));
         });
     }
     group.throughput(Throughput::Elements(STREAM_CHUNKS));
     group.bench_function("stream of 100 chunks", |bencher| {
-        bencher.iter(|| call(&runtime, &mut client, request("hello", true)));
+        bencher.iter(|| make_call(&runtime, &mut client, chat_request("hello", true)));
     });
     group.finish();
 }
 
 /// Starts a provider, a gateway and a client's connection on the current runtime.
-async fn start(directory: &Path) -> SendRequest<Body> {
+async fn start_gateway(directory: &Path) -> SendRequest<RequestBody> {
     let script = format!("chunks={STREAM_CHUNKS}").parse().expect("a valid script");
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let provider = FakeProvider::bind(address, script).await.expect("a free port");
-    let app = GatewayProcess::build_process(configuration(directory, provider.addr()))
+    let app = GatewayProcess::build_process(run_config(directory, provider.addr()))
         .expect("a valid configuration");
     let socket =
         UnixStream::connect(app.socket_path().expect("one run")).await.expect("a bound socket");
@@ -154,7 +154,11 @@ async fn start(directory: &Path) -> SendRequest<Body> {
     client
 }
 
-fn call(runtime: &Runtime, client: &mut SendRequest<Body>, request: Request<Body>) -> usize {
+fn make_call(
+    runtime: &Runtime,
+    client: &mut SendRequest<RequestBody>,
+    request: Request<RequestBody>,
+) -> usize {
     runtime.block_on(async {
         client.ready().await.expect("an open connection");
         let response = client.send_request(request).await.expect("a response");
@@ -163,7 +167,7 @@ fn call(runtime: &Runtime, client: &mut SendRequest<Body>, request: Request<Body
     })
 }
 
-fn request(prompt: &str, is_stream: bool) -> Request<Body> {
+fn chat_request(prompt: &str, is_stream: bool) -> Request<RequestBody> {
     let messages = json!([{"role": "user", "content": prompt}]);
     let body = json!({"model": "fake", "stream": is_stream, "messages": messages});
     Request::post("/v1/chat/completions")
@@ -176,7 +180,7 @@ fn request(prompt: &str, is_stream: bool) -> Request<Body> {
         .expect("a valid request")
 }
 
-fn configuration(directory: &Path, upstream: SocketAddr) -> GatewayConfig {
+fn run_config(directory: &Path, upstream: SocketAddr) -> GatewayConfig {
     let mut config = GatewayConfig::default();
     "bench".clone_into(&mut config.identity.run);
     "acct-1".clone_into(&mut config.identity.account);
@@ -191,5 +195,5 @@ fn configuration(directory: &Path, upstream: SocketAddr) -> GatewayConfig {
 
 const STREAM_CHUNKS: u64 = 100;
 
-criterion_group!(benches, head, stages, exchange);
+criterion_group!(benches, bench_head, bench_stages, bench_exchange);
 criterion_main!(benches);

@@ -47,13 +47,19 @@ fn main() {
             let place = RelaySetup::new();
             let run = place.begin(&format!("bench-{round}"), "workspace");
             let branch = run.state.branch.to_ref();
-            import(&run.workspace.path, &branch, &run.state.start.to_string(), commits, bytes);
+            import_commits(
+                &run.workspace.path,
+                &branch,
+                &run.state.start.to_string(),
+                commits,
+                bytes,
+            );
             let begun = Instant::now();
             place.deliver(&run).unwrap();
             ours.push(begun.elapsed());
-            theirs.push(plain(&place, &run.workspace.path, &branch));
+            theirs.push(push_with_git(&place, &run.workspace.path, &branch));
         }
-        let (ours, theirs) = (median(ours), median(theirs));
+        let (ours, theirs) = (median_time(ours), median_time(theirs));
         let ratio = ours.as_secs_f64() / theirs.as_secs_f64();
         let peak = peak_of_children() >> 20;
         println!("{name:<22}{ours:>12.1?}{theirs:>12.1?}{ratio:>8.2}{peak:>12} MiB");
@@ -61,7 +67,7 @@ fn main() {
 }
 
 /// Imports commits on top of `start`, each with its own file.
-fn import(repository: &Path, branch: &str, start: &str, commits: usize, bytes: usize) {
+fn import_commits(repository: &Path, branch: &str, start: &str, commits: usize, bytes: usize) {
     let mut child = Command::new("git")
         .arg("--git-dir")
         .arg(repository.join(".git"))
@@ -71,7 +77,7 @@ fn import(repository: &Path, branch: &str, start: &str, commits: usize, bytes: u
         .unwrap();
     let mut stream = Vec::new();
     for number in 0..commits {
-        let content = noise(number as u64 + 1, bytes);
+        let content = make_noise(number as u64 + 1, bytes);
         let mut head =
             format!("commit {branch}\ncommitter A <a@b> {} +0000\n", 1_700_000_000 + number);
         write!(head, "data 4\nwork\n").unwrap();
@@ -88,7 +94,7 @@ fn import(repository: &Path, branch: &str, start: &str, commits: usize, bytes: u
 }
 
 /// Incompressible bytes that are the same each time.
-fn noise(mut seed: u64, bytes: usize) -> Vec<u8> {
+fn make_noise(mut seed: u64, bytes: usize) -> Vec<u8> {
     let step = || {
         seed ^= seed << 13;
         seed ^= seed >> 7;
@@ -99,7 +105,7 @@ fn noise(mut seed: u64, bytes: usize) -> Vec<u8> {
 }
 
 /// Does the same with git alone and without any checks: into a mirror, and on to a remote.
-fn plain(place: &RelaySetup, workspace: &Path, branch: &str) -> Duration {
+fn push_with_git(place: &RelaySetup, workspace: &Path, branch: &str) -> Duration {
     let git = |words: &[&str]| {
         let done = Command::new("git").current_dir(place.path("")).args(words).status().unwrap();
         assert!(done.success(), "{words:?}");
@@ -123,7 +129,7 @@ fn plain(place: &RelaySetup, workspace: &Path, branch: &str) -> Duration {
     begun.elapsed()
 }
 
-fn median(mut times: Vec<Duration>) -> Duration {
+fn median_time(mut times: Vec<Duration>) -> Duration {
     times.sort();
     times[times.len() / 2]
 }

@@ -23,7 +23,7 @@ request = { model = 'claude-opus-4-5', stream = true, bytes = 40000 }
 usage = { turns = 12, input_tokens = 300000, output_tokens = 9000 }
 ";
 
-fn rules(c: &mut Criterion) {
+fn bench_rules(c: &mut Criterion) {
     let call: RuleContext<'_> = toml::from_str(CALL).unwrap();
     let mut group = c.benchmark_group("rules");
     for (name, when) in CONDITIONS {
@@ -72,5 +72,5 @@ fn rules_of(when: &str, count: usize) -> RuleSet {
     RuleSet::compile_rules(&(0..count).map(rule).collect::<Vec<_>>()).unwrap()
 }
 
-criterion_group!(benches, rules);
+criterion_group!(benches, bench_rules);
 criterion_main!(benches);

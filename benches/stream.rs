@@ -37,7 +37,7 @@ const RESPONSES_UNNAMED: &str = r#"data: {"type":"response.output_text.delta","s
 
 "#;
 
-fn events(c: &mut Criterion) {
+fn bench_events(c: &mut Criterion) {
     let mut group = c.benchmark_group("frame");
     let frames = [
         ("chat", GatewayRoute::ChatCompletions, UsageChunkMode::Show, CHAT),
@@ -67,7 +67,7 @@ fn events(c: &mut Criterion) {
 }
 
 /// Measures reads of 16 KiB from a fast upstream: events joined, and split at the edges.
-fn reads(c: &mut Criterion) {
+fn bench_reads(c: &mut Criterion) {
     let mut group = c.benchmark_group("read_16k");
     for (name, usage_chunk) in [("chat", UsageChunkMode::Show), ("chat_hide", UsageChunkMode::Hide)]
     {
@@ -84,7 +84,7 @@ fn reads(c: &mut Criterion) {
     group.finish();
 }
 
-fn bodies(c: &mut Criterion) {
+fn bench_bodies(c: &mut Criterion) {
     let mut group = c.benchmark_group("body");
     let numbers = "-0.017358398,0.0042610168,".repeat(40_000);
     let bodies = [
@@ -129,7 +129,7 @@ fn bodies(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, events, reads, bodies);
+criterion_group!(benches, bench_events, bench_reads, bench_bodies);
 criterion_main!(benches);
 
 const READ: usize = 16 * 1024;

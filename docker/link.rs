@@ -28,7 +28,7 @@ pub(crate) fn print_arguments(target: &str) {
     }
     let root = env::var("CARGO_MANIFEST_DIR").expect("cargo sets it for build scripts");
     println!("cargo::rustc-link-arg-bins=-T{root}/{FUNCTION_ORDER}");
-    if is_host(target) && glibc().is_some_and(|version| version >= PACKED_SINCE) {
+    if is_host(target) && glibc_version().is_some_and(|version| version >= PACKED_SINCE) {
         println!("cargo::rustc-link-arg-bins=-Wl,-z,pack-relative-relocs");
     }
 }
@@ -44,7 +44,7 @@ fn is_host(target: &str) -> bool {
 }
 
 /// Reads the version of this machine's glibc from a line such as `glibc 2.36`.
-fn glibc() -> Option<(u32, u32)> {
+fn glibc_version() -> Option<(u32, u32)> {
     let said = Command::new("getconf").arg("GNU_LIBC_VERSION").output().ok()?;
     let said = String::from_utf8(said.stdout).ok()?;
     let (major, minor) = said.trim().strip_prefix("glibc ")?.split_once('.')?;

@@ -36,69 +36,77 @@ use cogni_gateway::llm::response::{
 use calls::{CallCase, SERVED, serve};
 
 /// A case, its instructions per frame or body, and the function that runs it a number of times.
-struct Case {
+struct CountedCase {
     name: &'static str,
     figure: u64,
     run: fn(u32),
 }
 
-const CASES: &[Case] = &[
-    Case {
+const CASES: &[CountedCase] = &[
+    CountedCase {
         name: "chat frame",
         figure: 495,
-        run: |n| frames(&CHAT, UsageChunkMode::Show, false, n),
+        run: |n| read_frames(&CHAT, UsageChunkMode::Show, false, n),
     },
-    Case {
+    CountedCase {
         name: "chat frame, filtered",
         figure: 590,
-        run: |n| frames(&CHAT, UsageChunkMode::Hide, false, n),
+        run: |n| read_frames(&CHAT, UsageChunkMode::Hide, false, n),
     },
-    Case {
+    CountedCase {
         name: "chat frame, limited",
         figure: 681,
-        run: |n| frames(&CHAT, UsageChunkMode::Hide, true, n),
+        run: |n| read_frames(&CHAT, UsageChunkMode::Hide, true, n),
     },
-    Case {
+    CountedCase {
         name: "messages frame",
         figure: 570,
-        run: |n| frames(&MESSAGES, UsageChunkMode::Show, false, n),
+        run: |n| read_frames(&MESSAGES, UsageChunkMode::Show, false, n),
     },
-    Case {
+    CountedCase {
         name: "messages frame, limited",
         figure: 596,
-        run: |n| frames(&MESSAGES, UsageChunkMode::Show, true, n),
+        run: |n| read_frames(&MESSAGES, UsageChunkMode::Show, true, n),
     },
-    Case {
+    CountedCase {
         name: "responses frame",
         figure: 789,
-        run: |n| frames(&RESPONSES, UsageChunkMode::Show, false, n),
+        run: |n| read_frames(&RESPONSES, UsageChunkMode::Show, false, n),
     },
-    Case {
+    CountedCase {
         name: "responses frame, limited",
         figure: 1214,
-        run: |n| frames(&RESPONSES, UsageChunkMode::Show, true, n),
+        run: |n| read_frames(&RESPONSES, UsageChunkMode::Show, true, n),
     },
-    Case {
+    CountedCase {
         name: "chat answer 1 KB",
         figure: 6633,
-        run: |n| answers(GatewayRoute::ChatCompletions, CHAT_ANSWER, n),
+        run: |n| read_answers(GatewayRoute::ChatCompletions, CHAT_ANSWER, n),
     },
-    Case {
+    CountedCase {
         name: "messages answer 1 KB",
         figure: 7107,
-        run: |n| answers(GatewayRoute::Messages, MESSAGES_ANSWER, n),
+        run: |n| read_answers(GatewayRoute::Messages, MESSAGES_ANSWER, n),
     },
-    Case {
+    CountedCase {
         name: "responses answer 1 KB",
         figure: 8743,
-        run: |n| answers(GatewayRoute::Responses, RESPONSES_ANSWER, n),
+        run: |n| read_answers(GatewayRoute::Responses, RESPONSES_ANSWER, n),
     },
-    Case { name: "request 2 KB", figure: 13_196, run: |n| requests(2048, usize::MAX, n) },
-    Case { name: "request 100 KB", figure: 153_106, run: |n| requests(100_000, usize::MAX, n) },
-    Case {
+    CountedCase {
+        name: "request 2 KB",
+        figure: 13_196,
+        run: |n| read_requests(2048, usize::MAX, n),
+    },
+    CountedCase {
+        name: "request 100 KB",
+        figure: 153_106,
+        run: |n| read_requests(100_000, usize::MAX, n),
+    },
+    CountedCase {
         name: "request 100 KB in frames of 16 KB",
         figure: 161_933,
-        run: |n| requests(100_000, 16_384, n),
+        run: |n| read_requests(100_000, 16_384, n),
     },
 ];
 
@@ -142,18 +150,19 @@ fn main() -> Result<ExitCode> {
     }
     let mut has_grown = false;
     for case in CASES {
-        let taken = (count(case, 3 * TIMES)? - count(case, TIMES)?) / u64::from(2 * TIMES);
-        has_grown |= tell(case.name, taken, case.figure)?;
+        let taken = (count_instructions(case, 3 * TIMES)? - count_instructions(case, TIMES)?)
+            / u64::from(2 * TIMES);
+        has_grown |= print_count(case.name, taken, case.figure)?;
     }
     for case in CALLS {
-        has_grown |= tell(case.name, case.count()?, case.figure)?;
+        has_grown |= print_count(case.name, case.count()?, case.figure)?;
     }
     has_grown |= order::check_order()?;
     Ok(if has_grown { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 /// Prints the count; returns whether it exceeds its figure.
-fn tell(name: &str, taken: u64, figure: u64) -> Result<bool> {
+fn print_count(name: &str, taken: u64, figure: u64) -> Result<bool> {
     let is_more = taken * 100 > figure * 105;
     let note = if is_more { "more than its figure" } else { "" };
     writeln!(io::stdout(), "{name:34} {taken:7} instructions, figure {figure:7} {note}")?;
@@ -161,7 +170,7 @@ fn tell(name: &str, taken: u64, figure: u64) -> Result<bool> {
 }
 
 /// Returns the instructions of a process that runs the case this many times.
-fn count(case: &Case, times: u32) -> Result<u64> {
+fn count_instructions(case: &CountedCase, times: u32) -> Result<u64> {
     let program = env::current_exe()?;
     let output = Command::new("valgrind")
         .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
@@ -176,7 +185,7 @@ fn count(case: &Case, times: u32) -> Result<u64> {
 }
 
 /// Reads frames of one event each, with varying texts or numbers.
-fn frames(stream: &CountedStream, usage_chunk: UsageChunkMode, is_limited: bool, times: u32) {
+fn read_frames(stream: &CountedStream, usage_chunk: UsageChunkMode, is_limited: bool, times: u32) {
     let mut observer = ResponseObserver::new(stream.route, ResponseFormat::Sse, usage_chunk);
     if is_limited {
         let output = Tokens(u64::MAX);
@@ -200,7 +209,7 @@ fn frames(stream: &CountedStream, usage_chunk: UsageChunkMode, is_limited: bool,
 }
 
 /// Reads whole answers, each with a new observer.
-fn answers(route: GatewayRoute, answer: &str, times: u32) {
+fn read_answers(route: GatewayRoute, answer: &str, times: u32) {
     let answer = Bytes::from(answer.replace("TEXT", &TEXT.repeat(14)));
     for _ in 0..times {
         let mut observer = ResponseObserver::new(route, ResponseFormat::Json, UsageChunkMode::Show);
@@ -210,7 +219,7 @@ fn answers(route: GatewayRoute, answer: &str, times: u32) {
 }
 
 /// Reads, checks, limits and writes requests.
-fn requests(size: usize, frame: usize, times: u32) {
+fn read_requests(size: usize, frame: usize, times: u32) {
     let policy = BodyPolicy::default();
     let prompt = TEXT.repeat(size / TEXT.len());
     let body = Bytes::from(format!(

@@ -30,7 +30,7 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_cogni-gateway");
 pub(crate) fn write_order() -> Result<()> {
     let functions = executed_functions()?;
     let sizes = symbol_sizes()?;
-    let patterns = patterns(&functions, &sizes);
+    let patterns = symbol_patterns(&functions, &sizes);
     let mut script = String::from(HEAD);
     for pattern in &patterns {
         writeln!(script, "    *(.text.{pattern})")?;
@@ -160,7 +160,7 @@ fn symbol_sizes() -> Result<HashMap<String, u64>> {
 /// The name of a generic function ends with a hash of its types, which depends on the compiler and the profile. A
 /// pattern without the hash fits every build, but it also fits all other instances. So a function with many other
 /// instances is named with its hash; in another build that name fits nothing, and the function stays where it is.
-fn patterns(functions: &[String], sizes: &HashMap<String, u64>) -> Vec<String> {
+fn symbol_patterns(functions: &[String], sizes: &HashMap<String, u64>) -> Vec<String> {
     let mut all: HashMap<&str, u64> = HashMap::new();
     for (name, size) in sizes {
         *all.entry(any_instance(name)).or_default() += size;

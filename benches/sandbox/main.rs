@@ -41,13 +41,13 @@ struct RunTimes {
 /// A way to run the program, or the reason why this machine does not have it.
 struct StartSubject {
     name: &'static str,
-    way: Result<Way, String>,
+    way: Result<StartMethod, String>,
     took: Vec<RunTimes>,
 }
 
-enum Way {
+enum StartMethod {
     OwnDriver(Box<OwnDriver>),
-    Other(other_runtimes::Bundle),
+    Other(other_runtimes::RuntimeBundle),
 }
 
 struct StartScale {
@@ -75,7 +75,7 @@ fn main() {
     let guard = runtime.enter();
     let folder = tempfile::tempdir_in(value("--run-dir").unwrap_or("/dev/shm".to_owned())).unwrap();
     let path = folder.path().canonicalize().unwrap();
-    let mut subjects = subjects(&path);
+    let mut subjects = list_subjects(&path);
     if let Some(only) = value("--only") {
         subjects.retain(|subject| subject.name.contains(&only));
     }
@@ -84,48 +84,48 @@ fn main() {
             let place = (place + round) % subjects.len();
             let StartSubject { way, took, .. } = &mut subjects[place];
             if let Ok(way) = way {
-                took.push(way.once());
+                took.push(way.run_once());
             }
         }
     }
     print_times(&subjects);
     print_rates(&subjects, &scale);
-    idle::print(&subjects);
+    idle::print_idle(&subjects);
     for subject in subjects {
-        if let Ok(Way::OwnDriver(ours)) = subject.way {
-            ours.end();
+        if let Ok(StartMethod::OwnDriver(ours)) = subject.way {
+            ours.end_pool();
         }
     }
     drop(guard);
     runtime.shutdown_timeout(Duration::from_secs(5));
 }
 
-fn subjects(path: &std::path::Path) -> Vec<StartSubject> {
+fn list_subjects(path: &std::path::Path) -> Vec<StartSubject> {
     let subject = |name, way| StartSubject { name, way, took: vec![] };
     let ours = |name, driver: &Result<_, String>, is_warm| {
         let made = driver
             .clone()
-            .map(|driver| Way::OwnDriver(Box::new(OwnDriver::new(driver, path, is_warm))));
+            .map(|driver| StartMethod::OwnDriver(Box::new(OwnDriver::new(driver, path, is_warm))));
         subject(name, made)
     };
-    let other = |name, way: Result<_, String>| subject(name, way.map(Way::Other));
-    let (embedded, docker) = (Ok(own_driver::embedded()), own_driver::docker());
+    let other = |name, way: Result<_, String>| subject(name, way.map(StartMethod::Other));
+    let (embedded, docker) = (Ok(own_driver::embedded_driver()), own_driver::docker_driver());
     vec![
         ours("embedded", &embedded, false),
         ours("slot of embedded", &embedded, true),
         ours("docker", &docker, false),
         ours("slot of docker", &docker, true),
         other("docker run", other_runtimes::docker_run()),
-        other("runc", other_runtimes::runc(path)),
-        other("bwrap", other_runtimes::bwrap()),
+        other("runc", other_runtimes::runc_bundle(path)),
+        other("bwrap", other_runtimes::bwrap_bundle()),
     ]
 }
 
-impl Way {
-    fn once(&self) -> RunTimes {
+impl StartMethod {
+    fn run_once(&self) -> RunTimes {
         match self {
-            Self::OwnDriver(ours) => ours.once(),
-            Self::Other(bundle) => bundle.once(),
+            Self::OwnDriver(ours) => ours.run_once(),
+            Self::Other(bundle) => bundle.run_once(),
         }
     }
 
@@ -134,8 +134,8 @@ impl Way {
         let begun = Instant::now();
         match self {
             Self::OwnDriver(ours) if ours.is_warm() => return None,
-            Self::OwnDriver(ours) => ours.many(parallel, runs),
-            Self::Other(bundle) => bundle.many(parallel, runs),
+            Self::OwnDriver(ours) => ours.run_many(parallel, runs),
+            Self::Other(bundle) => bundle.run_many(parallel, runs),
         }
         Some(runs as f64 / begun.elapsed().as_secs_f64())
     }
@@ -152,20 +152,24 @@ fn print_times(subjects: &[StartSubject]) {
             println!("{name:18} not here: {why}");
             continue;
         }
-        let of =
-            |what: fn(&RunTimes) -> Duration| took.iter().map(|took| millis(what(took))).collect();
+        let of = |what: fn(&RunTimes) -> Duration| {
+            took.iter().map(|took| as_millis(what(took))).collect()
+        };
         let (first, whole): (Vec<_>, Vec<_>) = (of(|took| took.first), of(|took| took.whole));
         let pairs = base.map_or(&[][..], |base| &base.took).iter().zip(took);
         let ratios: Vec<_> =
             pairs.map(|(base, took)| took.whole.as_secs_f64() / base.whole.as_secs_f64()).collect();
-        let ratio =
-            if ratios.is_empty() { "-".to_owned() } else { format!("{:.2}", part(ratios, 50)) };
+        let ratio = if ratios.is_empty() {
+            "-".to_owned()
+        } else {
+            format!("{:.2}", percentile_of(ratios, 50))
+        };
         println!(
             "{name:18} {:>10.1} {:>10.1} {:>10.1} {:>10.1} {ratio:>13}",
-            part(first.clone(), 50),
-            part(first, 99),
-            part(whole.clone(), 50),
-            part(whole, 99),
+            percentile_of(first.clone(), 50),
+            percentile_of(first, 99),
+            percentile_of(whole.clone(), 50),
+            percentile_of(whole, 99),
         );
     }
 }
@@ -186,11 +190,11 @@ fn print_rates(subjects: &[StartSubject], scale: &StartScale) {
 }
 
 /// Returns the value that this many of a hundred do not exceed.
-fn part(mut values: Vec<f64>, hundredths: usize) -> f64 {
+fn percentile_of(mut values: Vec<f64>, hundredths: usize) -> f64 {
     values.sort_by(f64::total_cmp);
     values[(values.len() * hundredths / 100).min(values.len() - 1)]
 }
 
-fn millis(duration: Duration) -> f64 {
+fn as_millis(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }

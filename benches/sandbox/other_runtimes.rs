@@ -25,10 +25,10 @@ pub(super) const IMAGE: &str = "cogni-gateway-test:host";
 pub(super) const PROGRAM: [&str; 3] = ["sh", "-c", "echo up"];
 
 /// A command line; `{}` stands for a name that no other run has.
-pub(super) struct Bundle(Vec<String>);
+pub(super) struct RuntimeBundle(Vec<String>);
 
-impl Bundle {
-    pub(super) fn once(&self) -> RunTimes {
+impl RuntimeBundle {
+    pub(super) fn run_once(&self) -> RunTimes {
         static RUN: AtomicUsize = AtomicUsize::new(0);
         let name =
             format!("cogni-bench-{}-{}", std::process::id(), RUN.fetch_add(1, Ordering::Relaxed));
@@ -46,7 +46,7 @@ impl Bundle {
         RunTimes { first, whole }
     }
 
-    pub(super) fn many(&self, parallel: usize, runs: usize) {
+    pub(super) fn run_many(&self, parallel: usize, runs: usize) {
         let left = AtomicUsize::new(runs);
         let take =
             || left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
@@ -54,7 +54,7 @@ impl Bundle {
             for _ in 0..parallel {
                 scope.spawn(|| {
                     while take().is_ok() {
-                        self.once();
+                        self.run_once();
                     }
                 });
             }
@@ -63,8 +63,8 @@ impl Bundle {
 }
 
 /// `docker run` with the flags of the gateway's own containers, as `create_body` has them.
-pub(super) fn docker_run() -> Result<Bundle, String> {
-    installed("docker")?;
+pub(super) fn docker_run() -> Result<RuntimeBundle, String> {
+    require_program("docker")?;
     let found = Command::new("docker").args(["image", "inspect", IMAGE]).output().unwrap();
     if !found.status.success() {
         return Err(format!(
@@ -88,12 +88,12 @@ pub(super) fn docker_run() -> Result<Bundle, String> {
     line.extend(tmpfs.into_iter().flat_map(|tmpfs| ["--tmpfs".to_owned(), tmpfs]));
     line.push(IMAGE.to_owned());
     line.extend(PROGRAM.map(str::to_owned));
-    Ok(Bundle(line))
+    Ok(RuntimeBundle(line))
 }
 
 /// runc with the configuration that the embedded driver makes of the same specification.
-pub(super) fn runc(path: &Path) -> Result<Bundle, String> {
-    installed("runc")?;
+pub(super) fn runc_bundle(path: &Path) -> Result<RuntimeBundle, String> {
+    require_program("runc")?;
     let path = path.join("runc");
     let (root, sock) = (path.join("root"), path.join("sock"));
     for folder in [&root, &sock] {
@@ -101,7 +101,7 @@ pub(super) fn runc(path: &Path) -> Result<Bundle, String> {
     }
     fs::create_dir(root.join("etc")).unwrap();
     fs::write(sock.join(HOSTS_FILE), HOSTS_TEXT).unwrap();
-    let programs = programs(&root);
+    let programs = program_mounts(&root);
     let spec = SandboxSpec {
         run: "bench".to_owned(),
         root: RootSource::Host,
@@ -145,11 +145,11 @@ pub(super) fn runc(path: &Path) -> Result<Bundle, String> {
         &path.display().to_string(),
         "{}",
     ];
-    Ok(Bundle(line.map(str::to_owned).into()))
+    Ok(RuntimeBundle(line.map(str::to_owned).into()))
 }
 
 /// The programs of this machine that the embedded driver mounts; links are made again.
-fn programs(root: &Path) -> Vec<BindMount> {
+fn program_mounts(root: &Path) -> Vec<BindMount> {
     let mut programs = vec![];
     for path in ["/usr", "/bin", "/sbin", "/lib", "/lib64"].map(Path::new) {
         let Ok(found) = fs::symlink_metadata(path) else { continue };
@@ -167,16 +167,16 @@ fn programs(root: &Path) -> Vec<BindMount> {
     programs
 }
 
-pub(super) fn bwrap() -> Result<Bundle, String> {
-    installed("bwrap")?;
+pub(super) fn bwrap_bundle() -> Result<RuntimeBundle, String> {
+    require_program("bwrap")?;
     let flags = "bwrap --unshare-all --die-with-parent --new-session --clearenv --setenv PATH /usr/bin:/bin \
         --ro-bind /usr /usr --symlink usr/bin /bin --symlink usr/lib /lib --symlink usr/lib64 /lib64 --proc /proc \
         --dev /dev --tmpfs /tmp --tmpfs /workspace --chdir /workspace --uid 1001 --gid 1001 --cap-drop ALL";
     let line = flags.split_whitespace().chain(PROGRAM).map(str::to_owned);
-    Ok(Bundle(line.collect()))
+    Ok(RuntimeBundle(line.collect()))
 }
 
-fn installed(program: &str) -> Result<(), String> {
+fn require_program(program: &str) -> Result<(), String> {
     let found = Command::new(program).arg("--version").stdout(Stdio::null()).status();
     found.map(drop).map_err(|_| format!("`{program}` is not installed"))
 }

@@ -28,38 +28,41 @@ use super::other_runtimes::{IMAGE, PROGRAM};
 
 /// A driver, and the root of its sandboxes.
 #[derive(Clone)]
-pub(super) struct Kind {
+pub(super) struct DriverKind {
     driver: SandboxDriver,
     root: RootSource,
 }
 
 pub(super) struct OwnDriver {
     order: RunPlan,
-    warm: Option<Warm>,
+    warm: Option<WarmSlots>,
 }
 
-struct Warm {
+struct WarmSlots {
     pool: Arc<WarmPool>,
     stop: CancellationToken,
     keeping: JoinHandle<()>,
 }
 
-pub(super) fn embedded() -> Kind {
+pub(super) fn embedded_driver() -> DriverKind {
     let program = env!("CARGO_BIN_EXE_cogni-gateway").into();
     let settings = EmbeddedDriverConfig { program, may_be_unlimited: true };
-    Kind { driver: SandboxDriver::Embedded(settings), root: RootSource::Host }
+    DriverKind { driver: SandboxDriver::Embedded(settings), root: RootSource::Host }
 }
 
-pub(super) fn docker() -> Result<Kind, String> {
+pub(super) fn docker_driver() -> Result<DriverKind, String> {
     let socket = PathBuf::from(DOCKER_SOCKET);
     let image = Handle::current()
         .block_on(async { DockerEngine::connect(&socket).await?.image_id(IMAGE).await });
     image.map_err(|error| error.to_string())?;
-    Ok(Kind { driver: SandboxDriver::Docker { socket }, root: RootSource::Image(IMAGE.to_owned()) })
+    Ok(DriverKind {
+        driver: SandboxDriver::Docker { socket },
+        root: RootSource::Image(IMAGE.to_owned()),
+    })
 }
 
 impl OwnDriver {
-    pub(super) fn new(Kind { driver, root }: Kind, path: &Path, is_warm: bool) -> Self {
+    pub(super) fn new(DriverKind { driver, root }: DriverKind, path: &Path, is_warm: bool) -> Self {
         let mut config = GatewayConfig::default();
         "acct-bench".clone_into(&mut config.identity.account);
         config.upstream.url = "127.0.0.1:9".parse().unwrap();
@@ -92,7 +95,7 @@ impl OwnDriver {
             driver,
             docker_socket: DOCKER_SOCKET.into(),
         };
-        let warm = is_warm.then(|| Warm::keep(&order));
+        let warm = is_warm.then(|| WarmSlots::keep(&order));
         Self { order, warm }
     }
 
@@ -101,20 +104,20 @@ impl OwnDriver {
     }
 
     /// A slot is ready before the clock starts.
-    pub(super) fn once(&self) -> RunTimes {
+    pub(super) fn run_once(&self) -> RunTimes {
         if let Some(warm) = &self.warm {
             warm.until_ready();
         }
         Handle::current().block_on(self.run())
     }
 
-    pub(super) fn many(&self, parallel: usize, runs: usize) {
+    pub(super) fn run_many(&self, parallel: usize, runs: usize) {
         let all = stream::iter(0..runs).map(|_| self.run()).buffer_unordered(parallel);
         Handle::current().block_on(all.for_each(|_| async {}));
     }
 
-    pub(super) fn end(self) {
-        if let Some(Warm { stop, keeping, .. }) = self.warm {
+    pub(super) fn end_pool(self) {
+        if let Some(WarmSlots { stop, keeping, .. }) = self.warm {
             stop.cancel();
             Handle::current().block_on(keeping).unwrap();
         }
@@ -138,16 +141,16 @@ impl OwnDriver {
         let mut first = FirstByte(None);
         let result = Box::pin(prepared.run(CancellationToken::new(), &mut first)).await;
         let whole = begun.elapsed();
-        check(&result);
+        check_result(&result);
         RunTimes { first: first.0.unwrap() - begun, whole }
     }
 }
 
-fn check(result: &RunResult) {
+fn check_result(result: &RunResult) {
     assert_eq!((result.ok, &*result.stdout), (true, "up\n"), "{result:?}");
 }
 
-impl Warm {
+impl WarmSlots {
     fn keep(order: &RunPlan) -> Self {
         let stock = WarmPoolConfig { count: 1, max_age: Duration::from_hours(1) };
         let (pool, stop) =

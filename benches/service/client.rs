@@ -9,11 +9,11 @@ use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 
-pub(super) struct Client {
+pub(super) struct ServiceClient {
     address: SocketAddr,
 }
 
-impl Client {
+impl ServiceClient {
     pub(super) fn new(address: SocketAddr) -> Self {
         Self { address }
     }
@@ -57,6 +57,6 @@ impl Client {
 }
 
 /// Sends SIGTERM.
-pub(super) fn terminate(child: &Child) -> nix::Result<()> {
+pub(super) fn terminate_child(child: &Child) -> nix::Result<()> {
     kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM)
 }

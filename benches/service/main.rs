@@ -24,7 +24,7 @@ use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
 use serde_json::{Value, json};
 
-use served::Served;
+use served::ServedRuns;
 
 struct ServiceScale {
     admissions: usize,
@@ -48,17 +48,17 @@ fn main() {
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let served = Served::start(run_dir, scale.idle + scale.admissions);
+        let served = ServedRuns::start(run_dir, scale.idle + scale.admissions);
         served.wait().await;
-        admissions(&served, &scale).await;
-        latency(&served, &scale).await;
-        idle(&served, &scale).await;
-        api(&served, &scale).await;
+        measure_admissions(&served, &scale).await;
+        measure_latency(&served, &scale).await;
+        measure_idle(&served, &scale).await;
+        measure_api(&served, &scale).await;
     });
 }
 
 /// Measures from the first request to the last answer, and to the end of the last run.
-async fn admissions(served: &Served, scale: &ServiceScale) {
+async fn measure_admissions(served: &ServedRuns, scale: &ServiceScale) {
     let begun = Instant::now();
     let asked = stream::iter(0..scale.admissions).map(|_| served.run("bench:true"));
     let runs: Vec<_> = asked.buffer_unordered(16).collect().await;
@@ -74,7 +74,7 @@ async fn admissions(served: &Served, scale: &ServiceScale) {
 }
 
 /// Measures from an agent's print to a client's read.
-async fn latency(served: &Served, scale: &ServiceScale) {
+async fn measure_latency(served: &ServedRuns, scale: &ServiceScale) {
     let run = served.run_with("bench:talk", &scale.words.to_string()).await;
     let mut late = vec![];
     served
@@ -85,11 +85,11 @@ async fn latency(served: &Served, scale: &ServiceScale) {
             }
         })
         .await;
-    println!("a word, from the agent's print to the client: {}", percentiles(&mut late));
+    println!("a word, from the agent's print to the client: {}", format_percentiles(&mut late));
 }
 
 /// Measures runs that do nothing.
-async fn idle(served: &Served, scale: &ServiceScale) {
+async fn measure_idle(served: &ServedRuns, scale: &ServiceScale) {
     let before = served.memory();
     let asked = stream::iter(0..scale.idle).map(|_| served.run("bench:wait"));
     let runs: Vec<_> = asked.buffer_unordered(16).collect().await;
@@ -107,7 +107,7 @@ async fn idle(served: &Served, scale: &ServiceScale) {
 }
 
 /// Measures the API while other runs are open.
-async fn api(served: &Served, scale: &ServiceScale) {
+async fn measure_api(served: &ServedRuns, scale: &ServiceScale) {
     let asked = stream::iter(0..scale.live).map(|_| served.run("bench:wait"));
     let runs: Vec<_> = asked.buffer_unordered(16).collect().await;
     join_all(runs.iter().map(|run| served.begun(run))).await;
@@ -129,19 +129,19 @@ async fn api(served: &Served, scale: &ServiceScale) {
         println!(
             "{what}, 8 at a time, beside {} live runs: {}",
             scale.live,
-            percentiles(&mut took)
+            format_percentiles(&mut took)
         );
     }
     served.cancel(&runs).await;
 }
 
-fn percentiles(took: &mut [Duration]) -> String {
+fn format_percentiles(took: &mut [Duration]) -> String {
     took.sort();
     let at = |percent: usize| took.get((took.len().saturating_sub(1) * percent).div_ceil(100));
     let shown = |percent| at(percent).map_or(f64::NAN, |took| took.as_secs_f64() * 1e3);
     format!("p50 {:.2} ms, p99 {:.2} ms", shown(50), shown(99))
 }
 
-fn conversation(agent: &str, text: &str) -> Value {
+fn conversation_body(agent: &str, text: &str) -> Value {
     json!({"agent": agent, "model": "none", "messages": [{"role": "user", "content": text}]})
 }

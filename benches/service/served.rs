@@ -9,13 +9,13 @@ use std::time::Duration;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::client::{self, Client};
-use super::conversation;
+use super::client::{self, ServiceClient};
+use super::conversation_body;
 
 /// A service that ends when this value is dropped.
-pub(super) struct Served {
+pub(super) struct ServedRuns {
     child: Child,
-    client: Client,
+    client: ServiceClient,
     _directories: (TempDir, TempDir),
 }
 
@@ -34,7 +34,7 @@ done''']",
     ("bench:wait", "argv = [\"sleep\", \"600\"]"),
 ];
 
-impl Served {
+impl ServedRuns {
     pub(super) fn start(run_dir: &str, max_runs: usize) -> Self {
         let state = tempfile::tempdir().unwrap();
         let run_dir = tempfile::tempdir_in(run_dir).unwrap();
@@ -80,7 +80,7 @@ impl Served {
             })
             .expect("the service says where it listens");
         std::thread::spawn(move || lines.for_each(drop));
-        Self { child, client: Client::new(address), _directories: (state, run_dir) }
+        Self { child, client: ServiceClient::new(address), _directories: (state, run_dir) }
     }
 
     pub(super) async fn wait(&self) {
@@ -100,7 +100,7 @@ impl Served {
     }
 
     pub(super) async fn run_with(&self, agent: &str, text: &str) -> String {
-        let body = conversation(agent, text);
+        let body = conversation_body(agent, text);
         let (status, run) = self.client.send("POST", "/api/v1/runs", Some(&body)).await;
         assert!((200..300).contains(&status), "{status} {run}");
         run["id"].as_str().expect("a run has an id").to_owned()
@@ -151,9 +151,9 @@ impl Served {
     }
 }
 
-impl Drop for Served {
+impl Drop for ServedRuns {
     fn drop(&mut self) {
-        let _ = client::terminate(&self.child);
+        let _ = client::terminate_child(&self.child);
         let _ = self.child.wait();
     }
 }

@@ -9,22 +9,22 @@ use nix::sys::timerfd::{self, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags
 use nix::time::ClockId;
 
 /// Returns nanoseconds of `CLOCK_MONOTONIC`, which can be compared between processes of one machine.
-pub(crate) fn now() -> u64 {
-    nanos(ClockId::CLOCK_MONOTONIC.now().expect("every Linux has this clock"))
+pub(crate) fn monotonic_nanos() -> u64 {
+    as_nanos(ClockId::CLOCK_MONOTONIC.now().expect("every Linux has this clock"))
 }
 
 /// Converts a reading, which is never negative, to nanoseconds.
-pub(crate) fn nanos(reading: TimeSpec) -> u64 {
+pub(crate) fn as_nanos(reading: TimeSpec) -> u64 {
     u64::try_from(Duration::from(reading).as_nanos()).expect("less than 584 years")
 }
 
 /// Wakes an epoll loop at a point in time; epoll's own timeout is too coarse (milliseconds).
-pub(crate) struct Alarm {
+pub(crate) struct PreciseTimer {
     timer: TimerFd,
     due: Option<u64>,
 }
 
-impl Alarm {
+impl PreciseTimer {
     pub(crate) fn new() -> Result<Self> {
         let flags = TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC;
         Ok(Self { timer: TimerFd::new(timerfd::ClockId::CLOCK_MONOTONIC, flags)?, due: None })
@@ -48,7 +48,7 @@ impl Alarm {
     }
 }
 
-impl AsFd for Alarm {
+impl AsFd for PreciseTimer {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.timer.as_fd()
     }

@@ -9,14 +9,14 @@ use anyhow::{Context as _, Result, ensure};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
 use crate::clock;
-use crate::http::{self, Part, Reader};
+use crate::http::{self, MessagePart, MessageReader};
 use crate::provider::unless_blocked;
-use crate::script::{self, Call, Transcript};
+use crate::script::{self, ProviderCall, StreamTranscript};
 
 /// The request, the number of clients, and the duration.
 #[derive(Clone, Copy)]
-pub(crate) struct Load {
-    pub(crate) call: Call,
+pub(crate) struct ClosedLoad {
+    pub(crate) call: ProviderCall,
     /// The size of a request's body.
     pub(crate) bytes: usize,
     pub(crate) clients: usize,
@@ -27,22 +27,22 @@ pub(crate) struct Load {
 /// Makes requests until the time is over. Calls `edge` when the window opens and when it closes. Returns how long the
 /// answers in between took, in nanoseconds: unary ones until complete, streams until the first byte of their body.
 pub(crate) fn run(
-    load: &Load,
+    load: &ClosedLoad,
     socket: &Path,
     mut edge: impl FnMut() -> Result<()>,
 ) -> Result<Vec<u64>> {
-    let request = script::request(load.call, load.bytes);
+    let request = script::client_request(load.call, load.bytes);
     let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
     let mut callers = vec![];
     for slot in 0..load.clients {
-        let caller = Caller::connect(socket, load.call)?;
-        epoll.add(&caller.socket, interest(slot, false))?;
+        let caller = LoadClient::connect(socket, load.call)?;
+        epoll.add(&caller.socket, epoll_event(slot, false))?;
         callers.push(caller);
     }
     for (slot, caller) in callers.iter_mut().enumerate() {
-        caller.ask(&request, &epoll, slot)?;
+        caller.send_request(&request, &epoll, slot)?;
     }
-    let opens = clock::now() + u64::try_from(load.warm_up.as_nanos())?;
+    let opens = clock::monotonic_nanos() + u64::try_from(load.warm_up.as_nanos())?;
     let closes = opens + u64::try_from(load.window.as_nanos())?;
     let mut took = vec![];
     let mut is_open = false;
@@ -55,18 +55,18 @@ pub(crate) fn run(
             let slot = usize::try_from(event.data())?;
             let caller = &mut callers[slot];
             if event.events().contains(EpollFlags::EPOLLOUT) {
-                caller.write(&request, &epoll, slot)?;
+                caller.write_request(&request, &epoll, slot)?;
             }
             if !event.events().intersects(EpollFlags::EPOLLIN | EpollFlags::EPOLLHUP) {
                 continue;
             }
-            let Some(duration) = caller.receive(&mut scratch)? else { continue };
+            let Some(duration) = caller.receive_answer(&mut scratch)? else { continue };
             if is_open {
                 took.push(duration);
             }
-            caller.ask(&request, &epoll, slot)?;
+            caller.send_request(&request, &epoll, slot)?;
         }
-        let now = clock::now();
+        let now = clock::monotonic_nanos();
         if !is_open && now >= opens {
             is_open = true;
             edge()?;
@@ -79,11 +79,11 @@ pub(crate) fn run(
     }
 }
 
-struct Caller {
+struct LoadClient {
     socket: UnixStream,
-    call: Call,
-    response: Reader,
-    progress: Progress,
+    call: ProviderCall,
+    response: MessageReader,
+    progress: AnswerProgress,
     /// The number of bytes of the request that are written.
     written: usize,
     is_blocked: bool,
@@ -92,20 +92,20 @@ struct Caller {
 }
 
 /// How much of the expected answer has arrived.
-enum Progress {
+enum AnswerProgress {
     Answer(usize),
-    Stream(Transcript),
+    Stream(StreamTranscript),
 }
 
-impl Caller {
-    fn connect(socket: &Path, call: Call) -> Result<Self> {
+impl LoadClient {
+    fn connect(socket: &Path, call: ProviderCall) -> Result<Self> {
         let socket = UnixStream::connect(socket).context("connecting to the subject")?;
         socket.set_nonblocking(true)?;
         Ok(Self {
             socket,
             call,
-            response: Reader::default(),
-            progress: Progress::Answer(0),
+            response: MessageReader::default(),
+            progress: AnswerProgress::Answer(0),
             written: 0,
             is_blocked: false,
             asked_at: 0,
@@ -113,19 +113,21 @@ impl Caller {
         })
     }
 
-    fn ask(&mut self, request: &[u8], epoll: &Epoll, slot: usize) -> Result<()> {
+    fn send_request(&mut self, request: &[u8], epoll: &Epoll, slot: usize) -> Result<()> {
         self.progress = match self.call {
-            Call::Unary | Call::Echo => Progress::Answer(0),
-            Call::Stream { chunks, .. } => Progress::Stream(Transcript::new(chunks)),
+            ProviderCall::Unary | ProviderCall::Echo => AnswerProgress::Answer(0),
+            ProviderCall::Stream { chunks, .. } => {
+                AnswerProgress::Stream(StreamTranscript::new(chunks))
+            }
         };
         self.written = 0;
         self.answered_at = None;
-        self.asked_at = clock::now();
-        self.write(request, epoll, slot)
+        self.asked_at = clock::monotonic_nanos();
+        self.write_request(request, epoll, slot)
     }
 
     /// Writes what the socket takes, and registers for the rest.
-    fn write(&mut self, request: &[u8], epoll: &Epoll, slot: usize) -> Result<()> {
+    fn write_request(&mut self, request: &[u8], epoll: &Epoll, slot: usize) -> Result<()> {
         while self.written < request.len() {
             match unless_blocked(self.socket.write(&request[self.written..]))? {
                 Some(written) => self.written += written,
@@ -135,21 +137,21 @@ impl Caller {
         let is_blocked = self.written < request.len();
         if is_blocked != self.is_blocked {
             self.is_blocked = is_blocked;
-            epoll.modify(&self.socket, &mut interest(slot, is_blocked))?;
+            epoll.modify(&self.socket, &mut epoll_event(slot, is_blocked))?;
         }
         Ok(())
     }
 
     /// Reads once. Returns the duration if the answer is complete.
-    fn receive(&mut self, scratch: &mut [u8]) -> Result<Option<u64>> {
+    fn receive_answer(&mut self, scratch: &mut [u8]) -> Result<Option<u64>> {
         let Some(read) = unless_blocked(self.socket.read(scratch))? else { return Ok(None) };
         ensure!(read > 0, "the subject closed the connection");
         let Self { response, progress, answered_at, .. } = self;
         let used = response.feed(&scratch[..read], |part| match part {
-            Part::Head(head) => expect_ok(head, &scratch[..read]),
-            Part::Body(bytes) => {
-                answered_at.get_or_insert_with(clock::now);
-                progress.read(bytes)
+            MessagePart::Head(head) => expect_ok(head, &scratch[..read]),
+            MessagePart::Body(bytes) => {
+                answered_at.get_or_insert_with(clock::monotonic_nanos);
+                progress.read_bytes(bytes)
             }
         })?;
         ensure!(used == read, "bytes after the end of the answer");
@@ -159,15 +161,15 @@ impl Caller {
         self.response.reset();
         ensure!(self.progress.is_whole(), "the answer is not complete");
         let end = match self.progress {
-            Progress::Answer(_) => clock::now(),
-            Progress::Stream(_) => self.answered_at.context("an answer without a body")?,
+            AnswerProgress::Answer(_) => clock::monotonic_nanos(),
+            AnswerProgress::Stream(_) => self.answered_at.context("an answer without a body")?,
         };
         Ok(Some(end - self.asked_at))
     }
 }
 
-impl Progress {
-    fn read(&mut self, bytes: &[u8]) -> Result<()> {
+impl AnswerProgress {
+    fn read_bytes(&mut self, bytes: &[u8]) -> Result<()> {
         match self {
             Self::Stream(transcript) => transcript.read(bytes, |_| ()),
             Self::Answer(seen) => {
@@ -189,12 +191,12 @@ impl Progress {
 
 /// Fails with the whole response if it is not a success.
 pub(crate) fn expect_ok(head: &[u8], response: &[u8]) -> Result<()> {
-    let is_ok = http::status(head)? == 200;
+    let is_ok = http::status_code(head)? == 200;
     ensure!(is_ok, "refused:\n{}", String::from_utf8_lossy(response));
     Ok(())
 }
 
-fn interest(slot: usize, blocked: bool) -> EpollEvent {
+fn epoll_event(slot: usize, blocked: bool) -> EpollEvent {
     let flags = if blocked { EpollFlags::EPOLLOUT } else { EpollFlags::empty() };
     EpollEvent::new(flags | EpollFlags::EPOLLIN, slot as u64)
 }

@@ -32,23 +32,23 @@ use crate::meter;
 use crate::subject::{ACCOUNT, KEY, METADATA};
 
 /// The path of a run's socket.
-pub(crate) fn socket(dir: &Path, run: usize) -> PathBuf {
+pub(crate) fn socket_path(dir: &Path, run: usize) -> PathBuf {
     dir.join(format!("{run}/llm.sock"))
 }
 
 /// Returns which runs have an audit log: every run, or every `stride`th run if few files may be open.
-pub(crate) fn audited(runs: usize, stride: usize) -> Result<usize> {
+pub(crate) fn audit_stride(runs: usize, stride: usize) -> Result<usize> {
     Ok(if 2 * runs + SPARE <= meter::allowed_files()? { 1 } else { stride })
 }
 
 /// Serves `runs` sockets in `dir` in front of the provider on `port`, until stdin is closed. One run in `stride` will
 /// stream.
 pub(crate) fn serve(dir: &Path, runs: usize, stride: usize, port: u16) -> Result<()> {
-    let audited = audited(runs, stride)?;
+    let audited = audit_stride(runs, stride)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let tasks = TaskGroup::default();
-        let host = Host::new(dir, port, tasks.clone())?;
+        let host = RunHost::new(dir, port, tasks.clone())?;
         let bind = |run: usize| host.bind(run, run.is_multiple_of(audited));
         let served: Vec<_> = (0..runs).map(bind).collect::<Result<_>>()?;
         writeln!(io::stdout(), "ready")?;
@@ -70,7 +70,7 @@ pub(crate) fn serve(dir: &Path, runs: usize, stride: usize, port: u16) -> Result
 }
 
 /// The parts of the process that all runs share.
-struct Host {
+struct RunHost {
     dir: PathBuf,
     config: GatewayConfig,
     policy: Arc<policy::PolicyConfig>,
@@ -82,7 +82,7 @@ struct Host {
     tasks: TaskGroup,
 }
 
-impl Host {
+impl RunHost {
     fn new(dir: &Path, port: u16, tasks: TaskGroup) -> Result<Self> {
         let mut config = GatewayConfig::default();
         ACCOUNT.clone_into(&mut config.identity.account);
@@ -109,7 +109,7 @@ impl Host {
     /// Binds one run's socket and serves it.
     fn bind(&self, number: usize, is_audited: bool) -> Result<Arc<AgentRun>> {
         let GatewayConfig { identity, upstream, budget, audit, .. } = &self.config;
-        let socket = socket(&self.dir, number);
+        let socket = socket_path(&self.dir, number);
         fs::create_dir(socket.parent().context("a socket lies in a directory")?)?;
         // The library's own listener is not used, because it holds a second descriptor.
         let listener = UnixListener::bind(&socket)?;

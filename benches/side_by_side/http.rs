@@ -5,8 +5,8 @@
 
 use anyhow::{Context as _, Result, ensure};
 
-/// The parts that [`Reader::feed`] finds, in order.
-pub(crate) enum Part<'a> {
+/// The parts that [`MessageReader::feed`] finds, in order.
+pub(crate) enum MessagePart<'a> {
     /// The start line and the headers, up to and including the empty line.
     Head(&'a [u8]),
     /// A part of the body, with the transfer coding removed.
@@ -15,61 +15,61 @@ pub(crate) enum Part<'a> {
 
 /// Reads one message; [`reset`](Self::reset) prepares it for the next one.
 #[derive(Default)]
-pub(crate) struct Reader {
+pub(crate) struct MessageReader {
     head: Vec<u8>,
-    expected: Expected,
+    expected: ExpectedBody,
 }
 
 #[derive(Default)]
-enum Expected {
+enum ExpectedBody {
     #[default]
     Head,
     Body(u64),
-    Chunks(Chunks),
+    Chunks(ChunkReader),
     Nothing,
 }
 
-impl Reader {
+impl MessageReader {
     /// Takes bytes from the socket and returns how many of them belong to this message.
     pub(crate) fn feed(
         &mut self,
         bytes: &[u8],
-        mut sink: impl FnMut(Part<'_>) -> Result<()>,
+        mut sink: impl FnMut(MessagePart<'_>) -> Result<()>,
     ) -> Result<usize> {
         let mut used = 0;
-        if matches!(self.expected, Expected::Head) {
+        if matches!(self.expected, ExpectedBody::Head) {
             used = self.feed_head(bytes, &mut sink)?;
         }
         let rest = &bytes[used..];
         match &mut self.expected {
-            Expected::Head | Expected::Nothing => (),
-            Expected::Body(left) => {
+            ExpectedBody::Head | ExpectedBody::Nothing => (),
+            ExpectedBody::Body(left) => {
                 let take = rest.len().min(usize::try_from(*left)?);
-                sink(Part::Body(&rest[..take]))?;
+                sink(MessagePart::Body(&rest[..take]))?;
                 *left -= take as u64;
                 used += take;
             }
-            Expected::Chunks(chunks) => used += chunks.feed(rest, &mut sink)?,
+            ExpectedBody::Chunks(chunks) => used += chunks.feed(rest, &mut sink)?,
         }
         if self.body_ended() {
-            self.expected = Expected::Nothing;
+            self.expected = ExpectedBody::Nothing;
         }
         Ok(used)
     }
 
     /// Returns whether the message is complete.
     pub(crate) fn is_done(&self) -> bool {
-        matches!(self.expected, Expected::Nothing)
+        matches!(self.expected, ExpectedBody::Nothing)
     }
 
     pub(crate) fn reset(&mut self) {
-        self.expected = Expected::Head;
+        self.expected = ExpectedBody::Head;
     }
 
     fn feed_head(
         &mut self,
         bytes: &[u8],
-        sink: &mut impl FnMut(Part<'_>) -> Result<()>,
+        sink: &mut impl FnMut(MessagePart<'_>) -> Result<()>,
     ) -> Result<usize> {
         let kept = self.head.len();
         let head = if kept == 0 {
@@ -85,56 +85,56 @@ impl Reader {
             return Ok(bytes.len());
         };
         let head = &head[..end + 4];
-        self.expected = expected(head)?;
+        self.expected = expected_body(head)?;
         let used = head.len() - kept;
-        sink(Part::Head(head))?;
+        sink(MessagePart::Head(head))?;
         self.head.clear();
         Ok(used)
     }
 
     fn body_ended(&self) -> bool {
         match &self.expected {
-            Expected::Head => false,
-            Expected::Body(left) => *left == 0,
-            Expected::Chunks(chunks) => matches!(chunks.at, At::End),
-            Expected::Nothing => true,
+            ExpectedBody::Head => false,
+            ExpectedBody::Body(left) => *left == 0,
+            ExpectedBody::Chunks(chunks) => matches!(chunks.at, ChunkState::End),
+            ExpectedBody::Nothing => true,
         }
     }
 }
 
 /// Returns the status code of a response head.
-pub(crate) fn status(head: &[u8]) -> Result<u16> {
+pub(crate) fn status_code(head: &[u8]) -> Result<u16> {
     let code = head.get(9..12).context("a response head of less than 12 bytes")?;
     Ok(std::str::from_utf8(code)?.parse()?)
 }
 
-fn expected(head: &[u8]) -> Result<Expected> {
+fn expected_body(head: &[u8]) -> Result<ExpectedBody> {
     for line in head.split(|byte| *byte == b'\n').skip(1) {
-        if let Some(length) = value(line, b"content-length:") {
-            return Ok(Expected::Body(std::str::from_utf8(length)?.trim().parse()?));
+        if let Some(length) = header_value(line, b"content-length:") {
+            return Ok(ExpectedBody::Body(std::str::from_utf8(length)?.trim().parse()?));
         }
-        if let Some(coding) = value(line, b"transfer-encoding:") {
+        if let Some(coding) = header_value(line, b"transfer-encoding:") {
             ensure!(coding.trim_ascii().eq_ignore_ascii_case(b"chunked"), "an unknown coding");
-            return Ok(Expected::Chunks(Chunks::default()));
+            return Ok(ExpectedBody::Chunks(ChunkReader::default()));
         }
     }
-    Ok(Expected::Body(0))
+    Ok(ExpectedBody::Body(0))
 }
 
-fn value<'a>(line: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
+fn header_value<'a>(line: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     let (start, rest) = line.split_at_checked(name.len())?;
     start.eq_ignore_ascii_case(name).then_some(rest)
 }
 
 /// Decodes chunked transfer coding.
 #[derive(Default)]
-struct Chunks {
-    at: At,
+struct ChunkReader {
+    at: ChunkState,
     left: usize,
 }
 
 #[derive(Default)]
-enum At {
+enum ChunkState {
     #[default]
     Size,
     Data,
@@ -145,21 +145,21 @@ enum At {
     End,
 }
 
-impl Chunks {
+impl ChunkReader {
     fn feed(
         &mut self,
         bytes: &[u8],
-        sink: &mut impl FnMut(Part<'_>) -> Result<()>,
+        sink: &mut impl FnMut(MessagePart<'_>) -> Result<()>,
     ) -> Result<usize> {
         let mut used = 0;
-        while used < bytes.len() && !matches!(self.at, At::End) {
-            if matches!(self.at, At::Data) {
+        while used < bytes.len() && !matches!(self.at, ChunkState::End) {
+            if matches!(self.at, ChunkState::Data) {
                 let take = self.left.min(bytes.len() - used);
-                sink(Part::Body(&bytes[used..used + take]))?;
+                sink(MessagePart::Body(&bytes[used..used + take]))?;
                 used += take;
                 self.left -= take;
                 if self.left == 0 {
-                    self.at = At::Break;
+                    self.at = ChunkState::Break;
                 }
             } else {
                 self.step(bytes[used])?;
@@ -172,18 +172,20 @@ impl Chunks {
     /// Reads one byte of framing.
     fn step(&mut self, byte: u8) -> Result<()> {
         match (&mut self.at, byte) {
-            (At::Size, b'\n') if self.left == 0 => self.at = At::Trailer(0),
-            (At::Size, b'\n') => self.at = At::Data,
-            (At::Break, b'\n') => self.at = At::Size,
-            (At::Trailer(0), b'\n') => self.at = At::End,
-            (At::Trailer(read), b'\n') => *read = 0,
-            (At::Size | At::Break | At::Trailer(_), b'\r') => (),
-            (At::Trailer(read), _) => *read += 1,
-            (At::Size, digit) => {
+            (ChunkState::Size, b'\n') if self.left == 0 => self.at = ChunkState::Trailer(0),
+            (ChunkState::Size, b'\n') => self.at = ChunkState::Data,
+            (ChunkState::Break, b'\n') => self.at = ChunkState::Size,
+            (ChunkState::Trailer(0), b'\n') => self.at = ChunkState::End,
+            (ChunkState::Trailer(read), b'\n') => *read = 0,
+            (ChunkState::Size | ChunkState::Break | ChunkState::Trailer(_), b'\r') => (),
+            (ChunkState::Trailer(read), _) => *read += 1,
+            (ChunkState::Size, digit) => {
                 let digit = char::from(digit).to_digit(16).context("a chunk size is not hex")?;
                 self.left = self.left * 16 + digit as usize;
             }
-            (At::Break | At::Data | At::End, _) => anyhow::bail!("a chunk longer than announced"),
+            (ChunkState::Break | ChunkState::Data | ChunkState::End, _) => {
+                anyhow::bail!("a chunk longer than announced")
+            }
         }
         Ok(())
     }

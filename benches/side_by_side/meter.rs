@@ -12,23 +12,23 @@ use crate::clock;
 
 /// A process with all its descendants at the time when it was ready.
 #[derive(Default)]
-pub(crate) struct Tree {
+pub(crate) struct ProcessTree {
     pids: Vec<Pid>,
 }
 
 /// The memory of a tree, in KiB.
 #[derive(Clone, Copy)]
-pub(crate) struct Memory {
+pub(crate) struct TreeMemory {
     /// Resident pages, counted once per process.
     pub(crate) resident: f64,
     /// Resident pages, with shared pages divided among the processes that share them.
     pub(crate) proportional: f64,
 }
 
-impl Tree {
+impl ProcessTree {
     pub(crate) fn of(root: u32) -> Result<Self> {
         let mut pids = vec![root];
-        let parents = parents()?;
+        let parents = process_parents()?;
         let mut next = 0;
         while let Some(parent) = pids.get(next).copied() {
             pids.extend(parents.iter().filter(|(_, of)| *of == parent).map(|(pid, _)| *pid));
@@ -45,11 +45,11 @@ impl Tree {
     /// Returns the nanoseconds of processor time of all threads, including ended ones.
     pub(crate) fn cpu(&self) -> Result<u64> {
         let clocks = self.pids.iter().map(|pid| Ok(ClockId::pid_cpu_clock_id(*pid)?.now()?));
-        clocks.map(|reading| reading.map(clock::nanos)).sum()
+        clocks.map(|reading| reading.map(clock::as_nanos)).sum()
     }
 
-    pub(crate) fn memory(&self) -> Result<Memory> {
-        let mut sum = Memory { resident: 0.0, proportional: 0.0 };
+    pub(crate) fn memory(&self) -> Result<TreeMemory> {
+        let mut sum = TreeMemory { resident: 0.0, proportional: 0.0 };
         for pid in &self.pids {
             let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
             let field = |name: &str| -> Result<f64> {
@@ -65,7 +65,7 @@ impl Tree {
 }
 
 /// Returns every process with its parent.
-fn parents() -> Result<Vec<(u32, u32)>> {
+fn process_parents() -> Result<Vec<(u32, u32)>> {
     let mut found = vec![];
     for entry in fs::read_dir("/proc")? {
         let name = entry?.file_name();
@@ -81,14 +81,14 @@ fn parents() -> Result<Vec<(u32, u32)>> {
 
 /// Ticks since boot of the processors that this process may use.
 #[derive(Clone, Copy)]
-pub(crate) struct Ticks {
+pub(crate) struct CpuTicks {
     all: u64,
     idle: u64,
     /// Ticks that the hypervisor gave to other guests.
     stolen: u64,
 }
 
-impl Ticks {
+impl CpuTicks {
     pub(crate) fn now(cpus: &[usize]) -> Result<Self> {
         let mut sum = Self { all: 0, idle: 0, stolen: 0 };
         for line in fs::read_to_string("/proc/stat")?.lines() {
@@ -116,7 +116,7 @@ impl Ticks {
 }
 
 /// Confines this process, and all processes that it starts, to the last `count` processors it may use.
-pub(crate) fn confine(count: usize) -> Result<Vec<usize>> {
+pub(crate) fn confine_to_cpus(count: usize) -> Result<Vec<usize>> {
     let allowed = sched_getaffinity(Pid::this())?;
     let usable = (0..CpuSet::count()).rev().filter(|cpu| allowed.is_set(*cpu).unwrap_or(false));
     let cpus: Vec<usize> = usable.take(count).collect();

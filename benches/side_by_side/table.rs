@@ -5,60 +5,60 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use crate::subject::Subject;
+use crate::subject::BenchSubject;
 
 /// Which of two values is better.
 #[derive(Clone, Copy, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Better {
+pub(crate) enum BetterValue {
     Lower,
     Higher,
 }
 
 /// One number of one round.
-pub(crate) struct Value {
+pub(crate) struct RoundValue {
     pub(crate) row: String,
-    pub(crate) better: Better,
+    pub(crate) better: BetterValue,
     pub(crate) number: f64,
 }
 
-impl Value {
+impl RoundValue {
     pub(crate) fn lower(row: impl Into<String>, number: f64) -> Self {
-        Self { row: row.into(), better: Better::Lower, number }
+        Self { row: row.into(), better: BetterValue::Lower, number }
     }
 
     pub(crate) fn higher(row: impl Into<String>, number: f64) -> Self {
-        Self { row: row.into(), better: Better::Higher, number }
+        Self { row: row.into(), better: BetterValue::Higher, number }
     }
 }
 
 /// Rows in the order in which they were first recorded.
 #[derive(Default, Serialize)]
-pub(crate) struct Table {
-    rows: Vec<Row>,
+pub(crate) struct ResultTable {
+    rows: Vec<ResultRow>,
 }
 
 #[derive(Serialize)]
-struct Row {
+struct ResultRow {
     name: String,
-    better: Better,
+    better: BetterValue,
     /// One value per round; the same position is the same round for all subjects.
     values: BTreeMap<&'static str, Vec<f64>>,
 }
 
-impl Table {
-    pub(crate) fn record(&mut self, subject: Subject, value: Value) {
+impl ResultTable {
+    pub(crate) fn record(&mut self, subject: BenchSubject, value: RoundValue) {
         let known = self.rows.iter().position(|row| row.name == value.row);
         let at = known.unwrap_or_else(|| {
-            let Value { row: name, better, .. } = value;
-            self.rows.push(Row { name, better, values: BTreeMap::new() });
+            let RoundValue { row: name, better, .. } = value;
+            self.rows.push(ResultRow { name, better, values: BTreeMap::new() });
             self.rows.len() - 1
         });
         self.rows[at].values.entry(subject.name()).or_default().push(value.number);
     }
 
     /// Adds, for each row of this name, a row with what the subjects add to `base`.
-    pub(crate) fn compare(&mut self, name: &str, base: Subject) {
+    pub(crate) fn compare(&mut self, name: &str, base: BenchSubject) {
         let mut added = vec![];
         for row in self.rows.iter().filter(|row| row.name.contains(name)) {
             let Some(zero) = row.values.get(base.name()) else { continue };
@@ -70,25 +70,27 @@ impl Table {
                 continue;
             }
             let name = row.name.replace(name, &format!("added {name}"));
-            added.push(Row { name, better: row.better, values });
+            added.push(ResultRow { name, better: row.better, values });
         }
         self.rows.append(&mut added);
     }
 
     /// Renders a Markdown table: medians with the spread of the rounds, and the gateway's ratio to the better nginx.
-    pub(crate) fn render(&self, subjects: &[Subject]) -> String {
+    pub(crate) fn render(&self, subjects: &[BenchSubject]) -> String {
         let mut text = String::from("| measurement |");
         for subject in subjects {
             let _infallible = write!(text, " {} |", subject.name());
         }
-        let compares = subjects.contains(&Subject::Ours) && subjects.iter().any(|s| s.is_nginx());
+        let compares =
+            subjects.contains(&BenchSubject::Ours) && subjects.iter().any(|s| s.is_nginx());
         text.push_str(if compares { " ours / best nginx |" } else { "" });
         text.push_str("\n|---|");
         text.push_str(&"---:|".repeat(subjects.len() + usize::from(compares)));
         for row in &self.rows {
             let _infallible = write!(text, "\n| {} |", row.name);
             for subject in subjects {
-                let cell = row.values.get(subject.name()).map_or("–".to_owned(), |all| cell(all));
+                let cell =
+                    row.values.get(subject.name()).map_or("–".to_owned(), |all| format_cell(all));
                 let _infallible = write!(text, " {cell} |");
             }
             if compares {
@@ -101,35 +103,36 @@ impl Table {
     }
 }
 
-impl Row {
+impl ResultRow {
     /// Returns the gateway's value over that of the better nginx, round by round.
-    fn ratio(&self, subjects: &[Subject]) -> Option<String> {
-        let ours = self.values.get(Subject::Ours.name())?;
+    fn ratio(&self, subjects: &[BenchSubject]) -> Option<String> {
+        let ours = self.values.get(BenchSubject::Ours.name())?;
         let rivals = subjects.iter().filter(|subject| subject.is_nginx());
         let rivals = rivals.filter_map(|rival| self.values.get(rival.name()));
         let best = rivals.min_by(|one, other| {
-            let order = median(one).total_cmp(&median(other));
+            let order = median_of(one).total_cmp(&median_of(other));
             match self.better {
-                Better::Lower => order,
-                Better::Higher => order.reverse(),
+                BetterValue::Lower => order,
+                BetterValue::Higher => order.reverse(),
             }
         })?;
         let ratios: Vec<f64> = ours.iter().zip(best).map(|(ours, theirs)| ours / theirs).collect();
-        let (low, high) = (quantile(&ratios, 0.25), quantile(&ratios, 0.75));
-        Some(format!("**{:.2}** ({low:.2}–{high:.2})", median(&ratios)))
+        let (low, high) =
+            (interpolate_quantile(&ratios, 0.25), interpolate_quantile(&ratios, 0.75));
+        Some(format!("**{:.2}** ({low:.2}–{high:.2})", median_of(&ratios)))
     }
 }
 
 /// Formats the median with half the distance between the quartiles.
-fn cell(values: &[f64]) -> String {
+fn format_cell(values: &[f64]) -> String {
     if let [only] = values {
-        return short(*only);
+        return format_value(*only);
     }
-    let spread = (quantile(values, 0.75) - quantile(values, 0.25)) / 2.0;
-    format!("{} ±{}", short(median(values)), short(spread))
+    let spread = (interpolate_quantile(values, 0.75) - interpolate_quantile(values, 0.25)) / 2.0;
+    format!("{} ±{}", format_value(median_of(values)), format_value(spread))
 }
 
-fn short(value: f64) -> String {
+fn format_value(value: f64) -> String {
     match value.abs() {
         size if size >= 100.0 => format!("{value:.0}"),
         size if size >= 10.0 => format!("{value:.1}"),
@@ -137,12 +140,12 @@ fn short(value: f64) -> String {
     }
 }
 
-pub(crate) fn median(values: &[f64]) -> f64 {
-    quantile(values, 0.5)
+pub(crate) fn median_of(values: &[f64]) -> f64 {
+    interpolate_quantile(values, 0.5)
 }
 
 /// Interpolates between neighbours, because there are few rounds.
-fn quantile(values: &[f64], q: f64) -> f64 {
+fn interpolate_quantile(values: &[f64], q: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let Some(last) = sorted.len().checked_sub(1) else { return f64::NAN };

@@ -43,12 +43,12 @@ fn main() {
     for source in SOURCES {
         println!("cargo::rerun-if-changed={source}");
     }
-    let out = PathBuf::from(variable("OUT_DIR"));
-    let target = variable("TARGET").into_string().expect("a target's name is text");
+    let out = PathBuf::from(required_variable("OUT_DIR"));
+    let target = required_variable("TARGET").into_string().expect("a target's name is text");
     link::print_arguments(&target);
     // out -> package -> build -> profile -> target directory
     let shared = out.ancestors().nth(4).expect("cargo nests OUT_DIR").join("init");
-    let built = build(&target, &shared);
+    let built = build_program(&target, &shared);
     let program = fs::read(&built)
         .unwrap_or_else(|error| panic!("`{}` cannot be read: {error}", built.display()));
     assert!(
@@ -64,9 +64,9 @@ fn main() {
 }
 
 /// Returns the path of the program that the inner cargo has built.
-fn build(target: &str, target_dir: &Path) -> PathBuf {
+fn build_program(target: &str, target_dir: &Path) -> PathBuf {
     // Naming the target keeps crt-static away from procedural macros, which cannot be static.
-    let mut cargo = Command::new(variable("CARGO"));
+    let mut cargo = Command::new(required_variable("CARGO"));
     cargo
         .args(["build", "--quiet", "--locked", "--profile", "init", "--package", "cogni-init"])
         .args(["--target", target, "--target-dir"])
@@ -87,6 +87,6 @@ fn build(target: &str, target_dir: &Path) -> PathBuf {
     target_dir.join(target).join("init/cogni-init")
 }
 
-fn variable(name: &str) -> OsString {
+fn required_variable(name: &str) -> OsString {
     env::var_os(name).unwrap_or_else(|| panic!("cargo sets {name} for build scripts"))
 }

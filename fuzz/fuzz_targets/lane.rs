@@ -19,5 +19,5 @@ fuzz_target!(|data: &[u8]| {
     let (first, second) = request.split_at(usize::from(*cut) * 4 % (request.len() + 1));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.expect("a runtime can be made");
-    runtime.block_on(oracle::check(&[first, second]));
+    runtime.block_on(oracle::compare_servers(&[first, second]));
 });

@@ -17,7 +17,11 @@ fuzz_target!(|data: &[u8]| {
     for format in [ResponseFormat::Sse, ResponseFormat::Json] {
         for usage_chunk in [UsageChunkMode::Show, UsageChunkMode::Hide] {
             let read = |pieces| {
-                self::read(ResponseObserver::new(route, format, usage_chunk), response, pieces)
+                self::read_response(
+                    ResponseObserver::new(route, format, usage_chunk),
+                    response,
+                    pieces,
+                )
             };
             let (passed, told) = read([usize::MAX; 2]);
             assert_eq!(read([1; 2]), (passed.clone(), told.clone()), "byte by byte");
@@ -37,13 +41,13 @@ fn check_limited(route: GatewayRoute, granted: u64, response: &[u8]) {
     let allowance = CallAllowance { input: Tokens(1), output: Tokens(granted / 16), cutoff };
     for usage_chunk in [UsageChunkMode::Show, UsageChunkMode::Hide] {
         let observer = || ResponseObserver::new(route, ResponseFormat::Sse, usage_chunk);
-        let whole = read(observer().with_allowance(allowance), response, [usize::MAX; 2]);
+        let whole = read_response(observer().with_allowance(allowance), response, [usize::MAX; 2]);
         assert_eq!(
-            read(observer().with_allowance(allowance), response, [1; 2]),
+            read_response(observer().with_allowance(allowance), response, [1; 2]),
             whole,
             "byte by byte"
         );
-        let unlimited = read(observer(), response, [usize::MAX; 2]);
+        let unlimited = read_response(observer(), response, [usize::MAX; 2]);
         if whole.0 != unlimited.0 {
             let mut client =
                 ResponseObserver::new(route, ResponseFormat::Sse, UsageChunkMode::Show);
@@ -54,7 +58,11 @@ fn check_limited(route: GatewayRoute, granted: u64, response: &[u8]) {
 }
 
 /// Returns what passes and what is reported for a response in pieces of two alternating sizes.
-fn read(mut observer: ResponseObserver, response: &[u8], pieces: [usize; 2]) -> (Vec<u8>, String) {
+fn read_response(
+    mut observer: ResponseObserver,
+    response: &[u8],
+    pieces: [usize; 2],
+) -> (Vec<u8>, String) {
     let (mut passed, mut rest) = (vec![], Bytes::copy_from_slice(response));
     for piece in pieces.into_iter().cycle() {
         if rest.is_empty() {

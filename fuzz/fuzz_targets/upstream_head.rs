@@ -15,7 +15,7 @@ use cogni_gateway_fuzz::fuzz_target;
 use http::Request;
 
 fuzz_target!(|data: &[u8]| {
-    let Some(request) = parse(data) else { return };
+    let Some(request) = parse_request(data) else { return };
     let Ok(route) = request_head::match_route(&request) else { return };
     assert_eq!((request.uri().path(), request.method()), (route.path(), route.method()));
     let config = HeaderConfig::default();
@@ -26,11 +26,11 @@ fuzz_target!(|data: &[u8]| {
         injected_headers(&config),
         &RequestId::new(),
     );
-    check(&head.to_http1_bytes(0));
+    check_head(&head.to_http1_bytes(0));
 });
 
 /// Parses the request as hyper would; bytes that are not HTTP are skipped.
-fn parse(data: &[u8]) -> Option<Request<()>> {
+fn parse_request(data: &[u8]) -> Option<Request<()>> {
     let mut fields = [httparse::EMPTY_HEADER; 64];
     let mut head = httparse::Request::new(&mut fields);
     head.parse(data).ok()?.is_complete().then_some(())?;
@@ -53,7 +53,7 @@ fn injected_headers(config: &HeaderConfig) -> Arc<InjectedHeaders> {
     Arc::new(InjectedHeaders::new(&upstream, &identity, config).expect("a valid identity"))
 }
 
-fn check(head: &[u8]) {
+fn check_head(head: &[u8]) {
     let mut fields = [httparse::EMPTY_HEADER; 64];
     let mut outgoing = httparse::Request::new(&mut fields);
     let length = outgoing.parse(head).expect("we send HTTP");

@@ -1,7 +1,7 @@
 //! Runs the fuzz targets in two ways, with the same text of each target.
 //!
 //! - `cargo fuzz run sse` (nightly): libFuzzer, guided by coverage.
-//! - `tests/run fuzz` (stable): [`drive`] feeds each target mutated samples for some seconds. It is blind to
+//! - `tests/run fuzz` (stable): [`drive_target`] feeds each target mutated samples for some seconds. It is blind to
 //!   coverage, so it starts from real material: `fuzz/seeds/NAME`, the recordings in `tests/fixtures`, and what
 //!   libFuzzer has found so far, in `fuzz/corpus/NAME`.
 //!
@@ -35,22 +35,22 @@ macro_rules! fuzz_target {
 
         #[cfg(not(fuzzing))]
         fn main() -> std::process::ExitCode {
-            $crate::drive(env!("CARGO_BIN_NAME"), |$data: &[u8]| $body)
+            $crate::drive_target(env!("CARGO_BIN_NAME"), |$data: &[u8]| $body)
         }
     };
 }
 
 /// Runs `check` on the files named on the command line, or on mutated samples for `--seconds N`.
-pub fn drive(name: &str, check: impl Fn(&[u8])) -> ExitCode {
+pub fn drive_target(name: &str, check: impl Fn(&[u8])) -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     let inputs = match arguments.as_slice() {
         [flag, seconds] if flag == "--seconds" => {
             match seconds.to_str().and_then(|s| s.parse().ok()) {
                 Some(seconds) => return run_for(name, Duration::from_secs(seconds), check),
-                None => return usage(name),
+                None => return print_usage(name),
             }
         }
-        [] => return usage(name),
+        [] => return print_usage(name),
         files => files,
     };
     for file in inputs {
@@ -65,17 +65,17 @@ fn run_for(name: &str, time: Duration, check: impl Fn(&[u8])) -> ExitCode {
     let mut samples = vec![];
     let own = ["seeds", "corpus"].map(|kind| home.join(kind).join(name));
     for folder in own.into_iter().chain([home.join("../tests/fixtures")]) {
-        collect(&folder, &mut samples);
+        collect_samples(&folder, &mut samples);
     }
     let seeds = samples.len();
     // A fixed seed: the inputs are the same on every machine, and only their number differs.
-    let mut mutator = mutate::Mutator::new(samples, 0x00c0_6e1f);
+    let mut mutator = mutate::SampleMutator::new(samples, 0x00c0_6e1f);
     let begun = Instant::now();
     let mut count = 0_u64;
     while begun.elapsed() < time {
         let input = mutator.next();
         if panic::catch_unwind(AssertUnwindSafe(|| check(input))).is_err() {
-            let kept = keep(&home.join("artifacts").join(name), input);
+            let kept = keep_input(&home.join("artifacts").join(name), input);
             println!(
                 "{name}: FAILED on input {count}; see it again: target/debug/{name} {}",
                 kept.display()
@@ -89,21 +89,21 @@ fn run_for(name: &str, time: Duration, check: impl Fn(&[u8])) -> ExitCode {
 }
 
 /// Collects every file under `folder`, ordered by path. A missing folder has none.
-fn collect(folder: &Path, samples: &mut Vec<Vec<u8>>) {
+fn collect_samples(folder: &Path, samples: &mut Vec<Vec<u8>>) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     let mut paths: Vec<PathBuf> =
         entries.map(|entry| entry.expect("a readable folder").path()).collect();
     paths.sort();
     for path in paths {
         if path.is_dir() {
-            collect(&path, samples);
+            collect_samples(&path, samples);
         } else {
             samples.push(fs::read(path).expect("a readable sample"));
         }
     }
 }
 
-fn keep(folder: &Path, input: &[u8]) -> PathBuf {
+fn keep_input(folder: &Path, input: &[u8]) -> PathBuf {
     let mut hasher = DefaultHasher::new();
     input.hash(&mut hasher);
     let path = folder.join(format!("crash-{:016x}", hasher.finish()));
@@ -112,7 +112,7 @@ fn keep(folder: &Path, input: &[u8]) -> PathBuf {
     path
 }
 
-fn usage(name: &str) -> ExitCode {
+fn print_usage(name: &str) -> ExitCode {
     eprintln!("usage: {name} --seconds N | {name} FILE…");
     ExitCode::from(2)
 }

@@ -41,13 +41,13 @@ const TOKENS: &[&[u8]] = &[
 /// A longer input only makes the target slower, because a target may split it at every byte.
 const LONGEST: usize = 4 << 10;
 
-pub struct Mutator {
+pub struct SampleMutator {
     samples: Vec<Vec<u8>>,
     input: Vec<u8>,
     state: u64,
 }
 
-impl Mutator {
+impl SampleMutator {
     pub fn new(mut samples: Vec<Vec<u8>>, seed: u64) -> Self {
         samples.push(vec![]);
         Self { samples, input: vec![], state: seed | 1 }

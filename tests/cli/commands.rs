@@ -19,14 +19,14 @@ use cogni_gateway::telemetry::audit::verify::{self, AuditVerifyReport};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::support::client::Client;
+use crate::support::client::TestClient;
 use crate::support::model_provider;
-use crate::support::process::Process;
+use crate::support::process::ChildProcess;
 
 /// G2: The snapshot shows the help as a person reads it.
 #[test]
 fn the_help_names_every_setting() {
-    let (code, help, _) = cogni(&["proxy", "--help"], &[]);
+    let (code, help, _) = run_cogni(&["proxy", "--help"], &[]);
     assert_eq!(code, 0);
     insta::assert_snapshot!(help);
 }
@@ -35,7 +35,7 @@ fn the_help_names_every_setting() {
 #[test]
 fn wrong_use_is_explained() {
     let wrong = |arguments: &[&str], variables: &[(&str, &str)]| {
-        let (code, _, said) = cogni(arguments, variables);
+        let (code, _, said) = run_cogni(arguments, variables);
         format!("{code}: {said}")
     };
     insta::assert_snapshot!(wrong(&["proxy", "--max-turn", "5"], &[]), @r"
@@ -90,10 +90,10 @@ fn a_socket_that_cannot_be_given_away_is_removed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn sigterm_drains_an_open_stream() {
     let upstream = model_provider::start_default().await;
-    let run = Run::new(&upstream.addr.to_string());
+    let run = GatewaySetup::new(&upstream.addr.to_string());
     for starts in 1..=2 {
         let mut gateway = run.start();
-        let mut stream = run.client().open("/v1/messages", &streamed("fake/gate=1")).await;
+        let mut stream = run.client().open("/v1/messages", &streamed_body("fake/gate=1")).await;
         assert!(stream.frame().await.unwrap().is_some());
         upstream.gate.wait_for_waiting(1).await;
         gateway.signal("TERM");
@@ -113,13 +113,13 @@ async fn sigterm_drains_an_open_stream() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hangup_reads_the_file_again() {
     let upstream = model_provider::start_default().await;
-    let run = Run::new(&upstream.addr.to_string());
+    let run = GatewaySetup::new(&upstream.addr.to_string());
     run.configure("[policy.body]\nmodels = ['fake']");
     let mut gateway = run.start();
     let call = |model: &str| json!({"model": model, "max_tokens": 5, "messages": []});
     let status = async |model| run.client().post("/v1/messages", &call(model)).await.status;
     assert_eq!(status("fake/output=7").await, 403);
-    let open = run.client().open("/v1/messages", &streamed("fake")).await;
+    let open = run.client().open("/v1/messages", &streamed_body("fake")).await;
 
     for (file, complaint) in [
         ("[policy.body]\nmodel = ['fake']", "the old configuration stays in force: `"),
@@ -154,7 +154,7 @@ async fn a_hangup_reads_the_file_again() {
 }
 
 /// Returns the metric of the last reload.
-fn reload_failed(gateway: &Process) -> String {
+fn reload_failed(gateway: &ChildProcess) -> String {
     let said = gateway.output();
     let address = said.split("metrics=").nth(1).unwrap().split(' ').next().unwrap();
     let mut scrape = TcpStream::connect(address).unwrap();
@@ -169,11 +169,11 @@ fn reload_failed(gateway: &Process) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn kill_9_amid_a_hundred_streams_loses_nothing() {
     let upstream = model_provider::start_default().await;
-    let run = Run::new(&upstream.addr.to_string());
+    let run = GatewaySetup::new(&upstream.addr.to_string());
     let mut gateway = run.start();
     let mut streams = vec![];
     for _ in 0..100 {
-        let mut stream = run.client().open("/v1/messages", &streamed("fake/gate=1")).await;
+        let mut stream = run.client().open("/v1/messages", &streamed_body("fake/gate=1")).await;
         assert!(stream.frame().await.unwrap().is_some());
         streams.push(stream);
     }
@@ -208,7 +208,7 @@ async fn kill_9_amid_a_hundred_streams_loses_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_key_is_written_nowhere() {
     let upstream = model_provider::start_default().await;
-    let run = Run::new(&upstream.addr.to_string());
+    let run = GatewaySetup::new(&upstream.addr.to_string());
     let mut gateway = run.start();
     for model in ["fake", "fake/status=401", "fake/fault=reset@head", "fake/fault=garbage@head"] {
         run.client().post("/v1/chat/completions", &json!({"model": model, "messages": []})).await;
@@ -232,9 +232,9 @@ async fn the_key_is_written_nowhere() {
 }
 
 /// A run of the built program, with its files.
-struct Run(TempDir, String);
+struct GatewaySetup(TempDir, String);
 
-impl Run {
+impl GatewaySetup {
     fn new(upstream: &str) -> Self {
         let place = tempfile::tempdir().unwrap();
         fs::create_dir(place.path().join("admin")).unwrap();
@@ -242,7 +242,7 @@ impl Run {
     }
 
     /// Starts a process and waits until it serves.
-    fn start(&self) -> Process {
+    fn start(&self) -> ChildProcess {
         let path = |name: &str| self.0.path().join(name);
         let mut command = Command::new(BINARY);
         command
@@ -262,7 +262,7 @@ impl Run {
         if path("gateway.toml").exists() {
             command.env("CONFIG", path("gateway.toml"));
         }
-        let mut process = Process::start(&mut command, "build it with cargo");
+        let mut process = ChildProcess::start(&mut command, "build it with cargo");
         process.until(|said| said.contains("ready"));
         process
     }
@@ -285,21 +285,21 @@ impl Run {
         self.0.path().join("audit.jsonl")
     }
 
-    fn client(&self) -> Client {
-        Client::new(&self.socket())
+    fn client(&self) -> TestClient {
+        TestClient::new(&self.socket())
     }
 
     /// Verifies the audit log with the command, as an operator does.
     fn verify(&self) -> AuditVerifyReport {
         let log = self.audit_log();
-        let (code, said, _) = cogni(&["audit", "verify", log.to_str().unwrap()], &[]);
+        let (code, said, _) = run_cogni(&["audit", "verify", log.to_str().unwrap()], &[]);
         assert_eq!(code, 0, "{said}");
         verify::verify_file(Path::new(&log), None).unwrap()
     }
 }
 
 /// Returns exit code, standard output and standard error.
-fn cogni(arguments: &[&str], variables: &[(&str, &str)]) -> (i32, String, String) {
+fn run_cogni(arguments: &[&str], variables: &[(&str, &str)]) -> (i32, String, String) {
     let output = Command::new(BINARY)
         .args(arguments)
         .env_clear()
@@ -310,7 +310,7 @@ fn cogni(arguments: &[&str], variables: &[(&str, &str)]) -> (i32, String, String
     (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
 }
 
-fn streamed(model: &str) -> Value {
+fn streamed_body(model: &str) -> Value {
     json!({"model": model, "max_tokens": 100, "stream": true, "messages": []})
 }
 

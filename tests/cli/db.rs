@@ -21,7 +21,7 @@ const SECOND: DatabaseSchema = DatabaseSchema {
     ],
 };
 
-async fn add(database: &SqliteDatabase, name: &str) -> Result<usize, DatabaseError> {
+async fn add_row(database: &SqliteDatabase, name: &str) -> Result<usize, DatabaseError> {
     let name = name.to_owned();
     database
         .write_in_transaction(move |change| {
@@ -30,29 +30,30 @@ async fn add(database: &SqliteDatabase, name: &str) -> Result<usize, DatabaseErr
         .await
 }
 
-async fn count(database: &SqliteDatabase) -> u32 {
+async fn count_rows(database: &SqliteDatabase) -> u32 {
     let count = "SELECT count(*) FROM wine";
     database.read_committed(|view| view.query_row(count, [], |row| row.get(0))).await.unwrap()
 }
 
-fn open(path: &Path, schema: DatabaseSchema) -> Result<SqliteDatabase, DatabaseError> {
+fn open_database(path: &Path, schema: DatabaseSchema) -> Result<SqliteDatabase, DatabaseError> {
     SqliteDatabase::open_database(path, &[schema])
 }
 
 #[tokio::test]
 async fn a_failed_write_rolls_back_no_other_write_of_its_batch() {
     let directory = tempdir().unwrap();
-    let database = open(&directory.path().join("state.db"), FIRST).unwrap();
+    let database = open_database(&directory.path().join("state.db"), FIRST).unwrap();
     let names: Vec<_> = (0..200).map(|number| format!("wine {}", number % 100)).collect();
-    let done = futures_util::future::join_all(names.iter().map(|name| add(&database, name))).await;
+    let done =
+        futures_util::future::join_all(names.iter().map(|name| add_row(&database, name))).await;
     assert_eq!(done.iter().filter(|done| done.is_ok()).count(), 100);
-    assert_eq!(count(&database).await, 100);
+    assert_eq!(count_rows(&database).await, 100);
 }
 
 #[tokio::test]
 async fn work_that_fails_half_way_leaves_nothing() {
     let directory = tempdir().unwrap();
-    let database = open(&directory.path().join("state.db"), FIRST).unwrap();
+    let database = open_database(&directory.path().join("state.db"), FIRST).unwrap();
     let work = |change: &rusqlite::Transaction<'_>| {
         change.execute("INSERT INTO wine (name) VALUES ('half')", [])?;
         change.execute("INSERT INTO beer (name) VALUES ('none')", [])
@@ -61,7 +62,7 @@ async fn work_that_fails_half_way_leaves_nothing() {
         database.write_in_transaction(work).await.unwrap_err(),
         @"the database cannot be read or written: no such table: beer"
     );
-    assert_eq!(count(&database).await, 0);
+    assert_eq!(count_rows(&database).await, 0);
 }
 
 /// A full disk rolls back the whole transaction including the savepoint. Later writes of the batch are not written
@@ -69,7 +70,7 @@ async fn work_that_fails_half_way_leaves_nothing() {
 #[tokio::test]
 async fn a_lost_transaction_writes_nothing_of_its_batch() {
     let directory = tempdir().unwrap();
-    let database = open(&directory.path().join("state.db"), FIRST).unwrap();
+    let database = open_database(&directory.path().join("state.db"), FIRST).unwrap();
     let few = |change: &rusqlite::Transaction<'_>| {
         let pages: u32 = change.pragma_query_value(None, "page_count", |row| row.get(0))?;
         change.pragma_update_and_check(None, "max_page_count", pages + 8, |_| Ok(()))
@@ -78,9 +79,9 @@ async fn a_lost_transaction_writes_nothing_of_its_batch() {
     let (held, release) = hold_writer(&database).await;
     let (large, small) = ("x".repeat(1 << 20), "small".to_owned());
     let (before, large, small, held, ()) = tokio::join!(
-        add(&database, "before"),
-        add(&database, &large),
-        add(&database, &small),
+        add_row(&database, "before"),
+        add_row(&database, &large),
+        add_row(&database, &small),
         held,
         async move { release.send(()).unwrap() },
     );
@@ -91,9 +92,9 @@ async fn a_lost_transaction_writes_nothing_of_its_batch() {
     the database cannot be read or written: database or disk is full
     the database cannot be read or written: database or disk is full
     ");
-    assert_eq!(count(&database).await, 0, "a reader was told that the row does not exist");
-    add(&database, "after").await.unwrap();
-    assert_eq!(count(&database).await, 1);
+    assert_eq!(count_rows(&database).await, 0, "a reader was told that the row does not exist");
+    add_row(&database, "after").await.unwrap();
+    assert_eq!(count_rows(&database).await, 1);
 }
 
 /// Another process holds the database longer than the writer waits. The writer's own timeout is shortened for this
@@ -102,7 +103,7 @@ async fn a_lost_transaction_writes_nothing_of_its_batch() {
 async fn a_failed_write_says_why() {
     let directory = tempdir().unwrap();
     let path = directory.path().join("state.db");
-    let database = open(&path, FIRST).unwrap();
+    let database = open_database(&path, FIRST).unwrap();
     database
         .write_in_transaction(|change| change.busy_timeout(Duration::from_millis(20)))
         .await
@@ -110,12 +111,12 @@ async fn a_failed_write_says_why() {
     let other = rusqlite::Connection::open(&path).unwrap();
     other.execute_batch("BEGIN IMMEDIATE").unwrap();
     insta::assert_snapshot!(
-        add(&database, "mine").await.unwrap_err(),
+        add_row(&database, "mine").await.unwrap_err(),
         @"the database cannot be read or written: database is locked"
     );
     other.execute_batch("ROLLBACK").unwrap();
-    add(&database, "mine").await.unwrap();
-    assert_eq!(count(&database).await, 1);
+    add_row(&database, "mine").await.unwrap();
+    assert_eq!(count_rows(&database).await, 1);
 }
 
 /// Holds the writer, so that writes from now on form one batch until it is released.
@@ -139,14 +140,14 @@ async fn hold_writer(
 async fn a_database_is_upgraded_and_never_downgraded() {
     let directory = tempdir().unwrap();
     let path = directory.path().join("deep/state.db");
-    add(&open(&path, FIRST).unwrap(), "old").await.unwrap();
-    let database = open(&path, SECOND).unwrap();
+    add_row(&open_database(&path, FIRST).unwrap(), "old").await.unwrap();
+    let database = open_database(&path, SECOND).unwrap();
     let year = database.read_committed(|view| {
         view.query_row("SELECT year FROM wine", [], |row| row.get::<_, u32>(0))
     });
     assert_eq!(year.await.unwrap(), 1989);
     insta::assert_snapshot!(
-        open(&path, FIRST).unwrap_err(),
+        open_database(&path, FIRST).unwrap_err(),
         @"the tables of `cellar` are of a later version (2; this program knows 1); use a newer program"
     );
 }
@@ -155,8 +156,8 @@ async fn a_database_is_upgraded_and_never_downgraded() {
 async fn the_file_is_for_its_owner_only() {
     let directory = tempdir().unwrap();
     let path = directory.path().join("state.db");
-    let database = open(&path, FIRST).unwrap();
-    add(&database, "mine").await.unwrap();
+    let database = open_database(&path, FIRST).unwrap();
+    add_row(&database, "mine").await.unwrap();
     for name in ["state.db", "state.db-wal", "state.db-shm"] {
         let mode = directory.path().join(name).metadata().unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600, "{name}");
@@ -184,7 +185,7 @@ async fn commits_are_observed() {
 #[tokio::test]
 async fn a_long_read_does_not_block_another() {
     let place = tempdir().unwrap();
-    let database = open(&place.path().join("state.db"), FIRST).unwrap();
+    let database = open_database(&place.path().join("state.db"), FIRST).unwrap();
     let (tell, told) = mpsc::channel();
     let long = database.read_committed(move |_| Ok(told.recv_timeout(TEST_TIMEOUT)));
     let short = database.read_committed(move |_| Ok(tell.send(())));
@@ -202,7 +203,7 @@ fn waiting_readers_block_no_other_task() {
         .build()
         .unwrap();
     runtime.block_on(async {
-        let database = open(&place.path().join("state.db"), FIRST).unwrap();
+        let database = open_database(&place.path().join("state.db"), FIRST).unwrap();
         let (release, released) = mpsc::channel::<()>();
         let released = std::sync::Arc::new(std::sync::Mutex::new(released));
         let long = (0..100).map(|_| {
@@ -232,29 +233,29 @@ fn waiting_readers_block_no_other_task() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reader_of_several_statements_sees_one_moment() {
     let place = tempdir().unwrap();
-    let database = open(&place.path().join("state.db"), FIRST).unwrap();
-    add(&database, "one").await.unwrap();
+    let database = open_database(&place.path().join("state.db"), FIRST).unwrap();
+    add_row(&database, "one").await.unwrap();
     let (writer, runtime) = (database.clone(), tokio::runtime::Handle::current());
     let read = move |view: &rusqlite::Connection| {
         let count = || view.query_row("SELECT count(*) FROM wine", [], |row| row.get::<_, u32>(0));
         let before = count()?;
-        runtime.block_on(add(&writer, "two")).unwrap();
+        runtime.block_on(add_row(&writer, "two")).unwrap();
         Ok((before, count()?))
     };
     assert_eq!(database.read_committed(read).await.unwrap(), (1, 1));
-    assert_eq!(count(&database).await, 2);
+    assert_eq!(count_rows(&database).await, 2);
 }
 
 /// A reader that fails or panics returns its connection.
 #[tokio::test]
 async fn a_reader_that_panics_takes_no_connection_with_it() {
     let place = tempdir().unwrap();
-    let database = open(&place.path().join("state.db"), FIRST).unwrap();
+    let database = open_database(&place.path().join("state.db"), FIRST).unwrap();
     for _ in 0..20 {
         let read = database.read_committed(|_| -> rusqlite::Result<()> { panic!("on purpose") });
         assert!(matches!(read.await, Err(DatabaseError::Closed)));
     }
-    assert_eq!(count(&database).await, 0);
+    assert_eq!(count_rows(&database).await, 0);
 }
 
 /// Far longer than any step of these tests takes.

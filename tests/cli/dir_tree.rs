@@ -21,7 +21,7 @@ fn a_directory_of_any_depth_is_removed() {
     let place = tempfile::tempdir().unwrap();
     let top = place.path().join("top");
     fs::create_dir(&top).unwrap();
-    dig(&top, 3000);
+    make_levels(&top, 3000);
     // A larger stack would need a hundred times as many levels to fail.
     let small = thread::Builder::new().stack_size(128 << 10);
     let of = top.clone();
@@ -47,8 +47,9 @@ fn a_directory_of_any_width_is_measured_in_little_memory() {
         mkdirat(&here, number.to_string().as_str(), Mode::RWXU).unwrap();
     }
     let mut measured = 0;
-    let peak =
-        allocations::peak(|| measured = dir_tree::disk_usage(place.path(), u64::MAX - 1).unwrap());
+    let peak = allocations::peak_bytes(|| {
+        measured = dir_tree::disk_usage(place.path(), u64::MAX - 1).unwrap();
+    });
     assert!(peak < 512 << 10, "{peak} bytes");
     // No name is missing, and none is counted twice.
     let (names, table) = ((levels + wide) * 4096, 4 << 20);
@@ -110,7 +111,7 @@ fn a_tree_is_measured_by_its_space_on_disk() {
 #[test]
 fn a_directory_of_any_depth_is_given_away() {
     if let Some(top) = env::var_os(GIVEN) {
-        let (uid, gid) = someone();
+        let (uid, gid) = other_user();
         return dir_tree::chown_tree(Path::new(&top), uid, gid).unwrap();
     }
     let place = tempfile::tempdir().unwrap();
@@ -118,7 +119,7 @@ fn a_directory_of_any_depth_is_given_away() {
     fs::create_dir(&top).unwrap();
     fs::write(&outside, "").unwrap();
     symlink(&outside, top.join("link")).unwrap();
-    dig(&top, 1500);
+    make_levels(&top, 1500);
     let mut child = Command::new("sh");
     child.args(["-c", "ulimit -n 64 && exec \"$0\" \"$@\""]).arg(env::current_exe().unwrap());
     child.args(["--exact", "dir_tree::a_directory_of_any_depth_is_given_away"]).env(GIVEN, &top);
@@ -131,20 +132,20 @@ fn a_directory_of_any_depth_is_given_away() {
     };
     let deepest = top.join("a/".repeat(1500));
     for path in [&top, &top.join("link"), &deepest] {
-        assert_eq!(owner(path), someone(), "{}", path.display());
+        assert_eq!(owner(path), other_user(), "{}", path.display());
     }
     assert_eq!(owner(&outside), owner(place.path()));
 }
 
 /// Returns a user to give files to: another user if this process is root, else its own.
-fn someone() -> (u32, u32) {
+fn other_user() -> (u32, u32) {
     let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
     if uid == 0 { (12_345, 12_345) } else { (uid, gid) }
 }
 
 const GIVEN: &str = "COGNI_TEST_GIVES_AWAY";
 
-fn dig(top: &Path, levels: usize) {
+fn make_levels(top: &Path, levels: usize) {
     let open = |folder: &rustix::fd::OwnedFd| openat(folder, "a", OFlags::DIRECTORY, Mode::empty());
     let mut here = openat(CWD, top, OFlags::DIRECTORY, Mode::empty()).unwrap();
     for _ in 0..levels {

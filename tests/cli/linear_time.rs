@@ -44,72 +44,110 @@ const READERS: &[TextReader] = &[
     (
         "envelope: objects before blanks",
         MIB,
-        |n| [of("{}\n", n / 6), of(" ", n / 2)].concat(),
-        envelope,
+        |n| [repeat_piece("{}\n", n / 6), repeat_piece(" ", n / 2)].concat(),
+        read_envelope,
     ),
-    ("envelope: noise that begins like an object", MIB, |n| of("{\n", n / 2), envelope),
-    ("envelope: texts without an end", MIB, |n| of("{\"\n", n / 3), envelope),
-    ("envelope: objects on one line", MIB, |n| of("{}", n / 2), envelope),
-    ("envelope: too deep", MIB, |n| of("{\"a\":\n", n / 6), envelope),
-    ("output: a byte at a time", MIB, |n| of("a", n), output),
-    ("what is shown: no line's end", MIB, |n| of("{", n), shown),
-    ("what is shown: bytes of no text", MIB, |n| of("\u{20ac}", n / 3), shown),
-    ("events of a stream: lines of data", MIB, |n| of("data:\n", n / 6), events),
-    ("pull request: blanks", 8000, |n| of(" ", n), pull_request),
+    (
+        "envelope: noise that begins like an object",
+        MIB,
+        |n| repeat_piece("{\n", n / 2),
+        read_envelope,
+    ),
+    ("envelope: texts without an end", MIB, |n| repeat_piece("{\"\n", n / 3), read_envelope),
+    ("envelope: objects on one line", MIB, |n| repeat_piece("{}", n / 2), read_envelope),
+    ("envelope: too deep", MIB, |n| repeat_piece("{\"a\":\n", n / 6), read_envelope),
+    ("output: a byte at a time", MIB, |n| repeat_piece("a", n), capture_output),
+    ("what is shown: no line's end", MIB, |n| repeat_piece("{", n), render_output),
+    ("what is shown: bytes of no text", MIB, |n| repeat_piece("\u{20ac}", n / 3), render_output),
+    ("events of a stream: lines of data", MIB, |n| repeat_piece("data:\n", n / 6), read_events),
+    ("pull request: blanks", 8000, |n| repeat_piece(" ", n), pull_request),
     (
         "pull request: words before blanks",
         8000,
-        |n| [of("fix", n / 6), of(" ", n / 2)].concat(),
+        |n| [repeat_piece("fix", n / 6), repeat_piece(" ", n / 2)].concat(),
         pull_request,
     ),
-    ("pull request: a title of blanks", MIB, |n| of(" \n", n / 2), pull_request),
-    ("pull request: marks without an end", 65_000, |n| of("<!-- cogni:run ", n / 15), page),
-    ("pull request: many parts", 65_000, |n| of("<!-- cogni:run <!-- /cogni -->", n / 30), page),
+    ("pull request: a title of blanks", MIB, |n| repeat_piece(" \n", n / 2), pull_request),
+    (
+        "pull request: marks without an end",
+        65_000,
+        |n| repeat_piece("<!-- cogni:run ", n / 15),
+        read_page,
+    ),
+    (
+        "pull request: many parts",
+        65_000,
+        |n| repeat_piece("<!-- cogni:run <!-- /cogni -->", n / 30),
+        read_page,
+    ),
     (
         "announced: lines",
         MIB,
-        |n| of(&format!("{0} {0} {0}\n", "7".repeat(40)), n / 123),
-        announced,
+        |n| repeat_piece(&format!("{0} {0} {0}\n", "7".repeat(40)), n / 123),
+        read_announcement,
     ),
     (
         "announced: parents",
         MIB,
         |n| {
-            [of(&"7".repeat(40), 1), of(&format!(" {}", "7".repeat(40)), n / 41), of("\n", 1)]
-                .concat()
+            [
+                repeat_piece(&"7".repeat(40), 1),
+                repeat_piece(&format!(" {}", "7".repeat(40)), n / 41),
+                repeat_piece("\n", 1),
+            ]
+            .concat()
         },
-        announced,
+        read_announcement,
     ),
     (
         "bundle: prerequisites",
         MIB,
-        |n| [of("# v2 git bundle\n", 1), of(&format!("-{}\n", "7".repeat(40)), n / 42)].concat(),
-        bundle,
+        |n| {
+            [
+                repeat_piece("# v2 git bundle\n", 1),
+                repeat_piece(&format!("-{}\n", "7".repeat(40)), n / 42),
+            ]
+            .concat()
+        },
+        read_bundle,
     ),
     (
         "diff: changes",
         MIB,
-        |n| of(&format!(":100644 100644 {0} {0} M\0a/b\0", "7".repeat(40)), n / 105),
+        |n| repeat_piece(&format!(":100644 100644 {0} {0} M\0a/b\0", "7".repeat(40)), n / 105),
         raw_diff,
     ),
-    ("diff: parents", MIB, |n| of(":", n), raw_diff),
+    ("diff: parents", MIB, |n| repeat_piece(":", n), raw_diff),
     (
         "objects: a byte at a time",
         MIB,
-        |n| [of(&format!("{} blob {n}\n", "7".repeat(40)), 1), of("a", n)].concat(),
-        objects,
+        |n| {
+            [repeat_piece(&format!("{} blob {n}\n", "7".repeat(40)), 1), repeat_piece("a", n)]
+                .concat()
+        },
+        read_objects,
     ),
-    ("commands: empty ends", MIB, |n| of("E\0\0\0\u{2}\0\0", n / 7), frames),
-    ("commands: a byte in each frame", MIB, |n| of("O\0\0\0\u{1}O", n / 6), frames),
-    ("request: names of a document", MIB, |n| request("/Type/Page", n), body),
-    ("request: escapes of a document", MIB, |n| request("/Count 1>>stream endstream", n), body),
-    ("request: segments of an image", MIB, |n| image(n), body),
-    ("request: documents", MIB, many_documents, body),
-    ("commit: parents", MIB, many_parents, commit),
-    ("path: segments", 16 << 10, |n| of("a/", n / 2), path),
-    ("credentials: what begins like one", MIB, |n| of("AKIA", n / 4), credentials),
-    ("credentials: blanks", MIB, |n| [of("password =", 1), of(" ", n)].concat(), credentials),
-    ("journal: an answer that is nearly everywhere", MIB, |n| of("a", n), journal),
+    ("commands: empty ends", MIB, |n| repeat_piece("E\0\0\0\u{2}\0\0", n / 7), read_frames),
+    ("commands: a byte in each frame", MIB, |n| repeat_piece("O\0\0\0\u{1}O", n / 6), read_frames),
+    ("request: names of a document", MIB, |n| request_of_pieces("/Type/Page", n), read_body),
+    (
+        "request: escapes of a document",
+        MIB,
+        |n| request_of_pieces("/Count 1>>stream endstream", n),
+        read_body,
+    ),
+    ("request: segments of an image", MIB, |n| image_request(n), read_body),
+    ("request: documents", MIB, many_documents, read_body),
+    ("commit: parents", MIB, many_parents, read_commit),
+    ("path: segments", 16 << 10, |n| repeat_piece("a/", n / 2), check_path),
+    ("credentials: what begins like one", MIB, |n| repeat_piece("AKIA", n / 4), find_credentials),
+    (
+        "credentials: blanks",
+        MIB,
+        |n| [repeat_piece("password =", 1), repeat_piece(" ", n)].concat(),
+        find_credentials,
+    ),
+    ("journal: an answer that is nearly everywhere", MIB, |n| repeat_piece("a", n), read_journal),
 ];
 
 /// R5, A4, L3: A megabyte of the worst text costs milliseconds, not minutes.
@@ -117,7 +155,7 @@ const READERS: &[TextReader] = &[
 fn what_an_agent_writes_is_read_in_linear_time() {
     let mut slow = String::new();
     for (name, most, make, read) in READERS {
-        let (few, many) = (time(&make(most / 8), *read), time(&make(*most), *read));
+        let (few, many) = (measure_time(&make(most / 8), *read), measure_time(&make(*most), *read));
         // Below this time, clock and caches dominate.
         let is_steep = many > NOISE && many > few.max(NOISE / 64) * STEEP;
         let share = u32::try_from(MIB / most).unwrap();
@@ -130,7 +168,7 @@ fn what_an_agent_writes_is_read_in_linear_time() {
 }
 
 /// Returns the processor time of the whole process, which runs only this test: the best of several attempts.
-fn time(text: &[u8], read: fn(&[u8])) -> Duration {
+fn measure_time(text: &[u8], read: fn(&[u8])) -> Duration {
     let spent = || Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).unwrap();
     let once = || {
         let begun = spent();
@@ -141,7 +179,7 @@ fn time(text: &[u8], read: fn(&[u8])) -> Duration {
     if first > CEILING { first } else { first.min(once()).min(once()) }
 }
 
-fn of(piece: &str, times: usize) -> Vec<u8> {
+fn repeat_piece(piece: &str, times: usize) -> Vec<u8> {
     piece.repeat(times).into_bytes()
 }
 
@@ -149,17 +187,17 @@ fn text_of(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).unwrap()
 }
 
-fn envelope(bytes: &[u8]) {
+fn read_envelope(bytes: &[u8]) {
     let _ = black_box(AgentEnvelope::parse(text_of(bytes)));
 }
 
-fn output(bytes: &[u8]) {
+fn capture_output(bytes: &[u8]) {
     let mut capture = HeadTailBuffer::new(bytes.len() / 2);
     bytes.chunks(1).for_each(|chunk| capture.push(chunk));
     black_box(capture.finish());
 }
 
-fn shown(bytes: &[u8]) {
+fn render_output(bytes: &[u8]) {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(async {
         let mut lines = OutputRenderer::for_events(tokio::io::sink(), OpenLineFlag::default());
@@ -173,7 +211,7 @@ fn shown(bytes: &[u8]) {
     });
 }
 
-fn events(bytes: &[u8]) {
+fn read_events(bytes: &[u8]) {
     let mut events = SseReader::new(Cursor::new(bytes));
     while let Ok(Some(data)) = events.next_data() {
         black_box(data);
@@ -186,16 +224,16 @@ fn pull_request(bytes: &[u8]) {
     black_box(safe_text::format_code(&text_of(bytes)[..bytes.len().min(8000)]));
 }
 
-fn page(bytes: &[u8]) {
+fn read_page(bytes: &[u8]) {
     black_box(managed_section::upsert_section(Some(text_of(bytes)), "run-1", "words"));
     black_box(managed_section::has_notice_of_other_run(Some(text_of(bytes)), "run-1"));
 }
 
-fn announced(bytes: &[u8]) {
+fn read_announcement(bytes: &[u8]) {
     let _ = black_box(AnnouncedBranch::parse(bytes, 0));
 }
 
-fn bundle(bytes: &[u8]) {
+fn read_bundle(bytes: &[u8]) {
     let _ = black_box(BundleHeader::parse(bytes, "refs/heads/sandbox/a"));
 }
 
@@ -203,7 +241,7 @@ fn raw_diff(bytes: &[u8]) {
     let _ = black_box(diff::parse_raw_diff(bytes));
 }
 
-fn objects(bytes: &[u8]) {
+fn read_objects(bytes: &[u8]) {
     let mut reader = cat_file::BatchReader::default();
     for piece in bytes.chunks(1) {
         reader
@@ -214,7 +252,7 @@ fn objects(bytes: &[u8]) {
     }
 }
 
-fn frames(bytes: &[u8]) {
+fn read_frames(bytes: &[u8]) {
     let mut reader = FrameReader::default();
     for piece in bytes.chunks(1) {
         reader
@@ -226,33 +264,33 @@ fn frames(bytes: &[u8]) {
 }
 
 /// A request with a document that repeats itself.
-fn request(piece: &str, n: usize) -> Vec<u8> {
+fn request_of_pieces(piece: &str, n: usize) -> Vec<u8> {
     let document = format!("%PDF-1.4\n{}", piece.repeat(n / piece.len()));
     let mut text = String::new();
     BASE64_URL_SAFE_NO_PAD.encode_string(document.as_bytes(), &mut text);
-    message(&[text])
+    message_event(&[text])
 }
 
 /// A request with an image whose content never begins.
-fn image(n: usize) -> Vec<u8> {
+fn image_request(n: usize) -> Vec<u8> {
     let segments = [&[0xff, 0xd8][..], &[0xff, 0xe0, 0, 2].repeat(n / 4)].concat();
     let mut text = String::new();
     BASE64_URL_SAFE_NO_PAD.encode_string(&segments, &mut text);
-    message(&[text])
+    message_event(&[text])
 }
 
 fn many_documents(n: usize) -> Vec<u8> {
-    message(&vec!["JVBERi0xLjQK".to_owned(); n / 40])
+    message_event(&vec!["JVBERi0xLjQK".to_owned(); n / 40])
 }
 
-fn message(data: &[String]) -> Vec<u8> {
+fn message_event(data: &[String]) -> Vec<u8> {
     let parts: Vec<_> =
         data.iter().map(|data| format!(r#"{{"source":{{"data":"{data}"}}}}"#)).collect();
     let parts = parts.join(",").replace('-', "+").replace('_', "/");
     format!(r#"{{"model":"m","messages":[{{"content":[{parts}]}}]}}"#).into_bytes()
 }
 
-fn body(bytes: &[u8]) {
+fn read_body(bytes: &[u8]) {
     let mut reader = request::BodyReader::new(GatewayRoute::Messages);
     for frame in bytes.chunks(1024) {
         reader.push(Bytes::copy_from_slice(frame)).unwrap();
@@ -271,7 +309,7 @@ fn many_parents(n: usize) -> Vec<u8> {
     commit.into_bytes()
 }
 
-fn commit(bytes: &[u8]) {
+fn read_commit(bytes: &[u8]) {
     let name = ObjectId::hash_object("commit", bytes);
     if let Ok(commit) = ParsedCommit::parse(name, bytes) {
         black_box(commit.rewritten(
@@ -282,13 +320,13 @@ fn commit(bytes: &[u8]) {
     }
 }
 
-fn path(bytes: &[u8]) {
+fn check_path(bytes: &[u8]) {
     for pattern in ["**/a/**/a/**/b", "**/b", "**/*a*/**/*b*"] {
         assert!(!PathPattern::new(pattern).matches(bytes));
     }
 }
 
-fn credentials(bytes: &[u8]) {
+fn find_credentials(bytes: &[u8]) {
     let scanner = SecretScanner::new(&RelayConfig::default().policy.secrets, &[]).unwrap();
     let (mut text, mut found) = (ScanWindow::default(), FoundSecrets::new());
     for piece in bytes.chunks(16 << 10) {
@@ -299,7 +337,7 @@ fn credentials(bytes: &[u8]) {
 }
 
 /// Four pieces of an answer, and a text that almost matches at each position.
-fn journal(bytes: &[u8]) {
+fn read_journal(bytes: &[u8]) {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let directory = tempfile::tempdir().unwrap();
     runtime.worker_threads(1).enable_all().build().unwrap().block_on(async {

@@ -11,18 +11,18 @@ const RUSTDOC_LINKS: &str = "src/manual/rustdoc_links.md";
 fn every_link_leads_to_a_file_and_a_heading() {
     let mut wrong = Vec::new();
     let mut checked = 0;
-    for page in pages() {
+    for page in list_pages() {
         let text = without_code(&fs::read_to_string(&page).unwrap());
-        let definitions = definitions(&text);
+        let definitions = read_definitions(&text);
         let mut targets: Vec<_> = definitions.values().copied().collect();
-        targets.extend(between(&text, "](", ')'));
+        targets.extend(texts_between(&text, "](", ')'));
         for target in targets.into_iter().filter(|target| !target.starts_with("https://")) {
             checked += 1;
             if !leads_somewhere(&page, target) {
                 wrong.push(format!("{}: {target}", page.display()));
             }
         }
-        for label in between(&text, "][", ']') {
+        for label in texts_between(&text, "][", ']') {
             if !definitions.contains_key(label) {
                 wrong.push(format!("{}: [{label}] has no definition at the end", page.display()));
             }
@@ -36,11 +36,13 @@ fn every_link_leads_to_a_file_and_a_heading() {
 #[test]
 fn the_manuals_labels_have_a_target_in_the_crates_documentation() {
     let known = fs::read_to_string(RUSTDOC_LINKS).unwrap();
-    let known = definitions(&known);
+    let known = read_definitions(&known);
     let mut used = BTreeMap::new();
-    for page in pages().into_iter().filter(|page| page.starts_with("src/manual")) {
+    for page in list_pages().into_iter().filter(|page| page.starts_with("src/manual")) {
         let text = fs::read_to_string(&page).unwrap();
-        used.extend(definitions(&text).into_keys().map(|label| (label.to_owned(), page.clone())));
+        used.extend(
+            read_definitions(&text).into_keys().map(|label| (label.to_owned(), page.clone())),
+        );
     }
     assert!(used.len() > 40, "{used:?}");
     let unknown: Vec<_> =
@@ -51,7 +53,7 @@ fn the_manuals_labels_have_a_target_in_the_crates_documentation() {
 }
 
 /// Lists README, the contributor's pages and the manual.
-fn pages() -> Vec<PathBuf> {
+fn list_pages() -> Vec<PathBuf> {
     let mut pages = vec![PathBuf::from("README.md")];
     for directory in [".github", "src/manual", "src/manual/decisions"] {
         for entry in fs::read_dir(directory).unwrap() {
@@ -66,12 +68,12 @@ fn pages() -> Vec<PathBuf> {
 }
 
 /// Reads the lines `[label]: target`.
-fn definitions(text: &str) -> BTreeMap<&str, &str> {
+fn read_definitions(text: &str) -> BTreeMap<&str, &str> {
     text.lines().filter_map(|line| line.strip_prefix('[')?.split_once("]: ")).collect()
 }
 
 /// Finds what stands between `open` and `close`.
-fn between<'a>(text: &'a str, open: &'a str, close: char) -> impl Iterator<Item = &'a str> {
+fn texts_between<'a>(text: &'a str, open: &'a str, close: char) -> impl Iterator<Item = &'a str> {
     text.split(open).skip(1).filter_map(move |rest| Some(rest.split_once(close)?.0))
 }
 
@@ -87,13 +89,13 @@ fn leads_somewhere(page: &Path, target: &str) -> bool {
     fs::read_to_string(path).is_ok_and(|text| {
         without_blocks(&text).lines().any(|line| {
             line.strip_prefix('#')
-                .is_some_and(|line| anchor(line.trim_start_matches('#')) == heading)
+                .is_some_and(|line| heading_anchor(line.trim_start_matches('#')) == heading)
         })
     })
 }
 
 /// Makes the anchor of a heading, as forges and rustdoc do.
-fn anchor(heading: &str) -> String {
+fn heading_anchor(heading: &str) -> String {
     let kept = |letter: &char| letter.is_alphanumeric() || " -_".contains(*letter);
     heading.trim().to_lowercase().chars().filter(kept).collect::<String>().replace(' ', "-")
 }

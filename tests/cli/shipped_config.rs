@@ -16,36 +16,36 @@ use serde::de::DeserializeOwned;
 /// The example is complete and equals the defaults, so that it can serve as documentation.
 #[test]
 fn the_example_configuration_is_the_default() {
-    let text = example();
+    let text = read_example();
     assert_eq!(toml::from_str::<GatewayConfig>(&text).unwrap(), GatewayConfig::default());
 }
 
 /// A setting that is commented out is a valid setting.
 #[test]
 fn the_commented_settings_are_valid() {
-    toml::from_str::<GatewayConfig>(&uncommented()).unwrap();
+    toml::from_str::<GatewayConfig>(&uncommented_example()).unwrap();
 }
 
 /// Each table is given an unknown key; the error lists the known keys, and the example must have them all.
 #[test]
 fn the_example_configuration_leaves_nothing_out() {
     // The gateway ignores the service's table, which has its own file.
-    assert_complete::<GatewayConfig>(&format!("serve = {{}}\n{}", uncommented()));
-    assert_complete::<ServiceFile>(&all_of(&service()));
+    assert_complete::<GatewayConfig>(&format!("serve = {{}}\n{}", uncommented_example()));
+    assert_complete::<ServiceFile>(&all_of(&service_example()));
 }
 
 #[test]
 fn the_example_of_a_service_is_the_default() {
-    let read = toml::from_str::<ServiceFile>(&service()).unwrap();
+    let read = toml::from_str::<ServiceFile>(&service_example()).unwrap();
     assert_eq!(read.serve, ServiceConfig::default());
-    let gateway = toml::from_str::<GatewayConfig>(&service()).unwrap();
+    let gateway = toml::from_str::<GatewayConfig>(&service_example()).unwrap();
     assert_eq!(gateway, GatewayConfig { has_service_table: true, ..GatewayConfig::default() });
 }
 
 /// T7: the example shows every key of the tools, and they can be loaded.
 #[test]
 fn the_example_of_tools_leaves_nothing_out() {
-    let text = uncommented();
+    let text = uncommented_example();
     let start = text.find("[tools]").unwrap();
     let end = start + text[start..].find("\n[audit]").unwrap();
     assert_complete::<ToolFile>(&text[start..end]);
@@ -103,16 +103,16 @@ fn table_in(value: &toml::Value) -> &toml::Table {
     value.as_table().unwrap_or_else(|| value[0].as_table().unwrap())
 }
 
-fn example() -> String {
+fn read_example() -> String {
     fs::read_to_string("config/gateway.toml").unwrap()
 }
 
-fn service() -> String {
+fn service_example() -> String {
     fs::read_to_string("config/serve.toml").unwrap()
 }
 
-fn uncommented() -> String {
-    all_of(&example())
+fn uncommented_example() -> String {
+    all_of(&read_example())
 }
 
 /// Returns an example with its commented settings and tables enabled.

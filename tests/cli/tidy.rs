@@ -32,9 +32,9 @@ const WING_LAYERS: &[(&str, &[&[&str]])] = &[
 #[test]
 fn wings_import_downwards_only() {
     let mut untidy = BTreeSet::new();
-    for (path, text) in sources().into_iter().filter(|(path, _)| !is_program(path)) {
+    for (path, text) in read_sources().into_iter().filter(|(path, _)| !is_program(path)) {
         let wing = wing_of(&path);
-        let mut used = imports(&text, "crate::");
+        let mut used = imported_modules(&text, "crate::");
         used.retain(|to| !SIBLING_IMPORTS.contains(&(wing.as_str(), to.as_str())));
         untidy.extend(upward_imports(LAYERS, &wing, used));
     }
@@ -45,9 +45,9 @@ fn wings_import_downwards_only() {
 fn modules_of_a_wing_import_downwards_only() {
     let mut untidy = BTreeSet::new();
     for (wing, layers) in WING_LAYERS {
-        for (path, text) in sources().into_iter().filter(|(path, _)| wing_of(path) == *wing) {
+        for (path, text) in read_sources().into_iter().filter(|(path, _)| wing_of(path) == *wing) {
             let Some(module) = module_of(&path) else { continue };
-            let used = imports(&text, &format!("crate::{wing}::"));
+            let used = imported_modules(&text, &format!("crate::{wing}::"));
             untidy.extend(
                 upward_imports(layers, &module, used).map(|line| format!("{wing}: {line}")),
             );
@@ -103,32 +103,38 @@ fn names_and_texts_are_readable() {
 fn programs_in_a_sandbox_import_no_other_module() {
     let inside = |path: &Path| is_program(path) || wing_of(path) == "guest";
     let foreign = ["crate::", "cogni_gateway::", "tokio::"];
-    let importing: Vec<_> = sources()
+    let importing: Vec<_> = read_sources()
         .into_iter()
         .filter(|(path, text)| inside(path) && foreign.iter().any(|name| text.contains(name)))
-        .map(first)
+        .map(path_of)
         .collect();
     assert!(importing.is_empty(), "{importing:#?}");
 }
 
 #[test]
 fn every_file_says_what_it_is_for() {
-    let silent: Vec<_> =
-        sources().into_iter().filter(|(_, text)| !text.starts_with("//!")).map(first).collect();
+    let silent: Vec<_> = read_sources()
+        .into_iter()
+        .filter(|(_, text)| !text.starts_with("//!"))
+        .map(path_of)
+        .collect();
     assert!(silent.is_empty(), "no module doc: {silent:#?}");
 }
 
 #[test]
 fn files_stay_readable() {
-    let long: Vec<_> =
-        sources().into_iter().filter(|(_, text)| text.lines().count() > 600).map(first).collect();
+    let long: Vec<_> = read_sources()
+        .into_iter()
+        .filter(|(_, text)| text.lines().count() > 600)
+        .map(path_of)
+        .collect();
     assert!(long.is_empty(), "split these: {long:#?}");
 }
 
 /// Few files contain `unsafe` code, and each block has its reason beside it.
 #[test]
 fn unsafe_code_stays_where_it_is_listed() {
-    let mut found: Vec<_> = sources()
+    let mut found: Vec<_> = read_sources()
         .into_iter()
         .filter(|(_, text)| text.contains("unsafe {"))
         .map(|(path, text)| {
@@ -160,7 +166,7 @@ fn unsafe_code_stays_where_it_is_listed() {
 #[test]
 fn nothing_is_left_to_do_in_the_code() {
     let marks = ["TODO", "FIXME", "XXX", "todo!(", "unimplemented!("];
-    let left: Vec<_> = sources()
+    let left: Vec<_> = read_sources()
         .into_iter()
         .filter(|(_, text)| marks.iter().any(|mark| text.contains(mark)))
         .map(|(path, _)| path)
@@ -195,14 +201,14 @@ fn is_test(path: &str) -> bool {
 }
 
 /// Returns the modules named after `prefix` in code, without comments.
-fn imports(text: &str, prefix: &str) -> BTreeSet<String> {
+fn imported_modules(text: &str, prefix: &str) -> BTreeSet<String> {
     let code: String = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
     code.split(prefix).skip(1).flat_map(first_segments).collect()
 }
 
 /// `budget::Budget;` names `budget`; `{audit::Log, run}` names `audit` and `run`.
 fn first_segments(path: &str) -> Vec<String> {
-    let Some(group) = path.strip_prefix('{') else { return vec![ident(path)] };
+    let Some(group) = path.strip_prefix('{') else { return vec![leading_ident(path)] };
     let mut found = vec![];
     let (mut depth, mut start) = (0, 0);
     for (i, c) in group.char_indices() {
@@ -210,7 +216,7 @@ fn first_segments(path: &str) -> Vec<String> {
             '{' => depth += 1,
             '}' if depth > 0 => depth -= 1,
             ',' | '}' if depth == 0 => {
-                found.push(ident(&group[start..i]));
+                found.push(leading_ident(&group[start..i]));
                 start = i + 1;
                 if c == '}' {
                     break;
@@ -223,7 +229,7 @@ fn first_segments(path: &str) -> Vec<String> {
     found
 }
 
-fn ident(text: &str) -> String {
+fn leading_ident(text: &str) -> String {
     text.trim().chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
 }
 
@@ -238,7 +244,7 @@ fn module_of(path: &Path) -> Option<String> {
     Some(second.as_os_str().to_str().unwrap().trim_end_matches(".rs").to_owned())
 }
 
-fn first((path, _): (PathBuf, String)) -> PathBuf {
+fn path_of((path, _): (PathBuf, String)) -> PathBuf {
     path
 }
 
@@ -253,7 +259,7 @@ fn is_program(path: &Path) -> bool {
 }
 
 /// Returns every source file except the two crate roots.
-fn sources() -> Vec<(PathBuf, String)> {
+fn read_sources() -> Vec<(PathBuf, String)> {
     let mut folders = vec![PathBuf::from("src")];
     let mut found = vec![];
     while let Some(folder) = folders.pop() {

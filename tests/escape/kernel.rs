@@ -4,74 +4,87 @@ use std::arch::asm;
 use std::fs;
 use std::io;
 
-use crate::{AttemptOutcome, EscapeAttempt, HostFacts, answered};
+use crate::{AttemptOutcome, EscapeAttempt, HostFacts, call_result};
 
 pub(crate) const ATTEMPTS: &[EscapeAttempt] = &[
-    attempt("capabilities", |_| capabilities()),
-    attempt("rights by a set-user-id program", |_| status("NoNewPrivs", |value| value == "1")),
-    attempt("a life without a filter", |_| status("Seccomp", |value| value == "2")),
-    attempt("being root", |_| AttemptOutcome::of(call(libc::SYS_setuid, 0))),
-    attempt("a user namespace", |_| {
-        AttemptOutcome::of(call(libc::SYS_unshare, libc::CLONE_NEWUSER.into()))
+    kernel_attempt("capabilities", |_| check_capabilities()),
+    kernel_attempt("rights by a set-user-id program", |_| {
+        check_status("NoNewPrivs", |value| value == "1")
     }),
-    attempt("a child in a user namespace", |_| {
+    kernel_attempt("a life without a filter", |_| check_status("Seccomp", |value| value == "2")),
+    kernel_attempt("being root", |_| AttemptOutcome::of(make_call(libc::SYS_setuid, 0))),
+    kernel_attempt("a user namespace", |_| {
+        AttemptOutcome::of(make_call(libc::SYS_unshare, libc::CLONE_NEWUSER.into()))
+    }),
+    kernel_attempt("a child in a user namespace", |_| {
         AttemptOutcome::of(
-            call(libc::SYS_clone, (libc::CLONE_NEWUSER | libc::SIGCHLD).into())
+            make_call(libc::SYS_clone, (libc::CLONE_NEWUSER | libc::SIGCHLD).into())
                 .inspect(|pid| end_child(*pid)),
         )
     }),
-    attempt("any other namespace", |_| {
-        AttemptOutcome::of(call(libc::SYS_unshare, libc::CLONE_NEWNS.into()))
+    kernel_attempt("any other namespace", |_| {
+        AttemptOutcome::of(make_call(libc::SYS_unshare, libc::CLONE_NEWNS.into()))
     }),
-    attempt("another process's namespace", |_| AttemptOutcome::of(enter())),
-    attempt("the kernel's keyring", |_| {
-        denied(&[libc::SYS_keyctl, libc::SYS_add_key, libc::SYS_request_key])
+    kernel_attempt("another process's namespace", |_| AttemptOutcome::of(enter_namespace())),
+    kernel_attempt("the kernel's keyring", |_| {
+        try_denied_calls(&[libc::SYS_keyctl, libc::SYS_add_key, libc::SYS_request_key])
     }),
-    attempt("io_uring", |_| {
-        denied(&[libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_io_uring_register])
-    }),
-    attempt("the machine's asynchronous input and output", |_| {
-        denied(&[libc::SYS_io_setup, libc::SYS_io_submit])
-    }),
-    attempt("BPF", |_| denied(&[libc::SYS_bpf])),
-    attempt("filters of its own, for which the machine has one pool", |_| {
-        AttemptOutcome::all([
-            ("prctl".to_owned(), AttemptOutcome::of(filter())),
-            ("seccomp".to_owned(), denied(&[libc::SYS_seccomp])),
+    kernel_attempt("io_uring", |_| {
+        try_denied_calls(&[
+            libc::SYS_io_uring_setup,
+            libc::SYS_io_uring_enter,
+            libc::SYS_io_uring_register,
         ])
     }),
-    attempt("performance counters", |_| denied(&[libc::SYS_perf_event_open])),
-    attempt("page faults handled by itself", |_| denied(&[libc::SYS_userfaultfd])),
-    attempt("modules", |_| {
-        denied(&[libc::SYS_init_module, libc::SYS_finit_module, libc::SYS_delete_module])
+    kernel_attempt("the machine's asynchronous input and output", |_| {
+        try_denied_calls(&[libc::SYS_io_setup, libc::SYS_io_submit])
     }),
-    attempt("another kernel", |_| {
-        denied(&[libc::SYS_kexec_load, libc::SYS_kexec_file_load, libc::SYS_reboot])
+    kernel_attempt("BPF", |_| try_denied_calls(&[libc::SYS_bpf])),
+    kernel_attempt("filters of its own, for which the machine has one pool", |_| {
+        AttemptOutcome::all([
+            ("prctl".to_owned(), AttemptOutcome::of(install_filter())),
+            ("seccomp".to_owned(), try_denied_calls(&[libc::SYS_seccomp])),
+        ])
     }),
-    attempt("the kernel's log", |_| denied(&[libc::SYS_syslog])),
-    attempt("the clock", |_| {
-        denied(&[libc::SYS_settimeofday, libc::SYS_clock_settime, libc::SYS_adjtimex])
+    kernel_attempt("performance counters", |_| try_denied_calls(&[libc::SYS_perf_event_open])),
+    kernel_attempt("page faults handled by itself", |_| try_denied_calls(&[libc::SYS_userfaultfd])),
+    kernel_attempt("modules", |_| {
+        try_denied_calls(&[libc::SYS_init_module, libc::SYS_finit_module, libc::SYS_delete_module])
     }),
-    attempt("swap and accounting", |_| {
-        denied(&[libc::SYS_swapon, libc::SYS_swapoff, libc::SYS_acct, libc::SYS_quotactl])
+    kernel_attempt("another kernel", |_| {
+        try_denied_calls(&[libc::SYS_kexec_load, libc::SYS_kexec_file_load, libc::SYS_reboot])
     }),
-    attempt("watching the whole file system", |_| denied(&[libc::SYS_fanotify_init])),
-    attempt("ports of the hardware", |_| denied(&[libc::SYS_ioperm, libc::SYS_iopl])),
-    attempt("segments for 16 bits", |_| denied(&[libc::SYS_modify_ldt])),
-    attempt("calls of later kernels", |_| denied(&[600, 1000])),
-    attempt("calls by the numbers of x32", |_| x32()),
-    attempt("calls by the numbers of i386", |_| i386()),
+    kernel_attempt("the kernel's log", |_| try_denied_calls(&[libc::SYS_syslog])),
+    kernel_attempt("the clock", |_| {
+        try_denied_calls(&[libc::SYS_settimeofday, libc::SYS_clock_settime, libc::SYS_adjtimex])
+    }),
+    kernel_attempt("swap and accounting", |_| {
+        try_denied_calls(&[libc::SYS_swapon, libc::SYS_swapoff, libc::SYS_acct, libc::SYS_quotactl])
+    }),
+    kernel_attempt("watching the whole file system", |_| {
+        try_denied_calls(&[libc::SYS_fanotify_init])
+    }),
+    kernel_attempt("ports of the hardware", |_| {
+        try_denied_calls(&[libc::SYS_ioperm, libc::SYS_iopl])
+    }),
+    kernel_attempt("segments for 16 bits", |_| try_denied_calls(&[libc::SYS_modify_ldt])),
+    kernel_attempt("calls of later kernels", |_| try_denied_calls(&[600, 1000])),
+    kernel_attempt("calls by the numbers of x32", |_| call_x32()),
+    kernel_attempt("calls by the numbers of i386", |_| call_i386()),
 ];
 
-const fn attempt(what: &'static str, make: fn(&HostFacts) -> AttemptOutcome) -> EscapeAttempt {
+const fn kernel_attempt(
+    what: &'static str,
+    make: fn(&HostFacts) -> AttemptOutcome,
+) -> EscapeAttempt {
     EscapeAttempt { area: "kernel", what, make }
 }
 
 /// Each call must be unknown or not permitted. An error about bad arguments would mean that the kernel examined the
 /// call.
-fn denied(numbers: &[libc::c_long]) -> AttemptOutcome {
+fn try_denied_calls(numbers: &[libc::c_long]) -> AttemptOutcome {
     AttemptOutcome::all(numbers.iter().map(|number| {
-        let outcome = match call(*number, 0) {
+        let outcome = match make_call(*number, 0) {
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => {
                 AttemptOutcome::of(Err::<(), _>(error))
             }
@@ -82,18 +95,18 @@ fn denied(numbers: &[libc::c_long]) -> AttemptOutcome {
     }))
 }
 
-fn call(number: libc::c_long, first: libc::c_long) -> io::Result<i64> {
+fn make_call(number: libc::c_long, first: libc::c_long) -> io::Result<i64> {
     // SAFETY: no pointer is passed; the kernel checks the numbers.
-    answered(unsafe { libc::syscall(number, first, 0, 0, 0, 0) })
+    call_result(unsafe { libc::syscall(number, first, 0, 0, 0, 0) })
 }
 
 /// Installs a filter that allows everything.
-fn filter() -> io::Result<i64> {
+fn install_filter() -> io::Result<i64> {
     let code = u16::try_from(libc::BPF_RET | libc::BPF_K).expect("a code has 16 bits");
     let mut allow = libc::sock_filter { code, jt: 0, jf: 0, k: libc::SECCOMP_RET_ALLOW };
     let program = libc::sock_fprog { len: 1, filter: &raw mut allow };
     // SAFETY: the program lives through the call.
-    answered(unsafe {
+    call_result(unsafe {
         libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
     })
 }
@@ -107,32 +120,32 @@ fn end_child(pid: i64) {
 }
 
 /// All five capability sets are empty, including the bounding set.
-fn capabilities() -> AttemptOutcome {
+fn check_capabilities() -> AttemptOutcome {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let sets: Vec<_> = status.lines().filter(|line| line.starts_with("Cap")).collect();
     let is_empty = |line: &&str| line.ends_with("\t0000000000000000");
     AttemptOutcome::expect(sets.len() == 5 && sets.iter().all(is_empty), "five empty sets")
 }
 
-fn status(field: &str, is_right: fn(&str) -> bool) -> AttemptOutcome {
+fn check_status(field: &str, is_right: fn(&str) -> bool) -> AttemptOutcome {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let value = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(":\t"));
     let value = value.unwrap_or("nothing");
     AttemptOutcome::expect(is_right(value), format!("{field} is {value}"))
 }
 
-fn enter() -> io::Result<i64> {
+fn enter_namespace() -> io::Result<i64> {
     use std::os::fd::AsRawFd;
     let namespace = fs::File::open("/proc/self/ns/net")?;
-    call(libc::SYS_setns, namespace.as_raw_fd().into())
+    make_call(libc::SYS_setns, namespace.as_raw_fd().into())
 }
 
-fn x32() -> AttemptOutcome {
+fn call_x32() -> AttemptOutcome {
     // SAFETY: no pointer is passed.
     in_child(|| unsafe { libc::syscall(X32 | libc::SYS_getpid) })
 }
 
-fn i386() -> AttemptOutcome {
+fn call_i386() -> AttemptOutcome {
     in_child(|| {
         let mut answer: i64 = 20; // `getpid` of i386
         // SAFETY: the call reads and writes no memory.

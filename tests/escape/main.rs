@@ -81,7 +81,7 @@ impl AttemptOutcome {
     fn of<T>(done: io::Result<T>) -> Self {
         match done {
             Ok(_) => Self::Escaped("it worked".to_owned()),
-            Err(error) => Self::Held(name(&error)),
+            Err(error) => Self::Held(error_name(&error)),
         }
     }
 
@@ -104,7 +104,7 @@ impl AttemptOutcome {
 }
 
 /// Converts a system call's result; -1 is an error.
-fn answered(result: impl Into<i64>) -> io::Result<i64> {
+fn call_result(result: impl Into<i64>) -> io::Result<i64> {
     match result.into() {
         -1 => Err(io::Error::last_os_error()),
         result => Ok(result),
@@ -112,7 +112,7 @@ fn answered(result: impl Into<i64>) -> io::Result<i64> {
 }
 
 /// Returns a short name of the error, the same on every machine.
-fn name(error: &io::Error) -> String {
+fn error_name(error: &io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error").next().unwrap_or(&text).to_owned()
 }

@@ -6,68 +6,75 @@ use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
-use crate::{AttemptOutcome, EscapeAttempt, HostFacts, answered};
+use crate::{AttemptOutcome, EscapeAttempt, HostFacts, call_result};
 
 pub(crate) const ATTEMPTS: &[EscapeAttempt] = &[
-    attempt("an address of the internet", |_| tcp("1.1.1.1:443")),
-    attempt("the same over IPv6", |_| tcp("[2606:4700:4700::1111]:443")),
-    attempt("the cloud's metadata service", |_| tcp("169.254.169.254:80")),
-    attempt("Docker's bridge", |_| tcp("172.17.0.1:22")),
-    attempt("a port of the host's loopback", |facts| match facts.get("port") {
-        Some(port) => tcp(&format!("127.0.0.1:{port}")),
-        None => untold("port"),
+    network_attempt("an address of the internet", |_| connect_tcp("1.1.1.1:443")),
+    network_attempt("the same over IPv6", |_| connect_tcp("[2606:4700:4700::1111]:443")),
+    network_attempt("the cloud's metadata service", |_| connect_tcp("169.254.169.254:80")),
+    network_attempt("Docker's bridge", |_| connect_tcp("172.17.0.1:22")),
+    network_attempt("a port of the host's loopback", |facts| match facts.get("port") {
+        Some(port) => connect_tcp(&format!("127.0.0.1:{port}")),
+        None => find_untold("port"),
     }),
-    attempt("DNS over UDP", |_| AttemptOutcome::of(dns())),
-    attempt("DNS by way of the C library", |_| {
+    network_attempt("DNS over UDP", |_| AttemptOutcome::of(query_dns())),
+    network_attempt("DNS by way of the C library", |_| {
         AttemptOutcome::of(("example.com", 443).to_socket_addrs())
     }),
-    attempt("multicast", |_| {
+    network_attempt("multicast", |_| {
         AttemptOutcome::of(
             UdpSocket::bind("0.0.0.0:0")
                 .and_then(|socket| socket.send_to(b"x", "224.0.0.251:5353")),
         )
     }),
-    attempt("interfaces other than lo", |_| interfaces()),
-    attempt("a raw socket", |_| AttemptOutcome::of(socket(libc::AF_INET, libc::SOCK_RAW, 1))),
-    attempt("a packet socket", |_| AttemptOutcome::of(socket(libc::AF_PACKET, libc::SOCK_RAW, 3))),
-    attempt("a socket to the hypervisor", |_| {
-        AttemptOutcome::of(socket(libc::AF_VSOCK, libc::SOCK_STREAM, 0))
+    network_attempt("interfaces other than lo", |_| list_interfaces()),
+    network_attempt("a raw socket", |_| {
+        AttemptOutcome::of(open_socket(libc::AF_INET, libc::SOCK_RAW, 1))
     }),
-    attempt("a socket to the kernel's crypto", |_| {
-        AttemptOutcome::of(socket(libc::AF_ALG, libc::SOCK_SEQPACKET, 0))
+    network_attempt("a packet socket", |_| {
+        AttemptOutcome::of(open_socket(libc::AF_PACKET, libc::SOCK_RAW, 3))
     }),
-    attempt("netlink, whose queues have no limit", |_| {
-        AttemptOutcome::of(socket(libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_ROUTE))
+    network_attempt("a socket to the hypervisor", |_| {
+        AttemptOutcome::of(open_socket(libc::AF_VSOCK, libc::SOCK_STREAM, 0))
     }),
-    attempt("netlink beyond routes", |_| {
-        AttemptOutcome::of(socket(libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_AUDIT))
+    network_attempt("a socket to the kernel's crypto", |_| {
+        AttemptOutcome::of(open_socket(libc::AF_ALG, libc::SOCK_SEQPACKET, 0))
     }),
-    attempt("an abstract unix socket of the host", |facts| match facts.get("abstract") {
+    network_attempt("netlink, whose queues have no limit", |_| {
+        AttemptOutcome::of(open_socket(libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_ROUTE))
+    }),
+    network_attempt("netlink beyond routes", |_| {
+        AttemptOutcome::of(open_socket(libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_AUDIT))
+    }),
+    network_attempt("an abstract unix socket of the host", |facts| match facts.get("abstract") {
         Some(name) => AttemptOutcome::of(abstract_socket(name)),
-        None => untold("abstract"),
+        None => find_untold("abstract"),
     }),
-    attempt("a new unix socket of its own", |_| {
-        AttemptOutcome::of(socket(libc::AF_UNIX, libc::SOCK_STREAM, 0))
+    network_attempt("a new unix socket of its own", |_| {
+        AttemptOutcome::of(open_socket(libc::AF_UNIX, libc::SOCK_STREAM, 0))
     }),
-    attempt("the run's socket, past the bridge", |_| {
+    network_attempt("the run's socket, past the bridge", |_| {
         AttemptOutcome::of(std::os::unix::net::UnixStream::connect("/llm-sock/llm.sock"))
     }),
 ];
 
-const fn attempt(what: &'static str, make: fn(&HostFacts) -> AttemptOutcome) -> EscapeAttempt {
+const fn network_attempt(
+    what: &'static str,
+    make: fn(&HostFacts) -> AttemptOutcome,
+) -> EscapeAttempt {
     EscapeAttempt { area: "network", what, make }
 }
 
-fn untold(fact: &str) -> AttemptOutcome {
+fn find_untold(fact: &str) -> AttemptOutcome {
     AttemptOutcome::Escaped(format!("`{fact}=` was not given, so this was not tried"))
 }
 
-fn tcp(address: &str) -> AttemptOutcome {
+fn connect_tcp(address: &str) -> AttemptOutcome {
     let address: SocketAddr = address.parse().expect("the addresses above are well-formed");
     AttemptOutcome::of(TcpStream::connect_timeout(&address, CONNECT_TIMEOUT))
 }
 
-fn dns() -> io::Result<()> {
+fn query_dns() -> io::Result<()> {
     let socket = UdpSocket::bind("0.0.0.0:0")?;
     socket.set_read_timeout(Some(CONNECT_TIMEOUT))?;
     socket.connect("8.8.8.8:53")?;
@@ -77,7 +84,7 @@ fn dns() -> io::Result<()> {
     socket.recv(&mut [0; 512]).map(drop)
 }
 
-fn interfaces() -> AttemptOutcome {
+fn list_interfaces() -> AttemptOutcome {
     let table = fs::read_to_string("/proc/net/dev").unwrap_or_default();
     let names: Vec<_> =
         table.lines().filter_map(|line| Some(line.split_once(':')?.0.trim())).collect();
@@ -101,7 +108,7 @@ pub(crate) fn fill_accept_queues() -> io::Result<()> {
 }
 
 fn abstract_socket(name: &str) -> io::Result<()> {
-    let socket = socket(libc::AF_UNIX, libc::SOCK_STREAM, 0)?;
+    let socket = open_socket(libc::AF_UNIX, libc::SOCK_STREAM, 0)?;
     let mut address = libc::sockaddr_un {
         sun_family: libc::sa_family_t::try_from(libc::AF_UNIX).expect("a family is small"),
         sun_path: [0; 108],
@@ -111,13 +118,13 @@ fn abstract_socket(name: &str) -> io::Result<()> {
     }
     let length = libc::socklen_t::try_from(2 + 1 + name.len()).expect("a name is short");
     // SAFETY: the address lives through the call, and `length` is within it.
-    answered(unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), length) })?;
+    call_result(unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), length) })?;
     File::from(socket).read(&mut [0; 1]).map(drop)
 }
 
-fn socket(family: i32, kind: i32, protocol: i32) -> io::Result<OwnedFd> {
+fn open_socket(family: i32, kind: i32, protocol: i32) -> io::Result<OwnedFd> {
     // SAFETY: no pointer is passed.
-    let descriptor = answered(unsafe { libc::socket(family, kind, protocol) })?;
+    let descriptor = call_result(unsafe { libc::socket(family, kind, protocol) })?;
     // SAFETY: the kernel has just given it to us.
     Ok(unsafe { OwnedFd::from_raw_fd(i32::try_from(descriptor).expect("descriptors are ints")) })
 }

@@ -3,24 +3,27 @@
 use std::fs::{self, File};
 use std::io::{self, Write};
 
-use crate::{AttemptOutcome, EscapeAttempt, HostFacts, answered, name};
+use crate::{AttemptOutcome, EscapeAttempt, HostFacts, call_result, error_name};
 
 pub(crate) const ATTEMPTS: &[EscapeAttempt] = &[
-    attempt("filling /tmp", |_| fill("/tmp", 64 << 20)),
-    attempt("filling /run", |_| fill("/run", 8 << 20)),
-    attempt("filling /dev/shm", |_| fill("/dev/shm", 64 << 20)),
-    attempt("a core dump", |_| limit(libc::RLIMIT_CORE, 0)),
-    attempt("as many files as it likes", |_| limit(libc::RLIMIT_NOFILE, 1024)),
-    attempt("a file without an end", |_| limit(libc::RLIMIT_FSIZE, 4 << 30)),
-    attempt("as many processes as it likes", fork_bomb),
+    resource_attempt("filling /tmp", |_| fill_directory("/tmp", 64 << 20)),
+    resource_attempt("filling /run", |_| fill_directory("/run", 8 << 20)),
+    resource_attempt("filling /dev/shm", |_| fill_directory("/dev/shm", 64 << 20)),
+    resource_attempt("a core dump", |_| check_limit(libc::RLIMIT_CORE, 0)),
+    resource_attempt("as many files as it likes", |_| check_limit(libc::RLIMIT_NOFILE, 1024)),
+    resource_attempt("a file without an end", |_| check_limit(libc::RLIMIT_FSIZE, 4 << 30)),
+    resource_attempt("as many processes as it likes", fork_bomb),
 ];
 
-const fn attempt(what: &'static str, make: fn(&HostFacts) -> AttemptOutcome) -> EscapeAttempt {
+const fn resource_attempt(
+    what: &'static str,
+    make: fn(&HostFacts) -> AttemptOutcome,
+) -> EscapeAttempt {
     EscapeAttempt { area: "resources", what, make }
 }
 
 /// A directory that does not exist or is not writable counts as held.
-fn fill(directory: &str, most: u64) -> AttemptOutcome {
+fn fill_directory(directory: &str, most: u64) -> AttemptOutcome {
     let path = format!("{directory}/fill");
     let mut written = 0;
     let ended = File::create(&path).and_then(|mut file| {
@@ -34,15 +37,15 @@ fn fill(directory: &str, most: u64) -> AttemptOutcome {
     match ended {
         Ok(()) => AttemptOutcome::Escaped(format!("{written} bytes and no end")),
         Err(error) => {
-            AttemptOutcome::Held(format!("{} MiB, then: {}", written >> 20, name(&error)))
+            AttemptOutcome::Held(format!("{} MiB, then: {}", written >> 20, error_name(&error)))
         }
     }
 }
 
-fn limit(resource: libc::__rlimit_resource_t, most: u64) -> AttemptOutcome {
+fn check_limit(resource: libc::__rlimit_resource_t, most: u64) -> AttemptOutcome {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the limit lives through the call.
-    let asked = answered(unsafe { libc::getrlimit(resource, &raw mut limit) });
+    let asked = call_result(unsafe { libc::getrlimit(resource, &raw mut limit) });
     AttemptOutcome::expect(
         asked.is_ok() && limit.rlim_max <= most,
         format!("at most {}", limit.rlim_max),
@@ -55,7 +58,7 @@ fn fork_bomb(facts: &HostFacts) -> AttemptOutcome {
     };
     let mut children = vec![];
     let ended = loop {
-        match fork() {
+        match fork_child() {
             Ok(child) => children.push(child),
             Err(error) => break Some(error),
         }
@@ -70,14 +73,14 @@ fn fork_bomb(facts: &HostFacts) -> AttemptOutcome {
         unsafe { libc::waitpid(*child, std::ptr::null_mut(), 0) };
     }
     match ended {
-        Some(error) => AttemptOutcome::Held(format!("within the limit: {}", name(&error))),
+        Some(error) => AttemptOutcome::Held(format!("within the limit: {}", error_name(&error))),
         None => AttemptOutcome::Escaped(format!("{} children", children.len())),
     }
 }
 
-fn fork() -> io::Result<i32> {
+fn fork_child() -> io::Result<i32> {
     // SAFETY: there is one thread; the child waits for its end and does nothing else.
-    let child = answered(unsafe { libc::fork() })?;
+    let child = call_result(unsafe { libc::fork() })?;
     if child == 0 {
         loop {
             // SAFETY: it waits.

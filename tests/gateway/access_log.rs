@@ -22,8 +22,8 @@ use crate::support::allocations;
 /// G2: A line holds every value of a call, and `-` for a value that does not exist.
 #[test]
 fn a_line_reads_as_documented() {
-    let usage = usage();
-    insta::assert_snapshot!(written(&[full(&usage), refused()]), @r"
+    let usage = token_usage();
+    insta::assert_snapshot!(write_lines(&[full_entry(&usage), refused_entry()]), @r"
     time=2026-11-22T23:00:00.407Z runId=run-7 attempt=0 method=POST uri=/v1/chat/completions status=200 bytes=48211 request_bytes=2048 model=openai/gpt-5-mini request_id=0199c0de-0000-7000-8000-00000000002a litellm_call_id=0199c0de-0000-7000-8000-000000000001 litellm_response_cost=5.025e-05 upstream_time=4.012 first_byte_time=0.451 request_time=4.030 usage_input=1200 usage_output=180 usage_source=provider outcome=completed trace_id=-
     time=2026-11-22T23:00:00.407Z runId=run-7 attempt=0 method=GET uri=- status=404 bytes=0 request_bytes=2048 model=- request_id=0199c0de-0000-7000-8000-00000000002a litellm_call_id=- litellm_response_cost=- upstream_time=- first_byte_time=- request_time=4.030 usage_input=- usage_output=- usage_source=- outcome=not_found trace_id=-
     ");
@@ -32,8 +32,8 @@ fn a_line_reads_as_documented() {
 /// G2: A line of JSON holds the same values: numbers as numbers, and `null` for a value that does not exist.
 #[test]
 fn a_json_line_reads_as_documented() {
-    let usage = usage();
-    insta::assert_snapshot!(written_in_json(&IDENTITY, &[full(&usage), refused()]), @r#"
+    let usage = token_usage();
+    insta::assert_snapshot!(written_in_json(&IDENTITY, &[full_entry(&usage), refused_entry()]), @r#"
     {"time":"2026-11-22T23:00:00.407Z","runId":"run-7","attempt":0,"method":"POST","uri":"/v1/chat/completions","status":200,"bytes":48211,"request_bytes":2048,"model":"openai/gpt-5-mini","request_id":"0199c0de-0000-7000-8000-00000000002a","litellm_call_id":"0199c0de-0000-7000-8000-000000000001","litellm_response_cost":5.025e-05,"upstream_time":4.012,"first_byte_time":0.451,"request_time":4.030,"usage_input":1200,"usage_output":180,"usage_source":"provider","outcome":"completed","trace_id":null}
     {"time":"2026-11-22T23:00:00.407Z","runId":"run-7","attempt":0,"method":"GET","uri":null,"status":404,"bytes":0,"request_bytes":2048,"model":null,"request_id":"0199c0de-0000-7000-8000-00000000002a","litellm_call_id":null,"litellm_response_cost":null,"upstream_time":null,"first_byte_time":null,"request_time":4.030,"usage_input":null,"usage_output":null,"usage_source":null,"outcome":"not_found","trace_id":null}
     "#);
@@ -42,8 +42,8 @@ fn a_json_line_reads_as_documented() {
 /// G2, G15: The count of a flood is a number in JSON, too.
 #[test]
 fn a_flood_is_counted_in_json() {
-    let late = AccessLogEntry { time: bare().time + Duration::from_secs(1), ..bare() };
-    let text = written_in_json(&IDENTITY, &[vec![bare(); 100], vec![late]].concat());
+    let late = AccessLogEntry { time: bare_entry().time + Duration::from_secs(1), ..bare_entry() };
+    let text = written_in_json(&IDENTITY, &[vec![bare_entry(); 100], vec![late]].concat());
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let repeated: Vec<_> = lines.iter().filter(|line| line["outcome"] == "repeated").collect();
     assert_eq!(repeated.len(), 1, "{text}");
@@ -53,7 +53,7 @@ fn a_flood_is_counted_in_json() {
 /// G2: Every line has every key once, in the documented order, whatever a client or an upstream sends.
 #[test]
 fn every_line_has_every_key_in_order() {
-    let text = written(&[bare()]);
+    let text = write_lines(&[bare_entry()]);
     let keys: Vec<_> =
         text.trim_end().split(' ').map(|pair| pair.split_once('=').unwrap().0).collect();
     assert_eq!(keys, FIELD_KEYS);
@@ -70,7 +70,7 @@ proptest! {
             request_id,
             litellm_call_id: Some(call_id),
             litellm_response_cost: Some(cost),
-            ..bare()
+            ..bare_entry()
         };
         let text = written_as(&AccessLogIdentity { run, attempt: run }, &[line]);
         let lines: Vec<_> = text.split_terminator('\n').collect();
@@ -94,7 +94,7 @@ proptest! {
             request_id,
             litellm_call_id: Some(call_id),
             litellm_response_cost: Some(cost),
-            ..bare()
+            ..bare_entry()
         };
         let text = written_in_json(&AccessLogIdentity { run, attempt: run }, &[line]);
         prop_assert!(text.trim_end_matches('\n').bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{text:?}");
@@ -148,7 +148,7 @@ fn a_file_is_created_for_owner_and_group_and_appended_to() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("access.log");
     for _ in 0..2 {
-        open(&path).write_entry(&bare());
+        open_log(&path).write_entry(&bare_entry());
     }
     assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 2);
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o137, 0);
@@ -159,12 +159,12 @@ fn a_file_is_created_for_owner_and_group_and_appended_to() {
 fn lines_are_written_at_a_flush_and_at_the_end() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("access.log");
-    let log = open(&path);
-    log.write_entry(&called());
+    let log = open_log(&path);
+    log.write_entry(&call_entry());
     log.flush_log();
     assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 1);
     for _ in 0..1000 {
-        log.write_entry(&called());
+        log.write_entry(&call_entry());
     }
     drop(log);
     assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 1001);
@@ -175,12 +175,12 @@ fn lines_are_written_at_a_flush_and_at_the_end() {
 fn lines_of_many_threads_do_not_mix() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("access.log");
-    let log = open(&path);
+    let log = open_log(&path);
     std::thread::scope(|scope| {
         for thread in 0..4 {
             let log =
                 log.for_run(&AccessLogIdentity { run: &format!("run-{thread}"), attempt: "0" });
-            scope.spawn(move || (0..500).for_each(|_| log.write_entry(&called())));
+            scope.spawn(move || (0..500).for_each(|_| log.write_entry(&call_entry())));
         }
     });
     drop(log);
@@ -199,11 +199,11 @@ fn lines_of_many_threads_do_not_mix() {
 fn a_log_is_reopened_after_it_was_moved() {
     let dir = tempfile::tempdir().unwrap();
     let (path, moved) = (dir.path().join("access.log"), dir.path().join("access.log.1"));
-    let log = open(&path);
-    log.write_entry(&AccessLogEntry { status: 201, ..bare() });
+    let log = open_log(&path);
+    log.write_entry(&AccessLogEntry { status: 201, ..bare_entry() });
     fs::rename(&path, &moved).unwrap();
     log.reopen_file().unwrap();
-    log.write_entry(&AccessLogEntry { status: 202, ..bare() });
+    log.write_entry(&AccessLogEntry { status: 202, ..bare_entry() });
     drop(log);
     assert!(fs::read_to_string(&moved).unwrap().contains(" status=201 "));
     assert!(fs::read_to_string(&path).unwrap().contains(" status=202 "));
@@ -214,11 +214,11 @@ fn a_log_is_reopened_after_it_was_moved() {
 fn a_failed_reopening_loses_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let (path, moved) = (dir.path().join("access.log"), dir.path().join("access.log.1"));
-    let log = open(&path);
+    let log = open_log(&path);
     fs::rename(&path, &moved).unwrap();
     fs::create_dir(&path).unwrap();
     assert!(log.reopen_file().is_err());
-    log.write_entry(&bare());
+    log.write_entry(&bare_entry());
     drop(log);
     assert_eq!(fs::read_to_string(&moved).unwrap().lines().count(), 1);
 }
@@ -226,12 +226,12 @@ fn a_failed_reopening_loses_nothing() {
 /// A full disk loses lines; the loss is counted and has no other effect.
 #[test]
 fn a_full_disk_loses_lines_and_counts_them() {
-    let log = open(Path::new("/dev/full"));
-    log.write_entry(&bare());
-    log.write_entry(&bare());
+    let log = open_log(Path::new("/dev/full"));
+    log.write_entry(&bare_entry());
+    log.write_entry(&bare_entry());
     log.flush_log();
     assert_eq!(log.lost_lines(), 2);
-    log.write_entry(&bare());
+    log.write_entry(&bare_entry());
     log.flush_log();
     assert_eq!(log.lost_lines(), 3);
 }
@@ -245,10 +245,10 @@ fn a_stuck_reader_delays_no_request() {
     assert!(made.success());
     // The pipe is opened for reading and writing, so that neither side waits for the other.
     let mut reader = fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
-    let log = open(&path);
+    let log = open_log(&path);
     // 16 MB is more than a pipe, a batch and the backlog hold.
     for _ in 0..50_000 {
-        log.write_entry(&called());
+        log.write_entry(&call_entry());
     }
     let lost = log.lost_lines();
     assert!(lost > 0);
@@ -271,7 +271,7 @@ fn destinations_are_told_apart() {
         .map(|name| AccessLogDestination::from(name).to_string());
     assert_eq!(parsed, ["/dev/stdout", "/dev/stdout", "/dev/stderr", "off", "/var/log/access.log"]);
     let log = AccessLog::open_log(&AccessLogDestination::Off, &IDENTITY).unwrap();
-    log.write_entry(&bare());
+    log.write_entry(&bare_entry());
     log.flush_log();
     log.reopen_file().unwrap();
     assert_eq!(log.lost_lines(), 0);
@@ -282,18 +282,18 @@ fn destinations_are_told_apart() {
 fn any_time_can_be_written() {
     let century = Duration::from_hours(100 * 365 * 24);
     for time in [UNIX_EPOCH - century, UNIX_EPOCH + 100 * century] {
-        assert!(written(&[AccessLogEntry { time, ..bare() }]).starts_with("time="));
+        assert!(write_lines(&[AccessLogEntry { time, ..bare_entry() }]).starts_with("time="));
     }
 }
 
 /// After the buffers exist, a line costs no allocation.
 #[test]
 fn a_line_costs_no_allocation() {
-    let usage = usage();
-    let line = AccessLogEntry { model: Some("gpt-5 mini"), ..full(&usage) };
+    let usage = token_usage();
+    let line = AccessLogEntry { model: Some("gpt-5 mini"), ..full_entry(&usage) };
     for format in [AccessLogFormat::Text, AccessLogFormat::Json] {
         let log = open_as(Path::new("/dev/null"), &IDENTITY, format);
-        let counted = allocations::count(|| {
+        let counted = allocations::count_allocations(|| {
             for _ in 0..30 {
                 log.write_entry(&line);
             }
@@ -305,9 +305,9 @@ fn a_line_costs_no_allocation() {
 /// G15: A flood of free requests cannot fill the disk. Each call still has its own line.
 #[test]
 fn a_flood_of_refusals_is_counted() {
-    let late = AccessLogEntry { time: bare().time + Duration::from_secs(1), ..bare() };
-    let lines = [vec![bare(); 100], vec![called(); 100], vec![late]].concat();
-    let text = written(&lines);
+    let late = AccessLogEntry { time: bare_entry().time + Duration::from_secs(1), ..bare_entry() };
+    let lines = [vec![bare_entry(); 100], vec![call_entry(); 100], vec![late]].concat();
+    let text = write_lines(&lines);
     assert_eq!(text.lines().count(), 32 + 100 + 2);
     let repeated: Vec<_> = text.lines().filter(|line| line.contains("outcome=repeated")).collect();
     insta::assert_snapshot!(repeated.join("\n"), @"time=2026-11-22T23:00:01.407Z runId=run-7 attempt=0 method=- uri=- status=0 bytes=0 request_bytes=0 model=- request_id=- litellm_call_id=- litellm_response_cost=- upstream_time=- first_byte_time=- request_time=0.000 usage_input=- usage_output=- usage_source=- outcome=repeated trace_id=- repeats=68");
@@ -322,7 +322,7 @@ fn a_full_file_is_moved_away() {
     let log = AccessLog::open_with_format(&destination, &IDENTITY, AccessLogFormat::Text, 10_000)
         .unwrap();
     for _ in 0..200 {
-        log.write_entry(&called());
+        log.write_entry(&call_entry());
         log.flush_log();
     }
     drop(log);
@@ -333,12 +333,12 @@ fn a_full_file_is_moved_away() {
 }
 
 /// Returns the entry of a request that made a call.
-fn called() -> AccessLogEntry<'static> {
-    AccessLogEntry { upstream_time: Some(Duration::ZERO), ..bare() }
+fn call_entry() -> AccessLogEntry<'static> {
+    AccessLogEntry { upstream_time: Some(Duration::ZERO), ..bare_entry() }
 }
 
 /// Returns the entry of a call that has every value.
-fn full(usage: &TokenUsage) -> AccessLogEntry<'_> {
+fn full_entry(usage: &TokenUsage) -> AccessLogEntry<'_> {
     AccessLogEntry {
         bytes: 48_211,
         model: Some("openai/gpt-5-mini"),
@@ -347,15 +347,15 @@ fn full(usage: &TokenUsage) -> AccessLogEntry<'_> {
         upstream_time: Some(Duration::from_millis(4012)),
         first_byte_time: Some(Duration::from_micros(451_900)),
         usage: Some(usage),
-        ..bare()
+        ..bare_entry()
     }
 }
 
-fn refused() -> AccessLogEntry<'static> {
-    AccessLogEntry { route: None, status: 404, method: "GET", outcome: "not_found", ..bare() }
+fn refused_entry() -> AccessLogEntry<'static> {
+    AccessLogEntry { route: None, status: 404, method: "GET", outcome: "not_found", ..bare_entry() }
 }
 
-fn usage() -> TokenUsage {
+fn token_usage() -> TokenUsage {
     TokenUsage {
         input: Tokens(1200),
         output: Tokens(180),
@@ -364,7 +364,7 @@ fn usage() -> TokenUsage {
     }
 }
 
-fn bare() -> AccessLogEntry<'static> {
+fn bare_entry() -> AccessLogEntry<'static> {
     AccessLogEntry {
         time: UNIX_EPOCH + Duration::from_millis(1_795_388_400_407),
         method: "POST",
@@ -386,7 +386,7 @@ fn bare() -> AccessLogEntry<'static> {
 
 const IDENTITY: AccessLogIdentity<'_> = AccessLogIdentity { run: "run-7", attempt: "0" };
 
-fn open(path: &Path) -> AccessLog {
+fn open_log(path: &Path) -> AccessLog {
     open_as(path, &IDENTITY, AccessLogFormat::Text)
 }
 
@@ -395,7 +395,7 @@ fn open_as(path: &Path, identity: &AccessLogIdentity<'_>, format: AccessLogForma
     AccessLog::open_with_format(&destination, identity, format, MAX_FILE_BYTES).unwrap()
 }
 
-fn written(lines: &[AccessLogEntry<'_>]) -> String {
+fn write_lines(lines: &[AccessLogEntry<'_>]) -> String {
     written_as(&IDENTITY, lines)
 }
 

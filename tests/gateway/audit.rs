@@ -47,7 +47,7 @@ impl LogDir {
     }
 
     fn open(&self) -> (AuditLog, RecoveredRun) {
-        AuditLog::open_log(&config(&self.log()), &started()).unwrap()
+        AuditLog::open_log(&audit_config(&self.log()), &started_record()).unwrap()
     }
 
     fn verify(&self) -> AuditVerifyReport {
@@ -66,24 +66,28 @@ impl LogDir {
 fn whole_run() -> LogDir {
     let log_dir = LogDir::new();
     let (log, _) = log_dir.open();
-    at_once(log.record_admission(&admitted("call-1"))).unwrap();
-    log.record_settlement(&settled("call-1"));
-    log.record_refusal(&refused("call-2", "route_not_served"));
-    at_once(log.record_admission(&admitted("call-3"))).unwrap();
+    at_once(log.record_admission(&admitted_record("call-1"))).unwrap();
+    log.record_settlement(&settled_record("call-1"));
+    log.record_refusal(&refused_record("call-2", "route_not_served"));
+    at_once(log.record_admission(&admitted_record("call-3"))).unwrap();
     log.record_settlement(&CallSettledRecord {
         outcome: CallOutcome::ClientGone,
         status: 0,
-        ..settled("call-3")
+        ..settled_record("call-3")
     });
-    log.finish_log(&RunFinishedRecord { spent: amount(2, 236, 88), admitted: 2, refused: 1 })
-        .unwrap();
+    log.finish_log(&RunFinishedRecord {
+        spent: budget_amount(2, 236, 88),
+        admitted: 2,
+        refused: 1,
+    })
+    .unwrap();
     log_dir
 }
 
 /// The bytes of one [`whole_run`], for tests that read them many times.
 static WHOLE_RUN: LazyLock<Vec<u8>> = LazyLock::new(|| whole_run().bytes());
 
-fn config(path: &Path) -> AuditConfig {
+fn audit_config(path: &Path) -> AuditConfig {
     AuditConfig {
         path: Some(path.into()),
         signing_key: Some(SecretString::new("11".repeat(32))),
@@ -91,7 +95,7 @@ fn config(path: &Path) -> AuditConfig {
     }
 }
 
-fn started() -> RunStartedRecord {
+fn started_record() -> RunStartedRecord {
     RunStartedRecord {
         run: "run-1".into(),
         attempt: "2".into(),
@@ -104,7 +108,7 @@ fn started() -> RunStartedRecord {
     }
 }
 
-fn admitted(request: &str) -> CallAdmittedRecord<'_> {
+fn admitted_record(request: &str) -> CallAdmittedRecord<'_> {
     CallAdmittedRecord {
         request,
         route: "chat_completions",
@@ -113,11 +117,11 @@ fn admitted(request: &str) -> CallAdmittedRecord<'_> {
         stream: true,
         request_bytes: 2048,
         pid: None,
-        reserved: amount(1, 600, 4096),
+        reserved: budget_amount(1, 600, 4096),
     }
 }
 
-fn settled(request: &str) -> CallSettledRecord<'_> {
+fn settled_record(request: &str) -> CallSettledRecord<'_> {
     CallSettledRecord {
         request,
         outcome: CallOutcome::Completed,
@@ -129,7 +133,7 @@ fn settled(request: &str) -> CallSettledRecord<'_> {
             source: UsageSource::Provider,
             ..TokenUsage::default()
         },
-        charged: amount(1, 118, 44),
+        charged: budget_amount(1, 118, 44),
         response_bytes: 9000,
         frames: 45,
         litellm_call_id: Some(request),
@@ -140,7 +144,7 @@ fn settled(request: &str) -> CallSettledRecord<'_> {
     }
 }
 
-fn refused<'a>(request: &'a str, code: &'static str) -> CallRefusedRecord<'a> {
+fn refused_record<'a>(request: &'a str, code: &'static str) -> CallRefusedRecord<'a> {
     CallRefusedRecord {
         request,
         code,
@@ -155,7 +159,7 @@ fn refused<'a>(request: &'a str, code: &'static str) -> CallRefusedRecord<'a> {
     }
 }
 
-fn amount(turns: u64, input: u64, output: u64) -> BudgetAmount {
+fn budget_amount(turns: u64, input: u64, output: u64) -> BudgetAmount {
     BudgetAmount { turns, input: Tokens(input), output: Tokens(output), ..BudgetAmount::default() }
 }
 
@@ -167,7 +171,7 @@ fn at_once<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-fn check(log: &[u8]) -> Result<AuditVerifyReport, ChainBreakError> {
+fn verify_log(log: &[u8]) -> Result<AuditVerifyReport, ChainBreakError> {
     match verify::verify_log(log, None) {
         Ok(report) => Ok(report),
         Err(AuditReadError::Broken(broken)) => Err(broken),

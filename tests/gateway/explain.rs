@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 /// G13: The output for an admitted call shows every change that is made to it.
 #[test]
 fn an_admitted_call_is_explained_with_every_change() {
-    let output = explained(&["--litellm-host", "litellm:4000"], SPOOFED);
+    let output = explain_request(&["--litellm-host", "litellm:4000"], SPOOFED);
     insta::assert_snapshot!(output, @r#"
     POST /v1/chat/completions?team=other
     admitted: route chat_completions, model gpt-5
@@ -49,7 +49,7 @@ fn an_admitted_call_is_explained_with_every_change() {
 /// G13: The output shows the request that would go upstream, without any secret.
 #[test]
 fn the_upstream_request_is_printed_without_secrets() {
-    let output = explained(&["--upstream"], SPOOFED);
+    let output = explain_request(&["--upstream"], SPOOFED);
     let (_, upstream) = output.split_once("\nsent upstream\n").unwrap();
     insta::assert_snapshot!(upstream, @r#"
     POST /v1/chat/completions HTTP/1.1
@@ -74,7 +74,7 @@ fn the_upstream_request_is_printed_without_secrets() {
 #[test]
 fn a_spent_budget_is_explained() {
     let flags = ["--max-turns", "10", "--set", "usage.turns=10"];
-    insta::assert_snapshot!(explained(&flags, CHAT), @r#"
+    insta::assert_snapshot!(explain_request(&flags, CHAT), @r#"
     POST /v1/chat/completions (a guess; set it with `--route`)
     refused: 402 `turn_budget_exhausted`, route chat_completions
       the client receives: turn budget exhausted: 10 of 10 turns are spent
@@ -86,7 +86,7 @@ fn a_spent_budget_is_explained() {
 #[test]
 fn a_nearly_spent_budget_is_explained() {
     let flags = ["--max-output-tokens", "1000", "--set", "usage.output_tokens=900"];
-    insta::assert_snapshot!(explained(&flags, CHAT), @r#"
+    insta::assert_snapshot!(explain_request(&flags, CHAT), @r#"
     POST /v1/chat/completions (a guess; set it with `--route`)
     admitted: route chat_completions, model claude-opus-4-5
 
@@ -116,7 +116,7 @@ fn a_nearly_spent_budget_is_explained() {
 #[test]
 fn a_hosted_tool_is_explained() {
     let body = r#"{"model":"claude","max_tokens":10,"system":"s","messages":[],"tools":[{"type":"web_search_20250305","name":"web_search"}]}"#;
-    insta::assert_snapshot!(explained(&[], body), @r"
+    insta::assert_snapshot!(explain_request(&[], body), @r"
     POST /v1/messages (a guess; set it with `--route`)
     refused: 403 `capability_not_granted`, route messages
       the client receives: `tools` needs `web_search` (`web_search_20250305`), which this run has not been granted; its operator can grant it, in `policy.body.capabilities` or `CAPABILITIES`
@@ -127,7 +127,7 @@ fn a_hosted_tool_is_explained() {
 /// G13, G5: The output says why a body is not acceptable.
 #[test]
 fn a_body_that_is_not_json_is_explained() {
-    insta::assert_snapshot!(explained(&[], r#"{"model":"a","model":"b"}"#), @r"
+    insta::assert_snapshot!(explain_request(&[], r#"{"model":"a","model":"b"}"#), @r"
     POST /v1/chat/completions (a guess; set it with `--route`)
     refused: 400 `duplicate_key`, route chat_completions
       the client receives: the request body is not acceptable JSON: duplicate key `model` at byte 13
@@ -138,13 +138,13 @@ fn a_body_that_is_not_json_is_explained() {
 /// G13, G3: The output says that a path is not served, or that the gateway answers it without the upstream.
 #[test]
 fn a_path_that_does_not_go_upstream_is_explained() {
-    insta::assert_snapshot!(explained(&[], "GET /v1/files HTTP/1.1\nhost: x\n\n"), @r"
+    insta::assert_snapshot!(explain_request(&[], "GET /v1/files HTTP/1.1\nhost: x\n\n"), @r"
     GET /v1/files
     refused: 404 `not_found`, route none
       the client receives: the path is not served
       to allow it: no setting allows it; change the request
     ");
-    insta::assert_snapshot!(explained(&["--models", "a"], "GET /v1/models HTTP/1.1\n\n"), @r"
+    insta::assert_snapshot!(explain_request(&["--models", "a"], "GET /v1/models HTTP/1.1\n\n"), @r"
     GET /v1/models
     answered by the gateway, route models
     ");
@@ -155,7 +155,7 @@ fn a_path_that_does_not_go_upstream_is_explained() {
 fn rules_are_explained() {
     let file = TempFile::holding(RULES);
     let flags = ["--config", file.path()];
-    insta::assert_snapshot!(explained(&flags, CHAT), @r#"
+    insta::assert_snapshot!(explain_request(&flags, CHAT), @r#"
     POST /v1/chat/completions (a guess; set it with `--route`)
     admitted: route chat_completions, model claude-sonnet-4-5
 
@@ -185,7 +185,7 @@ fn rules_are_explained() {
       dollars        0.008124 of no limit
     "#);
     let flags = ["--config", file.path(), "--set", "usage.cost_usd=2.5"];
-    insta::assert_snapshot!(explained(&flags, CHAT), @r"
+    insta::assert_snapshot!(explain_request(&flags, CHAT), @r"
     POST /v1/chat/completions (a guess; set it with `--route`)
     refused: 403 `refused_by_rule`, route chat_completions
       the client receives: refused by the rule `no-opus-when-it-gets-dear`: use claude-haiku-4-5
@@ -200,7 +200,8 @@ fn rules_are_explained() {
 #[test]
 fn scripts_can_read_the_explanation_as_json() {
     let file = TempFile::holding(RULES);
-    let explanation = explained(&["--json", "--config", file.path(), "--max-turns", "5"], CHAT);
+    let explanation =
+        explain_request(&["--json", "--config", file.path(), "--max-turns", "5"], CHAT);
     let mut explanation: Map<String, Value> = serde_json::from_str(&explanation).unwrap();
     let headers = explanation.remove("headers").unwrap();
     let team = json!({"name": "x-team", "what": "set", "value": "agents"});
@@ -278,8 +279,9 @@ fn wrong_use_is_reported() {
 /// G13: The route of a body is guessed from its fields unless the operator names a route.
 #[test]
 fn the_route_of_a_body_is_guessed_from_its_fields() {
-    let route =
-        |flags: &[&str], body: &str| explained(flags, body).lines().next().unwrap().to_owned();
+    let route = |flags: &[&str], body: &str| {
+        explain_request(flags, body).lines().next().unwrap().to_owned()
+    };
     for (body, path) in [
         (r#"{"messages":[]}"#, "/v1/chat/completions"),
         (r#"{"messages":[],"system":"s"}"#, "/v1/messages"),
@@ -297,7 +299,7 @@ fn the_route_of_a_body_is_guessed_from_its_fields() {
 fn a_configuration_can_be_checked() {
     let check = |text: &str| {
         let file = TempFile::holding(text);
-        let matches = matches(&["check", "--config", file.path()]);
+        let matches = parse_arguments(&["check", "--config", file.path()]);
         let mut out = vec![];
         let result = check::run(matches.subcommand().unwrap().1, &mut out);
         let result =
@@ -324,20 +326,20 @@ fn a_configuration_can_be_checked() {
 }
 
 /// Returns the output of `explain`, whatever the outcome.
-fn explained(flags: &[&str], request: &str) -> String {
+fn explain_request(flags: &[&str], request: &str) -> String {
     run(flags, request).unwrap().0
 }
 
 /// Returns the output and the exit code.
 fn run(flags: &[&str], request: &str) -> anyhow::Result<(String, u8)> {
-    let matches = matches(&[&["explain", "-"], flags].concat());
+    let matches = parse_arguments(&[&["explain", "-"], flags].concat());
     let mut out = vec![];
     let code = explain::run(matches.subcommand().unwrap().1, request.as_bytes(), &mut out)?;
     let code = [0, 1].into_iter().find(|known| code == (*known).into()).unwrap();
     Ok((String::from_utf8(out).unwrap(), code))
 }
 
-fn matches(arguments: &[&str]) -> clap::ArgMatches {
+fn parse_arguments(arguments: &[&str]) -> clap::ArgMatches {
     let arguments = ["cogni-gateway"].into_iter().chain(arguments.iter().copied());
     cli::command().try_get_matches_from(arguments).unwrap()
 }

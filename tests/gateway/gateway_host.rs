@@ -9,8 +9,8 @@ use cogni_gateway::telemetry::audit::verify;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::app::configuration;
-use crate::support::client::Client;
+use crate::support::app::run_config;
+use crate::support::client::TestClient;
 use crate::support::model_provider;
 use crate::support::process::wait_until;
 
@@ -20,7 +20,7 @@ use crate::support::process::wait_until;
 async fn a_hundred_runs_in_one_process_never_cross() {
     let upstream = model_provider::start_default().await;
     let directory = tempfile::tempdir().unwrap();
-    let base = configuration(directory.path(), upstream.addr);
+    let base = run_config(directory.path(), upstream.addr);
     let seats = Arc::new(GatewayHost::new(&base).unwrap());
     let runs = (0..100_u64).map(|number| {
         let (seats, base) = (Arc::clone(&seats), base.clone());
@@ -39,7 +39,7 @@ async fn a_hundred_runs_in_one_process_never_cross() {
                 let mut statuses = vec![];
                 for _ in 0..4 {
                     let body = json!({"model": "fake", "messages": []});
-                    let client = Client::new(&dir.join("llm.sock"));
+                    let client = TestClient::new(&dir.join("llm.sock"));
                     let answer = client.post("/v1/chat/completions", &body).await;
                     statuses.push(answer.status.as_u16());
                 }
@@ -74,7 +74,7 @@ async fn a_hundred_runs_in_one_process_never_cross() {
 async fn a_run_is_open_once() {
     let upstream = model_provider::start_default().await;
     let directory = tempfile::tempdir().unwrap();
-    let base = configuration(directory.path(), upstream.addr);
+    let base = run_config(directory.path(), upstream.addr);
     let seats = GatewayHost::new(&base).unwrap();
     let gateway = seats.open_gateway(base.clone()).unwrap();
     let mut other = base.clone();
@@ -95,7 +95,7 @@ async fn a_run_is_open_once() {
 async fn prices_are_read_when_the_settings_are_loaded() {
     let directory = tempfile::tempdir().unwrap();
     let prices = directory.path().join("prices.toml");
-    let mut base = configuration(directory.path(), model_provider::start_default().await.addr);
+    let mut base = run_config(directory.path(), model_provider::start_default().await.addr);
     base.prices.file = Some(prices.clone());
     let table = fs::read_to_string("config/prices.toml").unwrap();
     fs::write(&prices, &table).unwrap();
@@ -128,7 +128,7 @@ async fn prices_are_read_when_the_settings_are_loaded() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_abandoned_run_is_closed() {
     let directory = tempfile::tempdir().unwrap();
-    let base = configuration(directory.path(), model_provider::start_default().await.addr);
+    let base = run_config(directory.path(), model_provider::start_default().await.addr);
     let log = base.audit.path.clone().unwrap();
     let seats = GatewayHost::new(&base).unwrap();
     drop(seats.open_gateway(base.clone()).unwrap());
@@ -144,7 +144,7 @@ async fn an_abandoned_run_is_closed() {
     };
     tokio::task::block_in_place(|| wait_until(open, || "it cannot be opened again".to_owned()));
     let served = tokio::spawn(gateway.unwrap().serve_until_cancelled(CancellationToken::new()));
-    let client = Client::new(&directory.path().join("llm.sock"));
+    let client = TestClient::new(&directory.path().join("llm.sock"));
     assert_eq!(client.get("/health").await.status, 200);
     served.abort();
     let is_closed = || verify::verify_file(&log, None).is_ok_and(|report| report.finished);
@@ -160,12 +160,12 @@ async fn an_abandoned_run_is_closed() {
 async fn calls_end_before_the_records_do() {
     let upstream = model_provider::start_default().await;
     let directory = tempfile::tempdir().unwrap();
-    let config = configuration(directory.path(), upstream.addr);
+    let config = run_config(directory.path(), upstream.addr);
     let (socket, log) = (config.listen.socket_path.clone(), config.audit.path.clone().unwrap());
     let gateway = GatewayHost::new(&config).unwrap().open_gateway(config).unwrap();
     let (run, closing) = (Arc::clone(gateway.run()), RunShutdown::default());
     let serve_and_check = async {
-        let client = Client::new(&socket);
+        let client = TestClient::new(&socket);
         let body = json!({"model": "fake", "messages": []});
         assert_eq!(client.post("/v1/chat/completions", &body).await.status, 200);
         closing.calls.cancel();

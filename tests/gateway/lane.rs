@@ -70,10 +70,10 @@ async fn smuggled_requests_are_answered_alike() {
     for (_, head) in AMBIGUOUS {
         let request =
             format!("POST /v1/messages HTTP/1.1\r\nhost: x\r\n{JSON}\r\n{head}\r\n\r\n{BODY}");
-        oracle::check(&[request.as_bytes(), SECOND]).await;
+        oracle::compare_servers(&[request.as_bytes(), SECOND]).await;
     }
     for (_, head) in MALFORMED {
-        oracle::check(&[format!("{head}\r\n\r\n{BODY}").as_bytes(), SECOND]).await;
+        oracle::compare_servers(&[format!("{head}\r\n\r\n{BODY}").as_bytes(), SECOND]).await;
     }
 }
 
@@ -82,18 +82,18 @@ async fn smuggled_requests_are_answered_alike() {
 fn all_requests_are_answered_alike() {
     let config =
         ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() };
-    proptest!(config, |(requests in prop::collection::vec(request(), 1..4), cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..4))| {
+    proptest!(config, |(requests in prop::collection::vec(generate_request(), 1..4), cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..4))| {
         let bytes = requests.concat();
         let mut at: Vec<_> = cuts.iter().map(|cut| cut.index(bytes.len())).collect();
         at.extend([0, bytes.len()]);
         at.sort_unstable();
         let pieces: Vec<_> = at.windows(2).map(|cut| &bytes.as_bytes()[cut[0]..cut[1]]).collect();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(oracle::check(&pieces));
+        runtime.block_on(oracle::compare_servers(&pieces));
     });
 }
 
-fn request() -> impl Strategy<Value = String> {
+fn generate_request() -> impl Strategy<Value = String> {
     let target = prop_oneof![
         4 => Just("/v1/chat/completions"),
         4 => Just("/v1/messages?beta=true"),
@@ -152,7 +152,7 @@ async fn a_connection_that_stays_idle_is_closed() {
             config.server.header_timeout = Duration::from_millis(50);
         })
         .await;
-        let answers = app.client().raw(plain(BODY).as_bytes()).await;
+        let answers = app.client().raw(plain_request(BODY).as_bytes()).await;
         assert!(answers.starts_with("HTTP/1.1 200 OK\r\n"), "{answers}");
         assert_eq!(answers.matches("HTTP/1.1 ").count(), 1);
         assert!(app.client().raw(b"").await.is_empty());
@@ -172,9 +172,9 @@ async fn a_refused_body_is_no_end_of_the_connection() {
         let large = format!("{{\"model\":\"{}\"}}", "x".repeat(4 << 20));
         let mut socket = app.client().connect().await;
         for _ in 0..2 {
-            socket.write_all(plain(&large).as_bytes()).await.unwrap();
+            socket.write_all(plain_request(&large).as_bytes()).await.unwrap();
         }
-        let last = plain(BODY).replace("host: x", "host: x\r\nconnection: close");
+        let last = plain_request(BODY).replace("host: x", "host: x\r\nconnection: close");
         socket.write_all(last.as_bytes()).await.unwrap();
         let mut answers = String::new();
         socket.read_to_string(&mut answers).await.unwrap();
@@ -190,7 +190,7 @@ async fn an_answer_in_the_drain_says_that_the_connection_ends() {
         let app = TestApp::with(|config| config.server.lane = mode).await;
         let mut socket = app.client().connect().await;
         let body = json!({"model": "fake/gate=head", "messages": []}).to_string();
-        socket.write_all(plain(&body).as_bytes()).await.unwrap();
+        socket.write_all(plain_request(&body).as_bytes()).await.unwrap();
         app.upstream.gate.wait_for_waiting(1).await;
         app.begin_stop();
         // The listener closes when the gateway drains.
@@ -226,7 +226,7 @@ async fn a_cut_reaches_a_call_whose_reader_stalls() {
     app.stop().await;
 }
 
-fn plain(body: &str) -> String {
+fn plain_request(body: &str) -> String {
     let length = body.len();
     format!(
         "POST /v1/messages HTTP/1.1\r\nhost: x\r\n{JSON}\r\ncontent-length: {length}\r\n\r\n{body}"

@@ -43,7 +43,7 @@ fn the_exposition_reads_as_documented() {
     let metrics = MetricsRegistry::new("litellm").unwrap();
     let _busy = record_every_family(&metrics);
     insta::with_settings!({filters => FILTERS.to_vec()}, {
-        insta::assert_snapshot!(text(&metrics));
+        insta::assert_snapshot!(render_metrics(&metrics));
     });
 }
 
@@ -55,7 +55,7 @@ fn promtool_finds_nothing_to_improve() {
     busy.run
         .model_metrics("evil\"} 1\n# HELP x\n\\\u{7}")
         .record_first_byte(Duration::from_secs(1));
-    assert_eq!(promtool_check(&text(&metrics)), "");
+    assert_eq!(promtool_check(&render_metrics(&metrics)), "");
 }
 
 /// G12: The documented table and the exposition name the same families.
@@ -63,11 +63,11 @@ fn promtool_finds_nothing_to_improve() {
 fn the_table_and_the_exposition_agree() {
     let metrics = MetricsRegistry::new("litellm").unwrap();
     let _busy = record_every_family(&metrics);
-    let text = text(&metrics);
+    let text = render_metrics(&metrics);
     let mut exposed: Vec<_> =
-        headers(&text, "# TYPE ").filter(|(name, _)| !name.starts_with("process_")).collect();
-    let current = MetricFamilySpec::all_families().map(|family| (family.name, kind(family)));
-    let former = DEPRECATED_NAMES.iter().map(|&(old, family)| (old, kind(family)));
+        read_headers(&text, "# TYPE ").filter(|(name, _)| !name.starts_with("process_")).collect();
+    let current = MetricFamilySpec::all_families().map(|family| (family.name, family_kind(family)));
+    let former = DEPRECATED_NAMES.iter().map(|&(old, family)| (old, family_kind(family)));
     let mut promised: Vec<_> = current.chain(former).collect();
     exposed.sort_unstable();
     promised.sort_unstable();
@@ -89,9 +89,9 @@ fn each_metric_has_the_prefix() {
 fn each_help_text_is_a_sentence() {
     let metrics = MetricsRegistry::new("litellm").unwrap();
     let _busy = record_every_family(&metrics);
-    let text = text(&metrics);
-    let kinds: HashMap<_, _> = headers(&text, "# TYPE ").collect();
-    let helps: Vec<_> = headers(&text, "# HELP ").collect();
+    let text = render_metrics(&metrics);
+    let kinds: HashMap<_, _> = read_headers(&text, "# TYPE ").collect();
+    let helps: Vec<_> = read_headers(&text, "# HELP ").collect();
     assert_eq!(helps.len(), kinds.len());
     for (name, help) in helps {
         let verbs: &[&str] = match kinds[name] {
@@ -110,12 +110,13 @@ fn each_help_text_is_a_sentence() {
 fn former_names_show_the_same_values() {
     let metrics = MetricsRegistry::new("litellm").unwrap();
     let _busy = record_every_family(&metrics);
-    let text = text(&metrics);
+    let text = render_metrics(&metrics);
     for (old, family) in DEPRECATED_NAMES {
-        let renamed: Vec<_> =
-            samples(&text, family.name).map(|line| line.replacen(family.name, old, 1)).collect();
+        let renamed: Vec<_> = family_samples(&text, family.name)
+            .map(|line| line.replacen(family.name, old, 1))
+            .collect();
         assert!(!renamed.is_empty(), "{old}");
-        assert_eq!(samples(&text, old).collect::<Vec<_>>(), renamed);
+        assert_eq!(family_samples(&text, old).collect::<Vec<_>>(), renamed);
         let help = format!("# HELP {old} Deprecated: use {}.", family.name);
         assert!(text.lines().any(|line| line == help), "{help}");
     }
@@ -149,15 +150,15 @@ fn the_buckets_of_every_histogram_ascend() {
 fn a_forgotten_run_leaves_no_series() {
     let metrics = MetricsRegistry::new("litellm").unwrap();
     let busy = record_every_family(&metrics);
-    assert!(text(&metrics).contains(r#"run="run-7""#));
+    assert!(render_metrics(&metrics).contains(r#"run="run-7""#));
 
     metrics.remove_run("run-7");
     busy.run.record_refusal(&RefusedRequest { route: None, code: "route_not_served", status: 404 });
-    busy.run.record_settled_call(&call(&busy.model, &usage(1, 1)));
-    let text = text(&metrics);
+    busy.run.record_settled_call(&settled_call(&busy.model, &token_usage(1, 1)));
+    let text = render_metrics(&metrics);
     assert!(!text.contains(r#"run="run-7""#), "{text}");
-    assert_eq!(sample(&text, r#"cogni_gateway_refusals_total{code="route_not_served"}"#), 2);
-    assert_eq!(sample(&text, "cogni_gateway_runs"), 0);
+    assert_eq!(read_sample(&text, r#"cogni_gateway_refusals_total{code="route_not_served"}"#), 2);
+    assert_eq!(read_sample(&text, "cogni_gateway_runs"), 0);
 }
 
 /// G12: A run's series are removed some minutes after the run ends, not earlier.
@@ -166,8 +167,8 @@ fn a_retired_run_stays_until_its_time() {
     let metrics = MetricsRegistry::new("litellm").unwrap();
     let now = Instant::now();
     let due = now + cogni_gateway::telemetry::metrics::SERIES_RETENTION;
-    metrics.run_metrics("ended", &unlimited());
-    metrics.run_metrics("live", &unlimited());
+    metrics.run_metrics("ended", &unlimited_ledger());
+    metrics.run_metrics("live", &unlimited_ledger());
     metrics.schedule_removal("ended", due);
 
     metrics.remove_due_runs(now);
@@ -180,7 +181,7 @@ fn a_retired_run_stays_until_its_time() {
 fn a_run_that_is_served_again_keeps_its_series() {
     let metrics = MetricsRegistry::new("litellm").unwrap();
     let due = Instant::now();
-    metrics.run_metrics("again", &unlimited()).record_refusal(&RefusedRequest {
+    metrics.run_metrics("again", &unlimited_ledger()).record_refusal(&RefusedRequest {
         route: None,
         code: "gone",
         status: 404,
@@ -189,26 +190,29 @@ fn a_run_that_is_served_again_keeps_its_series() {
     let limits = BudgetLimits { max_turns: Some(3), ..BudgetLimits::default() };
     metrics.run_metrics("again", &Arc::new(BudgetLedger::new(limits, PriorUsage::default())));
     metrics.remove_due_runs(due);
-    let text = text(&metrics);
-    assert_eq!(sample(&text, r#"cogni_gateway_run_refusals_total{run="again",code="gone"}"#), 1);
-    assert_eq!(sample(&text, r#"cogni_gateway_run_turns_left{run="again"}"#), 3);
+    let text = render_metrics(&metrics);
+    assert_eq!(
+        read_sample(&text, r#"cogni_gateway_run_refusals_total{run="again",code="gone"}"#),
+        1
+    );
+    assert_eq!(read_sample(&text, r#"cogni_gateway_run_turns_left{run="again"}"#), 3);
 }
 
 /// G12: The number of runs with their own series is bounded; a run beyond the bound still counts in the totals.
 #[test]
 fn the_number_of_runs_with_series_is_bounded() {
     let metrics = MetricsRegistry::new("litellm").unwrap();
-    let budget = unlimited();
+    let budget = unlimited_ledger();
     for run in 0..MAX_RUNS {
         metrics.run_metrics(&format!("run-{run}"), &budget);
     }
     let beyond = metrics.run_metrics("beyond", &budget);
     beyond.record_refusal(&RefusedRequest { route: None, code: "gone", status: 404 });
-    let text = text(&metrics);
+    let text = render_metrics(&metrics);
     assert!(!text.contains(r#"run="beyond""#));
-    assert_eq!(sample(&text, "cogni_gateway_runs"), 10_000);
-    assert_eq!(sample(&text, "cogni_gateway_run_series_dropped_total"), 1);
-    assert_eq!(sample(&text, r#"cogni_gateway_refusals_total{code="gone"}"#), 1);
+    assert_eq!(read_sample(&text, "cogni_gateway_runs"), 10_000);
+    assert_eq!(read_sample(&text, "cogni_gateway_run_series_dropped_total"), 1);
+    assert_eq!(read_sample(&text, r#"cogni_gateway_refusals_total{code="gone"}"#), 1);
 }
 
 /// G12: Two thousand runs of a service, a hundred at a time, leave no series behind, and each run has a few series
@@ -217,11 +221,11 @@ fn the_number_of_runs_with_series_is_bounded() {
 fn two_thousand_runs_leave_no_series() {
     let metrics = MetricsRegistry::new("litellm").unwrap();
     metrics.register_agents(["sandbox:agent"]);
-    let (begun, budget) = (Instant::now(), unlimited());
+    let (begun, budget) = (Instant::now(), unlimited_ledger());
     let one_run = |name: &str| {
         let (live, run) =
             (metrics.record_run_started("sandbox:agent"), metrics.run_metrics(name, &budget));
-        run.record_settled_call(&call(&run.model_metrics("m"), &usage(10, 2)));
+        run.record_settled_call(&settled_call(&run.model_metrics("m"), &token_usage(10, 2)));
         run.record_refusal(&RefusedRequest {
             route: None,
             code: "turn_budget_exhausted",
@@ -233,20 +237,20 @@ fn two_thousand_runs_leave_no_series() {
     };
     one_run("first");
     metrics.remove_due_runs(begun);
-    let before = text(&metrics).lines().count();
+    let before = render_metrics(&metrics).lines().count();
     for hundred in 0..20 {
         for run in 0..100 {
             one_run(&format!("run-{hundred}-{run}"));
         }
-        let during = text(&metrics).lines().count();
+        let during = render_metrics(&metrics).lines().count();
         assert!(during - before < 100 * 20, "{} lines of a hundred runs", during - before);
         metrics.remove_due_runs(begun);
     }
-    let text = text(&metrics);
+    let text = render_metrics(&metrics);
     assert_eq!(text.lines().count(), before, "{text}");
     let ended = r#"cogni_gateway_sandbox_runs_total{agent="sandbox:agent",outcome="ok"}"#;
-    assert_eq!(sample(&text, ended), 2001);
-    assert_eq!(sample(&text, r#"cogni_gateway_sandbox_runs_live{agent="sandbox:agent"}"#), 0);
+    assert_eq!(read_sample(&text, ended), 2001);
+    assert_eq!(read_sample(&text, r#"cogni_gateway_sandbox_runs_live{agent="sandbox:agent"}"#), 0);
 }
 
 /// G12: The series of agents have the catalog's names, not names that a caller sends.
@@ -258,11 +262,14 @@ fn the_number_of_agents_with_series_is_bounded() {
     metrics.register_agents(catalog.iter().map(String::as_str));
     metrics.record_run_ended("asked-for", "ok", Duration::from_secs(1));
     metrics.record_run_ended("agent-64", "ok", Duration::from_secs(1));
-    let text = text(&metrics);
+    let text = render_metrics(&metrics);
     let agents =
         text.lines().filter(|line| line.starts_with("cogni_gateway_sandbox_runs_live{")).count();
     assert_eq!(agents, MAX_AGENTS + 1);
-    assert_eq!(sample(&text, r#"cogni_gateway_sandbox_runs_total{agent="other",outcome="ok"}"#), 2);
+    assert_eq!(
+        read_sample(&text, r#"cogni_gateway_sandbox_runs_total{agent="other",outcome="ok"}"#),
+        2
+    );
     assert!(!text.contains("asked-for") && !text.contains("agent-64"));
 }
 
@@ -270,22 +277,25 @@ fn the_number_of_agents_with_series_is_bounded() {
 #[test]
 fn the_number_of_models_with_series_is_bounded() {
     let metrics = MetricsRegistry::new("litellm").unwrap();
-    let run = metrics.run_metrics("run-7", &unlimited());
+    let run = metrics.run_metrics("run-7", &unlimited_ledger());
     for model in 0..MAX_MODELS {
         run.model_metrics(&format!("model-{model}"));
     }
-    run.record_settled_call(&call(
+    run.record_settled_call(&settled_call(
         &run.existing_model_metrics("made-up-by-a-client"),
-        &usage(1, 1),
+        &token_usage(1, 1),
     ));
-    run.record_settled_call(&call(&run.model_metrics("one-too-many"), &usage(1, 1)));
-    run.record_settled_call(&call(&run.existing_model_metrics("model-0"), &usage(1, 1)));
-    let text = text(&metrics);
+    run.record_settled_call(&settled_call(&run.model_metrics("one-too-many"), &token_usage(1, 1)));
+    run.record_settled_call(&settled_call(
+        &run.existing_model_metrics("model-0"),
+        &token_usage(1, 1),
+    ));
+    let text = render_metrics(&metrics);
     let completed =
         |model| format!(r#"cogni_gateway_calls_total{{model="{model}",outcome="completed"}}"#);
-    assert_eq!(sample(&text, &completed("other")), 2);
-    assert_eq!(sample(&text, &completed("model-0")), 1);
-    assert_eq!(sample(&text, "cogni_gateway_model_series_dropped_total"), 1);
+    assert_eq!(read_sample(&text, &completed("other")), 2);
+    assert_eq!(read_sample(&text, &completed("model-0")), 1);
+    assert_eq!(read_sample(&text, "cogni_gateway_model_series_dropped_total"), 1);
     assert!(!text.contains("made-up") && !text.contains("one-too-many"));
 }
 
@@ -293,43 +303,60 @@ fn the_number_of_models_with_series_is_bounded() {
 #[test]
 fn the_series_of_other_models_takes_no_place() {
     let metrics = MetricsRegistry::new("litellm").unwrap();
-    let run = metrics.run_metrics("run-7", &unlimited());
+    let run = metrics.run_metrics("run-7", &unlimited_ledger());
     run.existing_model_metrics("made-up-by-a-client");
     for model in 0..MAX_MODELS {
-        run.record_settled_call(&call(&run.model_metrics(&format!("model-{model}")), &usage(1, 1)));
+        run.record_settled_call(&settled_call(
+            &run.model_metrics(&format!("model-{model}")),
+            &token_usage(1, 1),
+        ));
     }
     run.model_metrics("one-too-many");
-    let text = text(&metrics);
+    let text = render_metrics(&metrics);
     let last = MAX_MODELS - 1;
     let last = format!(r#"cogni_gateway_calls_total{{model="model-{last}",outcome="completed"}}"#);
-    assert_eq!(sample(&text, &last), 1);
-    assert_eq!(sample(&text, "cogni_gateway_model_series_dropped_total"), 1);
+    assert_eq!(read_sample(&text, &last), 1);
+    assert_eq!(read_sample(&text, "cogni_gateway_model_series_dropped_total"), 1);
 }
 
 #[test]
 fn a_request_is_in_flight_until_its_guard_is_dropped() {
     let metrics = MetricsRegistry::new("litellm").unwrap();
-    let run = metrics.run_metrics("run-7", &unlimited());
+    let run = metrics.run_metrics("run-7", &unlimited_ledger());
     let (first, second) = (run.track_request(), run.track_request());
-    assert_eq!(sample(&text(&metrics), r#"cogni_gateway_run_requests_in_flight{run="run-7"}"#), 2);
+    assert_eq!(
+        read_sample(
+            &render_metrics(&metrics),
+            r#"cogni_gateway_run_requests_in_flight{run="run-7"}"#
+        ),
+        2
+    );
     drop((first, second));
-    assert_eq!(sample(&text(&metrics), r#"cogni_gateway_run_requests_in_flight{run="run-7"}"#), 0);
-    assert_eq!(sample(&text(&metrics), "cogni_gateway_requests_in_flight"), 0);
+    assert_eq!(
+        read_sample(
+            &render_metrics(&metrics),
+            r#"cogni_gateway_run_requests_in_flight{run="run-7"}"#
+        ),
+        0
+    );
+    assert_eq!(read_sample(&render_metrics(&metrics), "cogni_gateway_requests_in_flight"), 0);
 }
 
 /// A run that ends while its disk fails must not leave the alarm on forever.
 #[test]
 fn the_audit_lag_of_a_run_ends_with_it() {
     let metrics = MetricsRegistry::new("litellm").unwrap();
-    let (one, two) =
-        (metrics.run_metrics("one", &unlimited()), metrics.run_metrics("two", &unlimited()));
+    let (one, two) = (
+        metrics.run_metrics("one", &unlimited_ledger()),
+        metrics.run_metrics("two", &unlimited_ledger()),
+    );
     one.set_audit_lag(&AuditLag { records: 3, bytes: 900, failing: true });
     two.set_audit_lag(&AuditLag { records: 4, bytes: 100, failing: true });
     two.set_audit_lag(&AuditLag { records: 1, bytes: 50, failing: false });
     let of = |metrics: &MetricsRegistry| {
-        let text = text(metrics);
+        let text = render_metrics(metrics);
         ["lag_records", "lag_bytes", "failing_runs"]
-            .map(|name| sample(&text, &format!("cogni_gateway_audit_{name}")))
+            .map(|name| read_sample(&text, &format!("cogni_gateway_audit_{name}")))
     };
     assert_eq!(of(&metrics), [4, 950, 1]);
     metrics.remove_run("one");
@@ -341,22 +368,26 @@ fn the_audit_lag_of_a_run_ends_with_it() {
 #[test]
 fn gen_ai_histograms_hold_only_what_the_conventions_allow() {
     let metrics = MetricsRegistry::new("openai").unwrap();
-    let run = metrics.run_metrics("run-7", &unlimited());
+    let run = metrics.run_metrics("run-7", &unlimited_ledger());
     let model = run.model_metrics("m");
-    let estimated = TokenUsage { source: UsageSource::Estimated, ..usage(100, 10) };
+    let estimated = TokenUsage { source: UsageSource::Estimated, ..token_usage(100, 10) };
     run.record_settled_call(&SettledCall {
         outcome: CallOutcome::ClientGone,
-        ..call(&model, &estimated)
+        ..settled_call(&model, &estimated)
     });
-    run.record_settled_call(&SettledCall { is_stream: false, ..call(&model, &usage(100, 10)) });
+    run.record_settled_call(&SettledCall {
+        is_stream: false,
+        ..settled_call(&model, &token_usage(100, 10))
+    });
     run.record_settled_call(&SettledCall {
         route: GatewayRoute::CountTokens,
-        ..call(&model, &estimated)
+        ..settled_call(&model, &estimated)
     });
-    let text = text(&metrics);
+    let text = render_metrics(&metrics);
     let labels =
         r#"gen_ai_operation_name="chat",gen_ai_provider_name="openai",gen_ai_request_model="m""#;
-    let count = |name: &str, last: &str| sample(&text, &format!("{name}_count{{{labels}{last}}}"));
+    let count =
+        |name: &str, last: &str| read_sample(&text, &format!("{name}_count{{{labels}{last}}}"));
     assert_eq!(count("gen_ai_client_token_usage", r#",gen_ai_token_type="input""#), 1);
     assert_eq!(count("gen_ai_client_operation_duration_seconds", r#",error_type="""#), 1);
     assert_eq!(count("gen_ai_client_operation_duration_seconds", r#",error_type="_OTHER""#), 1);
@@ -368,10 +399,10 @@ fn gen_ai_histograms_hold_only_what_the_conventions_allow() {
 fn counting_allocates_nothing() {
     let metrics = MetricsRegistry::new("litellm").unwrap();
     let busy = record_every_family(&metrics);
-    let (run, usage) = (&busy.run, usage(10, 20));
-    let settled = call(&busy.model, &usage);
+    let (run, usage) = (&busy.run, token_usage(10, 20));
+    let settled = settled_call(&busy.model, &usage);
     let refused = RefusedRequest { route: None, code: "route_not_served", status: 404 };
-    let counted = allocations::count(|| {
+    let counted = allocations::count_allocations(|| {
         let _in_flight = run.track_request();
         let model = run.model_metrics("gpt-5-mini");
         model.record_first_byte(Duration::from_millis(300));
@@ -387,11 +418,11 @@ proptest! {
     #[test]
     fn a_model_name_cannot_break_the_text(names in prop::collection::vec("\\PC*|(?s).{0,200}", 1..5)) {
         let metrics = MetricsRegistry::new("litellm").unwrap();
-        let run = metrics.run_metrics("run-7", &unlimited());
+        let run = metrics.run_metrics("run-7", &unlimited_ledger());
         for name in &names {
-            run.record_settled_call(&call(&run.model_metrics(name), &usage(1, 1)));
+            run.record_settled_call(&settled_call(&run.model_metrics(name), &token_usage(1, 1)));
         }
-        let text = text(&metrics);
+        let text = render_metrics(&metrics);
         let mut series: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).map(|line| line.rsplit_once(' ').unwrap()).collect();
         prop_assert!(series.iter().all(|(_, value)| value.parse::<f64>().is_ok()));
         series.sort_unstable();
@@ -411,10 +442,11 @@ async fn model_names_of_free_calls_take_no_series() {
     }
     app.client().post("/v1/messages", &call("real")).await;
     app.recorded("request.settled", MAX_MODELS + 7).await;
-    let text = scrape(app.metrics.unwrap(), "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").await;
+    let text =
+        scrape_listener(app.metrics.unwrap(), "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").await;
     let completed = r#"cogni_gateway_calls_total{model="real",outcome="completed"}"#;
-    assert_eq!(sample(&text, completed), 1);
-    assert_eq!(sample(&text, "cogni_gateway_model_series_dropped_total"), 0);
+    assert_eq!(read_sample(&text, completed), 1);
+    assert_eq!(read_sample(&text, "cogni_gateway_model_series_dropped_total"), 0);
     assert!(!text.contains("junk"), "{text}");
     app.stop().await;
 }
@@ -434,9 +466,10 @@ async fn an_error_event_of_a_stream_is_counted() {
         assert_eq!(record["outcome"], "completed");
         assert_eq!(record["code"], "upstream_stream_error");
     }
-    let text = scrape(app.metrics.unwrap(), "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").await;
+    let text =
+        scrape_listener(app.metrics.unwrap(), "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").await;
     let errors = r#"cogni_gateway_upstream_errors_total{kind="upstream_stream_error"}"#;
-    assert_eq!(sample(&text, errors), 3);
+    assert_eq!(read_sample(&text, errors), 3);
     app.stop().await;
 }
 
@@ -445,7 +478,7 @@ async fn an_error_event_of_a_stream_is_counted() {
 async fn the_last_call_shows_whether_the_upstream_is_up() {
     let app = TestApp::with(|config| config.metrics.address = Some(ANY_PORT)).await;
     let metrics = app.metrics.unwrap();
-    let ask = async || scrape(metrics, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").await;
+    let ask = async || scrape_listener(metrics, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").await;
     assert!(!ask().await.contains("cogni_gateway_upstream_up"));
     // A failure in the middle of a body comes after the upstream has answered. A key that is refused is useless.
     let calls = [
@@ -461,7 +494,7 @@ async fn the_last_call_shows_whether_the_upstream_is_up() {
         let text = ask().await;
         let host = app.upstream.addr;
         let series = format!(r#"cogni_gateway_upstream_up{{host="{host}"}}"#);
-        assert_eq!(sample(&text, &series), expected, "{model}");
+        assert_eq!(read_sample(&text, &series), expected, "{model}");
     }
     app.stop().await;
 }
@@ -478,27 +511,31 @@ async fn each_end_of_a_request_is_in_metrics_and_log() {
     client.get("/health").await;
     app.recorded("request.settled", 2).await;
 
-    let text = scrape(app.metrics.unwrap(), "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").await;
+    let text =
+        scrape_listener(app.metrics.unwrap(), "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").await;
     assert_eq!(promtool_check(text.split_once("\n\n").unwrap().1), "");
     let requests =
-        |labels: &str| sample(&text, &format!("cogni_gateway_requests_total{{{labels}}}"));
+        |labels: &str| read_sample(&text, &format!("cogni_gateway_requests_total{{{labels}}}"));
     assert_eq!(requests(r#"route="chat_completions",status="200""#), 2);
     assert_eq!(requests(r#"route="-",status="404""#), 1);
     assert_eq!(requests(r#"route="health",status="200""#), 1);
-    assert_eq!(sample(&text, r#"cogni_gateway_refusals_total{code="not_found"}"#), 1);
+    assert_eq!(read_sample(&text, r#"cogni_gateway_refusals_total{code="not_found"}"#), 1);
     assert_eq!(
-        sample(&text, r#"cogni_gateway_calls_total{model="gpt-5-mini",outcome="completed"}"#),
+        read_sample(&text, r#"cogni_gateway_calls_total{model="gpt-5-mini",outcome="completed"}"#),
         2
     );
     assert_eq!(
-        sample(&text, r#"cogni_gateway_usage_reports_total{model="gpt-5-mini",source="provider"}"#),
+        read_sample(
+            &text,
+            r#"cogni_gateway_usage_reports_total{model="gpt-5-mini",source="provider"}"#
+        ),
         2
     );
     assert_eq!(
-        sample(&text, r#"cogni_gateway_time_to_first_byte_seconds_count{model="gpt-5-mini"}"#),
+        read_sample(&text, r#"cogni_gateway_time_to_first_byte_seconds_count{model="gpt-5-mini"}"#),
         2
     );
-    assert_eq!(sample(&text, "cogni_gateway_requests_in_flight"), 0);
+    assert_eq!(read_sample(&text, "cogni_gateway_requests_in_flight"), 0);
 
     let path = app.access_log();
     let log = tempfile::tempdir().unwrap();
@@ -622,7 +659,8 @@ pub(crate) fn record_every_family(metrics: &MetricsRegistry) -> BusyRun {
     let budget = Arc::new(BudgetLedger::new(limits, PriorUsage::default()));
     let run = metrics.run_metrics("run-7", &budget);
     let model = run.model_metrics("gpt-5-mini");
-    let usage = TokenUsage { cache_read: Tokens(1000), reasoning: Tokens(64), ..usage(1200, 180) };
+    let usage =
+        TokenUsage { cache_read: Tokens(1000), reasoning: Tokens(64), ..token_usage(1200, 180) };
 
     let ask = ReserveRequest {
         is_turn: true,
@@ -636,12 +674,12 @@ pub(crate) fn record_every_family(metrics: &MetricsRegistry) -> BusyRun {
     model.record_first_byte(Duration::from_millis(450));
     run.record_frame(Some(&model), None, 300);
     run.record_frame(Some(&model), Some(Duration::from_millis(22)), 180);
-    run.record_settled_call(&call(&model, &usage));
+    run.record_settled_call(&settled_call(&model, &usage));
     let gone = SettledCall {
         outcome: CallOutcome::ClientGone,
         status: 0,
         cost: None,
-        ..call(&model, &usage)
+        ..settled_call(&model, &usage)
     };
     run.record_settled_call(&gone);
     run.record_refusal(&RefusedRequest { route: None, code: "route_not_served", status: 404 });
@@ -707,7 +745,7 @@ fn a_service(metrics: &MetricsRegistry) -> LiveRunGuard {
     metrics.record_run_started("sandbox:agent")
 }
 
-fn call<'a>(model: &'a ModelMetrics, usage: &'a TokenUsage) -> SettledCall<'a> {
+fn settled_call<'a>(model: &'a ModelMetrics, usage: &'a TokenUsage) -> SettledCall<'a> {
     SettledCall {
         route: GatewayRoute::ChatCompletions,
         model,
@@ -723,7 +761,7 @@ fn call<'a>(model: &'a ModelMetrics, usage: &'a TokenUsage) -> SettledCall<'a> {
     }
 }
 
-fn usage(input: u64, output: u64) -> TokenUsage {
+fn token_usage(input: u64, output: u64) -> TokenUsage {
     TokenUsage {
         input: Tokens(input),
         output: Tokens(output),
@@ -732,22 +770,22 @@ fn usage(input: u64, output: u64) -> TokenUsage {
     }
 }
 
-fn unlimited() -> Arc<BudgetLedger> {
+fn unlimited_ledger() -> Arc<BudgetLedger> {
     Arc::new(BudgetLedger::new(BudgetLimits::default(), PriorUsage::default()))
 }
 
-fn text(metrics: &MetricsRegistry) -> String {
+fn render_metrics(metrics: &MetricsRegistry) -> String {
     String::from_utf8(metrics.render_text()).unwrap()
 }
 
 /// Returns the value of the series with this printed name.
-fn sample(text: &str, series: &str) -> u64 {
+fn read_sample(text: &str, series: &str) -> u64 {
     let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
     line.ok_or_else(|| format!("no {series} in\n{text}")).unwrap().parse().unwrap()
 }
 
 fn runs_shown(metrics: &MetricsRegistry) -> Vec<String> {
-    let text = text(metrics);
+    let text = render_metrics(metrics);
     let shown = text
         .lines()
         .filter_map(|line| line.strip_prefix(r#"cogni_gateway_run_cost_dollars_total{run=""#));
@@ -755,7 +793,7 @@ fn runs_shown(metrics: &MetricsRegistry) -> Vec<String> {
 }
 
 /// Returns the lines of the samples of one family.
-fn samples<'a>(text: &'a str, family: &'a str) -> impl Iterator<Item = &'a str> {
+fn family_samples<'a>(text: &'a str, family: &'a str) -> impl Iterator<Item = &'a str> {
     text.lines().filter(move |line| {
         let series = line.split(['{', ' ']).next().unwrap();
         let part = series.strip_prefix(family);
@@ -763,11 +801,11 @@ fn samples<'a>(text: &'a str, family: &'a str) -> impl Iterator<Item = &'a str> 
     })
 }
 
-fn headers<'a>(text: &'a str, prefix: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
+fn read_headers<'a>(text: &'a str, prefix: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
     text.lines().filter_map(move |line| line.strip_prefix(prefix)?.split_once(' '))
 }
 
-fn kind(family: &MetricFamilySpec) -> &'static str {
+fn family_kind(family: &MetricFamilySpec) -> &'static str {
     match family.kind {
         MetricKind::Counter => "counter",
         MetricKind::Gauge => "gauge",
@@ -811,7 +849,7 @@ impl ScrapeListener {
     }
 
     async fn ask(&self, request: &str) -> String {
-        scrape(self.address, request).await
+        scrape_listener(self.address, request).await
     }
 
     async fn stop(self) {
@@ -821,7 +859,7 @@ impl ScrapeListener {
 }
 
 /// Returns a listener's response without its date.
-pub(crate) async fn scrape(address: SocketAddr, request: &str) -> String {
+pub(crate) async fn scrape_listener(address: SocketAddr, request: &str) -> String {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = String::new();

@@ -23,7 +23,8 @@ use crate::support::process::{TEST_TIMEOUT, free_port};
 /// G12: The dashboard queries only metrics and labels that exist.
 #[test]
 fn the_dashboard_queries_only_existing_metrics() {
-    let unknown: BTreeSet<_> = queries().iter().flat_map(|query| unknown_names(query)).collect();
+    let unknown: BTreeSet<_> =
+        list_queries().iter().flat_map(|query| unknown_names(query)).collect();
     assert!(unknown.is_empty(), "{unknown:#?}");
 }
 
@@ -37,7 +38,7 @@ fn the_alerts_use_only_existing_metrics() {
 /// The dashboard shows every metric family.
 #[test]
 fn the_dashboard_shows_every_family() {
-    let queries = queries().concat();
+    let queries = list_queries().concat();
     let unseen: Vec<_> = MetricFamilySpec::all_families()
         .map(|family| family.name)
         .filter(|name| !queries.contains(name))
@@ -79,7 +80,7 @@ fn the_manual_lists_the_former_names() {
 /// position.
 #[test]
 fn grafana_can_load_the_dashboard() {
-    let dashboard = dashboard();
+    let dashboard = read_dashboard();
     assert_eq!(dashboard["templating"]["list"][0]["type"], "datasource");
     let panels = dashboard["panels"].as_array().unwrap();
     let ids: BTreeSet<_> = panels.iter().map(|panel| panel["id"].as_u64()).collect();
@@ -88,10 +89,10 @@ fn grafana_can_load_the_dashboard() {
         let is_row = panel["type"] == "row";
         assert!(is_row || panel["datasource"]["uid"] == "${datasource}", "{panel:#}");
         assert!(is_row || !panel["description"].as_str().unwrap().is_empty(), "{panel:#}");
-        let [x, y, w, h] = place(panel);
+        let [x, y, w, h] = grid_position(panel);
         assert!(x + w <= 24 && h > 0, "{panel:#}");
         for other in &panels[..i] {
-            let [other_x, other_y, other_w, other_h] = place(other);
+            let [other_x, other_y, other_w, other_h] = grid_position(other);
             let is_apart = x >= other_x + other_w
                 || other_x >= x + w
                 || y >= other_y + other_h
@@ -104,9 +105,9 @@ fn grafana_can_load_the_dashboard() {
 /// G12: promtool accepts the scrape example and the alerts, and each alert fires when it should.
 #[test]
 fn promtool_accepts_the_shipped_files() {
-    promtool(&["check", "config", "config/prometheus.yaml"]);
-    promtool(&["check", "rules", "config/alerts.yaml"]);
-    promtool(&["test", "rules", "tests/fixtures/alerts_test.yaml"]);
+    run_promtool(&["check", "config", "config/prometheus.yaml"]);
+    run_promtool(&["check", "rules", "config/alerts.yaml"]);
+    run_promtool(&["test", "rules", "tests/fixtures/alerts_test.yaml"]);
 }
 
 /// G12: A real Prometheus finds the gateway by `http_sd` and scrapes it, and every panel of the dashboard has data.
@@ -133,7 +134,7 @@ fn every_panel_has_data_of_a_real_prometheus() {
     prometheus.wait_until(&found, |answer| {
         answer["data"]["result"].as_array().is_some_and(|series| series.len() == 1)
     });
-    for query in queries().iter().filter(|query| !query.starts_with("label_values")) {
+    for query in list_queries().iter().filter(|query| !query.starts_with("label_values")) {
         let asked = filled_in(query);
         prometheus.wait_until(&asked, |answer| {
             answer["data"]["result"].as_array().is_some_and(|series| !series.is_empty())
@@ -145,7 +146,7 @@ fn every_panel_has_data_of_a_real_prometheus() {
 fn unknown_names(text: &str) -> Vec<String> {
     let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     let ours = words.filter(|word| OURS.iter().any(|prefix| word.starts_with(prefix)));
-    let names: BTreeSet<_> = names().into_iter().collect();
+    let names: BTreeSet<_> = list_names().into_iter().collect();
     let labels: BTreeSet<_> =
         MetricFamilySpec::all_families().flat_map(|family| family.labels).copied().collect();
     let unknown = ours.filter(|word| !names.contains(*word) && !labels.contains(word));
@@ -190,7 +191,7 @@ const OURS: [&str; 11] = [
 ];
 
 /// Returns every name that a query may use.
-fn names() -> Vec<String> {
+fn list_names() -> Vec<String> {
     let metrics = MetricsRegistry::new("litellm").unwrap();
     let text = String::from_utf8(metrics.render_text()).unwrap();
     let process =
@@ -209,8 +210,8 @@ fn series_of(family: &MetricFamilySpec) -> Vec<String> {
 }
 
 /// Returns every query of the dashboard.
-fn queries() -> Vec<String> {
-    let dashboard = dashboard();
+fn list_queries() -> Vec<String> {
+    let dashboard = read_dashboard();
     let panels = dashboard["panels"].as_array().unwrap().iter();
     let targets = panels.filter_map(|panel| panel["targets"].as_array()).flatten();
     let variables = dashboard["templating"]["list"].as_array().unwrap().iter();
@@ -219,11 +220,11 @@ fn queries() -> Vec<String> {
     of_panels.chain(of_variables).map(|query| query.as_str().unwrap().to_owned()).collect()
 }
 
-fn dashboard() -> Value {
+fn read_dashboard() -> Value {
     serde_json::from_str(&fs::read_to_string("config/grafana-dashboard.json").unwrap()).unwrap()
 }
 
-fn place(panel: &Value) -> [u64; 4] {
+fn grid_position(panel: &Value) -> [u64; 4] {
     ["x", "y", "w", "h"].map(|side| panel["gridPos"][side].as_u64().unwrap())
 }
 
@@ -234,7 +235,7 @@ fn filled_in(query: &str) -> String {
     variables.iter().fold(query, |query, variable| query.replace(variable, ".*"))
 }
 
-fn promtool(arguments: &[&str]) {
+fn run_promtool(arguments: &[&str]) {
     let ran = Command::new("promtool").args(arguments).output();
     let output = ran.expect("this test needs promtool: apt-get install prometheus");
     let printed = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
@@ -255,8 +256,8 @@ impl MonitoringPrometheus {
         fs::write(&config, scrape_config(target)).unwrap();
         let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
         let process = Command::new("prometheus")
-            .arg(flag("config.file", &config))
-            .arg(flag("storage.tsdb.path", &dir.path().join("data")))
+            .arg(format_flag("config.file", &config))
+            .arg(format_flag("storage.tsdb.path", &dir.path().join("data")))
             .arg(format!("--web.listen-address={address}"))
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -280,7 +281,7 @@ impl MonitoringPrometheus {
 
     fn ask(&self, query: &str) -> Option<Value> {
         let mut stream = TcpStream::connect(self.address).ok()?;
-        let body = format!("query={}", encoded(query));
+        let body = format!("query={}", encode_url(query));
         let length = body.len();
         let head = "POST /api/v1/query HTTP/1.0\r\nContent-Type: application/x-www-form-urlencoded";
         write!(stream, "{head}\r\nContent-Length: {length}\r\n\r\n{body}").ok()?;
@@ -303,10 +304,10 @@ fn scrape_config(target: SocketAddr) -> String {
     )
 }
 
-fn flag(name: &str, value: &Path) -> String {
+fn format_flag(name: &str, value: &Path) -> String {
     format!("--{name}={}", value.display())
 }
 
-fn encoded(text: &str) -> String {
+fn encode_url(text: &str) -> String {
     text.bytes().fold(String::new(), |all, byte| all + &format!("%{byte:02x}"))
 }

@@ -10,7 +10,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use setup::{Litellm, ProxySetup, provider};
+use setup::{LitellmProxy, ProxySetup, start_provider};
 
 use crate::support::process::{free_port, wait_until};
 
@@ -20,7 +20,7 @@ const MOCKED: &str = "hello from litellm";
 /// G2, G7: The OpenAI SDK uses chat completions, Responses, embeddings and models, unary and streamed.
 #[test]
 fn the_openai_sdk_speaks_through_the_socket() {
-    let provider = provider("input=11,output=7");
+    let provider = start_provider("input=11,output=7");
     let setup = ProxySetup::start(&provider.address, &[]);
     let calls = [
         "chat",
@@ -43,13 +43,16 @@ fn the_openai_sdk_speaks_through_the_socket() {
     let text = json!({ "text": TEXT, "finish": "stop", "requests": 1 });
     assert_eq!(
         stream,
-        with(&text, &json!({ "without_choices": 0, "input": null, "output": null }))
+        merge_objects(&text, &json!({ "without_choices": 0, "input": null, "output": null }))
     );
-    assert_eq!(counted, with(&text, &json!({ "without_choices": 1, "input": 11, "output": 7 })));
+    assert_eq!(
+        counted,
+        merge_objects(&text, &json!({ "without_choices": 1, "input": 11, "output": 7 }))
+    );
     let answer =
         json!({ "text": TEXT, "finish": "completed", "input": 11, "output": 7, "requests": 1 });
     assert_eq!(responses, answer);
-    assert_eq!(responses_stream, with(&answer, &json!({ "deltas": TEXT })));
+    assert_eq!(responses_stream, merge_objects(&answer, &json!({ "deltas": TEXT })));
     assert_eq!(embeddings, json!({ "vectors": 1, "dimensions": true, "requests": 1 }));
     assert_eq!(models["requests"], 1);
     setup.ends_with_a_whole_record();
@@ -58,7 +61,7 @@ fn the_openai_sdk_speaks_through_the_socket() {
 /// G2, G7: The Anthropic SDK uses Messages, unary and streamed, and counts tokens.
 #[test]
 fn the_anthropic_sdk_speaks_through_the_socket() {
-    let provider = provider("input=11,output=7");
+    let provider = start_provider("input=11,output=7");
     let setup = ProxySetup::start(&provider.address, &[]);
     let [messages, messages_stream, counted] =
         setup.sdk("anthropic_sdk.py", "claude", ["messages", "messages_stream", "count_tokens"]);
@@ -66,7 +69,7 @@ fn the_anthropic_sdk_speaks_through_the_socket() {
     let answer =
         json!({ "text": TEXT, "finish": "end_turn", "input": 11, "output": 7, "requests": 1 });
     assert_eq!(messages, answer);
-    assert_eq!(messages_stream, with(&answer, &json!({ "deltas": TEXT })));
+    assert_eq!(messages_stream, merge_objects(&answer, &json!({ "deltas": TEXT })));
     assert!(counted["input"].as_u64().unwrap() > 0, "{counted}");
     setup.ends_with_a_whole_record();
 }
@@ -74,7 +77,7 @@ fn the_anthropic_sdk_speaks_through_the_socket() {
 /// G10: The SDKs try three times if a refusal may be temporary. The refusal of a spent budget tells them not to retry.
 #[test]
 fn the_sdks_do_not_retry_against_a_spent_budget() {
-    let provider = provider("");
+    let provider = start_provider("");
     let setup = ProxySetup::start(&provider.address, &[("MAX_TURNS", "1")]);
     let [first, chat, stream, responses] =
         setup.sdk("openai_sdk.py", "gpt", ["chat", "chat", "chat_stream", "responses"]);
@@ -93,7 +96,7 @@ fn the_sdks_do_not_retry_against_a_spent_budget() {
 /// G2, G4, G11: LiteLLM uses the gateway's call id, which is in the audit log and in the access log.
 #[test]
 fn litellm_serves_as_the_upstream_and_its_call_ids_are_recorded() {
-    let litellm = Litellm::start();
+    let litellm = LitellmProxy::start();
     let setup = ProxySetup::start(&litellm.address, &[]);
 
     let mut calls = vec![];
@@ -132,17 +135,17 @@ fn litellm_serves_as_the_upstream_and_its_call_ids_are_recorded() {
 /// G12: Prometheus scrapes the gateway, and promtool finds no fault in the text.
 #[test]
 fn prometheus_scrapes_and_promtool_finds_no_fault() {
-    let provider = provider("");
+    let provider = start_provider("");
     let metrics = format!("127.0.0.1:{}", free_port());
     let setup = ProxySetup::start(&provider.address, &[("METRICS_ADDR", &metrics)]);
     setup.chat("gpt", false);
     setup.chat("gpt", true);
 
-    let text = setup::get(&format!("http://{metrics}/metrics"));
-    let complaints = setup::promtool(&["check", "metrics"], &text);
+    let text = setup::get_url(&format!("http://{metrics}/metrics"));
+    let complaints = setup::run_promtool(&["check", "metrics"], &text);
     assert_eq!(complaints, "", "{text}");
 
-    let prometheus = setup::Prometheus::start(&metrics);
+    let prometheus = setup::PrometheusServer::start(&metrics);
     wait_until(
         || prometheus.value(r#"up{job="cogni-gateway"}"#) == Some(1.0),
         || format!("Prometheus does not scrape: {}", prometheus.output()),
@@ -152,14 +155,14 @@ fn prometheus_scrapes_and_promtool_finds_no_fault() {
 }
 
 /// Merges the members of two objects.
-fn with(object: &Value, more: &Value) -> Value {
+fn merge_objects(object: &Value, more: &Value) -> Value {
     let mut both = object.as_object().unwrap().clone();
     both.extend(more.as_object().unwrap().clone());
     both.into()
 }
 
 /// Returns the output of `command`, which must succeed.
-pub(crate) fn output(command: &mut Command) -> String {
+pub(crate) fn command_output(command: &mut Command) -> String {
     let output =
         command.output().unwrap_or_else(|error| panic!("{command:?}: {error}; {}", setup::REMEDY));
     let [printed, complained] =

@@ -12,28 +12,31 @@ use cogni_gateway::llm::budget::Tokens;
 use serde::Deserialize;
 
 /// Parses rules as they are in a file, without the prefix `policy.`.
-pub(crate) fn rules(text: &str) -> Result<RuleSet, RuleConfigError> {
+pub(crate) fn parse_rules(text: &str) -> Result<RuleSet, RuleConfigError> {
     #[derive(Deserialize)]
-    struct File {
+    struct RuleFile {
         rules: Vec<RuleConfig>,
     }
-    let file: File = toml::from_str(text).unwrap();
+    let file: RuleFile = toml::from_str(text).unwrap();
     RuleSet::compile_rules(&file.rules)
 }
 
 /// Parses one rule with this condition.
-fn rule(when: &str) -> Result<RuleSet, RuleConfigError> {
+fn parse_rule(when: &str) -> Result<RuleSet, RuleConfigError> {
     let when = toml::Value::from(when);
-    rules(&format!("[[rules]]\nname = 'r'\nwhen = {when}\nrefuse = 'no'"))
+    parse_rules(&format!("[[rules]]\nname = 'r'\nwhen = {when}\nrefuse = 'no'"))
 }
 
 /// Parses the facts of a call, in the form of a rule's example.
-fn facts(text: &str) -> RuleContext<'static> {
+fn parse_facts(text: &str) -> RuleContext<'static> {
     toml::from_str(text).unwrap()
 }
 
-fn holds(when: &str, call: &str) -> bool {
-    matches!(rule(when).unwrap().evaluate_rules(&facts(call)), Err(RuleError::Refused { .. }))
+fn condition_holds(when: &str, call: &str) -> bool {
+    matches!(
+        parse_rule(when).unwrap().evaluate_rules(&parse_facts(call)),
+        Err(RuleError::Refused { .. })
+    )
 }
 
 /// G13: A condition can read each fact, and each fact has the right value.
@@ -84,8 +87,8 @@ fn every_fact_is_read() {
         "usage.left.total_tokens == 15",
         "usage.left.cost_usd == 0.75",
     ] {
-        assert!(holds(when, call), "{when}");
-        assert!(!holds(when, ""), "{when}");
+        assert!(condition_holds(when, call), "{when}");
+        assert!(!condition_holds(when, ""), "{when}");
     }
 }
 
@@ -99,7 +102,7 @@ fn an_unknown_fact_is_empty_or_unlimited() {
         // Zero divided by zero is NaN, and no number is larger than NaN.
         "!(usage.cost_usd / double(usage.turns) > 0.5)",
     ] {
-        assert!(holds(when, ""), "{when}");
+        assert!(condition_holds(when, ""), "{when}");
     }
 }
 
@@ -107,16 +110,16 @@ fn an_unknown_fact_is_empty_or_unlimited() {
 #[test]
 fn a_long_text_is_cut() {
     let long = format!("run = {{ metadata = {{ note = '{}' }} }}", "é".repeat(10_000));
-    assert!(holds("run.metadata.note.size() == 128", &long));
+    assert!(condition_holds("run.metadata.note.size() == 128", &long));
     let list = format!("run = {{ metadata = {{ note = ['{}'] }} }}", "x".repeat(10_000));
-    assert!(holds("run.metadata.note.size() == 256", &list));
+    assert!(condition_holds("run.metadata.note.size() == 256", &list));
 }
 
 /// G13: All rules that match apply in order. A later rule replaces an earlier one, limits only get tighter, and a
 /// refusal ends the evaluation.
 #[test]
 fn all_rules_that_match_apply_in_order() {
-    let rules = rules(
+    let rules = parse_rules(
         r#"
         [[rules]]
         name = "small"
@@ -142,7 +145,7 @@ fn all_rules_that_match_apply_in_order() {
     )
     .unwrap();
     let judged = |call: &str| {
-        rules.evaluate_rules(&facts(call)).map(|verdict| {
+        rules.evaluate_rules(&parse_facts(call)).map(|verdict| {
             let headers: Vec<_> = verdict
                 .headers
                 .iter()
@@ -168,12 +171,15 @@ fn all_rules_that_match_apply_in_order() {
 /// G13: A rule whose condition cannot be evaluated refuses the call.
 #[test]
 fn a_rule_without_an_answer_refuses() {
-    let rules = rule("request.bytes * request.bytes < 100").unwrap();
+    let rules = parse_rule("request.bytes * request.bytes < 100").unwrap();
     assert_eq!(
-        rules.evaluate_rules(&facts("request = { bytes = 1000 }")).map(|verdict| verdict.matched),
+        rules
+            .evaluate_rules(&parse_facts("request = { bytes = 1000 }"))
+            .map(|verdict| verdict.matched),
         Ok(vec![])
     );
-    let refusal = rules.evaluate_rules(&facts("request = { bytes = 9000000000000 }")).unwrap_err();
+    let refusal =
+        rules.evaluate_rules(&parse_facts("request = { bytes = 9000000000000 }")).unwrap_err();
     insta::assert_snapshot!(refusal, @"the rule `r` cannot be evaluated: a number is larger than 64 bits hold; report this to the operator of the gateway");
     assert_eq!(refusal.code(), "policy_error");
 }
@@ -182,7 +188,7 @@ fn a_rule_without_an_answer_refuses() {
 #[test]
 fn evaluation_allocates_nothing() {
     let models: Vec<_> = (0..60).map(|n| format!("'model-number-{n}'")).collect();
-    let rules = rule(&format!(
+    let rules = parse_rule(&format!(
         "request.model in [{}] || request.model.matches('^(gpt|claude)-[0-9]+$') \
          || usage.total_tokens + 2 * usage.turns > 1000000 || run.metadata.team.contains('x') \
          || request.bytes > (request.stream ? 10 : 20) || usage.cost_usd >= 5 \
@@ -192,7 +198,7 @@ fn evaluation_allocates_nothing() {
     .unwrap();
     let metadata = "{ team = 'ml', beta = true, legacy = false }";
     let call =
-        facts(&format!("run = {{ metadata = {metadata} }}\nrequest = {{ model = 'gpt-x' }}"));
+        parse_facts(&format!("run = {{ metadata = {metadata} }}\nrequest = {{ model = 'gpt-x' }}"));
     // A pattern allocates its working memory when it is first used.
     assert!(rules.evaluate_rules(&call).is_ok());
     let counted = allocation_counter::measure(|| assert!(rules.evaluate_rules(&call).is_ok()));

@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::support::app::TestApp;
-use crate::support::client::{Stream, post};
+use crate::support::client::{ResponseStream, post_request};
 
 /// G1: A crash leaves its socket file behind, and the next process replaces it.
 #[test]
@@ -40,7 +40,7 @@ fn a_live_socket_is_refused() {
 #[test]
 fn a_live_socket_with_a_full_backlog_is_refused() {
     let socket_dir = SocketDir::new();
-    let (_live, _waiting) = overrun(&socket_dir.socket());
+    let (_live, _waiting) = overrun_listener(&socket_dir.socket());
     insta::assert_snapshot!(socket_dir.refusal(), @"`[dir]/llm.sock` is served by a live process; stop it or use another path");
 }
 
@@ -137,7 +137,8 @@ async fn a_request_may_arrive_byte_by_byte() {
     let app = TestApp::start().await;
     let mut socket = app.client().connect().await;
     // `P` and `PO` could both still become HTTP/2's `PRI`.
-    trickle(&mut socket, b"POST /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await;
+    write_bytewise(&mut socket, b"POST /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        .await;
     let mut answer = String::new();
     socket.read_to_string(&mut answer).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 404 "), "{answer}");
@@ -149,7 +150,7 @@ async fn a_request_may_arrive_byte_by_byte() {
 async fn an_http2_preface_may_arrive_byte_by_byte() {
     let app = TestApp::start().await;
     let mut socket = app.client().connect().await;
-    trickle(&mut socket, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await;
+    write_bytewise(&mut socket, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await;
     let mut frame = [0; 9];
     socket.read_exact(&mut frame).await.unwrap();
     assert_eq!(frame[3], SETTINGS);
@@ -164,12 +165,15 @@ async fn http2_carries_calls_side_by_side() {
     let mut connection = app.client().http2().await;
     let mut call = async |model: &str, stream: bool| {
         let body = json!({"model": model, "stream": stream, "messages": []});
-        connection.send_request(post("http://localhost/v1/chat/completions", &body, &[])).await
+        connection
+            .send_request(post_request("http://localhost/v1/chat/completions", &body, &[]))
+            .await
     };
-    let mut held = Stream::from(call("fake/gate=1", true).await.unwrap());
+    let mut held = ResponseStream::from(call("fake/gate=1", true).await.unwrap());
     assert!(held.frame().await.unwrap().unwrap().starts_with(b"data: {"));
     app.upstream.gate.wait_for_waiting(1).await;
-    let unary = Stream::from(call("fake/text=unary", false).await.unwrap()).finish().await.unwrap();
+    let unary =
+        ResponseStream::from(call("fake/text=unary", false).await.unwrap()).finish().await.unwrap();
     assert_eq!(unary.json()["choices"][0]["message"]["content"], "unary");
     app.upstream.gate.allow_answers(1);
     let (rest, in_order) = held.rest().await;
@@ -183,8 +187,8 @@ async fn http2_resets_a_stream_that_the_upstream_broke() {
     let app = TestApp::start().await;
     let mut connection = app.client().http2().await;
     let body = json!({"model": "fake/gate=2;fault=close@2", "stream": true, "messages": []});
-    let request = post("http://localhost/v1/chat/completions", &body, &[]);
-    let mut stream = Stream::from(connection.send_request(request).await.unwrap());
+    let request = post_request("http://localhost/v1/chat/completions", &body, &[]);
+    let mut stream = ResponseStream::from(connection.send_request(request).await.unwrap());
     assert!(stream.frame().await.unwrap().is_some());
     app.upstream.gate.allow_answers(1);
     let (rest, in_order) = stream.rest().await;
@@ -233,7 +237,7 @@ impl SocketDir {
 }
 
 /// Returns a listener that accepts nothing, and enough connections that the next one would wait.
-fn overrun(path: &Path) -> (OwnedFd, Vec<OwnedFd>) {
+fn overrun_listener(path: &Path) -> (OwnedFd, Vec<OwnedFd>) {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = || socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
     let address = SocketAddrUnix::new(path).unwrap();
@@ -254,7 +258,7 @@ fn overrun(path: &Path) -> (OwnedFd, Vec<OwnedFd>) {
 }
 
 /// Writes each byte by itself, and lets the server read it.
-async fn trickle(socket: &mut tokio::net::UnixStream, bytes: &[u8]) {
+async fn write_bytewise(socket: &mut tokio::net::UnixStream, bytes: &[u8]) {
     for byte in bytes {
         socket.write_all(&[*byte]).await.unwrap();
         tokio::task::yield_now().await;

@@ -8,7 +8,7 @@ mod runs;
 
 use serde_json::{Value, json};
 
-use crate::support::client::post;
+use crate::support::client::post_request;
 use crate::support::shared_app::SharedApp;
 
 /// G1: Each run has its own budget, records and upstream name, and does not notice the other run.
@@ -29,7 +29,7 @@ async fn two_runs_share_a_listener_and_nothing_else() {
         (&two, 200, "acct-2"),
         (&two, 402, "acct-2"),
     ] {
-        assert_eq!(app.call(token, path, &call()).await.status, status);
+        assert_eq!(app.call(token, path, &chat_body()).await.status, status);
         let seen = app.upstream.seen.last_request().unwrap();
         assert_eq!(seen.header("x-litellm-end-user-id"), Some(account));
     }
@@ -65,9 +65,9 @@ async fn two_runs_share_a_listener_and_nothing_else() {
 async fn headers_do_not_change_the_run() {
     let app = SharedApp::start().await;
     let authorization = format!("Bearer {}", app.token("run-2"));
-    let request = post(
+    let request = post_request(
         "/v1/chat/completions",
-        &call(),
+        &chat_body(),
         &[
             ("authorization", &authorization),
             ("x-litellm-end-user-id", "acct-1"),
@@ -98,7 +98,7 @@ async fn a_token_is_found_where_clients_put_their_key() {
     let (one, two) = (app.token("run-1"), app.token("run-2"));
     let bearer = |token: &str| format!("bearer {token}");
     let call = async |headers: &[(&str, &str)]| {
-        app.send(post("/v1/messages", &call(), headers)).await.status.as_u16()
+        app.send(post_request("/v1/messages", &chat_body(), headers)).await.status.as_u16()
     };
     assert_eq!(call(&[("x-api-key", &one)]).await, 200);
     assert_eq!(call(&[("authorization", &bearer(&one))]).await, 200);
@@ -113,6 +113,6 @@ async fn a_token_is_found_where_clients_put_their_key() {
     app.stop().await;
 }
 
-fn call() -> Value {
+fn chat_body() -> Value {
     json!({"model": "fake", "max_tokens": 5, "messages": []})
 }

@@ -10,49 +10,55 @@ use cogni_gateway::service::billing::{self, BillState, BillingStore, ChargeSourc
 use serde_json::{Value, json};
 use tempfile::tempdir;
 
-use crate::peers::setup::{KEY, ProxySetup, here, provider, through};
-use crate::support::process::{Process, wait_until};
+use crate::peers::setup::{KEY, ProxySetup, curl_arguments, peers_file, start_provider};
+use crate::support::process::{ChildProcess, wait_until};
 use setup::{CallbackReceiver, LitellmWithDatabase, PostgresServer, SECRET};
 
 /// B1 to B4: The audit log, LiteLLM's callback and its spend logs agree about the same calls.
 #[test]
 fn the_billing_store_and_litellm_agree() {
-    let provider = provider("input=11,output=7");
+    let provider = start_provider("input=11,output=7");
     let postgres = PostgresServer::start();
     let state = tempdir().unwrap();
-    let receiver = CallbackReceiver::start(open(state.path()));
+    let receiver = CallbackReceiver::start(open_store(state.path()));
     let litellm =
         LitellmWithDatabase::start(&provider.address, &postgres, (&receiver.endpoint(), SECRET));
-    let prices = here("prices.toml").display().to_string();
+    let prices = peers_file("prices.toml").display().to_string();
     let setup = ProxySetup::start(&litellm.address, &[("PRICES_FILE", &prices)]);
 
     let whole = [("mock", false), ("mock", true), ("gpt", false), ("gpt", true)];
     let called: Vec<_> = whole.iter().map(|(model, stream)| setup.chat(model, *stream)).collect();
-    ask(
+    make_call(
         &setup,
         "/v1/messages",
-        &json!({ "model": "claude", "stream": true, "max_tokens": 50, "messages": hello() }),
+        &json!({ "model": "claude", "stream": true, "max_tokens": 50, "messages": hello_body() }),
     );
-    ask(&setup, "/v1/responses", &json!({ "model": "gpt", "input": "hello" }));
-    ask(&setup, "/v1/embeddings", &json!({ "model": "gpt", "input": "hello" }));
-    ask(&setup, "/v1/chat/completions", &json!({ "model": "no-such-model", "messages": hello() }));
-    leave(&setup);
+    make_call(&setup, "/v1/responses", &json!({ "model": "gpt", "input": "hello" }));
+    make_call(&setup, "/v1/embeddings", &json!({ "model": "gpt", "input": "hello" }));
+    make_call(
+        &setup,
+        "/v1/chat/completions",
+        &json!({ "model": "no-such-model", "messages": hello_body() }),
+    );
+    leave_stream(&setup);
     setup.ends_with_a_whole_record();
     let log = setup.audit_log().display().to_string();
 
     // The callback is quick, but LiteLLM drops calls that end while it posts earlier ones.
     let output = run(state.path(), &litellm, &["record", &log]);
     assert!(output.ends_with("9 calls, 9 of them new\nexit 0"), "{output}");
-    let by_callback = || receipts(&receiver).len() as u64;
+    let by_callback = || list_receipts(&receiver).len() as u64;
     wait_until(|| by_callback() > 0, || format!("{}; {}", receiver.told(), litellm.output()));
     assert!(
-        receipts(&receiver).iter().all(|(_, source, _)| *source == ChargeSource::LitellmCallback)
+        list_receipts(&receiver)
+            .iter()
+            .all(|(_, source, _)| *source == ChargeSource::LitellmCallback)
     );
 
     // The spend logs have every call, also for a billing store that no callback reaches.
     let other = tempdir().unwrap();
     run(other.path(), &litellm, &["record", &log]);
-    let (report, written) = settled(other.path(), &litellm, "run-7", CALLS);
+    let (report, written) = wait_until_settled(other.path(), &litellm, "run-7", CALLS);
     assert_eq!((&report["way"], &report["pending"], written), (&json!("pages"), &json!(0), CALLS));
     for none in ["missing", "unknown", "conflicting"] {
         assert_eq!(report[none], json!([]), "{report}");
@@ -63,11 +69,11 @@ fn the_billing_store_and_litellm_agree() {
     assert!(different.iter().all(is_of_who_left), "{report}");
 
     // Each call is billed once, at the same price, whichever way its charge arrived.
-    let (_report, written) = settled(state.path(), &litellm, "run-7", CALLS);
+    let (_report, written) = wait_until_settled(state.path(), &litellm, "run-7", CALLS);
     assert!(written < CALLS, "{written} of them had no receipt");
-    let by_rows = CallbackReceiver::start(open(other.path()));
+    let by_rows = CallbackReceiver::start(open_store(other.path()));
     let prices = |receiver| {
-        let receipts = receipts(receiver).into_iter();
+        let receipts = list_receipts(receiver).into_iter();
         receipts.map(|(id, _, amount)| (id, amount)).collect::<Vec<_>>()
     };
     assert_eq!(prices(&receiver), prices(&by_rows));
@@ -81,7 +87,7 @@ fn the_billing_store_and_litellm_agree() {
 
 /// Reconciles until LiteLLM has written every call, which takes seconds. Returns the last report and the number of
 /// receipts that were written on the way.
-fn settled(
+fn wait_until_settled(
     state: &std::path::Path,
     litellm: &LitellmWithDatabase,
     named: &str,
@@ -101,19 +107,20 @@ fn settled(
 }
 
 /// Begins a slow stream and disconnects.
-fn leave(setup: &ProxySetup) {
-    let body = json!({ "model": "slow", "stream": true, "max_tokens": 1000, "messages": hello() })
-        .to_string();
+fn leave_stream(setup: &ProxySetup) {
+    let body =
+        json!({ "model": "slow", "stream": true, "max_tokens": 1000, "messages": hello_body() })
+            .to_string();
     let url = "http://localhost/v1/chat/completions";
-    let arguments = through(
+    let arguments = curl_arguments(
         &setup.socket(),
         &["--no-buffer", url, "--header", "content-type: application/json", "--data", &body],
     );
-    let mut client = Process::start(Command::new("curl").args(arguments), "");
+    let mut client = ChildProcess::start(Command::new("curl").args(arguments), "");
     client.until(|output| output.matches("data: ").count() > 3);
 }
 
-fn ask(setup: &ProxySetup, path: &str, body: &Value) {
+fn make_call(setup: &ProxySetup, path: &str, body: &Value) {
     let (url, body) = (format!("http://localhost{path}"), body.to_string());
     let arguments = [
         "--output",
@@ -125,21 +132,25 @@ fn ask(setup: &ProxySetup, path: &str, body: &Value) {
         &body,
     ];
     assert!(
-        Command::new("curl").args(through(&setup.socket(), &arguments)).status().unwrap().success()
+        Command::new("curl")
+            .args(curl_arguments(&setup.socket(), &arguments))
+            .status()
+            .unwrap()
+            .success()
     );
 }
 
-fn hello() -> Value {
+fn hello_body() -> Value {
     json!([{ "role": "user", "content": "hello" }])
 }
 
-fn open(state: &std::path::Path) -> BillingStore {
+fn open_store(state: &std::path::Path) -> BillingStore {
     BillingStore::new(
         SqliteDatabase::open_database(&state.join("state.db"), &[billing::SCHEMA]).unwrap(),
     )
 }
 
-fn receipts(receiver: &CallbackReceiver) -> Vec<(String, ChargeSource, u64)> {
+fn list_receipts(receiver: &CallbackReceiver) -> Vec<(String, ChargeSource, u64)> {
     let receipts = receiver.block_on(receiver.books().receipts_of_run("run-7")).unwrap();
     receipts
         .into_iter()

@@ -16,47 +16,47 @@ use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::support::app::TestApp;
-use crate::support::client::Response;
+use crate::support::client::TestResponse;
 use crate::support::raw_upstream;
 
 /// Returns the settings of a `[tools]` table.
-fn settings(table: &str) -> ToolSettings {
+fn tool_settings(table: &str) -> ToolSettings {
     let table = Some(toml::from_str(table).unwrap());
     ToolSettings { table, agent: None, opener: Some(Arc::new(RunToolOpener::default())) }
 }
 
-async fn app(table: &str) -> TestApp {
+async fn start_app(table: &str) -> TestApp {
     app_with(table, |_| ()).await
 }
 
 async fn app_with(table: &str, configure: impl FnOnce(&mut GatewayConfig)) -> TestApp {
     TestApp::with(|config| {
-        config.tools = settings(table);
+        config.tools = tool_settings(table);
         configure(config);
         config.validate().unwrap();
     })
     .await
 }
 
-async fn exec(app: &TestApp, body: Value) -> (StatusCode, Value) {
-    read(&app.client().post("/tool/exec", &body).await)
+async fn execute_tool(app: &TestApp, body: Value) -> (StatusCode, Value) {
+    read_response(&app.client().post("/tool/exec", &body).await)
 }
 
-fn read(response: &Response) -> (StatusCode, Value) {
+fn read_response(response: &TestResponse) -> (StatusCode, Value) {
     (response.status, serde_json::from_slice(&response.body).unwrap())
 }
 
 /// Accepts one query of the metrics tool, and returns its connection and its first line.
 async fn accept_query(listener: &TcpListener) -> (TcpStream, String) {
     let (mut stream, _) = listener.accept().await.unwrap();
-    let request = raw_upstream::request(&mut stream).await;
+    let request = raw_upstream::read_request(&mut stream).await;
     (stream, request.lines().next().unwrap().to_owned())
 }
 
 async fn answer_query(stream: &mut TcpStream, body: &str) {
     let length = body.len();
     let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n");
-    raw_upstream::send(stream, &format!("{head}{body}")).await;
+    raw_upstream::send_text(stream, &format!("{head}{body}")).await;
 }
 
 fn metrics_table(address: impl std::fmt::Display, more: &str) -> String {
@@ -66,8 +66,8 @@ fn metrics_table(address: impl std::fmt::Display, more: &str) -> String {
 /// T1: the list shows what is granted, with the rule and the price; a call returns a result and is found in the audit.
 #[tokio::test]
 async fn a_granted_tool_is_listed_called_and_recorded() {
-    let app = app(PRICED_CLOCK).await;
-    let (status, listed) = read(&app.client().get("/tool/list").await);
+    let app = start_app(PRICED_CLOCK).await;
+    let (status, listed) = read_response(&app.client().get("/tool/list").await);
     assert_eq!(status, 200);
     insta::assert_json_snapshot!(listed, @r#"
     {
@@ -93,13 +93,13 @@ async fn a_granted_tool_is_listed_called_and_recorded() {
       ]
     }
     "#);
-    let (status, called) = exec(&app, json!({"tool": CLOCK, "arguments": {}})).await;
+    let (status, called) = execute_tool(&app, json!({"tool": CLOCK, "arguments": {}})).await;
     assert_eq!((status, &called["status"]), (StatusCode::OK, &json!("completed")));
     assert!(called["result"]["unix_seconds"].as_u64().unwrap() > 1_700_000_000);
     assert_eq!(called["cost_usd"], "0.002");
     // The result can be asked for again.
     let path = format!("/tool/exec/{}", called["id"].as_str().unwrap());
-    assert_eq!(read(&app.client().get(&path).await), (StatusCode::OK, called.clone()));
+    assert_eq!(read_response(&app.client().get(&path).await), (StatusCode::OK, called.clone()));
     let metrics = app.run.ledger.spent_amount().cost;
     assert_eq!(metrics, Nanodollars(2_000_000));
     let records = app.stop().await;
@@ -121,7 +121,7 @@ async fn unknown_and_ungranted_tools_answer_alike() {
         config.tools.agent = Some(vec![]);
     })
     .await;
-    let unlisted = exec(&app, json!({"tool": CLOCK})).await;
+    let unlisted = execute_tool(&app, json!({"tool": CLOCK})).await;
     insta::assert_json_snapshot!(unlisted.1, @r#"
     {
       "error": {
@@ -134,9 +134,12 @@ async fn unknown_and_ungranted_tools_answer_alike() {
     }
     "#);
     assert_eq!(unlisted.0, 403);
-    assert_eq!(exec(&app, json!({"tool": "core__metrics_query"})).await, unlisted);
-    assert_eq!(exec(&app, json!({"tool": "no_such_tool", "arguments": {"a": 1}})).await, unlisted);
-    assert_eq!(read(&app.client().get("/tool/list").await).1, json!({"tools": []}));
+    assert_eq!(execute_tool(&app, json!({"tool": "core__metrics_query"})).await, unlisted);
+    assert_eq!(
+        execute_tool(&app, json!({"tool": "no_such_tool", "arguments": {"a": 1}})).await,
+        unlisted
+    );
+    assert_eq!(read_response(&app.client().get("/tool/list").await).1, json!({"tools": []}));
     let refused: Vec<_> = app.recorded("tool.refused", 3).await;
     assert!(refused.iter().all(|record| record["layer"] == "agent" && record["rule"] == "granted"));
     app.stop().await;
@@ -145,7 +148,7 @@ async fn unknown_and_ungranted_tools_answer_alike() {
 /// T1: the socket is the run; what can be read in two ways, or names another run, is refused.
 #[tokio::test]
 async fn a_doubtful_request_is_refused() {
-    let app = app(PRICED_CLOCK).await;
+    let app = start_app(PRICED_CLOCK).await;
     let client = app.client();
     let json_type = [("content-type", "application/json")];
     let mut refused = vec![];
@@ -160,7 +163,7 @@ async fn a_doubtful_request_is_refused() {
         r#"{"tool":"core__get_current_time""#,
     ] {
         let (status, answer) =
-            read(&client.ask(Method::POST, "/tool/exec", body, &json_type).await);
+            read_response(&client.ask(Method::POST, "/tool/exec", body, &json_type).await);
         refused.push(format!("{} {}", status.as_u16(), answer["error"]["code"].as_str().unwrap()));
     }
     insta::assert_snapshot!(refused.join("\n"), @r"
@@ -200,11 +203,11 @@ async fn without_tools_there_is_no_route() {
 /// T5: of many calls at once, no more are admitted than the tool's budget allows.
 #[tokio::test]
 async fn racing_calls_share_one_budget() {
-    let app = app(PRICED_CLOCK).await;
-    let calls = (0..32).map(|_| exec(&app, json!({"tool": CLOCK})));
+    let app = start_app(PRICED_CLOCK).await;
+    let calls = (0..32).map(|_| execute_tool(&app, json!({"tool": CLOCK})));
     let statuses: Vec<_> = join_all(calls).await.into_iter().map(|(status, _)| status).collect();
     assert_eq!(statuses.iter().filter(|status| **status == 200).count(), 2, "{statuses:?}");
-    let (status, answer) = exec(&app, json!({"tool": CLOCK})).await;
+    let (status, answer) = execute_tool(&app, json!({"tool": CLOCK})).await;
     assert_eq!(
         (status, answer["error"]["code"].as_str().unwrap()),
         (StatusCode::PAYMENT_REQUIRED, "tool_call_budget_exhausted")
@@ -219,8 +222,8 @@ async fn a_tool_cannot_spend_what_a_model_has_spent() {
         config.budget.max_cost_usd = Nanodollars::parse("0.003");
     })
     .await;
-    assert_eq!(exec(&app, json!({"tool": CLOCK})).await.0, 200);
-    let (status, answer) = exec(&app, json!({"tool": CLOCK})).await;
+    assert_eq!(execute_tool(&app, json!({"tool": CLOCK})).await.0, 200);
+    let (status, answer) = execute_tool(&app, json!({"tool": CLOCK})).await;
     assert_eq!(
         (status, answer["error"]["code"].as_str().unwrap()),
         (StatusCode::PAYMENT_REQUIRED, "cost_budget_exhausted")
@@ -232,13 +235,13 @@ async fn a_tool_cannot_spend_what_a_model_has_spent() {
 /// T1: the same idempotency key joins the same call, and never another one.
 #[tokio::test]
 async fn an_idempotency_key_makes_one_call() {
-    let (listener, address) = raw_upstream::listen().await;
-    let app = app(&metrics_table(address, "")).await;
+    let (listener, address) = raw_upstream::listen_locally().await;
+    let app = start_app(&metrics_table(address, "")).await;
     let body = |query: &str| json!({"tool": METRICS, "arguments": {"query": query}, "idempotency_key": "k", "wait": "0s"});
-    let (status, first) = exec(&app, body("up")).await;
+    let (status, first) = execute_tool(&app, body("up")).await;
     assert_eq!((status, &first["status"]), (StatusCode::ACCEPTED, &json!("pending")));
-    assert_eq!(exec(&app, body("up")).await.1["id"], first["id"]);
-    let (status, other) = exec(&app, body("down")).await;
+    assert_eq!(execute_tool(&app, body("up")).await.1["id"], first["id"]);
+    let (status, other) = execute_tool(&app, body("down")).await;
     assert_eq!(
         (status, &other["error"]["code"]),
         (StatusCode::CONFLICT, &json!("idempotency_conflict"))
@@ -248,7 +251,7 @@ async fn an_idempotency_key_makes_one_call() {
     assert_eq!(line, "GET /api/v1/query?limit=1000&query=up HTTP/1.1");
     let path = format!("/tool/exec/{}?wait=1m", first["id"].as_str().unwrap());
     let client = app.client();
-    let waiting = tokio::spawn(async move { read(&client.get(&path).await) });
+    let waiting = tokio::spawn(async move { read_response(&client.get(&path).await) });
     answer_query(
         &mut stream,
         r#"{"status":"success","data":{"resultType":"scalar","result":[1,"2"]}}"#,
@@ -264,9 +267,10 @@ async fn an_idempotency_key_makes_one_call() {
 /// T1: a tool that hangs, floods or fails ends with a code, and the run goes on.
 #[tokio::test]
 async fn a_bad_tool_ends_typed_and_bounded() {
-    let (listener, address) = raw_upstream::listen().await;
-    let app = app(&metrics_table(address, "timeout = '300ms', max_result_bytes = 1000")).await;
-    let call = || exec(&app, json!({"tool": METRICS, "arguments": {"query": "up"}}));
+    let (listener, address) = raw_upstream::listen_locally().await;
+    let app =
+        start_app(&metrics_table(address, "timeout = '300ms', max_result_bytes = 1000")).await;
+    let call = || execute_tool(&app, json!({"tool": METRICS, "arguments": {"query": "up"}}));
     let code = |answer: (StatusCode, Value)| {
         format!(
             "{} {} {}",
@@ -301,8 +305,8 @@ async fn a_bad_tool_ends_typed_and_bounded() {
 /// T1: a client that leaves changes nothing: its call ends, is settled once, and can be asked for.
 #[tokio::test]
 async fn a_client_that_leaves_loses_no_call() {
-    let (listener, address) = raw_upstream::listen().await;
-    let app = app(&metrics_table(address, "")).await;
+    let (listener, address) = raw_upstream::listen_locally().await;
+    let app = start_app(&metrics_table(address, "")).await;
     let client = app.client();
     let body = json!({"tool": METRICS, "arguments": {"query": "up"}});
     let leaving = tokio::spawn(async move { client.post("/tool/exec", &body).await });
@@ -311,7 +315,7 @@ async fn a_client_that_leaves_loses_no_call() {
     let admitted = app.recorded("tool.admitted", 1).await;
     answer_query(&mut stream, r#"{"status":"success","data":[]}"#).await;
     let path = format!("/tool/exec/{}?wait=1m", admitted[0]["call"].as_str().unwrap());
-    assert_eq!(read(&app.client().get(&path).await).1["status"], "completed");
+    assert_eq!(read_response(&app.client().get(&path).await).1["status"], "completed");
     let records = app.stop().await;
     let settled = records.iter().filter(|record| record["event"] == "tool.settled").count();
     assert_eq!(settled, 1);
@@ -320,13 +324,13 @@ async fn a_client_that_leaves_loses_no_call() {
 /// T1, G15: open tool calls are bounded, and a call beyond the bound takes nothing.
 #[tokio::test]
 async fn open_tool_calls_are_bounded() {
-    let (listener, address) = raw_upstream::listen().await;
-    let app = app(&metrics_table(address, "timeout = '10m'")).await;
+    let (listener, address) = raw_upstream::listen_locally().await;
+    let app = start_app(&metrics_table(address, "timeout = '10m'")).await;
     let body = json!({"tool": METRICS, "arguments": {"query": "up"}, "wait": "0s"});
     for _ in 0..8 {
-        assert_eq!(exec(&app, body.clone()).await.0, 202);
+        assert_eq!(execute_tool(&app, body.clone()).await.0, 202);
     }
-    let (status, answer) = exec(&app, body.clone()).await;
+    let (status, answer) = execute_tool(&app, body.clone()).await;
     let code = answer["error"]["code"].as_str().unwrap();
     assert_eq!((status, code), (StatusCode::TOO_MANY_REQUESTS, "too_many_tool_calls"));
     assert_eq!(app.run.ledger.tool_spending()[METRICS].calls, 8);
@@ -334,7 +338,7 @@ async fn open_tool_calls_are_bounded() {
     let (mut stream, _) = accept_query(&listener).await;
     answer_query(&mut stream, r#"{"status":"success","data":1}"#).await;
     app.recorded("tool.settled", 1).await;
-    assert_eq!(exec(&app, body).await.0, 202);
+    assert_eq!(execute_tool(&app, body).await.0, 202);
     drop(listener);
     app.run.control.abort_calls();
     app.stop().await;
@@ -343,10 +347,10 @@ async fn open_tool_calls_are_bounded() {
 /// T1, G15: the ends of the last calls are kept, and older ones are forgotten.
 #[tokio::test]
 async fn the_oldest_ends_of_tool_calls_are_forgotten() {
-    let app = app("granted = ['core__get_current_time']").await;
+    let app = start_app("granted = ['core__get_current_time']").await;
     let mut ids = vec![];
     for _ in 0..66 {
-        let (_, called) = exec(&app, json!({"tool": CLOCK})).await;
+        let (_, called) = execute_tool(&app, json!({"tool": CLOCK})).await;
         ids.push(called["id"].as_str().unwrap().to_owned());
     }
     let client = app.client();
@@ -361,28 +365,28 @@ async fn the_oldest_ends_of_tool_calls_are_forgotten() {
 /// T1: an operator who pauses the run pauses its tools, too.
 #[tokio::test]
 async fn a_paused_run_calls_no_tool() {
-    let app = app(PRICED_CLOCK).await;
+    let app = start_app(PRICED_CLOCK).await;
     app.run.control.set_state(cogni_gateway::gateway::run::control::RunControlState::Paused);
-    let (status, answer) = exec(&app, json!({"tool": CLOCK})).await;
+    let (status, answer) = execute_tool(&app, json!({"tool": CLOCK})).await;
     assert_eq!(
         (status, &answer["error"]["code"]),
         (StatusCode::TOO_MANY_REQUESTS, &json!("run_paused"))
     );
     app.run.control.set_state(cogni_gateway::gateway::run::control::RunControlState::Open);
-    assert_eq!(exec(&app, json!({"tool": CLOCK})).await.0, 200);
+    assert_eq!(execute_tool(&app, json!({"tool": CLOCK})).await.0, 200);
     app.stop().await;
 }
 
 /// T5: the end of a run ends its open tool calls, and settles them.
 #[tokio::test]
 async fn the_end_of_a_run_ends_its_tools() {
-    let (listener, address) = raw_upstream::listen().await;
+    let (listener, address) = raw_upstream::listen_locally().await;
     let app = app_with(&metrics_table(address, "timeout = '10m'"), |config| {
         config.drain_timeout = Duration::from_millis(50);
     })
     .await;
     let body = json!({"tool": METRICS, "arguments": {"query": "up"}, "wait": "0s"});
-    assert_eq!(exec(&app, body).await.0, 202);
+    assert_eq!(execute_tool(&app, body).await.0, 202);
     let _held = accept_query(&listener).await;
     let records = app.stop().await;
     let settled = records.iter().find(|record| record["event"] == "tool.settled").unwrap();

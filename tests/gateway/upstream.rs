@@ -26,8 +26,8 @@ async fn an_upstream_that_cannot_be_reached_costs_nothing() {
     })
     .await;
     // The run has one turn: if the first call were charged, the second would be refused.
-    app.client().post("/v1/chat/completions", &unary("fake")).await;
-    let response = app.client().post("/v1/chat/completions", &unary("fake")).await;
+    app.client().post("/v1/chat/completions", &unary_body("fake")).await;
+    let response = app.client().post("/v1/chat/completions", &unary_body("fake")).await;
     assert_eq!((response.status.as_u16(), response.header("x-should-retry")), (502, None));
     assert_eq!(response.header("x-cogni-budget-turns-left"), Some("1"), "the turn is given back");
     insta::assert_snapshot!(response.text(), @r#"{"error":{"code":"upstream_unreachable","message":"cannot resolve or connect to the upstream","param":null,"type":"server_error"}}"#);
@@ -42,7 +42,7 @@ async fn an_upstream_that_cannot_be_reached_costs_nothing() {
 async fn a_name_that_does_not_resolve_cannot_be_reached() {
     let app =
         TestApp::with(|config| config.upstream.url = "nowhere.invalid:4000".parse().unwrap()).await;
-    let response = app.client().post("/v1/chat/completions", &unary("fake")).await;
+    let response = app.client().post("/v1/chat/completions", &unary_body("fake")).await;
     assert_eq!(response.json()["error"]["code"], "upstream_unreachable");
     app.stop().await;
 }
@@ -56,7 +56,7 @@ async fn an_upstream_that_does_not_accept_is_a_timeout() {
         config.upstream.connect_timeout = SHORT;
     })
     .await;
-    let response = app.client().post("/v1/chat/completions", &unary("fake")).await;
+    let response = app.client().post("/v1/chat/completions", &unary_body("fake")).await;
     assert_eq!(response.status, 504);
     assert_eq!(response.json()["error"]["code"], "upstream_connect_timeout");
     let settled = app.recorded("request.settled", 1).await.remove(0);
@@ -69,7 +69,7 @@ async fn an_upstream_that_does_not_accept_is_a_timeout() {
 #[tokio::test]
 async fn silence_before_the_head_is_a_timeout() {
     let app = TestApp::with(|config| config.upstream.first_byte_timeout = SHORT).await;
-    let response = app.client().post("/v1/messages", &unary("fake/fault=stall@head")).await;
+    let response = app.client().post("/v1/messages", &unary_body("fake/fault=stall@head")).await;
     assert_eq!(response.status, 504);
     insta::assert_snapshot!(response.text(), @r#"{"error":{"code":"upstream_first_byte_timeout","message":"no response from the upstream within 50ms","type":"api_error"},"type":"error"}"#);
     app.upstream
@@ -87,11 +87,11 @@ async fn silence_before_the_head_is_a_timeout() {
 async fn silence_in_a_stream_is_a_timeout() {
     for scheme in ["http", "h2c"] {
         let app = TestApp::with(|config| {
-            config.upstream.url = through(scheme, &config.upstream.url.to_string());
+            config.upstream.url = upstream_through(scheme, &config.upstream.url.to_string());
             config.upstream.idle_timeout = SHORT;
         })
         .await;
-        let stream = app.client().open("/v1/responses", &streamed("fake/fault=stall@1")).await;
+        let stream = app.client().open("/v1/responses", &streamed_body("fake/fault=stall@1")).await;
         assert_eq!(stream.status, 200);
         let (_, in_order) = stream.rest().await;
         assert!(!in_order);
@@ -154,16 +154,16 @@ async fn an_answer_that_is_not_http_is_malformed() {
         ("an unknown coding", ok("transfer-encoding: gzip, chunked\r\n".to_owned())),
         ("a folded field", ok(format!("{length}x: a\r\n b\r\n"))),
     ];
-    let (upstream, address) = raw_upstream::listen().await;
+    let (upstream, address) = raw_upstream::listen_locally().await;
     let app =
         TestApp::with(|config| config.upstream.url = address.to_string().parse().unwrap()).await;
     for (label, answer) in answers {
         let client = app.client();
-        let body = unary("fake");
+        let body = unary_body("fake");
         let (response, _connection) = tokio::join!(client.post("/v1/responses", &body), async {
             let (mut connection, _) = upstream.accept().await.unwrap();
-            raw_upstream::request(&mut connection).await;
-            raw_upstream::send(&mut connection, &answer).await;
+            raw_upstream::read_request(&mut connection).await;
+            raw_upstream::send_text(&mut connection, &answer).await;
             connection
         });
         assert_eq!((label, response.status.as_u16()), (label, 502));
@@ -175,16 +175,16 @@ async fn an_answer_that_is_not_http_is_malformed() {
 /// G8: Chunks may have extensions, but an answer cannot consist of framing only.
 #[tokio::test]
 async fn framing_without_payload_is_bounded() {
-    let (upstream, address) = raw_upstream::listen().await;
+    let (upstream, address) = raw_upstream::listen_locally().await;
     let app =
         TestApp::with(|config| config.upstream.url = address.to_string().parse().unwrap()).await;
     let client = app.client();
-    let body = streamed("fake");
+    let body = streamed_body("fake");
     let (stream, _connection) = tokio::join!(client.open("/v1/messages", &body), async {
         let (mut connection, _) = upstream.accept().await.unwrap();
-        raw_upstream::request(&mut connection).await;
-        raw_upstream::send(&mut connection, raw_upstream::STREAM).await;
-        raw_upstream::send(&mut connection, &format!("1;{}", "x".repeat(17 * 1024))).await;
+        raw_upstream::read_request(&mut connection).await;
+        raw_upstream::send_text(&mut connection, raw_upstream::STREAM).await;
+        raw_upstream::send_text(&mut connection, &format!("1;{}", "x".repeat(17 * 1024))).await;
         connection
     });
     assert!(!stream.rest().await.1);
@@ -199,7 +199,7 @@ async fn framing_without_payload_is_bounded() {
 async fn an_error_of_the_upstream_passes() {
     let app = TestApp::start().await;
     for status in [400, 429, 500, 503] {
-        let body = unary(&format!("fake/status={status}"));
+        let body = unary_body(&format!("fake/status={status}"));
         let response = app.client().post("/v1/chat/completions", &body).await;
         assert_eq!(response.status, status);
         let message = response.json()["error"]["message"].as_str().unwrap().to_owned();
@@ -220,7 +220,7 @@ async fn an_error_of_the_upstream_passes() {
 /// G3: An upstream error about the gateway's key is for the operator, not for the agent. It costs a turn and no tokens.
 #[tokio::test]
 async fn an_error_about_the_gateways_key_is_hidden_from_the_agent() {
-    let (listener, upstream) = raw_upstream::listen().await;
+    let (listener, upstream) = raw_upstream::listen_locally().await;
     let app = TestApp::with(|config| {
         config.upstream.url = upstream.to_string().parse().unwrap();
         config.upstream.api_key = SecretString::new("sk-real-and-secret");
@@ -240,14 +240,14 @@ async fn an_error_about_the_gateways_key_is_hidden_from_the_agent() {
         );
         let upstream = async {
             let (mut stream, _) = listener.accept().await.unwrap();
-            raw_upstream::request(&mut stream).await;
+            raw_upstream::read_request(&mut stream).await;
             // The answer is split in the middle of the key.
             let cut = answer.len() - secret_text.len() + 10;
-            raw_upstream::send(&mut stream, &answer[..cut]).await;
+            raw_upstream::send_text(&mut stream, &answer[..cut]).await;
             tokio::time::sleep(Duration::from_millis(50)).await;
-            raw_upstream::send(&mut stream, &answer[cut..]).await;
+            raw_upstream::send_text(&mut stream, &answer[cut..]).await;
         };
-        let body = unary("fake");
+        let body = unary_body("fake");
         let client = app.client();
         let (response, ()) = tokio::join!(client.post("/v1/chat/completions", &body), upstream);
         assert_eq!(response.status, status);
@@ -270,7 +270,7 @@ async fn an_error_about_the_gateways_key_is_hidden_from_the_agent() {
 /// G9: An overlong error is truncated, and any part that may be an answer is charged.
 #[tokio::test]
 async fn a_long_error_is_cut_and_charged() {
-    let (listener, upstream) = raw_upstream::listen().await;
+    let (listener, upstream) = raw_upstream::listen_locally().await;
     let app =
         TestApp::with(|config| config.upstream.url = upstream.to_string().parse().unwrap()).await;
     let answer = "The answer the agent wanted. ".repeat(700);
@@ -284,10 +284,10 @@ async fn a_long_error_is_cut_and_charged() {
         );
         let upstream = async {
             let (mut stream, _) = listener.accept().await.unwrap();
-            raw_upstream::request(&mut stream).await;
-            raw_upstream::send(&mut stream, &format!("{head}{error_body}")).await;
+            raw_upstream::read_request(&mut stream).await;
+            raw_upstream::send_text(&mut stream, &format!("{head}{error_body}")).await;
         };
-        let (mut body, client) = (unary("fake"), app.client());
+        let (mut body, client) = (unary_body("fake"), app.client());
         body["max_tokens"] = json!(2000);
         let (response, ()) = tokio::join!(client.post("/v1/messages", &body), upstream);
         assert_eq!(response.status, status);
@@ -315,7 +315,7 @@ async fn a_long_error_is_cut_and_charged() {
 /// that passes, nor in the logs.
 #[tokio::test]
 async fn the_gateways_key_is_masked_in_a_successful_answer() {
-    let (listener, upstream) = raw_upstream::listen().await;
+    let (listener, upstream) = raw_upstream::listen_locally().await;
     let app = TestApp::with(|config| {
         config.upstream.url = upstream.to_string().parse().unwrap();
         config.upstream.api_key = SecretString::new("sk-real-and-secret");
@@ -331,12 +331,12 @@ async fn the_gateways_key_is_masked_in_a_successful_answer() {
     for (cut, is_shown) in cuts.into_iter().flat_map(|cut| [(cut, true), (cut, false)]) {
         let upstream = async {
             let (mut stream, _) = listener.accept().await.unwrap();
-            raw_upstream::request(&mut stream).await;
-            raw_upstream::send(&mut stream, &format!("{head}{}", &events[..cut])).await;
+            raw_upstream::read_request(&mut stream).await;
+            raw_upstream::send_text(&mut stream, &format!("{head}{}", &events[..cut])).await;
             tokio::time::sleep(Duration::from_millis(20)).await;
-            raw_upstream::send(&mut stream, &events[cut..]).await;
+            raw_upstream::send_text(&mut stream, &events[cut..]).await;
         };
-        let mut body = streamed("fake");
+        let mut body = streamed_body("fake");
         body["stream_options"] = json!({"include_usage": is_shown});
         let client = app.client();
         let (response, ()) = tokio::join!(client.post("/v1/chat/completions", &body), upstream);
@@ -356,8 +356,8 @@ async fn the_gateways_key_is_masked_in_a_successful_answer() {
         );
         let upstream = async {
             let (mut stream, _) = listener.accept().await.unwrap();
-            raw_upstream::request(&mut stream).await;
-            raw_upstream::send(&mut stream, &format!("{head}{said}")).await;
+            raw_upstream::read_request(&mut stream).await;
+            raw_upstream::send_text(&mut stream, &format!("{head}{said}")).await;
         };
         let (client, body) = (
             app.client(),
@@ -378,7 +378,7 @@ async fn the_gateways_key_is_masked_in_a_successful_answer() {
 /// in an error of a stream or in a header.
 #[tokio::test]
 async fn our_key_is_masked_however_an_error_spells_it() {
-    let (listener, upstream) = raw_upstream::listen().await;
+    let (listener, upstream) = raw_upstream::listen_locally().await;
     let app = TestApp::with(|config| {
         config.upstream.url = upstream.to_string().parse().unwrap();
         config.upstream.api_key = SecretString::new("sk-real/and-secret");
@@ -403,10 +403,10 @@ async fn our_key_is_masked_however_an_error_spells_it() {
             );
             let upstream = async {
                 let (mut stream, _) = listener.accept().await.unwrap();
-                raw_upstream::request(&mut stream).await;
-                raw_upstream::send(&mut stream, &format!("{head}{error_body}")).await;
+                raw_upstream::read_request(&mut stream).await;
+                raw_upstream::send_text(&mut stream, &format!("{head}{error_body}")).await;
             };
-            let (client, body) = (app.client(), streamed("fake"));
+            let (client, body) = (app.client(), streamed_body("fake"));
             let (response, ()) = tokio::join!(client.post("/v1/chat/completions", &body), upstream);
             assert_eq!(response.status, status);
             assert_eq!(response.header("x-request-id"), None, "{spelling}");
@@ -427,14 +427,14 @@ async fn our_key_is_masked_however_an_error_spells_it() {
 async fn opened_within_the_deadline(
     scheme: &str,
     model: &str,
-) -> (TestApp, crate::support::client::Stream) {
+) -> (TestApp, crate::support::client::ResponseStream) {
     for seconds in [1, 4, 16, 64] {
         let app = TestApp::with(|config| {
-            config.upstream.url = through(scheme, &config.upstream.url.to_string());
+            config.upstream.url = upstream_through(scheme, &config.upstream.url.to_string());
             config.budget.deadline = Some(Duration::from_secs(seconds));
         })
         .await;
-        let stream = app.client().open("/v1/chat/completions", &streamed(model)).await;
+        let stream = app.client().open("/v1/chat/completions", &streamed_body(model)).await;
         if stream.status != 402 {
             return (app, stream);
         }
@@ -458,15 +458,15 @@ fn full_backlog() -> (SocketAddr, TcpListener, Vec<TcpStream>) {
 }
 
 /// Configures the same upstream with another protocol.
-fn through(scheme: &str, url: &str) -> cogni_gateway::gateway::upstream::UpstreamUrl {
+fn upstream_through(scheme: &str, url: &str) -> cogni_gateway::gateway::upstream::UpstreamUrl {
     url.replace("http://", &format!("{scheme}://")).parse().unwrap()
 }
 
-fn unary(model: &str) -> Value {
+fn unary_body(model: &str) -> Value {
     json!({"model": model, "max_tokens": 9, "messages": []})
 }
 
-fn streamed(model: &str) -> Value {
+fn streamed_body(model: &str) -> Value {
     json!({"model": model, "stream": true, "messages": []})
 }
 

@@ -30,9 +30,9 @@ proptest! {
     /// nothing is held once all calls have ended.
     #[test]
     fn no_interleaving_spends_more_than_the_budget(
-        limits in limits(),
-        spent in amounts(20),
-        steps in vec(steps(), 0..60),
+        limits in any_limits(),
+        spent in any_amount(20),
+        steps in vec(any_step(), 0..60),
     ) {
         // An earlier process may have spent all turns, but never more turns than the limit.
         let spent = BudgetAmount { turns: spent.turns.min(limits.max_turns.unwrap_or(u64::MAX)), ..spent };
@@ -98,10 +98,10 @@ proptest! {
     /// its budget and what one of its calls can use beyond its reservation.
     #[test]
     fn the_errors_of_estimates_do_not_add_up(
-        limits in limits(),
+        limits in any_limits(),
         calls in vec(uncertain_calls(), 1..80),
     ) {
-        let ledger = ledger(&limits);
+        let ledger = open_ledger(&limits);
         let mut open: Vec<(usize, BudgetReservation, TokenUsage)> = vec![];
         let (mut tokens, mut cost) = (Tokens::ZERO, Nanodollars::ZERO);
         for (now, call) in calls.into_iter().enumerate() {
@@ -137,10 +137,10 @@ proptest! {
     /// G9: A client that makes one call after another is admitted and granted as if its input was certain.
     #[test]
     fn a_client_without_parallel_calls_does_not_notice_the_uncertainty(
-        limits in limits(),
+        limits in any_limits(),
         calls in vec(uncertain_calls(), 1..40),
     ) {
-        let (uncertain, certain) = (ledger(&limits), ledger(&limits));
+        let (uncertain, certain) = (open_ledger(&limits), open_ledger(&limits));
         for UncertainCall { ask, used, .. } in calls {
             let known = ReserveRequest { input_bound: Tokens::ZERO, ..ask.clone() };
             let (one, other) = (uncertain.reserve_call(&ask), certain.reserve_call(&known));
@@ -161,9 +161,12 @@ proptest! {
 #[test]
 fn an_uncertain_call_is_admitted_alone() {
     let limits = BudgetLimits { max_input_tokens: Some(Tokens(100)), ..BudgetLimits::default() };
-    let ledger = ledger(&limits);
-    let uncertain =
-        |input| ReserveRequest { input: Tokens(input), input_bound: Tokens(3 * input), ..turn(1) };
+    let ledger = open_ledger(&limits);
+    let uncertain = |input| ReserveRequest {
+        input: Tokens(input),
+        input_bound: Tokens(3 * input),
+        ..turn_request(1)
+    };
     let small = ledger.reserve_call(&uncertain(10)).unwrap();
     assert_eq!(small.granted_amount().input, Tokens(30));
     let refusal = ledger.reserve_call(&uncertain(50)).unwrap_err();
@@ -187,8 +190,8 @@ fn an_uncertain_call_is_admitted_alone() {
 #[test]
 fn calls_of_uncertain_input_share_the_tokens_of_the_minute() {
     let limits = BudgetLimits { tokens_per_minute: Some(1000), ..BudgetLimits::default() };
-    let ledger = ledger(&limits);
-    let call = ReserveRequest { input: Tokens(150), input_bound: Tokens(450), ..turn(1) };
+    let ledger = open_ledger(&limits);
+    let call = ReserveRequest { input: Tokens(150), input_bound: Tokens(450), ..turn_request(1) };
     let open: Vec<_> = (0..12).filter_map(|_| ledger.reserve_call(&call).ok()).collect();
     assert_eq!(open.len(), 2);
     let refusal = ledger.reserve_call(&call).unwrap_err();
@@ -196,7 +199,8 @@ fn calls_of_uncertain_input_share_the_tokens_of_the_minute() {
     for reservation in open {
         reservation.release_unspent();
     }
-    let larger = ReserveRequest { input: Tokens(900), input_bound: Tokens(2700), ..turn(1) };
+    let larger =
+        ReserveRequest { input: Tokens(900), input_bound: Tokens(2700), ..turn_request(1) };
     ledger.reserve_call(&larger).unwrap().release_unspent();
 }
 
@@ -204,13 +208,15 @@ fn calls_of_uncertain_input_share_the_tokens_of_the_minute() {
 /// because the budget is overdrawn.
 #[test]
 fn an_overrun_is_charged_in_full_and_stops_the_run() {
-    let ledger =
-        ledger(&BudgetLimits { max_output_tokens: Some(Tokens(100)), ..BudgetLimits::default() });
-    let reservation = ledger.reserve_call(&turn(100)).unwrap();
+    let ledger = open_ledger(&BudgetLimits {
+        max_output_tokens: Some(Tokens(100)),
+        ..BudgetLimits::default()
+    });
+    let reservation = ledger.reserve_call(&turn_request(100)).unwrap();
     let usage =
         TokenUsage { output: Tokens(130), source: UsageSource::Provider, ..TokenUsage::default() };
     assert_eq!(reservation.settle_usage(&usage).output, Tokens(130));
-    let refusal = ledger.reserve_call(&turn(1)).unwrap_err();
+    let refusal = ledger.reserve_call(&turn_request(1)).unwrap_err();
     assert_eq!(refusal, BudgetError::Tokens { kind: "output", spent: 130, limit: 100, needed: 1 });
 }
 
@@ -218,8 +224,8 @@ fn an_overrun_is_charged_in_full_and_stops_the_run() {
 #[test]
 fn a_call_is_granted_at_most_the_remaining_budget() {
     let limits = BudgetLimits { max_total_tokens: Some(Tokens(100)), ..BudgetLimits::default() };
-    let ledger = ledger(&limits);
-    let ask = ReserveRequest { input: Tokens(30), output: None, ..turn(0) };
+    let ledger = open_ledger(&limits);
+    let ask = ReserveRequest { input: Tokens(30), output: None, ..turn_request(0) };
     assert_eq!(ledger.reserve_call(&ask).unwrap().granted_amount().output, Tokens(70));
 }
 
@@ -228,8 +234,8 @@ fn a_call_is_granted_at_most_the_remaining_budget() {
 #[test]
 fn output_beside_the_answers_is_reserved_too() {
     let limits = BudgetLimits { max_output_tokens: Some(Tokens(1000)), ..BudgetLimits::default() };
-    let ledger = ledger(&limits);
-    let ask = ReserveRequest { unlimited_output: Tokens(400), ..turn(50) };
+    let ledger = open_ledger(&limits);
+    let ask = ReserveRequest { unlimited_output: Tokens(400), ..turn_request(50) };
     let first = ledger.reserve_call(&ask).unwrap();
     assert_eq!(
         (first.granted_amount().output, first.output_limit()),
@@ -241,7 +247,7 @@ fn output_beside_the_answers_is_reserved_too() {
         (Tokens(550), Some(Tokens(150)))
     );
     assert_eq!(ledger.reserve_call(&ask).unwrap_err(), BudgetError::Reserved { kind: "output" });
-    let large = ReserveRequest { unlimited_output: Tokens(1000), ..turn(1) };
+    let large = ReserveRequest { unlimited_output: Tokens(1000), ..turn_request(1) };
     let refusal = ledger.reserve_call(&large).unwrap_err();
     assert_eq!(
         refusal,
@@ -252,8 +258,8 @@ fn output_beside_the_answers_is_reserved_too() {
 /// G9: A call that asks for several answers reserves tokens for each answer, so `n: 50` does not bypass the budget.
 #[test]
 fn each_answer_without_a_limit_is_reserved_for() {
-    let ledger = ledger(&BudgetLimits::default());
-    let ask = ReserveRequest { input: Tokens(30), output: None, choices: 50, ..turn(0) };
+    let ledger = open_ledger(&BudgetLimits::default());
+    let ask = ReserveRequest { input: Tokens(30), output: None, choices: 50, ..turn_request(0) };
     assert_eq!(ledger.reserve_call(&ask).unwrap().granted_amount().output, Tokens(50 * 16_384));
 }
 
@@ -262,15 +268,15 @@ fn each_answer_without_a_limit_is_reserved_for() {
 #[test]
 fn a_budget_is_exhausted_when_no_call_would_be_let_through() {
     let told = |limits: BudgetLimits, steps: &dyn Fn(&Arc<BudgetLedger>)| {
-        let ledger = ledger(&limits);
+        let ledger = open_ledger(&limits);
         steps(&ledger);
         (ledger.was_last_call_denied(), ledger.exhausted_token().is_cancelled())
     };
     let use_up = |ledger: &Arc<BudgetLedger>, output: u64| {
         let usage = TokenUsage { output: Tokens(output), ..TokenUsage::default() };
-        let _ = ledger.reserve_call(&turn(output)).unwrap().settle_usage(&usage);
+        let _ = ledger.reserve_call(&turn_request(output)).unwrap().settle_usage(&usage);
     };
-    let reads = |input: u64| ReserveRequest { input: Tokens(input), ..turn(1) };
+    let reads = |input: u64| ReserveRequest { input: Tokens(input), ..turn_request(1) };
     let tokens = || BudgetLimits { max_total_tokens: Some(Tokens(100)), ..BudgetLimits::default() };
 
     let too_large = |ledger: &Arc<BudgetLedger>| {
@@ -293,19 +299,21 @@ fn a_budget_is_exhausted_when_no_call_would_be_let_through() {
     let last = |ledger: &Arc<BudgetLedger>| use_up(ledger, 1);
     assert_eq!(told(turns(), &last), (false, false));
     let open = |ledger: &Arc<BudgetLedger>| {
-        let _open = ledger.reserve_call(&turn(1)).unwrap();
-        ledger.reserve_call(&turn(1)).unwrap_err();
+        let _open = ledger.reserve_call(&turn_request(1)).unwrap();
+        ledger.reserve_call(&turn_request(1)).unwrap_err();
     };
     assert_eq!(told(turns(), &open), (true, false));
     let one_more = |ledger: &Arc<BudgetLedger>| {
         last(ledger);
-        ledger.reserve_call(&turn(1)).unwrap_err();
+        ledger.reserve_call(&turn_request(1)).unwrap_err();
     };
     assert_eq!(told(turns(), &one_more), (true, true));
 
     let cost = BudgetLimits { max_cost_usd: Some(Nanodollars(3)), ..BudgetLimits::default() };
     let dear = |ledger: &Arc<BudgetLedger>| {
-        ledger.reserve_call(&ReserveRequest { price: Some(price("dear")), ..turn(1) }).unwrap_err();
+        ledger
+            .reserve_call(&ReserveRequest { price: Some(model_price("dear")), ..turn_request(1) })
+            .unwrap_err();
     };
     assert_eq!(told(cost, &dear), (true, true));
 }
@@ -318,10 +326,10 @@ fn a_refused_call_takes_no_tokens_of_the_minute() {
         tokens_per_minute: Some(1000),
         ..BudgetLimits::default()
     };
-    let both = ledger(&limits);
-    both.reserve_call(&turn(10)).unwrap().release_unspent();
+    let both = open_ledger(&limits);
+    both.reserve_call(&turn_request(10)).unwrap().release_unspent();
     for _ in 0..10 {
-        let refusal = both.reserve_call(&turn(500)).unwrap_err();
+        let refusal = both.reserve_call(&turn_request(500)).unwrap_err();
         assert!(matches!(refusal, BudgetError::Rate { kind: "requests", .. }), "{refusal}");
     }
 }
@@ -331,8 +339,8 @@ fn a_refused_call_takes_no_tokens_of_the_minute() {
 #[test]
 fn calls_that_begin_together_share_the_tokens_of_the_minute() {
     let limits = BudgetLimits { tokens_per_minute: Some(1000), ..BudgetLimits::default() };
-    let minute = ledger(&limits);
-    let large = ReserveRequest { input: Tokens(20), ..turn(8000) };
+    let minute = open_ledger(&limits);
+    let large = ReserveRequest { input: Tokens(20), ..turn_request(8000) };
     let only = minute.reserve_call(&large).unwrap();
     for _ in 0..200 {
         let refusal = minute.reserve_call(&large).unwrap_err();
@@ -343,7 +351,8 @@ fn calls_that_begin_together_share_the_tokens_of_the_minute() {
         .reserve_call(&large)
         .unwrap()
         .settle_usage(&TokenUsage { output: Tokens(5000), ..TokenUsage::default() });
-    let BudgetError::Rate { retry_after, .. } = minute.reserve_call(&turn(1)).unwrap_err() else {
+    let BudgetError::Rate { retry_after, .. } = minute.reserve_call(&turn_request(1)).unwrap_err()
+    else {
         panic!()
     };
     assert!(retry_after > Duration::from_secs(235), "{retry_after:?}");
@@ -353,9 +362,9 @@ fn calls_that_begin_together_share_the_tokens_of_the_minute() {
 #[test]
 fn a_debt_of_tokens_is_kept_until_it_is_paid() {
     let limits = BudgetLimits { tokens_per_minute: Some(1000), ..BudgetLimits::default() };
-    let ledger = ledger(&limits);
+    let ledger = open_ledger(&limits);
     let overrun = TokenUsage { output: Tokens(810), ..TokenUsage::default() };
-    let reads = |input: u64| ReserveRequest { input: Tokens(input), ..turn(10) };
+    let reads = |input: u64| ReserveRequest { input: Tokens(input), ..turn_request(10) };
     let _ = ledger.reserve_call(&reads(10)).unwrap().settle_usage(&overrun);
     // The minute has 190 tokens left.
     for _ in 0..3 {
@@ -373,8 +382,8 @@ fn the_time_before_a_restart_counts() {
     let after = |age| {
         Arc::new(BudgetLedger::new(limits.clone(), PriorUsage { age, ..PriorUsage::default() }))
     };
-    after(Duration::from_mins(59)).reserve_call(&turn(1)).unwrap().release_unspent();
-    let refusal = after(Duration::from_hours(1)).reserve_call(&turn(1)).unwrap_err();
+    after(Duration::from_mins(59)).reserve_call(&turn_request(1)).unwrap().release_unspent();
+    let refusal = after(Duration::from_hours(1)).reserve_call(&turn_request(1)).unwrap_err();
     assert_eq!(refusal, BudgetError::Deadline { limit: Duration::from_hours(1) });
 }
 
@@ -390,7 +399,7 @@ fn the_rates_count_the_calls_before_a_restart() {
         let recent = RecentUsage { requests, tokens: Tokens(tokens) };
         let past = PriorUsage { recent, ..PriorUsage::default() };
         let ledger = Arc::new(BudgetLedger::new(limits.clone(), past));
-        ledger.reserve_call(&turn(50)).map(BudgetReservation::release_unspent)
+        ledger.reserve_call(&turn_request(50)).map(BudgetReservation::release_unspent)
     };
     after(2, 50).unwrap();
     assert!(matches!(after(3, 0), Err(BudgetError::Rate { kind: "requests", .. })));
@@ -403,24 +412,26 @@ fn the_rates_count_the_calls_before_a_restart() {
 /// G9: A hostile usage count cannot overflow the counters.
 #[test]
 fn a_hostile_count_saturates() {
-    let ledger =
-        ledger(&BudgetLimits { max_total_tokens: Some(Tokens(10)), ..BudgetLimits::default() });
+    let ledger = open_ledger(&BudgetLimits {
+        max_total_tokens: Some(Tokens(10)),
+        ..BudgetLimits::default()
+    });
     let usage =
         TokenUsage { input: Tokens(u64::MAX), output: Tokens(u64::MAX), ..TokenUsage::default() };
-    let _ = ledger.reserve_call(&turn(1)).unwrap().settle_usage(&usage);
+    let _ = ledger.reserve_call(&turn_request(1)).unwrap().settle_usage(&usage);
     assert_eq!(ledger.spent_amount().total_tokens(), Tokens(u64::MAX));
-    assert!(ledger.reserve_call(&turn(1)).is_err());
+    assert!(ledger.reserve_call(&turn_request(1)).is_err());
 }
 
 /// G9: Threads that reserve at the same time are granted exactly as many turns as the limit.
 #[test]
 fn threads_are_granted_as_many_turns_as_there_are() {
-    let ledger = ledger(&BudgetLimits { max_turns: Some(100), ..BudgetLimits::default() });
+    let ledger = open_ledger(&BudgetLimits { max_turns: Some(100), ..BudgetLimits::default() });
     let granted: usize = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..8)
             .map(|_| {
                 let ledger = &ledger;
-                scope.spawn(move || (0..50).filter(|_| spend(ledger)).count())
+                scope.spawn(move || (0..50).filter(|_| spend_turn(ledger)).count())
             })
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).sum()
@@ -428,12 +439,12 @@ fn threads_are_granted_as_many_turns_as_there_are() {
     assert_eq!((granted, ledger.spent_amount().turns), (100, 100));
 }
 
-fn spend(ledger: &Arc<BudgetLedger>) -> bool {
-    let reservation = ledger.reserve_call(&turn(1));
+fn spend_turn(ledger: &Arc<BudgetLedger>) -> bool {
+    let reservation = ledger.reserve_call(&turn_request(1));
     reservation.map(|reservation| reservation.settle_usage(&TokenUsage::default())).is_ok()
 }
 
-fn ledger(limits: &BudgetLimits) -> Arc<BudgetLedger> {
+fn open_ledger(limits: &BudgetLimits) -> Arc<BudgetLedger> {
     Arc::new(BudgetLedger::new(limits.clone(), PriorUsage::default()))
 }
 
@@ -441,7 +452,7 @@ fn ledger(limits: &BudgetLimits) -> Arc<BudgetLedger> {
 #[test]
 fn calls_without_a_charge_have_a_rate() {
     let limits = BudgetLimits { free_calls_per_minute: Some(3), ..BudgetLimits::default() };
-    let counts = ledger(&limits);
+    let counts = open_ledger(&limits);
     for _ in 0..3 {
         drop(counts.enter_call(CallKind::Free, true).unwrap());
     }
@@ -452,18 +463,18 @@ fn calls_without_a_charge_have_a_rate() {
     let turns_limited = BudgetLimits { max_turns: Some(100), ..limits.clone() };
     let free = TokenUsage::default();
     let paid = TokenUsage { input: Tokens(1), ..TokenUsage::default() };
-    let embedding = ReserveRequest { is_turn: false, input: Tokens(5), ..turn(0) };
+    let embedding = ReserveRequest { is_turn: false, input: Tokens(5), ..turn_request(0) };
     for (limits, ask, usage, is_delivered, is_free) in [
-        (&limits, turn(1), free, false, true),
-        (&limits, turn(1), free, true, true),
-        (&limits, turn(1), paid, true, false),
+        (&limits, turn_request(1), free, false, true),
+        (&limits, turn_request(1), free, true, true),
+        (&limits, turn_request(1), paid, true, false),
         (&limits, embedding.clone(), free, true, true),
         (&limits, embedding.clone(), paid, true, false),
-        (&turns_limited, turn(1), free, false, true),
-        (&turns_limited, turn(1), free, true, false),
+        (&turns_limited, turn_request(1), free, false, true),
+        (&turns_limited, turn_request(1), free, true, false),
         (&turns_limited, embedding, free, true, true),
     ] {
-        let (counts, mut let_in) = (ledger(limits), 0);
+        let (counts, mut let_in) = (open_ledger(limits), 0);
         while let_in < 50
             && let Ok(reservation) = counts.reserve_call(&ask)
         {
@@ -477,7 +488,7 @@ fn calls_without_a_charge_have_a_rate() {
         let expected = if is_free { 3 } else { 50 };
         assert_eq!(let_in, expected, "{ask:?} {usage:?} delivered: {is_delivered}");
     }
-    let default = ledger(&BudgetLimits::default());
+    let default = open_ledger(&BudgetLimits::default());
     let let_in = (0..10_000).filter(|_| default.enter_call(CallKind::Free, true).is_ok()).count();
     assert!((600..610).contains(&let_in), "{let_in}");
 }
@@ -486,7 +497,7 @@ fn calls_without_a_charge_have_a_rate() {
 #[test]
 fn a_spent_budget_is_known_before_the_body_is_read() {
     let refused =
-        |limits: BudgetLimits| ledger(&limits).enter_call(CallKind::Turn, true).unwrap_err();
+        |limits: BudgetLimits| open_ledger(&limits).enter_call(CallKind::Turn, true).unwrap_err();
     let none = Some(Tokens::ZERO);
     assert!(matches!(
         refused(BudgetLimits { max_turns: Some(0), ..BudgetLimits::default() }),
@@ -502,13 +513,13 @@ fn a_spent_budget_is_known_before_the_body_is_read() {
     let broke =
         BudgetLimits { max_cost_usd: Some(Nanodollars::default()), ..BudgetLimits::default() };
     assert!(matches!(refused(broke), BudgetError::Cost { .. }));
-    let one = ledger(&BudgetLimits { max_concurrent: Some(1), ..BudgetLimits::default() });
+    let one = open_ledger(&BudgetLimits { max_concurrent: Some(1), ..BudgetLimits::default() });
     let entry = one.enter_call(CallKind::Turn, true).unwrap();
     assert!(matches!(
         one.enter_call(CallKind::Free, true),
         Err(BudgetError::Concurrency { limit: 1 })
     ));
-    let reservation = entry.reserve_budget(&turn(1)).unwrap();
+    let reservation = entry.reserve_budget(&turn_request(1)).unwrap();
     assert_eq!(one.budget_status().open_calls, 1, "the place is taken once");
     reservation.release_unspent();
     assert_eq!(one.budget_status().open_calls, 0);
@@ -517,12 +528,13 @@ fn a_spent_budget_is_known_before_the_body_is_read() {
 /// A deadline beyond what a clock can represent counts as no deadline and causes no panic.
 #[test]
 fn a_deadline_may_be_as_far_as_it_can_be_written() {
-    let ledger = ledger(&BudgetLimits { deadline: Some(Duration::MAX), ..BudgetLimits::default() });
+    let ledger =
+        open_ledger(&BudgetLimits { deadline: Some(Duration::MAX), ..BudgetLimits::default() });
     assert_eq!((ledger.deadline(), ledger.budget_status().time_left), (None, None));
-    ledger.reserve_call(&turn(1)).unwrap().release_unspent();
+    ledger.reserve_call(&turn_request(1)).unwrap().release_unspent();
 }
 
-fn turn(output: u64) -> ReserveRequest {
+fn turn_request(output: u64) -> ReserveRequest {
     ReserveRequest {
         is_turn: true,
         output: Some(Tokens(output)),
@@ -532,7 +544,7 @@ fn turn(output: u64) -> ReserveRequest {
 }
 
 /// Prices of a few nanodollars per token.
-fn price(model: &str) -> Arc<ModelPrice> {
+fn model_price(model: &str) -> Arc<ModelPrice> {
     let table = r#"
         version = "test"
         [models]
@@ -554,7 +566,7 @@ fn is_within(limits: &BudgetLimits, held: BudgetAmount, open_before: usize) -> b
         && limits.max_concurrent.is_none_or(|limit| open_before < limit as usize)
 }
 
-fn limits() -> impl Strategy<Value = BudgetLimits> {
+fn any_limits() -> impl Strategy<Value = BudgetLimits> {
     let tokens = || proptest::option::of((0..300_u64).prop_map(Tokens));
     let turns = proptest::option::of(0..10_u64);
     let concurrent = proptest::option::of(1..5_u32);
@@ -581,7 +593,7 @@ fn limits() -> impl Strategy<Value = BudgetLimits> {
     )
 }
 
-fn amounts(most: u64) -> impl Strategy<Value = BudgetAmount> {
+fn any_amount(most: u64) -> impl Strategy<Value = BudgetAmount> {
     (0..3_u64, 0..most, 0..most, 0..most).prop_map(|(turns, input, output, cost)| BudgetAmount {
         turns,
         input: Tokens(input),
@@ -603,14 +615,14 @@ fn uncertain_calls() -> impl Strategy<Value = UncertainCall> {
                 output,
                 unlimited_output: Tokens::ZERO,
                 choices: 1,
-                price: Some(price(&model)),
+                price: Some(model_price(&model)),
             };
             UncertainCall { ask, used, lasts }
         },
     )
 }
 
-fn steps() -> impl Strategy<Value = BudgetStep> {
+fn any_step() -> impl Strategy<Value = BudgetStep> {
     let output = proptest::option::of((0..100_u64).prop_map(Tokens));
     let model = prop_oneof!["cheap", "dear", "long"];
     let asks = (any::<bool>(), 0..60_u64, output, 0..30_u64, model).prop_map(
@@ -620,7 +632,7 @@ fn steps() -> impl Strategy<Value = BudgetStep> {
             output,
             unlimited_output: Tokens(unlimited),
             choices: 1,
-            price: Some(price(&model)),
+            price: Some(model_price(&model)),
             ..ReserveRequest::default()
         },
     );

@@ -22,7 +22,7 @@ use cogni_gateway::llm::request::{
 };
 
 /// Scans a body that arrives in these frames.
-fn scan<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> Result<JsonDocument, JsonError> {
+fn scan_frames<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> Result<JsonDocument, JsonError> {
     let mut scanner = JsonScanner::new(JsonLimits::default());
     for frame in frames {
         scanner.feed_frame(frame)?;
@@ -31,16 +31,16 @@ fn scan<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> Result<JsonDocument, 
 }
 
 /// Splits a body into frames of this size, each with memory of its own.
-fn frames(body: &[u8], size: usize) -> ByteRope {
+fn split_frames(body: &[u8], size: usize) -> ByteRope {
     body.chunks(size).map(Bytes::copy_from_slice).collect()
 }
 
-fn concat(rope: &ByteRope) -> Vec<u8> {
+fn concat_rope(rope: &ByteRope) -> Vec<u8> {
     rope.iter().flatten().copied().collect()
 }
 
 /// Converts offsets to a range of a slice.
-fn indices(range: &Range<u64>) -> Range<usize> {
+fn slice_range(range: &Range<u64>) -> Range<usize> {
     usize::try_from(range.start).unwrap()..usize::try_from(range.end).unwrap()
 }
 
@@ -54,8 +54,8 @@ const POSTS: [GatewayRoute; 6] = [
     GatewayRoute::Embeddings,
 ];
 
-fn admitted(route: GatewayRoute, body: &str) -> LlmCall {
-    admit_in(route, &BodyPolicy::default(), frames(body.as_bytes(), 4096)).unwrap()
+fn admitted_call(route: GatewayRoute, body: &str) -> LlmCall {
+    admit_in(route, &BodyPolicy::default(), split_frames(body.as_bytes(), 4096)).unwrap()
 }
 
 fn admit_in(
@@ -63,11 +63,11 @@ fn admit_in(
     policy: &BodyPolicy,
     rope: ByteRope,
 ) -> Result<LlmCall, BodyPolicyError> {
-    admit_body(policy, read(route, rope.into_pieces()).unwrap())
+    admit_body(policy, read_frames(route, rope.into_pieces()).unwrap())
 }
 
 /// Reads a body that arrives in these frames.
-fn read(
+fn read_frames(
     route: GatewayRoute,
     frames: impl IntoIterator<Item = Bytes>,
 ) -> Result<ScannedBody, JsonError> {
@@ -79,7 +79,11 @@ fn read(
 }
 
 /// Returns the body that is sent upstream, or the refusal.
-fn sent(route: GatewayRoute, policy: &BodyPolicy, body: &str) -> Result<String, BodyPolicyError> {
-    let call = admit_in(route, policy, frames(body.as_bytes(), 4096))?;
-    Ok(String::from_utf8(concat(&call.into_body())).unwrap())
+fn send_body(
+    route: GatewayRoute,
+    policy: &BodyPolicy,
+    body: &str,
+) -> Result<String, BodyPolicyError> {
+    let call = admit_in(route, policy, split_frames(body.as_bytes(), 4096))?;
+    Ok(String::from_utf8(concat_rope(&call.into_body())).unwrap())
 }

@@ -67,8 +67,8 @@ impl ObserverReading {
 #[test]
 fn each_recorded_stream_reports_its_usage_and_its_end() {
     let mut table = String::new();
-    for (name, route, stream) in fixtures() {
-        let reading = ObserverReading::of(shown(route), &stream, []);
+    for (name, route, stream) in read_fixtures() {
+        let reading = ObserverReading::of(showing_observer(route), &stream, []);
         assert_eq!(reading.passed, stream, "{name}");
         writeln!(table, "{name:20} {}", format_reading(&reading)).unwrap();
     }
@@ -97,8 +97,8 @@ fn each_recorded_stream_reports_its_usage_and_its_end() {
 /// G7: Wherever a stream is split, and whatever its line ends are, the observer reports the same and changes no byte.
 #[test]
 fn a_stream_split_at_any_byte_is_read_alike() {
-    for (name, route, stream) in fixtures().into_iter().flat_map(with_line_ends) {
-        for observer in [shown, hidden] {
+    for (name, route, stream) in read_fixtures().into_iter().flat_map(with_line_ends) {
+        for observer in [showing_observer, hiding_observer] {
             let whole = ObserverReading::of(observer(route), &stream, []);
             for cut in 0..=stream.len() {
                 let split = ObserverReading::of(observer(route), &stream, [cut]);
@@ -112,13 +112,13 @@ fn a_stream_split_at_any_byte_is_read_alike() {
 
 #[test]
 fn the_line_end_does_not_matter() {
-    for (name, route, stream) in fixtures() {
+    for (name, route, stream) in read_fixtures() {
         // These fixtures have mixed line ends already, or their last line has none.
         if ["chat_wild_lines", "chat_cut"].contains(&&*name) {
             continue;
         }
         let told_with = |(_, route, stream): (String, GatewayRoute, Vec<u8>)| {
-            format_reading(&ObserverReading::of(shown(route), &stream, []))
+            format_reading(&ObserverReading::of(showing_observer(route), &stream, []))
         };
         let expected = told_with((name.clone(), route, stream.clone()));
         for variant in with_line_ends((name.clone(), route, stream)) {
@@ -130,7 +130,7 @@ fn the_line_end_does_not_matter() {
 /// G7: The usage chunk that the client did not ask for is hidden; every other byte passes unchanged.
 #[test]
 fn only_the_usage_chunk_is_hidden() {
-    for (name, route, stream) in fixtures() {
+    for (name, route, stream) in read_fixtures() {
         // In all other streams the chunks end in the same way.
         if name == "chat_wild_lines" {
             continue;
@@ -141,11 +141,11 @@ fn only_the_usage_chunk_is_hidden() {
                 || !USAGE_CHUNK.iter().any(|chunk| event.contains(chunk))
         };
         let expected: String = text.split_inclusive("\n\n").filter(is_shown).collect();
-        let reading = ObserverReading::of(hidden(route), text.as_bytes(), []);
+        let reading = ObserverReading::of(hiding_observer(route), text.as_bytes(), []);
         assert_eq!(String::from_utf8(reading.passed.clone()).unwrap(), expected, "{name}");
         assert_eq!(
             format_reading(&reading),
-            format_reading(&ObserverReading::of(shown(route), text.as_bytes(), [])),
+            format_reading(&ObserverReading::of(showing_observer(route), text.as_bytes(), [])),
             "{name}"
         );
     }
@@ -154,19 +154,19 @@ fn only_the_usage_chunk_is_hidden() {
 /// G7: The usage chunk is hidden completely if it has many lines with different line ends.
 #[test]
 fn the_usage_chunk_is_hidden_with_all_its_lines() {
-    let (_, route, stream) = fixture("chat_wild_lines");
+    let (_, route, stream) = read_fixture("chat_wild_lines");
     let text = String::from_utf8(stream).unwrap();
     let (before, chunk) = text.split_at(text.find("id: 2").unwrap());
     let (chunk, after) = chunk.split_at(chunk.find(":\rdata: [DONE]").unwrap());
     assert_eq!(chunk.lines().count(), 7);
-    let reading = ObserverReading::of(hidden(route), text.as_bytes(), []);
+    let reading = ObserverReading::of(hiding_observer(route), text.as_bytes(), []);
     assert_eq!(String::from_utf8(reading.passed).unwrap(), format!("{before}{after}"));
 }
 
 /// G7: A frame from which nothing is removed is passed on without a copy, also after the usage filter.
 #[test]
 fn a_frame_from_which_nothing_is_taken_is_not_copied() {
-    for observer in [shown, hidden] {
+    for observer in [showing_observer, hiding_observer] {
         let mut observer = observer(GatewayRoute::ChatCompletions);
         for frame in [DELTA, &DELTA.repeat(3), ": ping\n\n", "\n", "data: {\"choices\":[{\"del"] {
             let frame = Bytes::copy_from_slice(frame.as_bytes());
@@ -179,7 +179,7 @@ fn a_frame_from_which_nothing_is_taken_is_not_copied() {
 /// G7: Bytes are held back only while they may be the beginning of the usage chunk.
 #[test]
 fn bytes_are_held_back_only_while_they_may_be_the_usage_chunk() {
-    let mut observer = hidden(GatewayRoute::ChatCompletions);
+    let mut observer = hiding_observer(GatewayRoute::ChatCompletions);
     let mut frame = |text: &str| {
         let passed = observer.read_frame(Bytes::copy_from_slice(text.as_bytes())).unwrap();
         String::from_utf8(passed.into()).unwrap()
@@ -203,7 +203,7 @@ fn an_event_that_lacks_only_its_empty_line_is_read_at_the_end() {
         ("data: [DONE]\n", "data: [DONE]\n"),
         ("data: [DONE]\r", "data: [DONE]\r"),
     ] {
-        for observer in [shown, hidden] {
+        for observer in [showing_observer, hiding_observer] {
             let reading =
                 ObserverReading::of(observer(GatewayRoute::ChatCompletions), stream.as_bytes(), []);
             assert_eq!(reading.finish, StreamEnd::Terminated);
@@ -211,7 +211,7 @@ fn an_event_that_lacks_only_its_empty_line_is_read_at_the_end() {
         }
     }
     let usage = b"data: {\"choices\":[],\"usage\":{\"prompt_tokens\":5,\"completion_tokens\":1}}";
-    let reading = ObserverReading::of(hidden(GatewayRoute::ChatCompletions), usage, []);
+    let reading = ObserverReading::of(hiding_observer(GatewayRoute::ChatCompletions), usage, []);
     assert_eq!(
         (format_reading(&reading).as_str(), reading.passed),
         ("Unfinished: 5 in, 1 out", vec![])
@@ -221,9 +221,9 @@ fn an_event_that_lacks_only_its_empty_line_is_read_at_the_end() {
 /// G7: A Messages stream that was cut has reported its input tokens, but not its output tokens.
 #[test]
 fn a_cut_messages_stream_still_reports_its_exact_input() {
-    let (_, route, stream) = fixture("messages_cache");
+    let (_, route, stream) = read_fixture("messages_cache");
     let cut = memchr::memmem::find(&stream, b"event: message_delta").unwrap();
-    let reading = ObserverReading::of(shown(route), &stream[..cut], []);
+    let reading = ObserverReading::of(showing_observer(route), &stream[..cut], []);
     assert_eq!(reading.usage, None);
     let input = reading.so_far.unwrap();
     assert_eq!(
@@ -238,16 +238,16 @@ fn a_cut_messages_stream_still_reports_its_exact_input() {
 fn usage_is_read_from_unary_bodies() {
     let mut table = String::new();
     for (name, route, body) in BODIES {
-        let whole = ObserverReading::of(unary(*route), body.as_bytes(), []);
+        let whole = ObserverReading::of(unary_observer(*route), body.as_bytes(), []);
         for cut in 0..=body.len() {
             assert_eq!(
-                ObserverReading::of(unary(*route), body.as_bytes(), [cut]),
+                ObserverReading::of(unary_observer(*route), body.as_bytes(), [cut]),
                 whole,
                 "{name} cut at {cut}"
             );
         }
         assert_eq!(
-            ObserverReading::of(unary(*route), body.as_bytes(), 0..body.len()),
+            ObserverReading::of(unary_observer(*route), body.as_bytes(), 0..body.len()),
             whole,
             "{name}"
         );
@@ -276,9 +276,11 @@ fn usage_is_read_from_unary_bodies() {
 /// G7: An event of 64 MiB without an end is refused when it reaches the bound.
 #[test]
 fn an_endless_event_is_cut_at_the_bound() {
-    for mut observer in [shown(GatewayRoute::Responses), hidden(GatewayRoute::ChatCompletions)] {
+    for mut observer in
+        [showing_observer(GatewayRoute::Responses), hiding_observer(GatewayRoute::ChatCompletions)]
+    {
         let mut frames = 0;
-        let peak = allocations::peak(|| {
+        let peak = allocations::peak_bytes(|| {
             let frame = Bytes::from(vec![b'x'; 64 * 1024]);
             while observer.read_frame(frame.clone()).is_ok() {
                 frames += 1;
@@ -300,7 +302,7 @@ fn an_event_of_the_largest_size_passes_and_one_byte_more_does_not() {
     let comment: Bytes = [b": comment", stream.as_slice()].concat().into();
     let stream = Bytes::from(stream);
     let read = |stream: &Bytes, cut| {
-        let mut observer = shown(GatewayRoute::ChatCompletions);
+        let mut observer = showing_observer(GatewayRoute::ChatCompletions);
         observer.read_frame(stream.slice(..cut))?;
         observer.read_frame(stream.slice(cut..)).map(drop)
     };
@@ -315,12 +317,12 @@ fn an_event_of_the_largest_size_passes_and_one_byte_more_does_not() {
 #[test]
 fn comments_and_unary_bodies_are_not_stored() {
     for (mut observer, head) in [
-        (shown(GatewayRoute::ChatCompletions), ": "),
-        (hidden(GatewayRoute::ChatCompletions), ": "),
-        (unary(GatewayRoute::Embeddings), "{\"data\":[\""),
+        (showing_observer(GatewayRoute::ChatCompletions), ": "),
+        (hiding_observer(GatewayRoute::ChatCompletions), ": "),
+        (unary_observer(GatewayRoute::Embeddings), "{\"data\":[\""),
     ] {
         let frame = Bytes::from_static(SEVENS);
-        let peak = allocations::peak(|| {
+        let peak = allocations::peak_bytes(|| {
             observer.read_frame(Bytes::from_static(head.as_bytes())).unwrap();
             for _ in 0..160 {
                 observer.read_frame(frame.clone()).unwrap();
@@ -334,25 +336,25 @@ fn comments_and_unary_bodies_are_not_stored() {
 #[test]
 fn a_frame_costs_no_allocation() {
     let streams = [
-        (shown(GatewayRoute::ChatCompletions), DELTA, 1),
-        (hidden(GatewayRoute::ChatCompletions), DELTA, 1),
+        (showing_observer(GatewayRoute::ChatCompletions), DELTA, 1),
+        (hiding_observer(GatewayRoute::ChatCompletions), DELTA, 1),
         (
-            shown(GatewayRoute::Messages),
+            showing_observer(GatewayRoute::Messages),
             "event: content_block_delta\ndata: {\"type\":\"content_block_delta\"}\n\n",
             1,
         ),
         (
-            shown(GatewayRoute::Responses),
+            showing_observer(GatewayRoute::Responses),
             "event: response.output_text.delta\r\ndata: {\"delta\":\"x\"}\r\n\r\n",
             1,
         ),
         (
-            shown(GatewayRoute::Responses),
+            showing_observer(GatewayRoute::Responses),
             "data: {\"type\":\"response.output_text.delta\",\"delta\":\"x\"}\n\n",
             1,
         ),
         // The frame is split in the middle: the carried-over part reuses the first buffer.
-        (shown(GatewayRoute::ChatCompletions), DELTA, 2),
+        (showing_observer(GatewayRoute::ChatCompletions), DELTA, 2),
     ];
     for (mut observer, event, pieces) in streams {
         let event = Bytes::from(event.to_owned().into_bytes());
@@ -364,7 +366,11 @@ fn a_frame_costs_no_allocation() {
             }
         };
         pass();
-        assert_eq!(allocations::count(|| (0..1000).for_each(|_| pass())), 0, "{event:?}");
+        assert_eq!(
+            allocations::count_allocations(|| (0..1000).for_each(|_| pass())),
+            0,
+            "{event:?}"
+        );
     }
 }
 
@@ -380,7 +386,8 @@ fn an_event_that_begins_with_other_choices_goes_on() {
     let stream =
         b"\xef\xbb\xbf\xef\xbb\xbfdata: {\"choices\":[{}]}\ndata:{\"choices\":[],\"usage\":{}}\n\n";
     for cut in 0..stream.len() {
-        let reading = ObserverReading::of(hidden(GatewayRoute::ChatCompletions), stream, [cut]);
+        let reading =
+            ObserverReading::of(hiding_observer(GatewayRoute::ChatCompletions), stream, [cut]);
         assert_eq!(reading.passed, stream, "cut at {cut}");
     }
 }
@@ -392,13 +399,13 @@ proptest! {
     #[test]
     fn streams_are_read_as_the_reference_reads_them(
         route in prop::sample::select(&[GatewayRoute::ChatCompletions, GatewayRoute::Responses, GatewayRoute::Messages][..]),
-        stream in generated_streams::stream(),
+        stream in generated_streams::any_stream(),
         cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..6),
         hides in any::<bool>(),
     ) {
-        let observer = if hides { hidden(route) } else { shown(route) };
-        let reading = ObserverReading::of(observer, &stream, offsets(&cuts, stream.len()));
-        let expected = reference_reader::read(route, hides, &stream);
+        let observer = if hides { hiding_observer(route) } else { showing_observer(route) };
+        let reading = ObserverReading::of(observer, &stream, sorted_offsets(&cuts, stream.len()));
+        let expected = reference_reader::read_stream(route, hides, &stream);
         prop_assert_eq!(reading.finish, expected.finish);
         prop_assert_eq!(reading.so_far, expected.so_far);
         prop_assert_eq!(String::from_utf8_lossy(&reading.passed), String::from_utf8_lossy(&expected.passed));
@@ -408,52 +415,52 @@ proptest! {
     #[test]
     fn noise_is_read_alike_however_it_is_split(
         route in prop::sample::select(&GatewayRoute::ALL[..]),
-        stream in generated_streams::noise(),
+        stream in generated_streams::any_noise(),
         cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..8),
     ) {
-        let limited = |route| output_limiter::tight(shown(route));
-        let limited_hidden = |route| output_limiter::tight(hidden(route));
+        let limited = |route| output_limiter::limit_to_first_text(showing_observer(route));
+        let limited_hidden = |route| output_limiter::limit_to_first_text(hiding_observer(route));
         let observers: [&dyn Fn(GatewayRoute) -> ResponseObserver; 5] =
-            [&shown, &hidden, &unary, &limited, &limited_hidden];
+            [&showing_observer, &hiding_observer, &unary_observer, &limited, &limited_hidden];
         for observer in observers {
             let whole = ObserverReading::of(observer(route), &stream, []);
-            let split = ObserverReading::of(observer(route), &stream, offsets(&cuts, stream.len()));
+            let split = ObserverReading::of(observer(route), &stream, sorted_offsets(&cuts, stream.len()));
             prop_assert_eq!(&split, &whole);
         }
-        prop_assert_eq!(ObserverReading::of(shown(route), &stream, []).passed, stream.to_vec());
+        prop_assert_eq!(ObserverReading::of(showing_observer(route), &stream, []).passed, stream.to_vec());
     }
 
     /// G7: The observer reads only the top level of a unary body.
     #[test]
     fn bodies_are_read_as_the_reference_reads_them(
         route in prop::sample::select(&GatewayRoute::ALL[..]),
-        body in generated_streams::body(),
+        body in generated_streams::any_body(),
         cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..6),
     ) {
-        let reading = ObserverReading::of(unary(route), &body, offsets(&cuts, body.len()));
+        let reading = ObserverReading::of(unary_observer(route), &body, sorted_offsets(&cuts, body.len()));
         let expected = reference_reader::read_body(route, &body);
         prop_assert_eq!((reading.finish, reading.so_far), (expected.finish, expected.so_far));
     }
 }
 
-fn shown(route: GatewayRoute) -> ResponseObserver {
+fn showing_observer(route: GatewayRoute) -> ResponseObserver {
     ResponseObserver::new(route, ResponseFormat::Sse, UsageChunkMode::Show)
 }
 
-fn hidden(route: GatewayRoute) -> ResponseObserver {
+fn hiding_observer(route: GatewayRoute) -> ResponseObserver {
     ResponseObserver::new(route, ResponseFormat::Sse, UsageChunkMode::Hide)
 }
 
-fn unary(route: GatewayRoute) -> ResponseObserver {
+fn unary_observer(route: GatewayRoute) -> ResponseObserver {
     ResponseObserver::new(route, ResponseFormat::Json, UsageChunkMode::Show)
 }
 
-fn fixture(name: &str) -> (String, GatewayRoute, Vec<u8>) {
-    fixtures().into_iter().find(|fixture| fixture.0 == name).unwrap()
+fn read_fixture(name: &str) -> (String, GatewayRoute, Vec<u8>) {
+    read_fixtures().into_iter().find(|fixture| fixture.0 == name).unwrap()
 }
 
 /// Returns name, route and bytes of each file in `tests/fixtures`, sorted by name.
-fn fixtures() -> Vec<(String, GatewayRoute, Vec<u8>)> {
+fn read_fixtures() -> Vec<(String, GatewayRoute, Vec<u8>)> {
     let mut found: Vec<_> = fs::read_dir("tests/fixtures")
         .unwrap()
         .map(|entry| entry.unwrap().path())
@@ -511,7 +518,7 @@ fn format_reading(reading: &ObserverReading) -> String {
 }
 
 /// Converts indexes to sorted offsets.
-fn offsets(cuts: &[prop::sample::Index], length: usize) -> Vec<usize> {
+fn sorted_offsets(cuts: &[prop::sample::Index], length: usize) -> Vec<usize> {
     let mut offsets: Vec<_> = cuts.iter().map(|cut| cut.index(length + 1)).collect();
     offsets.sort_unstable();
     offsets

@@ -15,7 +15,7 @@ use cogni_gateway::relay::github::pull_request::{PullRequestSpec, publish_pull_r
 use cogni_gateway::relay::repo::repository::{HostedRepository, RepositoryUrl};
 use cogni_gateway::relay::repo::{BranchKey, ObjectId, SandboxBranch};
 
-use crate::support::process::{Process, free_port, wait_until};
+use crate::support::process::{ChildProcess, free_port, wait_until};
 
 /// L6: The calls for repositories, branches, and listing and creating pull requests agree with GitHub's description.
 #[tokio::test]
@@ -75,7 +75,7 @@ fn a_call_that_github_does_not_describe_is_refused() {
 /// Prism, a mock server that answers described calls with examples and refuses all others.
 struct DescribedServer {
     port: u16,
-    _process: Process,
+    _process: ChildProcess,
 }
 
 impl DescribedServer {
@@ -87,7 +87,7 @@ impl DescribedServer {
             .arg(kept.join("npm/node_modules/@stoplight/prism-cli/dist/index.js"))
             .args(["mock", "--host", "127.0.0.1", "--port", &port.to_string()])
             .arg(kept.join(description));
-        let mut process = Process::start(&mut command, "run tests/github/install");
+        let mut process = ChildProcess::start(&mut command, "run tests/github/install");
         process.until(|output| output.contains("Prism is listening"));
         wait_until(|| TcpStream::connect(("127.0.0.1", port)).is_ok(), || process.output());
         Self { port, _process: process }

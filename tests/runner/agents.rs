@@ -57,7 +57,7 @@ impl AgentDirectory {
     }
 }
 
-fn entry(more: &str) -> AgentDefinition {
+fn agent_definition(more: &str) -> AgentDefinition {
     AgentDirectory::new(&format!("{PLAIN}{more}")).entry()
 }
 
@@ -233,7 +233,7 @@ fn a_digest_tells_agents_apart() {
     assert_eq!(agents.entry().digest(), first);
     agents.write("x.txt", "two");
     assert_ne!(agents.entry().digest(), first);
-    let one = entry("").digest();
+    let one = agent_definition("").digest();
     for more in [
         "slots = 1",
         "image = 'i'",
@@ -241,14 +241,14 @@ fn a_digest_tells_agents_apart() {
         "[limits]\npids = 7",
         "[budget]\nmax_turns = 1",
     ] {
-        assert_ne!(entry(more).digest(), one, "{more}");
+        assert_ne!(agent_definition(more).digest(), one, "{more}");
     }
 }
 
 /// A1, G6: An agent's policy is merged with its gateway's, and removes no rule of the gateway's.
 #[test]
 fn a_policy_is_merged_with_the_gateways() {
-    let agent = entry(
+    let agent = agent_definition(
         "capabilities = ['web_search']\n[models]\nallow = ['m-1', 'm-2']\n[policy]\nbody_timeout = '5s'\ncutoff = 'error'\n\
          [policy.headers]\ntags = ['t']\n[policy.body]\nmax_choices = 1\n\
          [[policy.rules]]\nname = 'second'\nwhen = 'true'\nset_model = 'm-2'\n",
@@ -270,9 +270,9 @@ fn a_policy_is_merged_with_the_gateways() {
     assert_eq!(rules, ["first", "second"]);
 
     let mut same = base.clone();
-    entry("").apply_to(&mut same).unwrap();
+    agent_definition("").apply_to(&mut same).unwrap();
     assert_eq!(same, base);
-    let none = entry("[models]\nallow = ['m-9']\n").apply_to(&mut same).unwrap_err();
+    let none = agent_definition("[models]\nallow = ['m-9']\n").apply_to(&mut same).unwrap_err();
     insta::assert_snapshot!(none, @"none of the models that `a` may use is let through by the gateway's `policy.body.models`; add one of them there");
     assert_eq!(same.body.models, ["m-2", "m-3"]);
 }
@@ -333,7 +333,7 @@ proptest! {
 
     /// A1: The limits of an entry hold, whatever a request asks for.
     #[test]
-    fn a_budget_within_another_is_no_larger(asked in limits(), most in limits()) {
+    fn a_budget_within_another_is_no_larger(asked in any_limits(), most in any_limits()) {
         let least = asked.clone().capped_by(&most);
         prop_assert_eq!(&least, &most.clone().capped_by(&asked));
         for (least, (asked, most)) in [
@@ -348,7 +348,7 @@ proptest! {
     }
 }
 
-fn limits() -> impl Strategy<Value = BudgetLimits> {
+fn any_limits() -> impl Strategy<Value = BudgetLimits> {
     let number = || proptest::option::of(0..9_u64);
     (number(), number()).prop_map(|(max_turns, deadline)| BudgetLimits {
         max_turns,
@@ -364,7 +364,7 @@ fn an_agent_has_less_time_than_its_sandbox() {
     assert_eq!([1, 60, 119, 120, 180, 600, 3600].map(own), [1, 30, 59, 60, 120, 540, 3540]);
 }
 
-fn machine(init: Option<&Path>, docker_socket: PathBuf) -> HostCapabilities {
+fn host_capabilities(init: Option<&Path>, docker_socket: PathBuf) -> HostCapabilities {
     let init = init.map(|init| InitBinary::Configured(init.to_owned())).unwrap_or_default();
     HostCapabilities { docker_socket, driver: DriverChoice::Auto, init, may_be_unlimited: false }
 }
@@ -380,16 +380,19 @@ async fn an_agent_that_cannot_run_here_has_a_reason() {
     let nowhere = || PathBuf::from("/nowhere/docker.sock");
     let mut messages = vec![];
     for (more, machine) in [
-        ("", machine(Some(init), nowhere())),
-        ("", machine(None, nowhere())),
-        ("program = '/p'", machine(None, nowhere())),
-        ("", machine(Some(Path::new("/nowhere/init")), nowhere())),
-        ("rootfs = '/'", HostCapabilities { init: nowhere_to_write, ..machine(None, nowhere()) }),
-        ("rootfs = '/nowhere/root'", machine(Some(init), nowhere())),
-        ("image = 'i:1'", machine(Some(init), nowhere())),
-        ("image = 'i:1'", machine(Some(init), silent)),
+        ("", host_capabilities(Some(init), nowhere())),
+        ("", host_capabilities(None, nowhere())),
+        ("program = '/p'", host_capabilities(None, nowhere())),
+        ("", host_capabilities(Some(Path::new("/nowhere/init")), nowhere())),
+        (
+            "rootfs = '/'",
+            HostCapabilities { init: nowhere_to_write, ..host_capabilities(None, nowhere()) },
+        ),
+        ("rootfs = '/nowhere/root'", host_capabilities(Some(init), nowhere())),
+        ("image = 'i:1'", host_capabilities(Some(init), nowhere())),
+        ("image = 'i:1'", host_capabilities(Some(init), silent)),
     ] {
-        let found = check_available(&entry(more), &machine).await;
+        let found = check_available(&agent_definition(more), &machine).await;
         messages.push(found.map_or_else(|reason| reason.to_string(), |()| "it can".to_owned()));
     }
     let messages = messages.join("\n").replace(dir.path().to_str().unwrap(), "folder");
@@ -412,8 +415,8 @@ async fn a_check_is_reused_for_some_seconds() {
     let max_age = Duration::from_millis(500);
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().join("root");
-    let agent = entry(&format!("rootfs = '{}'", root.display()));
-    let known = AvailabilityCache::new(machine(None, PathBuf::from("/nowhere")), max_age);
+    let agent = agent_definition(&format!("rootfs = '{}'", root.display()));
+    let known = AvailabilityCache::new(host_capabilities(None, PathBuf::from("/nowhere")), max_age);
     assert!(known.check_cached(&agent).await.is_err());
     fs::create_dir(&root).unwrap();
     assert!(known.check_cached(&agent).await.is_err());
@@ -424,7 +427,7 @@ async fn a_check_is_reused_for_some_seconds() {
 /// A2: An agent is listed in the API as an object.
 #[test]
 fn an_agent_is_listed_as_an_object() {
-    let agent = entry("title = 'An agent'\ngraph_id = 'g:1'\n[models]\nallow = ['m']\n");
+    let agent = agent_definition("title = 'An agent'\ngraph_id = 'g:1'\n[models]\nallow = ['m']\n");
     let mut listed = serde_json::to_value(AgentSummary::new(&agent, &Ok(()))).unwrap();
     assert_eq!(listed["digest"], agent.digest());
     listed["digest"] = "…".into();

@@ -25,13 +25,14 @@ use std::process::Stdio;
 
 use serde_json::{Value, json};
 
-use driver::{Sandboxed, sh};
+use driver::{TestedRunner, shell_argv};
 
 /// R4: An image with its own bridge works as before.
 #[test]
 fn a_sandbox_may_run_without_cogni_init() {
-    let bridge = sh("socat -T1 STDIO UNIX-CONNECT:/llm-sock/llm.sock </dev/null; echo $?; exit 42");
-    let result = Sandboxed::new().run(&["--init", "none"], &bridge);
+    let bridge =
+        shell_argv("socat -T1 STDIO UNIX-CONNECT:/llm-sock/llm.sock </dev/null; echo $?; exit 42");
+    let result = TestedRunner::new().run(&["--init", "none"], &bridge);
     assert_eq!(result.facts(), json!([false, 42, "container_failed"]));
     assert_eq!(result.json["stdout"], "0\n");
 }
@@ -39,7 +40,7 @@ fn a_sandbox_may_run_without_cogni_init() {
 /// R5: The deadline is armed before the first call to the engine.
 #[test]
 fn an_engine_that_does_not_answer_costs_no_more_than_the_deadline() {
-    let runner = Sandboxed::new();
+    let runner = TestedRunner::new();
     let socket = runner.path().join("engine.sock");
     let _silent = UnixListener::bind(&socket).unwrap();
     let flags = ["--docker-socket", socket.to_str().unwrap(), "--max-runtime", "1s"];
@@ -50,8 +51,8 @@ fn an_engine_that_does_not_answer_costs_no_more_than_the_deadline() {
 /// R5: A listener that does not read the output delays neither the sandbox nor its result.
 #[test]
 fn a_listener_that_does_not_read_costs_no_output() {
-    let runner = Sandboxed::new();
-    let script = sh("head -c 1000000 /dev/zero | tr '\\0' x; echo aside >&2");
+    let runner = TestedRunner::new();
+    let script = shell_argv("head -c 1000000 /dev/zero | tr '\\0' x; echo aside >&2");
     let mut command = runner.prepare(&["--run-id", "run-unread"], &script);
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = child.unwrap();
@@ -66,7 +67,7 @@ fn a_listener_that_does_not_read_costs_no_output() {
 /// R5: Invalid UTF-8 is replaced, and counted with its original length.
 #[test]
 fn invalid_utf8_in_output_is_replaced() {
-    let result = Sandboxed::new().run(&[], &sh("printf 'a\\377\\300b\\n'"));
+    let result = TestedRunner::new().run(&[], &shell_argv("printf 'a\\377\\300b\\n'"));
     assert_eq!(result.json["stdout"], "a\u{fffd}\u{fffd}b\n");
     assert_eq!(result.json["stdout_bytes"], 5);
 }
@@ -75,7 +76,7 @@ fn invalid_utf8_in_output_is_replaced() {
 #[test]
 fn an_image_has_to_be_there() {
     let absent = ["--image", "cogni-gateway-test:absent"];
-    let result = Sandboxed::new().run(&absent, &["true"]);
+    let result = TestedRunner::new().run(&absent, &["true"]);
     assert_eq!(result.facts(), json!([false, null, "image_not_found"]));
     insta::assert_snapshot!(result.json["error"].as_str().unwrap(), @"image `cogni-gateway-test:absent` is not on this machine; build or load it first, nothing is pulled");
 }
@@ -85,7 +86,7 @@ fn an_image_has_to_be_there() {
 #[test]
 fn the_name_localhost_leads_to_the_gateway() {
     let call = "printf 'GET /health HTTP/1.1\\r\\nhost: localhost\\r\\nconnection: close\\r\\n\\r\\n' | socat STDIO,ignoreeof TCP:localhost:8080; cat /etc/hosts";
-    let result = Sandboxed::new().run(&[], &sh(call));
+    let result = TestedRunner::new().run(&[], &shell_argv(call));
     let stdout = result.json["stdout"].as_str().unwrap();
     assert!(stdout.starts_with("HTTP/1.1 200 OK\r\n"), "{}", result.json);
     assert!(stdout.ends_with("127.0.0.1 localhost sandbox\n"), "{stdout}");

@@ -11,18 +11,18 @@ use cogni_gateway::sandbox::probe::{
 };
 use serde_json::Value;
 
-fn controllers<const N: usize>(names: [&str; N]) -> BTreeSet<String> {
+fn controller_set<const N: usize>(names: [&str; N]) -> BTreeSet<String> {
     names.map(str::to_owned).into()
 }
 
 /// A machine with every feature.
-fn good() -> HostFacts {
+fn good_machine() -> HostFacts {
     HostFacts {
         kernel: "6.18.0".to_owned(),
         is_root: true,
         cgroups: CgroupSupport {
             version: 2,
-            controllers: controllers(["cpu", "io", "memory", "pids"]),
+            controllers: controller_set(["cpu", "io", "memory", "pids"]),
         },
         user_namespaces: 96_000,
         has_seccomp: true,
@@ -49,22 +49,22 @@ fn good() -> HostFacts {
     }
 }
 
-fn report(facts: &HostFacts) -> String {
+fn render_report(facts: &HostFacts) -> String {
     let mut text = vec![];
     print_report(&DoctorReport::from_facts(facts), &mut text).unwrap();
     String::from_utf8(text).unwrap()
 }
 
 /// Returns the lines of a report that differ from the report of a machine with every feature.
-fn news(change: impl FnOnce(&mut HostFacts)) -> String {
-    let mut facts = good();
+fn changed_lines(change: impl FnOnce(&mut HostFacts)) -> String {
+    let mut facts = good_machine();
     change(&mut facts);
-    let (good, now) = (report(&good()), report(&facts));
+    let (good, now) = (render_report(&good_machine()), render_report(&facts));
     let known: Vec<_> = good.lines().collect();
     now.lines().filter(|line| !known.contains(line)).collect::<Vec<_>>().join("\n")
 }
 
-fn answers(facts: &mut HostFacts) -> &mut EngineInfo {
+fn engine_info(facts: &mut HostFacts) -> &mut EngineInfo {
     match &mut facts.docker {
         EngineProbe::Answers(answers) => answers,
         EngineProbe::Absent | EngineProbe::Unresponsive(_) => panic!("there is an engine"),
@@ -73,7 +73,7 @@ fn answers(facts: &mut HostFacts) -> &mut EngineInfo {
 
 #[test]
 fn a_machine_with_every_feature_is_reported() {
-    insta::assert_snapshot!(report(&good()), @r"
+    insta::assert_snapshot!(render_report(&good_machine()), @r"
     ok       kernel             6.18.0
     ok       cgroups            version 2: cpu, io, memory, pids
     ok       user namespaces    96000 for a user
@@ -96,7 +96,7 @@ fn a_machine_with_every_feature_is_reported() {
 
 #[test]
 fn a_machine_without_features_gets_remedies() {
-    insta::assert_snapshot!(report(&HostFacts::default()), @r"
+    insta::assert_snapshot!(render_report(&HostFacts::default()), @r"
     ok       kernel             
     missing  cgroups            none are mounted
                                 mount them: an init system does, or cgroupfs-mount
@@ -122,11 +122,11 @@ fn a_machine_without_features_gets_remedies() {
 /// namespace.
 #[test]
 fn what_runs_without_root_is_reported_as_such() {
-    insta::assert_snapshot!(news(|facts| answers(facts).is_rootless = true), @r"
+    insta::assert_snapshot!(changed_lines(|facts| engine_info(facts).is_rootless = true), @r"
     warn     rootless engine    the engine runs without root
                                 a sandbox's user has another number outside of the engine's user namespace, and cannot open the run's socket; use an engine that runs as root
     ");
-    insta::assert_snapshot!(news(|facts| (facts.is_root, facts.user_namespaces) = (false, 0)), @r"
+    insta::assert_snapshot!(changed_lines(|facts| (facts.is_root, facts.user_namespaces) = (false, 0)), @r"
     warn     user namespaces    no user may have any
                                 only root can use the driver `embedded` here; `sysctl user.max_user_namespaces=10000` lets other users
     missing  driver embedded    this process does not run as root, and no user may have a user namespace
@@ -137,67 +137,67 @@ fn what_runs_without_root_is_reported_as_such() {
 
 #[test]
 fn each_weakness_has_its_remedy() {
-    insta::assert_snapshot!(news(|facts| facts.landlock = Some(1)), @r"
+    insta::assert_snapshot!(changed_lines(|facts| facts.landlock = Some(1)), @r"
     warn     landlock           version 1, which is not used: it would keep agents from moving files
                                 a kernel of 5.19 or newer keeps agents to their files twice; without it, mounts and modes do
     ");
-    insta::assert_snapshot!(news(|facts| facts.landlock = Some(5)), @"ok       landlock           version 5: keeps agents to their files");
-    insta::assert_snapshot!(news(|facts| facts.is_root = false), @r"
+    insta::assert_snapshot!(changed_lines(|facts| facts.landlock = Some(5)), @"ok       landlock           version 5: keeps agents to their files");
+    insta::assert_snapshot!(changed_lines(|facts| facts.is_root = false), @r"
     warn     driver embedded    works without limits only: this process does not run as root
                                 run it as root, or use Docker, or run without limits with `--allow-unlimited`
     the driver `docker` enforces everything
     ");
     let older = |limits_sockets| {
-        news(|facts| (facts.cgroups.version, facts.limits_sockets) = (1, limits_sockets))
+        changed_lines(|facts| (facts.cgroups.version, facts.limits_sockets) = (1, limits_sockets))
     };
     assert!(older(true).contains("buffers of sockets") && older(true).contains("a second limit"));
     assert!(older(false).contains("no limit for them except the machine's"), "{}", older(false));
-    insta::assert_snapshot!(news(|facts| facts.cgroups.controllers = controllers(["cpu", "memory"])), @r"
+    insta::assert_snapshot!(changed_lines(|facts| facts.cgroups.controllers = controller_set(["cpu", "memory"])), @r"
     ok       cgroups            version 2: cpu, memory
     warn     driver embedded    works without limits only: there are none on pids
                                 mount the cgroup controllers, or run without limits with `--allow-unlimited`
     the driver `docker` enforces everything
     ");
-    insta::assert_snapshot!(news(|facts| facts.docker = EngineProbe::Unresponsive("refused".to_owned())), @r"
+    insta::assert_snapshot!(changed_lines(|facts| facts.docker = EngineProbe::Unresponsive("refused".to_owned())), @r"
     missing  driver docker      the engine does not answer: refused
                                 start it, or look into its log
     the driver `embedded` enforces everything
     ");
-    insta::assert_snapshot!(news(|facts| answers(facts).no_limits = vec!["swap", "pids"]), @r"
+    insta::assert_snapshot!(changed_lines(|facts| engine_info(facts).no_limits = vec!["swap", "pids"]), @r"
     missing  driver docker      the engine sets no limits on swap, pids
                                 let the kernel have the cgroup controllers; for swap, boot with `swapaccount=1`
     the driver `embedded` enforces everything
     ");
-    insta::assert_snapshot!(news(|facts| answers(facts).has_seccomp = false), @r"
+    insta::assert_snapshot!(changed_lines(|facts| engine_info(facts).has_seccomp = false), @r"
     missing  driver docker      the engine sets no filter of system calls
                                 use a kernel with CONFIG_SECCOMP_FILTER
     the driver `embedded` enforces everything
     ");
-    insta::assert_snapshot!(news(|facts| answers(facts).has_userns_remap = true), @r"
+    insta::assert_snapshot!(changed_lines(|facts| engine_info(facts).has_userns_remap = true), @r"
     warn     userns-remap       on
                                 a sandbox's user has another number outside of the engine's user namespace, and cannot open the run's socket; use an engine without it
     ");
-    insta::assert_snapshot!(news(|facts| facts.inotify_instances = Some(64)), @r"
+    insta::assert_snapshot!(changed_lines(|facts| facts.inotify_instances = Some(64)), @r"
     warn     inotify            64 instances for a sandbox
                                 `sysctl fs.inotify.max_user_instances=8192`: agents that watch files need some; with one user for all sandboxes, one of them may take all
     ");
-    insta::assert_snapshot!(news(|facts| facts.user_limits = [("fs.epoll.max_user_watches", 100), ("RLIMIT_NPROC", 64), ("kernel.keys.maxkeys", 200)].into()), @r"
+    insta::assert_snapshot!(changed_lines(|facts| facts.user_limits = [("fs.epoll.max_user_watches", 100), ("RLIMIT_NPROC", 64), ("kernel.keys.maxkeys", 200)].into()), @r"
     warn     limits of a user   RLIMIT_NPROC is 64, below 512, fs.epoll.max_user_watches is 100, below 16384
                                 raise them with `sysctl`, and processes with `ulimit -u` or `LimitNPROC=`: a sandbox may not start, or its programs fail
     ");
-    insta::assert_snapshot!(news(|facts| facts.core_pattern = Some("|/usr/lib/systemd/systemd-coredump %P".to_owned())), @r"
+    insta::assert_snapshot!(changed_lines(|facts| facts.core_pattern = Some("|/usr/lib/systemd/systemd-coredump %P".to_owned())), @r"
     warn     core dumps         are piped to `/usr/lib/systemd/systemd-coredump %P`
                                 `sysctl kernel.core_pattern=core`: the kernel starts that program as root for each crash in a sandbox, outside of its limits, and it reads what the sandbox chose
     ");
-    insta::assert_snapshot!(news(|facts| answers(facts).has_runsc = false), @r"
+    insta::assert_snapshot!(changed_lines(|facts| engine_info(facts).has_runsc = false), @r"
     warn     runsc              not there
                                 optional: gVisor keeps agents away from the kernel
     ");
-    insta::assert_snapshot!(news(|facts| facts.git = Some("2.38.1 (Apple Git-140)".to_owned())), @r"
+    insta::assert_snapshot!(changed_lines(|facts| facts.git = Some("2.38.1 (Apple Git-140)".to_owned())), @r"
     missing  git                2.38.1 (Apple Git-140)
                                 the relay needs 2.39 or newer; install it
     ");
-    insta::assert_snapshot!(news(|facts| facts.free = Some(1 << 20)), @r"
+    insta::assert_snapshot!(changed_lines(|facts| facts.free = Some(1 << 20)), @r"
     warn     space              1 MiB free at /run/cogni
                                 workspaces of agents are there; make room, or choose another with `--run-dir`
     ");
@@ -208,7 +208,7 @@ fn each_weakness_has_its_remedy() {
 fn a_runtime_with_known_vulnerabilities_is_reported() {
     let is_told = |name: &str, version: &str| {
         let runtime = Some((name.to_owned(), version.to_owned()));
-        news(|facts| answers(facts).runtime = runtime).contains("CVE-2025-31133")
+        changed_lines(|facts| engine_info(facts).runtime = runtime).contains("CVE-2025-31133")
     };
     for version in ["1.1.5+ds1", "1.2.7", "1.3.0", "1.3.2", "1.0.0-rc95"] {
         assert!(is_told("runc", version), "{version}");

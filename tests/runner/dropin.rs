@@ -17,7 +17,7 @@ use deployment::{
     ACCESS_LOG, ACCOUNT, AUDIT_LOG, KEY, METADATA, ProxyContainer, ProxyDeployment, RUN,
 };
 
-use crate::support::docker_engine::{self, Engine};
+use crate::support::docker_engine::{self, PrivateEngine};
 use crate::support::process::wait_until;
 
 #[test]
@@ -219,7 +219,7 @@ fn the_proxy_runs_with_nothing_it_does_not_need() {
 /// R4, R8: `run --image` works with the program's single file, from any directory.
 #[test]
 fn an_image_gets_the_first_process_that_the_program_carries() {
-    let _engine = Engine::connect();
+    let _engine = PrivateEngine::connect();
     let dir = tempfile::tempdir().unwrap();
     let ran = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"))
         .current_dir(dir.path())
@@ -250,7 +250,7 @@ fn an_image_gets_the_first_process_that_the_program_carries() {
 /// uid owns. `docker/build` checks the size of the shipped image.
 #[test]
 fn the_image_holds_one_program() {
-    let engine = Engine::connect();
+    let engine = PrivateEngine::connect();
     insta::assert_snapshot!(engine.files(docker_engine::GATEWAY).join("\n"), @"
     cogni-gateway
     etc/ssl/certs/ca-certificates.crt
@@ -262,7 +262,7 @@ fn the_image_holds_one_program() {
 /// G2: Docker shows the gateway's health after a plain `docker run`, because the image has the check.
 #[test]
 fn docker_shows_the_gateways_health() {
-    let engine = Engine::connect();
+    let engine = PrivateEngine::connect();
     let options = [
         ["--env", "LITELLM_HOST=127.0.0.1:9"],
         ["--env", "LITELLM_MASTER_KEY=sk-real"],

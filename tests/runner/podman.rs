@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::support::docker_engine;
-use crate::support::process::{Process, wait_until};
+use crate::support::process::{ChildProcess, wait_until};
 
 /// R1–R5: Exit codes, isolation, calls, the deadline and the sweep work as with Docker Engine.
 #[test]
@@ -40,7 +40,7 @@ fn podman_runs_sandboxes_as_docker_does() {
     let facts = podman.run(&["--max-runtime", "20s", "--grace", "100ms"], stubborn).0;
     assert_eq!(facts, json!([false, 137, "timeout"]));
 
-    let mut process = Process::start(&mut podman.runner("run", &[], "echo up; sleep 600"), "");
+    let mut process = ChildProcess::start(&mut podman.runner("run", &[], "echo up; sleep 600"), "");
     process.until(|output| output.contains("up\n"));
     process.signal("KILL");
     process.wait();
@@ -52,25 +52,30 @@ fn podman_runs_sandboxes_as_docker_does() {
 
 /// A Podman service; dropping it ends the service and removes its storage.
 struct PodmanService {
-    service: Process,
+    service: ChildProcess,
     directory: TempDir,
 }
 
 impl PodmanService {
     fn start() -> Self {
-        docker_engine::need(&[docker_engine::HOST]);
+        docker_engine::need_images(&[docker_engine::HOST]);
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
         fs::create_dir(path.join("task")).unwrap();
         let socket = format!("unix://{}", path.join("podman.sock").display());
-        let mut service = podman(path);
+        let mut service = podman_command(path);
         service.args(["system", "service", "--time=0", &socket]);
-        let service = Process::start(&mut service, "`tests/run podman` installs it");
+        let service = ChildProcess::start(&mut service, "`tests/run podman` installs it");
         let podman = Self { service, directory };
         let answers = || podman.client(&["version"]).output().unwrap().status.success();
         wait_until(answers, || podman.service.output());
         let archive = podman.path().join("image.tar");
-        docker_engine::must(&["save", "--output", archive.to_str().unwrap(), docker_engine::HOST]);
+        docker_engine::docker_output(&[
+            "save",
+            "--output",
+            archive.to_str().unwrap(),
+            docker_engine::HOST,
+        ]);
         podman.docker(&["load", "--input", archive.to_str().unwrap()]);
         chown_to_agent(&podman.path().join("task"));
         podman
@@ -113,7 +118,7 @@ impl PodmanService {
         command
             .env("BILLING_ACCOUNT_ID", "acct-1")
             .env("LITELLM_MASTER_KEY", "sk-real")
-            .env("COGNI_INIT", docker_engine::init())
+            .env("COGNI_INIT", docker_engine::init_path())
             .args(["--image", docker_engine::HOST])
             .args(flags)
             .args(["--", "sh", "-c", script]);
@@ -136,12 +141,12 @@ impl PodmanService {
 impl Drop for PodmanService {
     /// Containers that a failed test leaves running are removed with the storage.
     fn drop(&mut self) {
-        let _ = podman(self.path()).args(["rm", "--all", "--force", "--time=0"]).output();
+        let _ = podman_command(self.path()).args(["rm", "--all", "--force", "--time=0"]).output();
         let _ = Command::new("umount").arg(self.path().join("root/overlay")).output();
     }
 }
 
-fn podman(path: &Path) -> Command {
+fn podman_command(path: &Path) -> Command {
     let mut command = Command::new("podman");
     command.arg("--root").arg(path.join("root")).arg("--runroot").arg(path.join("state"));
     command

@@ -10,7 +10,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::support::docker_engine::{self, must};
+use crate::support::docker_engine::{self, docker_output};
 use crate::support::{model_provider, service};
 
 /// A1, R3, R4, G9, G11: `OpenClaw`'s model asks it to run a command; it runs the command in its allowed place and
@@ -18,7 +18,8 @@ use crate::support::{model_provider, service};
 /// earlier messages.
 #[tokio::test(flavor = "multi_thread")]
 async fn openclaw_runs_a_command_and_answers() {
-    let provider = model_provider::start(&format!("tool=exec,arguments={}", call(LOOK))).await;
+    let provider =
+        model_provider::start_provider(&format!("tool=exec,arguments={}", tool_call(LOOK))).await;
     let setup = AgentSetup::new();
     let run = format!("run-openclaw-{}", std::process::id());
     let result = setup.run(&run, provider.addr, "gpt-5", "4m");
@@ -40,7 +41,7 @@ async fn openclaw_runs_a_command_and_answers() {
     ");
 
     assert_eq!(result["usage"]["turns"], 2);
-    insta::assert_snapshot!(records(&setup.path("audit.jsonl")), @r#"
+    insta::assert_snapshot!(format_records(&setup.path("audit.jsonl")), @r#"
     "run.started"
     "connection.opened"
     "request.admitted" "chat_completions"
@@ -53,7 +54,7 @@ async fn openclaw_runs_a_command_and_answers() {
     let paths: Vec<_> = requests.iter().map(|request| request.path.as_str()).collect();
     assert_eq!(paths, ["/v1/chat/completions"; 2]);
     let body = requests[0].body.as_ref().unwrap();
-    assert_eq!(tools(body), ALLOWED, "OpenClaw has a tool that is not allowed");
+    assert_eq!(request_tools(body), ALLOWED, "OpenClaw has a tool that is not allowed");
     let read = body["messages"].to_string();
     assert!(read.contains("Available deferred-schema tools: none."), "it could find other tools");
     for text in ["look `$(around)`", ".cogni/conversation.md", "no network", "Direct and exact"] {
@@ -61,7 +62,7 @@ async fn openclaw_runs_a_command_and_answers() {
     }
     insta::assert_snapshot!(setup.models(), @r#"["gpt-5","gpt-5-mini"]"#);
     assert_eq!(
-        must(&["ps", "--all", "--quiet", "--filter", &format!("label=cogni.run={run}")]),
+        docker_output(&["ps", "--all", "--quiet", "--filter", &format!("label=cogni.run={run}")]),
         ""
     );
     assert_eq!(fs::read_dir(setup.path("r")).unwrap().count(), 0);
@@ -70,7 +71,7 @@ async fn openclaw_runs_a_command_and_answers() {
 /// A1, A2: If the model refuses, the error has the agent's text and a code, although the agent prints no answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn openclaw_says_that_its_model_refuses() {
-    let provider = model_provider::start("status=400").await;
+    let provider = model_provider::start_provider("status=400").await;
     let setup = AgentSetup::new();
     let run = format!("run-openclaw-refused-{}", std::process::id());
     let result = setup.run(&run, provider.addr, "gpt-5", "4m");
@@ -85,13 +86,13 @@ async fn openclaw_says_that_its_model_refuses() {
 /// A2, B1: A chat of the service gets the same from its built-in `OpenClaw` agent.
 #[tokio::test(flavor = "multi_thread")]
 async fn openclaw_answers_a_chat_of_the_service() {
-    docker_engine::need(&[IMAGE]);
-    let script = format!("tool=exec,arguments={}", call("echo $((6 * 7)) networks"));
+    docker_engine::need_images(&[IMAGE]);
+    let script = format!("tool=exec,arguments={}", tool_call("echo $((6 * 7)) networks"));
     let mut setup = service::ServiceSetup::new(&script).await;
     setup.set("COGNI_DRIVER", "docker");
-    setup.set("COGNI_INIT", docker_engine::init());
+    setup.set("COGNI_INIT", docker_engine::init_path());
     let mut service = setup.start();
-    let mut body = service::chat("look around");
+    let mut body = service::chat_body("look around");
     (body["graphName"], body["model"]) = ("sandbox:openclaw".into(), "gpt-5".into());
     let answer = service.post("/api/v1/ai/chat", &body).await;
     let events = service::parse_events(answer.text());
@@ -114,7 +115,7 @@ async fn openclaw_answers_a_chat_of_the_service() {
     let reported = events[1..3].iter().map(|event| event.data["call_id"].as_str().unwrap());
     assert_eq!(booked, reported.map(|call| ("acct-1", call)).collect::<Vec<_>>());
     let left = ["ps", "--all", "--quiet", "--filter", &format!("label=cogni.run={run}")];
-    assert_eq!(must(&left), "");
+    assert_eq!(docker_output(&left), "");
     service.process.terminate();
     setup.assert_nothing_is_left();
 }
@@ -126,7 +127,7 @@ struct AgentSetup {
 
 impl AgentSetup {
     fn new() -> Self {
-        docker_engine::need(&[IMAGE]);
+        docker_engine::need_images(&[IMAGE]);
         let dir = Self { folder: tempfile::tempdir().unwrap() };
         fs::create_dir(dir.task()).unwrap();
         fs::set_permissions(dir.task(), Permissions::from_mode(0o777)).unwrap();
@@ -153,7 +154,7 @@ impl AgentSetup {
             .env("LITELLM_HOST", upstream.to_string())
             .env("RUN_ID", run)
             .env("AUDIT_LOG_PATH", self.path("audit.jsonl"))
-            .env("COGNI_INIT", docker_engine::init())
+            .env("COGNI_INIT", docker_engine::init_path())
             .env("COGNI_RUN_DIR", self.path("r"))
             .current_dir(self.path(""))
             .args(["run", "--spec", "run.toml", "--workspace", "task:rw", "--model", model])
@@ -174,7 +175,7 @@ impl AgentSetup {
 }
 
 /// Returns the tools of a request, without those that search for other tools and find none.
-fn tools(body: &Value) -> Vec<&str> {
+fn request_tools(body: &Value) -> Vec<&str> {
     let tools = body["tools"].as_array().unwrap().iter();
     let names = tools.map(|tool| tool["function"]["name"].as_str().unwrap());
     let mut names: Vec<_> = names.filter(|name| !name.starts_with("tool_")).collect();
@@ -183,7 +184,7 @@ fn tools(body: &Value) -> Vec<&str> {
 }
 
 /// Returns the model's tool call: the arguments of `OpenClaw`'s tool `exec`, as a provider script.
-fn call(command: &str) -> String {
+fn tool_call(command: &str) -> String {
     json!({ "command": command })
         .to_string()
         .replace('%', "%25")
@@ -192,7 +193,7 @@ fn call(command: &str) -> String {
 }
 
 /// Returns the events and cost of each call, without checkpoints, whose number depends on how long the agent takes.
-fn records(log: &Path) -> String {
+fn format_records(log: &Path) -> String {
     let log = fs::read_to_string(log).unwrap();
     let lines = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     let lines = lines.filter(|line| line["event"] != "log.checkpoint");

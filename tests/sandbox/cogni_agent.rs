@@ -14,7 +14,7 @@ use crate::support::model_provider::{self, calling_tool};
 use crate::support::process::NO_LISTENER;
 
 /// A workspace, and the agent's program.
-struct Agent {
+struct AgentFixture {
     folder: TempDir,
     provider: model_provider::RunningProvider,
 }
@@ -27,7 +27,7 @@ struct AgentEnd {
     events: Vec<String>,
 }
 
-impl Agent {
+impl AgentFixture {
     async fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         symlink(concat!(env!("OUT_DIR"), "/cogni-init"), dir.path().join("cogni-agent")).unwrap();
@@ -86,7 +86,7 @@ impl AgentEnd {
 /// A1: Standard output has only the envelope; the text appears on standard error as it arrives.
 #[tokio::test]
 async fn an_answer_is_printed_live_and_at_the_end() {
-    let agent = Agent::new().await;
+    let agent = AgentFixture::new().await;
     let ended = agent.ask("fake/text=hello there friend", &[]).await;
     assert_eq!(ended.code, 0);
     insta::assert_snapshot!(ended.envelope, @r#"{"meta":{"agentMeta":{"finish":"stop","model":"fake/text=hello there friend","rounds":1,"usage":{"input":11,"output":3,"total":14}},"error":null},"payloads":[{"text":"hello there friend"}]}"#);
@@ -100,7 +100,7 @@ async fn an_answer_is_printed_live_and_at_the_end() {
 /// A1: The request to the model has the whole conversation, streaming, and the one tool.
 #[tokio::test]
 async fn the_conversation_is_sent_unchanged() {
-    let agent = Agent::new().await;
+    let agent = AgentFixture::new().await;
     let message = json!({"role": "user", "content": [{"type": "text", "text": "ü"}], "name": "x"});
     let requests = |seen: &model_provider::RunningProvider| {
         let mut body: Value = seen.seen.last_request().unwrap().body.unwrap();
@@ -125,7 +125,7 @@ async fn the_conversation_is_sent_unchanged() {
 /// A1: The agent's only tool runs a program of the sandbox, and the model gets the result.
 #[tokio::test]
 async fn the_tool_is_used_until_the_model_is_done() {
-    let agent = Agent::new().await;
+    let agent = AgentFixture::new().await;
     let ended =
         agent.ask(&calling_tool(&["sh", "-c", "echo $((6*7)); echo why >&2; exit 3"]), &[]).await;
     assert_eq!(ended.code, 0, "{}", ended.envelope);
@@ -145,7 +145,7 @@ async fn the_tool_is_used_until_the_model_is_done() {
 
 #[tokio::test]
 async fn a_model_that_never_finishes_is_stopped() {
-    let agent = Agent::new().await;
+    let agent = AgentFixture::new().await;
     let ended = agent.ask("fake/tool=exec;repeat=yes", &["--rounds", "3"]).await;
     insta::assert_snapshot!(ended.failure(), @r#"1 {"kind":"too_many_rounds","message":"the model still calls for tools after 3 rounds; raise `--rounds`"}"#);
     assert_eq!(agent.provider.seen.request_count(), 3);
@@ -154,7 +154,7 @@ async fn a_model_that_never_finishes_is_stopped() {
 /// G10: A final refusal ends the agent; after a temporary one it waits and retries once.
 #[tokio::test]
 async fn a_final_refusal_ends_the_agent_and_a_temporary_one_is_retried_once() {
-    let agent = Agent::new().await;
+    let agent = AgentFixture::new().await;
     let mut messages = vec![];
     for (script, attempts) in [
         ("status=402,should_retry=no", 1),
@@ -180,7 +180,7 @@ async fn a_final_refusal_ends_the_agent_and_a_temporary_one_is_retried_once() {
 /// A1: Every error is in the envelope, and the exit status is not 0.
 #[tokio::test]
 async fn errors_are_in_the_envelope() {
-    let agent = Agent::new().await;
+    let agent = AgentFixture::new().await;
     let mut lines = vec![];
     for messages in
         ["", "{}", "[]", r#"{"messages":[1],"system":2}"#, r#"{"messages":[1],"tools":1}"#]
@@ -229,7 +229,7 @@ async fn errors_are_in_the_envelope() {
 
 #[tokio::test]
 async fn wrong_use_is_reported_and_is_no_answer() {
-    let agent = Agent::new().await;
+    let agent = AgentFixture::new().await;
     let mut messages = vec![];
     for options in [&["--rounds", "0"][..], &["--timeout=soon"], &["--nonsense"], &["--messages"]] {
         let output = agent.command("m", options).output().unwrap();

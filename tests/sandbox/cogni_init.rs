@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use tempfile::TempDir;
 
 /// A run's socket, and the test's own address for the bridge.
-struct Sandbox {
+struct InitFixture {
     folder: TempDir,
     address: SocketAddr,
     /// Accepts connections up to its backlog, which is enough to start the agent.
@@ -31,7 +31,7 @@ struct InitEnd {
     stderr: String,
 }
 
-impl Sandbox {
+impl InitFixture {
     fn new() -> Self {
         let mut sandbox = Self::without_gateway();
         sandbox.gateway = Some(UnixListener::bind(sandbox.socket()).unwrap());

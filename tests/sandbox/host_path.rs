@@ -10,13 +10,13 @@ use cogni_gateway::sandbox::host_path::check_host_paths;
 use cogni_gateway::sandbox::spec::{MountAccess, WorkspaceMount};
 use cogni_gateway::sandbox::{SandboxSpec, UserRange};
 
-fn judge(path: &Path, root: &Path) -> Result<(), String> {
+fn check_path(path: &Path, root: &Path) -> Result<(), String> {
     judge_access(path, root, MountAccess::ReadOnly)
 }
 
 fn judge_access(path: &Path, root: &Path, access: MountAccess) -> Result<(), String> {
     let workspace = WorkspaceMount::Directory { path: path.into(), access };
-    let spec = SandboxSpec { workspace, ..crate::spec::spec() };
+    let spec = SandboxSpec { workspace, ..crate::spec::example_spec() };
     check_host_paths(&spec, UserRange::SHARED_USER, &[root.to_owned()], &[])
         .map_err(|error| error.to_string())
 }
@@ -25,9 +25,9 @@ fn judge_access(path: &Path, root: &Path, access: MountAccess) -> Result<(), Str
 fn a_directory_below_a_root_is_let_in() {
     let root = tempfile::tempdir().unwrap();
     fs::create_dir(root.path().join("task")).unwrap();
-    set(root.path(), 0, 0o755);
-    judge(&root.path().join("task"), root.path()).unwrap();
-    judge(root.path(), root.path()).unwrap();
+    set_owner(root.path(), 0, 0o755);
+    check_path(&root.path().join("task"), root.path()).unwrap();
+    check_path(root.path(), root.path()).unwrap();
 }
 
 #[test]
@@ -47,7 +47,7 @@ fn a_path_elsewhere_or_of_another_kind_is_kept_out() {
         at("task/../task"),
         PathBuf::from("task"),
     ] {
-        judge(&path, root.path()).expect_err(&path.display().to_string());
+        check_path(&path, root.path()).expect_err(&path.display().to_string());
     }
 }
 
@@ -55,7 +55,7 @@ fn a_path_elsewhere_or_of_another_kind_is_kept_out() {
 #[test]
 fn forbidden_paths_are_refused_below_every_root() {
     for path in ["/", "/var", "/run", "/etc/ssl", "/proc/self", "/dev/shm", "/sys"] {
-        judge(Path::new(path), Path::new("/")).expect_err(path);
+        check_path(Path::new(path), Path::new("/")).expect_err(path);
     }
 }
 
@@ -70,7 +70,7 @@ fn the_gateways_own_files_are_refused_everywhere() {
     symlink(at("keys/key"), at("task/key")).unwrap();
     let judge = |path: &str, ours: &str| {
         let workspace = WorkspaceMount::Directory { path: at(path), access: MountAccess::ReadOnly };
-        let spec = SandboxSpec { workspace, ..crate::spec::spec() };
+        let spec = SandboxSpec { workspace, ..crate::spec::example_spec() };
         check_host_paths(&spec, UserRange::SHARED_USER, &[root.path().to_owned()], &[at(ours)])
     };
     for (path, ours, is_kept_out) in [
@@ -109,12 +109,12 @@ fn a_path_that_a_sandbox_could_exchange_is_refused() {
         (1001, 0o1777, 0, true),
         (1000, 0o755, 0, false),
     ] {
-        set(&parent, owner, mode);
-        set(&task, task_owner, 0o755);
-        let judged = judge(&task, root.path());
+        set_owner(&parent, owner, mode);
+        set_owner(&task, task_owner, 0o755);
+        let judged = check_path(&task, root.path());
         assert_eq!(judged.is_err(), is_kept_out, "{owner} {mode:o} {task_owner}: {judged:?}");
         // Directories above the root belong to the operator.
-        judge(&task, &task).unwrap();
+        check_path(&task, &task).unwrap();
     }
 }
 
@@ -131,7 +131,7 @@ fn a_path_that_the_sandboxs_user_cannot_enter_is_reported() {
         (1001, 0o700, true, true),
         (1001, 0o500, true, false),
     ] {
-        set(&task, owner, mode);
+        set_owner(&task, owner, mode);
         let is_let_in = |access| judge_access(&task, root.path(), access).is_ok();
         let outcomes = [MountAccess::ReadOnly, MountAccess::ReadWrite].map(is_let_in);
         assert_eq!(outcomes, [may_read, may_write], "{owner} {mode:o}");
@@ -148,7 +148,7 @@ fn a_sandbox_with_a_user_of_its_own_is_judged_as_any_user() {
     let (parent, task) = (root.path().join("parent"), root.path().join("parent/task"));
     fs::create_dir_all(&task).unwrap();
     let workspace = WorkspaceMount::Directory { path: task.clone(), access: MountAccess::ReadOnly };
-    let spec = SandboxSpec { workspace, ..crate::spec::spec() };
+    let spec = SandboxSpec { workspace, ..crate::spec::example_spec() };
     let roots = [root.path().to_owned()];
     for (owner, mode, task_mode, is_kept_out) in [
         (0, 0o755, 0o755, false),
@@ -158,13 +158,13 @@ fn a_sandbox_with_a_user_of_its_own_is_judged_as_any_user() {
         (2_100_000_007, 0o755, 0o755, true),
         (2_099_999_999, 0o755, 0o755, false),
     ] {
-        set(&parent, owner, mode);
-        set(&task, 0, task_mode);
+        set_owner(&parent, owner, mode);
+        set_owner(&task, 0, task_mode);
         let judged = check_host_paths(&spec, UserRange::DEFAULT_RANGE, &roots, &[]);
         assert_eq!(judged.is_err(), is_kept_out, "{owner} {mode:o} {task_mode:o}: {judged:?}");
     }
-    set(&parent, 0, 0o755);
-    set(&task, 1001, 0o700);
+    set_owner(&parent, 0, 0o755);
+    set_owner(&task, 1001, 0o700);
     let error =
         check_host_paths(&spec, UserRange::DEFAULT_RANGE, &roots, &[]).unwrap_err().to_string();
     insta::assert_snapshot!(error.replace(task.to_str().unwrap(), "TASK"), @"`TASK` cannot be given to a sandbox: the sandbox's user, one of 2100000000-2100065535, may not read there; let all users read there by its mode");
@@ -174,10 +174,10 @@ fn a_sandbox_with_a_user_of_its_own_is_judged_as_any_user() {
 #[test]
 fn an_access_list_counts_by_what_it_grants() {
     let root = tempfile::tempdir().unwrap();
-    set(root.path(), 0, 0o755);
+    set_owner(root.path(), 0, 0o755);
     let task = root.path().join("task");
     fs::create_dir(&task).unwrap();
-    set(&task, 0, 0o700);
+    set_owner(&task, 0, 0o700);
     let judged = |user: u32, permissions: u16| {
         // The owner, a user, the owner's group, the mask, all others.
         let entries = [
@@ -207,12 +207,12 @@ fn an_access_list_counts_by_what_it_grants() {
     fs::create_dir(&inner).unwrap();
     let replaced = |user| {
         judged(user, 7);
-        judge(&inner, root.path()).is_err_and(|why| why.contains("turn it elsewhere"))
+        check_path(&inner, root.path()).is_err_and(|why| why.contains("turn it elsewhere"))
     };
     assert!(replaced(1001) && !replaced(1002));
 }
 
-fn set(path: &Path, owner: u32, mode: u32) {
+fn set_owner(path: &Path, owner: u32, mode: u32) {
     chown(path, Some(owner), Some(owner)).unwrap();
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }

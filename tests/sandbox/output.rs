@@ -20,13 +20,13 @@ proptest! {
             from = to;
         }
         let kept = capture.finish();
-        prop_assert_eq!(&kept, &captured(&printed, limit));
+        prop_assert_eq!(&kept, &capture_output(&printed, limit));
         prop_assert_eq!(kept.truncated, printed.len() > limit);
     }
 }
 
 /// Captures a stream that is available as a whole.
-fn captured(printed: &[u8], limit: usize) -> CapturedOutput {
+fn capture_output(printed: &[u8], limit: usize) -> CapturedOutput {
     let bytes = printed.len() as u64;
     let Some(left_out) = printed.len().checked_sub(limit).filter(|left_out| *left_out > 0) else {
         let text = String::from_utf8_lossy(printed).into_owned();

@@ -21,22 +21,22 @@ fn a_process_that_has_ended_is_dead() {
     // Without a wait, the process is a zombie: its pid is taken, and the process has ended.
     let mut states = vec![];
     child.wait().unwrap();
-    states.push(changed(1, &pid.to_string()).state());
+    states.push(changed_owner(1, &pid.to_string()).state());
     // The same pid with another start time.
-    states.push(changed(2, "1").state());
+    states.push(changed_owner(2, "1").state());
     // From before this boot.
-    states.push(changed(0, "00000000000000ff").state());
+    states.push(changed_owner(0, "00000000000000ff").state());
     assert_eq!(states, [OwnerState::Dead; 3]);
 }
 
 /// A pid of another namespace says nothing in this one.
 #[test]
 fn a_process_that_cannot_be_seen_from_here_is_not_called_dead() {
-    assert_eq!(changed(3, "1").state(), OwnerState::Unknown);
+    assert_eq!(changed_owner(3, "1").state(), OwnerState::Unknown);
 }
 
 /// This process with one part changed.
-fn changed(part: usize, value: &str) -> OwnerProcess {
+fn changed_owner(part: usize, value: &str) -> OwnerProcess {
     let own_process = OwnerProcess::this_process().unwrap().to_string();
     let mut parts: Vec<_> = own_process.split(':').collect();
     parts[part] = value;

@@ -18,13 +18,13 @@ use serde_json::{Value, json};
 /// R3: The snapshot has every flag of the hardening, so that no flag depends on tests with an engine.
 #[test]
 fn a_sandbox_is_hardened_whatever_is_requested() {
-    insta::assert_json_snapshot!(asked(&spec()));
+    insta::assert_json_snapshot!(docker_request(&example_spec()));
 }
 
 /// R3, R4, R6: Requested options are added, and remove no hardening.
 #[test]
 fn a_sandbox_gets_requested_options_and_keeps_its_hardening() {
-    insta::assert_json_snapshot!(asked(&everything()));
+    insta::assert_json_snapshot!(docker_request(&full_spec()));
 }
 
 /// R3: The profile denies more than Docker's defaults, and no other line allows a call that is denied by name.
@@ -72,8 +72,8 @@ fn the_system_calls_that_open_the_kernel_are_denied() {
 #[test]
 fn the_first_process_waits_for_the_runners_grace() {
     let limits = SandboxLimits { max_runtime: Duration::from_mins(1), ..SandboxLimits::default() };
-    let spec = SandboxSpec { grace: Duration::from_mins(5), limits, ..everything() };
-    let entrypoint = asked(&spec)["Entrypoint"].to_string();
+    let spec = SandboxSpec { grace: Duration::from_mins(5), limits, ..full_spec() };
+    let entrypoint = docker_request(&spec)["Entrypoint"].to_string();
     assert!(entrypoint.contains(r#""--max-runtime","390s""#), "{entrypoint}");
     assert!(String::from_utf8_lossy(&spec.encode_claim()).contains("--max-runtime\x00390s\0"));
 }
@@ -94,27 +94,27 @@ fn a_wrong_spec_is_refused_with_a_remedy() {
     let limits = |change: fn(&mut SandboxLimits)| {
         let mut limits = SandboxLimits::default();
         change(&mut limits);
-        SandboxSpec { limits, ..spec() }
+        SandboxSpec { limits, ..example_spec() }
     };
     let wrong = [
-        SandboxSpec { argv: vec![], ..spec() },
-        SandboxSpec { root: RootSource::Image(String::new()), ..spec() },
-        SandboxSpec { argv: vec!["a\0b".into()], ..spec() },
-        SandboxSpec { env: [("A=B", "c")].map(pair).into(), ..spec() },
-        SandboxSpec { volumes: vec![volume("/var/run")], ..spec() },
-        SandboxSpec { mounts: vec![mount("/llm-sock/x")], ..spec() },
-        SandboxSpec { mounts: vec![mount("/")], ..spec() },
-        SandboxSpec { mounts: vec![mount("/opt/../proc")], ..spec() },
-        SandboxSpec { mounts: vec![mount("opt")], ..spec() },
+        SandboxSpec { argv: vec![], ..example_spec() },
+        SandboxSpec { root: RootSource::Image(String::new()), ..example_spec() },
+        SandboxSpec { argv: vec!["a\0b".into()], ..example_spec() },
+        SandboxSpec { env: [("A=B", "c")].map(string_pair).into(), ..example_spec() },
+        SandboxSpec { volumes: vec![volume("/var/run")], ..example_spec() },
+        SandboxSpec { mounts: vec![mount("/llm-sock/x")], ..example_spec() },
+        SandboxSpec { mounts: vec![mount("/")], ..example_spec() },
+        SandboxSpec { mounts: vec![mount("/opt/../proc")], ..example_spec() },
+        SandboxSpec { mounts: vec![mount("opt")], ..example_spec() },
         limits(|limits| limits.max_memory = 1),
         limits(|limits| limits.pids = 1),
         limits(|limits| limits.cpus = f64::NAN),
         limits(|limits| limits.max_runtime = Duration::ZERO),
-        SandboxSpec { grace: Duration::MAX, ..spec() },
+        SandboxSpec { grace: Duration::MAX, ..example_spec() },
     ];
     let messages = wrong.map(|spec| spec.check().unwrap_err().to_string());
     insta::assert_snapshot!(messages.join("\n"));
-    spec().check().unwrap();
+    example_spec().check().unwrap();
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn a_run_has_the_same_name_each_time_and_no_other_run_has_it() {
 }
 
 /// Returns the request to Docker Engine, without the default seccomp profile.
-fn asked(spec: &SandboxSpec) -> Value {
+fn docker_request(spec: &SandboxSpec) -> Value {
     let owner = OwnerProcess::parse("0123456789abcdef:42:4242:4026531836").unwrap();
     let stamp = OwnerLabels {
         owner,
@@ -143,9 +143,9 @@ fn asked(spec: &SandboxSpec) -> Value {
 }
 
 /// A specification with every option.
-fn everything() -> SandboxSpec {
+fn full_spec() -> SandboxSpec {
     SandboxSpec {
-        env: [("HOME", "/data"), ("COGNI_MODEL", "m")].map(pair).into(),
+        env: [("HOME", "/data"), ("COGNI_MODEL", "m")].map(string_pair).into(),
         limits: SandboxLimits {
             max_memory: 1 << 30,
             pids: 99,
@@ -167,11 +167,11 @@ fn everything() -> SandboxSpec {
             access: MountAccess::ReadWrite,
         }],
         init: Some("/usr/lib/cogni-init".into()),
-        ..spec()
+        ..example_spec()
     }
 }
 
-pub(crate) fn spec() -> SandboxSpec {
+pub(crate) fn example_spec() -> SandboxSpec {
     SandboxSpec {
         run: "run-1".into(),
         root: RootSource::Image("sha256:0123".into()),
@@ -189,6 +189,6 @@ pub(crate) fn spec() -> SandboxSpec {
     }
 }
 
-fn pair((name, value): (&str, &str)) -> (String, String) {
+fn string_pair((name, value): (&str, &str)) -> (String, String) {
     (name.to_owned(), value.to_owned())
 }

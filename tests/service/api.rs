@@ -27,21 +27,21 @@ use crate::support::process::TEST_TIMEOUT;
 use crate::support::service;
 
 /// A run that any grant may request.
-fn asked(model: &str) -> Value {
-    let mut body = service::ask("hello");
+fn run_body(model: &str) -> Value {
+    let mut body = service::conversation_body("hello");
     body["model"] = model.into();
     body
 }
 
 /// The same request as a chat.
-fn chat(model: &str) -> Value {
-    let mut body = service::chat("hello");
+fn chat_body(model: &str) -> Value {
+    let mut body = service::chat_body("hello");
     body["model"] = model.into();
     body
 }
 
 /// Returns the answer to a plain TCP connection.
-async fn get(address: &str, path: &str) -> String {
+async fn get_over_tcp(address: &str, path: &str) -> String {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let head = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
     stream.write_all(head.as_bytes()).await.unwrap();
@@ -51,7 +51,7 @@ async fn get(address: &str, path: &str) -> String {
 }
 
 /// Waits until `holds`.
-async fn until(holds: impl AsyncFn() -> bool) {
+async fn wait_until_async(holds: impl AsyncFn() -> bool) {
     let begun = Instant::now();
     while !holds().await {
         assert!(begun.elapsed() < TEST_TIMEOUT, "it never holds");

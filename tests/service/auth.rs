@@ -23,8 +23,8 @@ use crate::support::process::wait_until;
 /// A3: The store has only hashes of tokens.
 #[tokio::test]
 async fn the_store_has_only_hashes_of_tokens() {
-    let (setup, grants) = grants();
-    let (_, token) = grants.mint_grant("platform", terms(), None).await.unwrap();
+    let (setup, grants) = grant_store();
+    let (_, token) = grants.mint_grant("platform", grant_terms(), None).await.unwrap();
     assert!(
         token.expose_secret().starts_with("cgr_") && token.expose_secret().len() == 47,
         "of 256 bits"
@@ -38,9 +38,9 @@ async fn the_store_has_only_hashes_of_tokens() {
 
 #[tokio::test]
 async fn a_token_stands_for_its_grant_and_no_other_text_does() {
-    let (_place, grants) = grants();
-    let (grant, token) = grants.mint_grant("platform", terms(), None).await.unwrap();
-    let (other, _) = grants.mint_grant("other", terms(), None).await.unwrap();
+    let (_place, grants) = grant_store();
+    let (grant, token) = grants.mint_grant("platform", grant_terms(), None).await.unwrap();
+    let (other, _) = grants.mint_grant("other", grant_terms(), None).await.unwrap();
     let found = grants.check_token(token.expose_secret()).await.unwrap();
     assert_eq!((&found.id, &found.terms), (&grant.id, &grant.terms));
     assert_ne!(found.id, other.id);
@@ -48,18 +48,18 @@ async fn a_token_stands_for_its_grant_and_no_other_text_does() {
     let mut last = text.to_owned();
     last.replace_range(46.., if text.ends_with('A') { "E" } else { "A" });
     for wrong in ["", "cgr_", "Bearer", &text[4..], &text[..46], &last, &format!("{text}A")] {
-        assert_eq!(refused(&grants, wrong).await, "unauthorized", "{wrong}");
+        assert_eq!(refusal_code(&grants, wrong).await, "unauthorized", "{wrong}");
     }
 }
 
 /// A3: A process that has just verified a grant refuses it after its revocation.
 #[tokio::test]
 async fn a_revoked_grant_is_refused_at_once() {
-    let (_place, grants) = grants();
-    let (grant, token) = grants.mint_grant("platform", terms(), None).await.unwrap();
+    let (_place, grants) = grant_store();
+    let (grant, token) = grants.mint_grant("platform", grant_terms(), None).await.unwrap();
     grants.check_token(token.expose_secret()).await.unwrap();
     let revoked = grants.revoke_grant(&grant.id).await.unwrap();
-    assert_eq!(refused(&grants, token.expose_secret()).await, "grant_revoked");
+    assert_eq!(refusal_code(&grants, token.expose_secret()).await, "grant_revoked");
     assert_eq!(
         grants.revoke_grant(&grant.id).await.unwrap().revoked,
         revoked.revoked,
@@ -70,15 +70,15 @@ async fn a_revoked_grant_is_refused_at_once() {
 /// A3: The command line can revoke a grant in the database of a running service.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_grant_that_another_process_revokes_is_soon_worth_nothing() {
-    let (setup, grants) = grants();
-    let (grant, token) = grants.mint_grant("platform", terms(), None).await.unwrap();
+    let (setup, grants) = grant_store();
+    let (grant, token) = grants.mint_grant("platform", grant_terms(), None).await.unwrap();
     grants.check_token(token.expose_secret()).await.unwrap();
-    let elsewhere = GrantStore::new(open(setup.path()));
+    let elsewhere = GrantStore::new(open_database(setup.path()));
     elsewhere.revoke_grant(&grant.id).await.unwrap();
     let handle = tokio::runtime::Handle::current();
     tokio::task::spawn_blocking(move || {
         wait_until(
-            || handle.block_on(refused(&grants, token.expose_secret())) == "grant_revoked",
+            || handle.block_on(refusal_code(&grants, token.expose_secret())) == "grant_revoked",
             || "it is still good".to_owned(),
         );
     })
@@ -88,22 +88,24 @@ async fn a_grant_that_another_process_revokes_is_soon_worth_nothing() {
 
 #[tokio::test]
 async fn a_grant_ends_when_its_time_is_over() {
-    let (_place, grants) = grants();
+    let (_place, grants) = grant_store();
     let now = SystemTime::now();
-    let (grant, past) = grants.mint_grant("past", terms(), Some(now)).await.unwrap();
-    assert_eq!(refused(&grants, past.expose_secret()).await, "grant_expired");
+    let (grant, past) = grants.mint_grant("past", grant_terms(), Some(now)).await.unwrap();
+    assert_eq!(refusal_code(&grants, past.expose_secret()).await, "grant_expired");
     let end = grant.expires.unwrap();
     assert!(grant.check_valid_at(end - Duration::from_millis(1)).is_ok());
     assert!(grant.check_valid_at(end).is_err(), "the moment at which it ends is not its own");
-    let (_, future) =
-        grants.mint_grant("future", terms(), Some(now + Duration::from_hours(1))).await.unwrap();
+    let (_, future) = grants
+        .mint_grant("future", grant_terms(), Some(now + Duration::from_hours(1)))
+        .await
+        .unwrap();
     grants.check_token(future.expose_secret()).await.unwrap();
 }
 
 #[tokio::test]
 async fn that_a_grant_is_used_is_written_down() {
-    let (_place, grants) = grants();
-    let (grant, token) = grants.mint_grant("platform", terms(), None).await.unwrap();
+    let (_place, grants) = grant_store();
+    let (grant, token) = grants.mint_grant("platform", grant_terms(), None).await.unwrap();
     assert_eq!(grants.find_grant(&grant.id).await.unwrap().used, None);
     grants.check_token(token.expose_secret()).await.unwrap();
     let used = grants.find_grant(&grant.id).await.unwrap().used.unwrap();
@@ -113,14 +115,14 @@ async fn that_a_grant_is_used_is_written_down() {
 /// A3: A grant allows only its own scopes; each missing scope has its own code and text.
 #[test]
 fn a_grant_allows_only_its_scopes() {
-    let named = grant(terms());
+    let named = access_grant(grant_terms());
     assert_eq!(named.resolve_account(None).unwrap(), "acct-1");
     assert_eq!(named.resolve_account(Some("team-7")).unwrap(), "team-7");
     named.check_agent("sandbox:agent").unwrap();
     named.check_repository("https://github.com/acme/site.git").unwrap();
     named.check_repository("https://github.com/acme/site").unwrap();
-    let nothing = grant(GrantTerms::default());
-    let many = grant(GrantTerms { accounts: vec![pattern("*")], ..terms() });
+    let nothing = access_grant(GrantTerms::default());
+    let many = access_grant(GrantTerms { accounts: vec![grant_pattern("*")], ..grant_terms() });
     let refused = [
         named.check_scope(GrantScope::Admin).unwrap_err(),
         named.check_agent("sandbox:openclaw").unwrap_err(),
@@ -155,12 +157,12 @@ fn a_grant_allows_only_its_scopes() {
 fn terms_that_allow_nothing_are_refused() {
     let wrong = [
         GrantTerms::default(),
-        GrantTerms { allow_sandbox: false, ..terms() },
-        GrantTerms { agents: vec![], ..terms() },
-        GrantTerms { accounts: vec![], ..terms() },
-        GrantTerms { max_runs: Some(0), ..terms() },
-        GrantTerms { max_cost_usd_total: Some(Nanodollars::ZERO), ..terms() },
-        GrantTerms { max_cost_usd_per_day: Some(Nanodollars::ZERO), ..terms() },
+        GrantTerms { allow_sandbox: false, ..grant_terms() },
+        GrantTerms { agents: vec![], ..grant_terms() },
+        GrantTerms { accounts: vec![], ..grant_terms() },
+        GrantTerms { max_runs: Some(0), ..grant_terms() },
+        GrantTerms { max_cost_usd_total: Some(Nanodollars::ZERO), ..grant_terms() },
+        GrantTerms { max_cost_usd_per_day: Some(Nanodollars::ZERO), ..grant_terms() },
     ];
     let messages: Vec<_> =
         wrong.iter().map(|terms| terms.validate().unwrap_err().to_string()).collect();
@@ -214,7 +216,7 @@ proptest! {
     #[test]
     fn terms_are_read_as_they_were_written(turns in any::<Option<u64>>(), seconds in 0_u64..1 << 40, runs in any::<Option<u32>>()) {
         let budget = BudgetLimits { max_turns: turns, deadline: Some(Duration::from_secs(seconds)), ..BudgetLimits::default() };
-        let terms = GrantTerms { budget, max_runs: runs, ..terms() };
+        let terms = GrantTerms { budget, max_runs: runs, ..grant_terms() };
         let text = serde_json::to_string(&terms).unwrap();
         prop_assert_eq!(serde_json::from_str::<GrantTerms>(&text).unwrap(), terms);
     }
@@ -224,13 +226,13 @@ proptest! {
 #[test]
 fn grants_are_minted_and_revoked_by_the_command_line() {
     let dir = tempdir().unwrap();
-    let (code, token, _) = cogni(dir.path(), &MINT);
+    let (code, token, _) = run_cogni(dir.path(), &MINT);
     assert_eq!((code, token.trim().len()), (0, 47), "{token}");
-    let (_, minted, _) = cogni(dir.path(), &[&MINT[..], &["--ttl", "90d", "--json"]].concat());
+    let (_, minted, _) = run_cogni(dir.path(), &[&MINT[..], &["--ttl", "90d", "--json"]].concat());
     let minted: Value = serde_json::from_str(&minted).unwrap();
     let id = minted["id"].as_str().unwrap();
-    let (_, shown, _) = cogni(dir.path(), &["show", id]);
-    insta::with_settings!({filters => hidden()}, {
+    let (_, shown, _) = run_cogni(dir.path(), &["show", id]);
+    insta::with_settings!({filters => hidden_texts()}, {
         insta::assert_snapshot!(shown, @r#"
         {
           "created": "[time]",
@@ -270,24 +272,26 @@ fn grants_are_minted_and_revoked_by_the_command_line() {
           "used": null
         }
         "#);
-        insta::assert_snapshot!(cogni(dir.path(), &["list"]).1, @r"
+        insta::assert_snapshot!(run_cogni(dir.path(), &["list"]).1, @r"
         [id]  good     the platform: read, runs; never used
         [id]  good     the platform: read, runs; never used
         ");
-        insta::assert_snapshot!(cogni(dir.path(), &["revoke", id]).1, @"[id] (the platform) is revoked");
-        insta::assert_snapshot!(cogni(dir.path(), &["list", "--all"]).1, @r"
+        insta::assert_snapshot!(run_cogni(dir.path(), &["revoke", id]).1, @"[id] (the platform) is revoked");
+        insta::assert_snapshot!(run_cogni(dir.path(), &["list", "--all"]).1, @r"
         [id]  good     the platform: read, runs; never used
         [id]  revoked  the platform: read, runs; never used
         ");
     });
-    let (_, all, _) = cogni(dir.path(), &["list", "--all", "--json"]);
+    let (_, all, _) = run_cogni(dir.path(), &["list", "--all", "--json"]);
     assert!(all.lines().count() == 2 && !all.contains(token.trim()), "{all}");
 }
 
 /// A3: `*` does not match a repository on this machine, however it is spelled.
 #[test]
 fn repositories_of_this_machine_must_be_named() {
-    let of = |named: &str| grant(GrantTerms { repositories: vec![pattern(named)], ..terms() });
+    let of = |named: &str| {
+        access_grant(GrantTerms { repositories: vec![grant_pattern(named)], ..grant_terms() })
+    };
     let here = [
         "file:///srv/git/site.git",
         "http://127.0.0.1:3000/acme/site.git",
@@ -333,8 +337,8 @@ fn repositories_of_this_machine_must_be_named() {
 #[test]
 fn a_host_that_a_grant_names_may_be_in_a_private_network() {
     let of = |named: &[&str]| {
-        let repositories = named.iter().map(|named| pattern(named)).collect();
-        grant(GrantTerms { repositories, ..terms() })
+        let repositories = named.iter().map(|named| grant_pattern(named)).collect();
+        access_grant(GrantTerms { repositories, ..grant_terms() })
     };
     let url = "https://git.company/acme/site.git";
     for wide in ["*", "https://*", "https:*"] {
@@ -398,7 +402,7 @@ fn a_users_grants_are_in_the_users_own_state() {
     mint(&[]);
     mint(&["--config", file.to_str().unwrap()]);
     let state = dir.path().join(".local/state/cogni");
-    let (_, listed, _) = cogni(&state, &["list"]);
+    let (_, listed, _) = run_cogni(&state, &["list"]);
     assert_eq!(listed.lines().count(), 2, "{listed}");
 }
 
@@ -418,7 +422,7 @@ fn a_grant_that_makes_no_sense_is_not_minted() {
     let messages: Vec<_> = wrong
         .iter()
         .map(|arguments| {
-            let (code, _, messages) = cogni(dir.path(), arguments);
+            let (code, _, messages) = run_cogni(dir.path(), arguments);
             let messages = messages.replace(dir.path().to_str().unwrap(), "DIR");
             format!("{code} {}", messages.lines().next().unwrap())
         })
@@ -435,7 +439,7 @@ fn a_grant_that_makes_no_sense_is_not_minted() {
     ");
 }
 
-async fn refused(grants: &GrantStore, token: &str) -> &'static str {
+async fn refusal_code(grants: &GrantStore, token: &str) -> &'static str {
     match grants.check_token(token).await {
         Ok(_) => "it is good",
         Err(GrantStoreError::Denied(denied)) => denied.code(),
@@ -443,18 +447,18 @@ async fn refused(grants: &GrantStore, token: &str) -> &'static str {
     }
 }
 
-fn terms() -> GrantTerms {
+fn grant_terms() -> GrantTerms {
     GrantTerms {
         access: [GrantScope::Read, GrantScope::Runs].into(),
         allow_sandbox: true,
-        agents: vec![pattern("sandbox:agent")],
-        accounts: vec![pattern("acct-1"), pattern("team-*")],
-        repositories: vec![pattern("https://github.com/acme/*")],
+        agents: vec![grant_pattern("sandbox:agent")],
+        accounts: vec![grant_pattern("acct-1"), grant_pattern("team-*")],
+        repositories: vec![grant_pattern("https://github.com/acme/*")],
         ..GrantTerms::default()
     }
 }
 
-fn grant(terms: GrantTerms) -> AccessGrant {
+fn access_grant(terms: GrantTerms) -> AccessGrant {
     AccessGrant {
         id: "grant-1".to_owned(),
         name: "platform".to_owned(),
@@ -466,26 +470,26 @@ fn grant(terms: GrantTerms) -> AccessGrant {
     }
 }
 
-fn pattern(text: &str) -> GrantPattern {
+fn grant_pattern(text: &str) -> GrantPattern {
     text.parse().unwrap()
 }
 
-fn grants() -> (TempDir, GrantStore) {
+fn grant_store() -> (TempDir, GrantStore) {
     let dir = tempdir().unwrap();
-    let grants = GrantStore::new(open(dir.path()));
+    let grants = GrantStore::new(open_database(dir.path()));
     (dir, grants)
 }
 
-fn open(dir: &Path) -> SqliteDatabase {
+fn open_database(dir: &Path) -> SqliteDatabase {
     SqliteDatabase::open_database(&dir.join("state.db"), &[GRANT_SCHEMA]).unwrap()
 }
 
-fn hidden() -> Vec<(&'static str, &'static str)> {
+fn hidden_texts() -> Vec<(&'static str, &'static str)> {
     vec![(r"grant-[0-9a-f-]{36}", "[id]"), (r"20\d\d-\d\d-\d\dT[\d:]{8}Z", "[time]")]
 }
 
 /// Returns exit code, standard output and standard error.
-fn cogni(dir: &Path, arguments: &[&str]) -> (i32, String, String) {
+fn run_cogni(dir: &Path, arguments: &[&str]) -> (i32, String, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"))
         .arg("grant")
         .args(arguments)

@@ -26,7 +26,7 @@ fn open_store(directory: &Path) -> BillingStore {
 }
 
 /// A call of run `run-1` that used 11 input and 7 output tokens and was settled at this time.
-fn fact(call_id: &str, settled: SystemTime) -> CallUsage {
+fn usage_of_call(call_id: &str, settled: SystemTime) -> CallUsage {
     CallUsage {
         call_id: call_id.to_owned(),
         run: "run-1".to_owned(),
@@ -52,7 +52,7 @@ fn fact(call_id: &str, settled: SystemTime) -> CallUsage {
 }
 
 /// LiteLLM's charge notice for such a call.
-fn notice(call_id: &str, amount: u64) -> ChargeNotice {
+fn charge_notice(call_id: &str, amount: u64) -> ChargeNotice {
     ChargeNotice {
         call_id: call_id.to_owned(),
         source: ChargeSource::LitellmCallback,
@@ -64,18 +64,18 @@ fn notice(call_id: &str, amount: u64) -> ChargeNotice {
         amount: Nanodollars(amount),
         input: Tokens(11),
         output: Tokens(7),
-        started: at("09:30:00"),
-        ended: at("09:30:01"),
+        started: time_at("09:30:00"),
+        ended: time_at("09:30:01"),
     }
 }
 
 /// A time on the day when the fixtures were recorded.
-fn at(time: &str) -> SystemTime {
+fn time_at(time: &str) -> SystemTime {
     humantime::parse_rfc3339(&format!("2026-11-22T{time}Z")).unwrap()
 }
 
 /// Reads a file that a real LiteLLM has sent.
-fn recorded(name: &str) -> Vec<u8> {
+fn read_recording(name: &str) -> Vec<u8> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/litellm");
     std::fs::read(directory.join(name)).unwrap()
 }

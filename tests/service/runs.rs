@@ -15,4 +15,4 @@ mod recovery;
 mod retention_clock;
 mod upgrade;
 
-use crate::support::service::{ServiceSetup, ask};
+use crate::support::service::{ServiceSetup, conversation_body};

@@ -20,12 +20,12 @@ struct StoreFixture {
 impl StoreFixture {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
-        Self { journal: open(&directory), directory }
+        Self { journal: open_store(&directory), directory }
     }
 
     /// Opens the store again, as after a crash.
     fn again(&self) -> RunStore {
-        open(&self.directory)
+        open_store(&self.directory)
     }
 
     async fn add(&self, id: &str) -> EventFeed {
@@ -36,7 +36,7 @@ impl StoreFixture {
     }
 }
 
-fn open(directory: &TempDir) -> RunStore {
+fn open_store(directory: &TempDir) -> RunStore {
     RunStore::new(
         SqliteDatabase::open_database(&directory.path().join("state.db"), &[SCHEMA]).unwrap(),
     )
@@ -280,7 +280,7 @@ async fn a_file_shrinks_when_runs_are_removed() {
             )
             .unwrap();
         }
-        let fixture = StoreFixture { journal: open(&directory), directory };
+        let fixture = StoreFixture { journal: open_store(&directory), directory };
         let size = || path.metadata().unwrap().len();
         let answer = |number: usize| format!("{number} ").repeat(100_000);
         for number in 0..60 {
@@ -323,7 +323,7 @@ async fn what_the_ended_runs_of_a_grant_keep_is_bounded() {
         INSERT INTO outcome (run, result, stdout, stderr) SELECT id, '{}', printf('%.100000c', 'x'), '' FROM run;
         INSERT INTO event SELECT id, 1, 1, 'final', '{}' FROM run";
     rusqlite::Connection::open(&path).unwrap().execute_batch(fill).unwrap();
-    let fixture = StoreFixture { journal: open(&directory), directory };
+    let fixture = StoreFixture { journal: open_store(&directory), directory };
     let cap = SpendingCaps { total: Some(Nanodollars(100)), per_day: None };
     for (run, grant) in [("r1", "g1"), ("r2", "g1"), ("r3", "g1"), ("other", "g2")] {
         let run = NewRunRow { caps: cap, grant: grant.to_owned(), ..new(run, None, "one") };

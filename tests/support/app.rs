@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::client::Client;
+use super::client::TestClient;
 use super::model_provider;
 
 /// A served run. Dropping it stops everything; [`TestApp::stop`] also checks the audit log and the socket.
@@ -59,7 +59,7 @@ impl TestApp {
         configure: impl FnOnce(&mut GatewayConfig),
     ) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let mut config = configuration(directory.path(), upstream.addr);
+        let mut config = run_config(directory.path(), upstream.addr);
         configure(&mut config);
         let audit = config.audit.path.clone();
         let app = GatewayProcess::build_process(config).unwrap();
@@ -70,8 +70,8 @@ impl TestApp {
         Self { upstream, socket, metrics, run, stop, served, audit, directory }
     }
 
-    pub(crate) fn client(&self) -> Client {
-        Client::new(&self.socket)
+    pub(crate) fn client(&self) -> TestClient {
+        TestClient::new(&self.socket)
     }
 
     pub(crate) fn audit_log(&self) -> PathBuf {
@@ -84,7 +84,7 @@ impl TestApp {
 
     /// Returns the audit records written so far, without buffered ones.
     pub(crate) fn records(&self) -> Vec<Value> {
-        records(&self.audit_log())
+        read_records(&self.audit_log())
     }
 
     /// Waits until an event was recorded `times` times, and returns those records.
@@ -114,12 +114,12 @@ impl TestApp {
         let report = verify::verify_file(&log, None).unwrap();
         assert!(report.finished, "the audit log does not end in order");
         assert_eq!(report.open, 0, "a call was admitted and never settled");
-        records(&log)
+        read_records(&log)
     }
 }
 
 /// The configuration of run `run-1` of account `acct-1` with this upstream and all its files in one directory.
-pub(crate) fn configuration(directory: &Path, upstream: SocketAddr) -> GatewayConfig {
+pub(crate) fn run_config(directory: &Path, upstream: SocketAddr) -> GatewayConfig {
     let mut config = GatewayConfig::default();
     "run-1".clone_into(&mut config.identity.run);
     "acct-1".clone_into(&mut config.identity.account);
@@ -134,7 +134,7 @@ pub(crate) fn configuration(directory: &Path, upstream: SocketAddr) -> GatewayCo
     config
 }
 
-fn records(log: &Path) -> Vec<Value> {
+fn read_records(log: &Path) -> Vec<Value> {
     let text = fs::read_to_string(log).unwrap();
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }

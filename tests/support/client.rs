@@ -15,27 +15,27 @@ use tokio::net::UnixStream;
 
 /// A client that makes each request on a new connection.
 #[derive(Clone, Debug)]
-pub(crate) struct Client {
+pub(crate) struct TestClient {
     socket: PathBuf,
     authorization: Option<HeaderValue>,
 }
 
 /// A response that was read to its end.
 #[derive(Debug)]
-pub(crate) struct Response {
+pub(crate) struct TestResponse {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
 }
 
 /// A response whose body is still arriving.
-pub(crate) struct Stream {
+pub(crate) struct ResponseStream {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
     body: Incoming,
 }
 
-impl Client {
+impl TestClient {
     pub(crate) fn new(socket: &Path) -> Self {
         Self { socket: socket.to_owned(), authorization: None }
     }
@@ -45,11 +45,11 @@ impl Client {
         Self { authorization: Some(format!("Bearer {token}").parse().unwrap()), ..self }
     }
 
-    pub(crate) async fn get(&self, path: &str) -> Response {
+    pub(crate) async fn get(&self, path: &str) -> TestResponse {
         self.ask(Method::GET, path, "", &[]).await
     }
 
-    pub(crate) async fn post(&self, path: &str, body: &Value) -> Response {
+    pub(crate) async fn post(&self, path: &str, body: &Value) -> TestResponse {
         self.post_with(path, body, &[]).await
     }
 
@@ -58,12 +58,12 @@ impl Client {
         path: &str,
         body: &Value,
         headers: &[(&str, &str)],
-    ) -> Response {
+    ) -> TestResponse {
         self.open_with(path, body, headers).await.finish().await.unwrap()
     }
 
     /// Sends a request and returns when the head of the response has arrived.
-    pub(crate) async fn open(&self, path: &str, body: &Value) -> Stream {
+    pub(crate) async fn open(&self, path: &str, body: &Value) -> ResponseStream {
         self.open_with(path, body, &[]).await
     }
 
@@ -72,8 +72,8 @@ impl Client {
         path: &str,
         body: &Value,
         headers: &[(&str, &str)],
-    ) -> Stream {
-        self.start(post(path, body, headers)).await.unwrap()
+    ) -> ResponseStream {
+        self.start(post_request(path, body, headers)).await.unwrap()
     }
 
     /// Sends a request that may be invalid.
@@ -83,23 +83,26 @@ impl Client {
         path: &str,
         body: &str,
         headers: &[(&str, &str)],
-    ) -> Response {
-        self.send(request(method, path, body, headers)).await
+    ) -> TestResponse {
+        self.send(build_request(method, path, body, headers)).await
     }
 
-    pub(crate) async fn send(&self, request: Request<Full<Bytes>>) -> Response {
+    pub(crate) async fn send(&self, request: Request<Full<Bytes>>) -> TestResponse {
         self.start(request).await.unwrap().finish().await.unwrap()
     }
 
-    /// Sends as [`Client::open`] does, but returns an error if the connection breaks before the response.
-    pub(crate) async fn start(&self, mut request: Request<Full<Bytes>>) -> hyper::Result<Stream> {
+    /// Sends as [`TestClient::open`] does, but returns an error if the connection breaks before the response.
+    pub(crate) async fn start(
+        &self,
+        mut request: Request<Full<Bytes>>,
+    ) -> hyper::Result<ResponseStream> {
         if let Some(authorization) = &self.authorization {
             request.headers_mut().insert(AUTHORIZATION, authorization.clone());
         }
         let socket = UnixStream::connect(&self.socket).await.unwrap();
         let (mut sender, connection) = http1::handshake(TokioIo::new(socket)).await?;
         tokio::spawn(connection);
-        sender.send_request(request).await.map(Stream::from)
+        sender.send_request(request).await.map(ResponseStream::from)
     }
 
     /// Opens an HTTP/2 connection.
@@ -130,7 +133,7 @@ impl Client {
     }
 }
 
-impl Response {
+impl TestResponse {
     pub(crate) fn text(&self) -> &str {
         std::str::from_utf8(&self.body).unwrap()
     }
@@ -144,14 +147,14 @@ impl Response {
     }
 }
 
-impl From<http::Response<Incoming>> for Stream {
+impl From<http::Response<Incoming>> for ResponseStream {
     fn from(response: http::Response<Incoming>) -> Self {
         let (head, body) = response.into_parts();
         Self { status: head.status, headers: head.headers, body }
     }
 }
 
-impl Stream {
+impl ResponseStream {
     /// Returns the next frame; `None` at an orderly end.
     pub(crate) async fn frame(&mut self) -> hyper::Result<Option<Bytes>> {
         match self.body.frame().await {
@@ -161,9 +164,9 @@ impl Stream {
     }
 
     /// Reads the rest of the response.
-    pub(crate) async fn finish(self) -> hyper::Result<Response> {
+    pub(crate) async fn finish(self) -> hyper::Result<TestResponse> {
         let body = self.body.collect().await?.to_bytes();
-        Ok(Response { status: self.status, headers: self.headers, body })
+        Ok(TestResponse { status: self.status, headers: self.headers, body })
     }
 
     /// Reads until the response ends or breaks. Returns what arrived, and whether it ended in order.
@@ -180,12 +183,16 @@ impl Stream {
 }
 
 /// An ordinary client's JSON request.
-pub(crate) fn post(path: &str, body: &Value, headers: &[(&str, &str)]) -> Request<Full<Bytes>> {
-    request(Method::POST, path, &body.to_string(), headers)
+pub(crate) fn post_request(
+    path: &str,
+    body: &Value,
+    headers: &[(&str, &str)],
+) -> Request<Full<Bytes>> {
+    build_request(Method::POST, path, &body.to_string(), headers)
 }
 
 /// A request that may be invalid; the body is JSON unless a header states its type.
-pub(crate) fn request(
+pub(crate) fn build_request(
     method: Method,
     path: &str,
     body: &str,

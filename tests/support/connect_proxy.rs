@@ -31,7 +31,9 @@ impl ConnectProxy {
             for client in listener.incoming().map_while(Result::ok) {
                 let requests = shared_requests.clone();
                 // The client reports a connection that breaks.
-                thread::spawn(move || drop(carry(client, server, &requests, is_guarded)));
+                thread::spawn(move || {
+                    drop(carry_connection(client, server, &requests, is_guarded));
+                });
             }
         });
         Self { address, asked: requests }
@@ -43,7 +45,7 @@ impl ConnectProxy {
     }
 }
 
-fn carry(
+fn carry_connection(
     client: TcpStream,
     server: SocketAddr,
     requests: &Mutex<Vec<String>>,
@@ -51,7 +53,7 @@ fn carry(
 ) -> io::Result<()> {
     let mut from = BufReader::new(client.try_clone()?);
     loop {
-        let (target, has_password) = head(&mut from)?;
+        let (target, has_password) = read_head(&mut from)?;
         let ending = if has_password { " with a password" } else { "" };
         requests.lock().unwrap().push(target + ending);
         if has_password || !is_guarded {
@@ -72,7 +74,7 @@ fn carry(
 }
 
 /// Reads the requested host, and whether there was a password.
-fn head(from: &mut impl BufRead) -> io::Result<(String, bool)> {
+fn read_head(from: &mut impl BufRead) -> io::Result<(String, bool)> {
     let (mut first, mut line, mut has_password) = (String::new(), String::new(), false);
     if from.read_line(&mut first)? == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());

@@ -16,21 +16,21 @@ use cogni_gateway::relay::repo::review::RelayConfig;
 use cogni_gateway::relay::repo::{BranchKey, BranchState, ObjectId, SandboxBranch};
 use cogni_gateway::telemetry::audit::AuditSigningKey;
 
-use super::github_server::{RunningGithub, credential};
+use super::github_server::{RunningGithub, forge_credential};
 
 /// Opens this machine's relay, as a process does.
-pub(crate) fn relay(github: &RunningGithub) -> Arc<DeliveryService> {
-    Arc::new(DeliveryService::open(settings(github)).unwrap())
+pub(crate) fn open_relay(github: &RunningGithub) -> Arc<DeliveryService> {
+    Arc::new(DeliveryService::open(delivery_config(github)).unwrap())
 }
 
-pub(crate) fn settings(github: &RunningGithub) -> DeliveryConfig {
+pub(crate) fn delivery_config(github: &RunningGithub) -> DeliveryConfig {
     DeliveryConfig {
         state: github.place.path().join("state"),
         review: RelayConfig::parse(RULES).unwrap(),
         committer: "Relay <relay@example.com>".to_owned(),
-        access: Some(ForgeAccess { api: github.api(), credential: credential() }),
+        access: Some(ForgeAccess { api: github.api(), credential: forge_credential() }),
         network: OutboundConfig::default(),
-        signing_key: Some(seed()),
+        signing_key: Some(key_seed()),
         known_secrets: vec![],
     }
 }
@@ -39,11 +39,11 @@ pub(crate) fn settings(github: &RunningGithub) -> DeliveryConfig {
 const RULES: &str =
     "[[policy.paths]]\nwhy = 'it is ours'\nverdict = 'review'\nmatch = ['made-by-AGENTS.md']\n";
 
-pub(crate) fn key() -> AuditSigningKey {
-    AuditSigningKey::new(Some(&seed())).unwrap()
+pub(crate) fn signing_key() -> AuditSigningKey {
+    AuditSigningKey::new(Some(&key_seed())).unwrap()
 }
 
-fn seed() -> SecretString {
+fn key_seed() -> SecretString {
     SecretString::new("7".repeat(64))
 }
 
@@ -51,16 +51,16 @@ pub(crate) fn delivery_request(run: &str) -> DeliveryRequest {
     let state = BranchState {
         branch: SandboxBranch::from_key(BranchKey::parse("task-1").unwrap()),
         exists: false,
-        start: sha("start"),
+        start: parse_sha("start"),
         base: "main".to_owned(),
-        base_tip: sha("start"),
+        base_tip: parse_sha("start"),
     };
     DeliveryRequest {
         repository: "https://github.com/acme/site".parse().unwrap(),
         state,
         announced: AnnouncedBranch {
-            tip: sha("tip"),
-            tree: sha("tree"),
+            tip: parse_sha("tip"),
+            tree: parse_sha("tree"),
             commits: 1,
             merges: 0,
             head: None,
@@ -78,7 +78,7 @@ pub(crate) fn delivery_request(run: &str) -> DeliveryRequest {
 }
 
 /// The plan before any work of the run existed.
-pub(crate) fn plan(request: &DeliveryRequest) -> DeliveryPlan {
+pub(crate) fn delivery_plan(request: &DeliveryRequest) -> DeliveryPlan {
     DeliveryPlan {
         repository: request.repository.clone(),
         state: request.state.clone(),
@@ -92,6 +92,6 @@ pub(crate) fn plan(request: &DeliveryRequest) -> DeliveryPlan {
     }
 }
 
-pub(crate) fn sha(text: &str) -> ObjectId {
+pub(crate) fn parse_sha(text: &str) -> ObjectId {
     ObjectId::hash_object("blob", text.as_bytes())
 }

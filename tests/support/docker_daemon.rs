@@ -75,7 +75,7 @@ impl DockerDaemon {
         let Some(mut child) = self.child.take() else { return };
         let pid_file = self.path("exec/containerd/containerd.pid");
         let containerd = fs::read_to_string(&pid_file).unwrap_or_default();
-        kill(signal, &child.id().to_string());
+        kill_process(signal, &child.id().to_string());
         child.wait().unwrap();
         wait_until(|| !is_alive(&containerd), || format!("containerd {containerd} does not end"));
         let _ = fs::remove_file(pid_file);
@@ -122,7 +122,7 @@ impl Drop for DockerDaemon {
     }
 }
 
-fn kill(signal: &str, pid: &str) {
+fn kill_process(signal: &str, pid: &str) {
     assert!(Command::new("kill").args([signal, pid]).status().unwrap().success());
 }
 

@@ -1,6 +1,6 @@
 //! A real Docker Engine, driven through its command line as an operator would.
 //!
-//! Every object carries a label that is unique to its [`Engine`], and is removed with it, also when a test panics.
+//! Every object carries a label that is unique to its [`PrivateEngine`], and is removed with it, also when a test panics.
 
 use std::io::{BufRead, BufReader, Read, Seek, Write};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
@@ -19,14 +19,14 @@ pub(crate) const SOCKET: &str = "/var/run/docker.sock";
 pub(crate) const BUSYBOX: &str = "cogni-gateway-test:busybox";
 
 /// The `cogni-init` that the gateway carries.
-pub(crate) fn init() -> &'static str {
+pub(crate) fn init_path() -> &'static str {
     concat!(env!("OUT_DIR"), "/cogni-init")
 }
 
 /// Panics with the command to run, if there is no engine or one of the `images` is missing.
-pub(crate) fn need(images: &[&str]) {
+pub(crate) fn need_images(images: &[&str]) {
     for image in images {
-        let found = docker(&["image", "inspect", "--format", "{{.Id}}", image]);
+        let found = run_docker(&["image", "inspect", "--format", "{{.Id}}", image]);
         assert!(
             found.status.success(),
             "this test needs Docker Engine and the image `{image}`; `tests/run image` sets up both. Docker says: {}",
@@ -35,26 +35,26 @@ pub(crate) fn need(images: &[&str]) {
     }
 }
 
-pub(crate) struct Engine {
+pub(crate) struct PrivateEngine {
     label: String,
 }
 
-impl Engine {
+impl PrivateEngine {
     /// Connects to the engine. Panics with the command to run, if there is no engine or no image to test.
     pub(crate) fn connect() -> Self {
-        need(&[GATEWAY, HOST, BUSYBOX]);
+        need_images(&[GATEWAY, HOST, BUSYBOX]);
         Self { label: format!("cogni-gateway-test={}", Uuid::now_v7()) }
     }
 
     /// Makes a network without a route to the outside.
     pub(crate) fn internal_network(&self) -> String {
         let name = format!("cogni-{}", Uuid::now_v7());
-        must(&["network", "create", "--internal", "--label", &self.label, &name]);
+        docker_output(&["network", "create", "--internal", "--label", &self.label, &name]);
         name
     }
 
     pub(crate) fn volume(&self) -> String {
-        must(&["volume", "create", "--label", &self.label])
+        docker_output(&["volume", "create", "--label", &self.label])
     }
 
     /// Makes a volume with options of its driver.
@@ -62,37 +62,37 @@ impl Engine {
         let options = options.iter().flat_map(|option| ["--opt", option]);
         let line: Vec<_> =
             ["volume", "create", "--label", &self.label].into_iter().chain(options).collect();
-        must(&line)
+        docker_output(&line)
     }
 
     /// Builds an image from another image and these lines of a Dockerfile.
     pub(crate) fn image(&self, like: &str, changes: &[&str]) -> String {
-        let id = must(&["create", "--label", &self.label, like, "true"]);
+        let id = docker_output(&["create", "--label", &self.label, like, "true"]);
         let changes = changes.iter().flat_map(|change| ["--change", change]);
         let commit: Vec<_> = ["commit"].into_iter().chain(changes).chain([id.as_str()]).collect();
-        must(&commit)
+        docker_output(&commit)
     }
 
     /// Runs `docker run --detach`, with `options` before the image and `command` after it.
-    pub(crate) fn run(&self, image: &str, options: &[&str], command: &[&str]) -> Container {
+    pub(crate) fn run(&self, image: &str, options: &[&str], command: &[&str]) -> TestContainer {
         let mut line = vec!["run", "--detach", "--label", &self.label];
         line.extend(options);
         line.push(image);
         line.extend(command);
-        Container { id: must(&line) }
+        TestContainer { id: docker_output(&line) }
     }
 
     /// Returns the files of an image that are not empty; the engine itself adds only empty ones.
     pub(crate) fn files(&self, image: &str) -> Vec<String> {
-        let id = must(&["create", "--label", &self.label, image]);
-        let listing = untar("--list", &["--verbose"], &docker(&["export", &id]).stdout);
+        let id = docker_output(&["create", "--label", &self.label, image]);
+        let listing = run_tar("--list", &["--verbose"], &run_docker(&["export", &id]).stdout);
         let files = listing.lines().filter(|line| line.starts_with('-'));
         let columns = files.map(|line| line.split_whitespace().collect::<Vec<_>>());
         columns.filter(|columns| columns[2] != "0").map(|columns| columns[5].to_owned()).collect()
     }
 }
 
-impl Drop for Engine {
+impl Drop for PrivateEngine {
     fn drop(&mut self) {
         let filter = format!("label={}", self.label);
         for (list, remove) in [
@@ -101,26 +101,26 @@ impl Drop for Engine {
             (&["volume", "ls", "--quiet", "--filter"], &["volume", "rm"]),
             (&["image", "ls", "--quiet", "--filter"], &["image", "rm", "--force"]),
         ] {
-            let found = docker(&[list, &[&filter]].concat()).stdout;
+            let found = run_docker(&[list, &[&filter]].concat()).stdout;
             let found = String::from_utf8_lossy(&found);
             let found: Vec<&str> = found.split_whitespace().collect();
             if !found.is_empty() {
-                docker(&[remove, &found].concat());
+                run_docker(&[remove, &found].concat());
             }
         }
     }
 }
 
-/// A container of an [`Engine`], which removes it.
-pub(crate) struct Container {
+/// A container of an [`PrivateEngine`], which removes it.
+pub(crate) struct TestContainer {
     id: String,
 }
 
-impl Container {
+impl TestContainer {
     /// Executes a command in the container; returns its output and exit code. A command that cannot be started fails
     /// the test.
     pub(crate) fn exec(&self, command: &[&str]) -> Output {
-        let output = docker(&[&["exec", &self.id], command].concat());
+        let output = run_docker(&[&["exec", &self.id], command].concat());
         assert!(
             !matches!(output.status.code(), Some(125..=127)),
             "`{command:?}` did not start: {output:?}; the container said: {}",
@@ -139,32 +139,32 @@ impl Container {
 
     /// Sends `signal` to the container's first process.
     pub(crate) fn kill(&self, signal: &str) {
-        must(&["kill", "--signal", signal, &self.id]);
+        docker_output(&["kill", "--signal", signal, &self.id]);
     }
 
     pub(crate) fn start(&self) {
-        must(&["start", &self.id]);
+        docker_output(&["start", &self.id]);
     }
 
     /// Waits for the container's end, and returns its exit code.
     pub(crate) fn wait(&self) -> i32 {
-        must(&["wait", &self.id]).parse().unwrap()
+        docker_output(&["wait", &self.id]).parse().unwrap()
     }
 
     pub(crate) fn inspect(&self, template: &str) -> String {
-        must(&["inspect", "--format", template, &self.id])
+        docker_output(&["inspect", "--format", template, &self.id])
     }
 
     pub(crate) fn logs(&self) -> String {
-        let output = docker(&["logs", &self.id]);
+        let output = run_docker(&["logs", &self.id]);
         [output.stdout, output.stderr].iter().map(|bytes| String::from_utf8_lossy(bytes)).collect()
     }
 
     /// Reads a file of the container, which need not run or have a shell.
     pub(crate) fn read(&self, path: &str) -> String {
-        let archive = docker(&["cp", &format!("{}:{path}", self.id), "-"]);
+        let archive = run_docker(&["cp", &format!("{}:{path}", self.id), "-"]);
         assert!(archive.status.success(), "{archive:?}");
-        untar("--extract", &["--to-stdout"], &archive.stdout)
+        run_tar("--extract", &["--to-stdout"], &archive.stdout)
     }
 }
 
@@ -190,7 +190,7 @@ impl RunningCommand {
 }
 
 /// Returns tar's output for an archive.
-fn untar(mode: &str, options: &[&str], archive: &[u8]) -> String {
+fn run_tar(mode: &str, options: &[&str], archive: &[u8]) -> String {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(archive).unwrap();
     file.rewind().unwrap();
@@ -199,7 +199,7 @@ fn untar(mode: &str, options: &[&str], archive: &[u8]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-fn docker(line: &[&str]) -> Output {
+fn run_docker(line: &[&str]) -> Output {
     Command::new("docker")
         .args(line)
         .output()
@@ -207,8 +207,8 @@ fn docker(line: &[&str]) -> Output {
 }
 
 /// Returns the output of a command, which must succeed.
-pub(crate) fn must(line: &[&str]) -> String {
-    let output = docker(line);
+pub(crate) fn docker_output(line: &[&str]) -> String {
+    let output = run_docker(line);
     assert!(
         output.status.success(),
         "docker {line:?}: {}",

@@ -14,7 +14,7 @@ use super::process::{pause_for, wait_until};
 
 /// A call that a client makes to an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Call {
+pub(crate) enum ProxiedCall {
     Version,
     Image,
     Create,
@@ -30,7 +30,7 @@ pub(crate) enum Call {
 
 /// The fault of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fault {
+pub(crate) enum EngineFault {
     /// The call does not reach the engine, and gets no answer.
     Lost,
     /// The engine executes the call, and the answer is lost.
@@ -62,7 +62,7 @@ struct SharedPlan {
 struct EngineProxyState {
     plan: FaultPlan,
     /// The calls in the order of their arrival.
-    calls: Vec<Call>,
+    calls: Vec<ProxiedCall>,
     has_struck: bool,
     is_down: bool,
     /// Both ends of every connection, so that they can be closed.
@@ -73,9 +73,9 @@ struct EngineProxyState {
 enum FaultPlan {
     #[default]
     None,
-    Once(Call, Fault),
-    Each(Call, Fault),
-    Always(Fault),
+    Once(ProxiedCall, EngineFault),
+    Each(ProxiedCall, EngineFault),
+    Always(EngineFault),
 }
 
 impl EngineProxy {
@@ -100,20 +100,20 @@ impl EngineProxy {
     }
 
     /// Injects `fault` into the next `call`, and into no other.
-    pub(crate) fn inject(&self, call: Call, fault: Fault) {
+    pub(crate) fn inject(&self, call: ProxiedCall, fault: EngineFault) {
         let mut state = self.shared.state();
         state.plan = FaultPlan::Once(call, fault);
         state.has_struck = false;
     }
 
     /// Injects `fault` into every `call` from now on, because a run and a concurrent sweep make the same calls.
-    pub(crate) fn inject_always(&self, call: Call, fault: Fault) {
+    pub(crate) fn inject_always(&self, call: ProxiedCall, fault: EngineFault) {
         let mut state = self.shared.state();
         state.plan = FaultPlan::Each(call, fault);
         state.has_struck = false;
     }
 
-    pub(crate) fn always(&self, fault: Fault) {
+    pub(crate) fn always(&self, fault: EngineFault) {
         self.shared.state().plan = FaultPlan::Always(fault);
     }
 
@@ -123,7 +123,7 @@ impl EngineProxy {
         wait_until(|| self.shared.state().has_struck, calls);
     }
 
-    pub(crate) fn calls(&self) -> Vec<Call> {
+    pub(crate) fn calls(&self) -> Vec<ProxiedCall> {
         self.shared.state().calls.clone()
     }
 
@@ -179,18 +179,18 @@ impl SharedPlan {
         loop {
             let mut request = vec![];
             let head = copy_message(&mut from_client, &mut request)?;
-            let fault = self.meet(Call::of(&head));
-            if matches!(fault, Some(Fault::Lost | Fault::Refused)) {
+            let fault = self.meet(ProxiedCall::of(&head));
+            if matches!(fault, Some(EngineFault::Lost | EngineFault::Refused)) {
                 self.inject();
-                return hold(from_client, fault);
+                return hold_connection(from_client, fault);
             }
-            if let Some(Fault::Slow(delay)) = fault {
+            if let Some(EngineFault::Slow(delay)) = fault {
                 pause_for(delay);
             }
             engine.write_all(&request)?;
             let Some(fault) = fault else {
                 if copy_message(&mut from_engine, &mut to_client)?.contains(" 101 ") {
-                    return splice([(from_client, engine), (from_engine, to_client)]);
+                    return copy_both([(from_client, engine), (from_engine, to_client)]);
                 }
                 continue;
             };
@@ -198,26 +198,26 @@ impl SharedPlan {
             let head = copy_message(&mut from_engine, &mut answer)?;
             self.inject();
             match fault {
-                Fault::AnswerCut => return to_client.write_all(&answer[..answer.len() / 2]),
-                Fault::Late(delay) => pause_for(delay),
-                Fault::Slow(_) => (),
-                Fault::Forsaken => {
-                    self.state().plan = FaultPlan::Each(Call::Inspect, Fault::Refused);
+                EngineFault::AnswerCut => return to_client.write_all(&answer[..answer.len() / 2]),
+                EngineFault::Late(delay) => pause_for(delay),
+                EngineFault::Slow(_) => (),
+                EngineFault::Forsaken => {
+                    self.state().plan = FaultPlan::Each(ProxiedCall::Inspect, EngineFault::Refused);
                     return Ok(());
                 }
-                Fault::Lost | Fault::AnswerLost | Fault::Refused => {
-                    return hold(from_client, Some(fault));
+                EngineFault::Lost | EngineFault::AnswerLost | EngineFault::Refused => {
+                    return hold_connection(from_client, Some(fault));
                 }
             }
             to_client.write_all(&answer)?;
             if head.contains(" 101 ") {
-                return splice([(from_client, engine), (from_engine, to_client)]);
+                return copy_both([(from_client, engine), (from_engine, to_client)]);
             }
         }
     }
 
     /// Returns the fault for `call`, if there is one.
-    fn meet(&self, call: Call) -> Option<Fault> {
+    fn meet(&self, call: ProxiedCall) -> Option<EngineFault> {
         let mut state = self.state();
         state.calls.push(call);
         match state.plan {
@@ -236,7 +236,7 @@ impl SharedPlan {
     }
 }
 
-impl Call {
+impl ProxiedCall {
     fn of(head: &str) -> Self {
         let mut words = head.split([' ', '?']);
         let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
@@ -291,23 +291,23 @@ fn copy_chunk(from: &mut impl BufRead, to: &mut impl Write) -> io::Result<u64> {
 }
 
 /// Sends nothing as long as the client waits; a refused client need not wait.
-fn hold(mut client: impl Read, fault: Option<Fault>) -> io::Result<()> {
-    if fault != Some(Fault::Refused) {
+fn hold_connection(mut client: impl Read, fault: Option<EngineFault>) -> io::Result<()> {
+    if fault != Some(EngineFault::Refused) {
         io::copy(&mut client, &mut io::sink())?;
     }
     Ok(())
 }
 
 /// Copies in both directions until each has ended.
-fn splice(ways: [(BufReader<UnixStream>, UnixStream); 2]) -> io::Result<()> {
+fn copy_both(ways: [(BufReader<UnixStream>, UnixStream); 2]) -> io::Result<()> {
     let [there, back] = ways;
-    let there = thread::spawn(move || pour(there));
-    let poured = pour(back);
+    let there = thread::spawn(move || copy_one(there));
+    let poured = copy_one(back);
     let _ = there.join();
     poured
 }
 
-fn pour((mut from, mut to): (BufReader<UnixStream>, UnixStream)) -> io::Result<()> {
+fn copy_one((mut from, mut to): (BufReader<UnixStream>, UnixStream)) -> io::Result<()> {
     let poured = io::copy(&mut from, &mut to);
     let _ = to.shutdown(Shutdown::Write);
     poured.map(drop)

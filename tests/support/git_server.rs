@@ -53,7 +53,7 @@ impl GitServer {
     fn launch(root: &Path, token: &str, tls: Option<TlsAcceptor>) -> Self {
         let state = Arc::new(GitServerState {
             root: root.canonicalize().unwrap(),
-            accepted: Mutex::new(basic(token)),
+            accepted: Mutex::new(basic_auth(token)),
             seen: Mutex::default(),
             losing: Mutex::default(),
         });
@@ -65,7 +65,7 @@ impl GitServer {
             runtime.block_on(async {
                 let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
                 sender.send(listener.local_addr().unwrap()).unwrap();
-                until.run_until_cancelled(accept(listener, tls, served)).await;
+                until.run_until_cancelled(accept_connections(listener, tls, served)).await;
             });
         });
         Self { address: address.recv().unwrap(), state, stop, thread: Some(thread) }
@@ -78,7 +78,7 @@ impl GitServer {
 
     /// Accepts only this token from now on.
     pub(crate) fn accept(&self, token: &str) {
-        *self.state.accepted.lock().unwrap() = basic(token);
+        *self.state.accepted.lock().unwrap() = basic_auth(token);
     }
 
     /// Executes the next push and loses its answer.
@@ -99,7 +99,11 @@ impl Drop for GitServer {
     }
 }
 
-async fn accept(listener: TcpListener, tls: Option<TlsAcceptor>, state: Arc<GitServerState>) {
+async fn accept_connections(
+    listener: TcpListener,
+    tls: Option<TlsAcceptor>,
+    state: Arc<GitServerState>,
+) {
     loop {
         let (socket, _) = listener.accept().await.unwrap();
         let (tls, state) = (tls.clone(), state.clone());
@@ -118,11 +122,11 @@ async fn accept(listener: TcpListener, tls: Option<TlsAcceptor>, state: Arc<GitS
 }
 
 async fn serve(socket: impl AsyncRead + AsyncWrite + Unpin, state: Arc<GitServerState>) {
-    let service = service_fn(move |request| answer(state.clone(), request));
+    let service = service_fn(move |request| answer_request(state.clone(), request));
     let _ = http1::Builder::new().serve_connection(TokioIo::new(socket), service).await;
 }
 
-async fn answer(
+async fn answer_request(
     state: Arc<GitServerState>,
     request: Request<Incoming>,
 ) -> Result<Response<Full<Bytes>>, std::io::Error> {
@@ -137,7 +141,7 @@ async fn answer(
         .is_some_and(|header| header.as_bytes() == accepted.as_bytes());
     let response = if is_known {
         let (state, head) = (state.clone(), Request::from_parts(head, ()));
-        tokio::task::spawn_blocking(move || backend(&state.root, &head, &body)).await.unwrap()
+        tokio::task::spawn_blocking(move || run_backend(&state.root, &head, &body)).await.unwrap()
     } else {
         let asks =
             Response::builder().status(401).header("www-authenticate", "Basic realm=\"git\"");
@@ -155,8 +159,8 @@ async fn answer(
 }
 
 /// Passes one request through the CGI program.
-fn backend(root: &Path, request: &Request<()>, body: &[u8]) -> Response<Full<Bytes>> {
-    let header = |name: &str| text(request.headers(), name);
+fn run_backend(root: &Path, request: &Request<()>, body: &[u8]) -> Response<Full<Bytes>> {
+    let header = |name: &str| header_text(request.headers(), name);
     let mut child = Command::new("git")
         .arg("http-backend")
         .env("GIT_PROJECT_ROOT", root)
@@ -183,11 +187,11 @@ fn backend(root: &Path, request: &Request<()>, body: &[u8]) -> Response<Full<Byt
         output
     });
     child.wait().unwrap();
-    parsed(&output)
+    parse_cgi_output(&output)
 }
 
 /// Parses a CGI program's output, whose status is in a header.
-fn parsed(output: &[u8]) -> Response<Full<Bytes>> {
+fn parse_cgi_output(output: &[u8]) -> Response<Full<Bytes>> {
     let end =
         output.windows(4).position(|four| four == b"\r\n\r\n").expect("the head of a response");
     let head = String::from_utf8_lossy(&output[..end]).into_owned();
@@ -201,11 +205,11 @@ fn parsed(output: &[u8]) -> Response<Full<Bytes>> {
     response.body(Bytes::copy_from_slice(&output[end + 4..]).into()).unwrap()
 }
 
-fn text(headers: &HeaderMap, name: &str) -> String {
+fn header_text(headers: &HeaderMap, name: &str) -> String {
     headers.get(name).map(|value| value.to_str().unwrap().to_owned()).unwrap_or_default()
 }
 
-fn basic(token: &str) -> String {
+fn basic_auth(token: &str) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let credentials = format!("x-access-token:{token}");
     let mut encoded = String::from("Basic ");

@@ -14,7 +14,7 @@ use cogni_gateway::relay::repo::repository::{HostedRepository, RepositoryUrl};
 use tempfile::TempDir;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::repository::{commit, git};
+use super::repository::{commit_file, run_git};
 
 /// The stand-in's one repository.
 pub(crate) const NAME: &str = "acme/site";
@@ -33,14 +33,14 @@ impl RunningGithub {
     pub(crate) async fn start() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let bare = dir.path().join("site.git");
-        git(dir.path(), &["init", "--quiet", "--bare", "--initial-branch=main", "site.git"]);
-        git(dir.path(), &["init", "--quiet", "--initial-branch=main", "work"]);
+        run_git(dir.path(), &["init", "--quiet", "--bare", "--initial-branch=main", "site.git"]);
+        run_git(dir.path(), &["init", "--quiet", "--initial-branch=main", "work"]);
         let work = dir.path().join("work");
-        commit(&work, "README", "hello\n");
-        git(&work, &["push", "--quiet", bare.to_str().unwrap(), "main"]);
-        git(&work, &["checkout", "--quiet", "-b", "sandbox/task-1"]);
-        commit(&work, "work", "done\n");
-        git(&work, &["push", "--quiet", bare.to_str().unwrap(), "sandbox/task-1"]);
+        commit_file(&work, "README", "hello\n");
+        run_git(&work, &["push", "--quiet", bare.to_str().unwrap(), "main"]);
+        run_git(&work, &["checkout", "--quiet", "-b", "sandbox/task-1"]);
+        commit_file(&work, "work", "done\n");
+        run_git(&work, &["push", "--quiet", bare.to_str().unwrap(), "sandbox/task-1"]);
         let github = FakeGithub::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
         let hub = github.github_handle();
         hub.add_repository(NAME, &bare);
@@ -79,11 +79,11 @@ impl RunningGithub {
     }
 }
 
-pub(crate) fn credential() -> ForgeCredential {
+pub(crate) fn forge_credential() -> ForgeCredential {
     ForgeCredential::Token(SecretString::new(TOKEN))
 }
 
 /// Returns the form in which git sends a token in a header.
-pub(crate) fn basic(token: &str) -> String {
+pub(crate) fn basic_auth(token: &str) -> String {
     BASE64_STANDARD.encode(format!("x-access-token:{token}"))
 }

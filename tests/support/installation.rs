@@ -19,12 +19,12 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::app;
-use super::docker_engine::{self, must};
+use super::docker_engine::{self, docker_output};
 use super::process::{TEST_TIMEOUT, wait_until};
-use super::run_command::entries;
+use super::run_command::list_entries;
 
 /// An installation with its own directory.
-pub(crate) struct Installation {
+pub(crate) struct TestInstallation {
     directory: TempDir,
     /// The directory of another process's installation.
     path: Option<PathBuf>,
@@ -32,13 +32,13 @@ pub(crate) struct Installation {
     root: RootSource,
 }
 
-pub(crate) fn installations() -> [Installation; 2] {
-    [Installation::docker(), Installation::embedded()]
+pub(crate) fn both_installations() -> [TestInstallation; 2] {
+    [TestInstallation::docker(), TestInstallation::embedded()]
 }
 
-impl Installation {
+impl TestInstallation {
     pub(crate) fn docker() -> Self {
-        docker_engine::need(&[docker_engine::HOST]);
+        docker_engine::need_images(&[docker_engine::HOST]);
         let driver = SandboxDriver::Docker { socket: docker_engine::SOCKET.into() };
         Self::new(driver, RootSource::Image(docker_engine::HOST.to_owned()))
     }
@@ -80,14 +80,14 @@ impl Installation {
             mounts: vec![],
             volumes: vec![],
             socket_dir: PathBuf::new(),
-            init: Some(docker_engine::init().into()),
+            init: Some(docker_engine::init_path().into()),
             task: SandboxTask::Agent,
         }
     }
 
     pub(crate) fn run_plan(&self, run: &str, argv: &[&str]) -> RunPlan {
         let no_listener = SocketAddr::from(([127, 0, 0, 1], 9));
-        let mut config = app::configuration(&self.path(), no_listener);
+        let mut config = app::run_config(&self.path(), no_listener);
         run.clone_into(&mut config.identity.run);
         config.audit.path = None;
         RunPlan {
@@ -112,7 +112,7 @@ impl Installation {
             read("cmdline").is_ok_and(|line| line.starts_with("/cogni-init\0--slot\0"))
                 && read("mountinfo").is_ok_and(|mounts| mounts.contains(self.mark()))
         };
-        entries(Path::new("/proc")).into_iter().filter(is_slot).collect()
+        list_entries(Path::new("/proc")).into_iter().filter(is_slot).collect()
     }
 
     fn mark(&self) -> &str {
@@ -123,8 +123,9 @@ impl Installation {
     /// Describes everything that exists of this installation.
     pub(crate) fn left(&self) -> String {
         let filter = format!("label=cogni.dir={}", self.run_dir().display());
-        let containers = must(&["ps", "--all", "--filter", &filter, "--format", "{{.Names}}"]);
-        format!("{containers}{}", entries(&self.run_dir()).join(" "))
+        let containers =
+            docker_output(&["ps", "--all", "--filter", &filter, "--format", "{{.Names}}"]);
+        format!("{containers}{}", list_entries(&self.run_dir()).join(" "))
     }
 
     fn is_docker(&self) -> bool {
@@ -161,11 +162,12 @@ impl Installation {
 }
 
 /// Returns the installation that this process was started for, if the test started it to be killed.
-pub(crate) fn inherited_installation() -> Option<Installation> {
+pub(crate) fn inherited_installation() -> Option<TestInstallation> {
     let path = Some(PathBuf::from(env::var_os(PATH)?));
     let is_docker = env::var(DRIVER).is_ok_and(|driver| driver == "docker");
-    let installation = if is_docker { Installation::docker() } else { Installation::embedded() };
-    Some(Installation { path, ..installation })
+    let installation =
+        if is_docker { TestInstallation::docker() } else { TestInstallation::embedded() };
+    Some(TestInstallation { path, ..installation })
 }
 
 const DRIVER: &str = "COGNI_TEST_KEEPS_BY";
@@ -176,7 +178,7 @@ pub(crate) struct KeeperProcess(Child);
 
 impl KeeperProcess {
     /// Kills the process without a signal handler; its sandboxes end by themselves, and a sweep removes the rest.
-    pub(crate) async fn kill(mut self, installation: &Installation) {
+    pub(crate) async fn kill(mut self, installation: &TestInstallation) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
         wait_until(|| installation.waiting_slots().is_empty(), || "one is still there".to_owned());
@@ -193,14 +195,14 @@ impl Drop for KeeperProcess {
 
 /// A background task of an installation, which runs until it is stopped.
 pub(crate) struct BackgroundPool<'place> {
-    pub(crate) place: &'place Installation,
+    pub(crate) place: &'place TestInstallation,
     stop: CancellationToken,
     task: JoinHandle<()>,
 }
 
 impl<'place> BackgroundPool<'place> {
     pub(crate) fn new<F: Future<Output = ()> + Send + 'static>(
-        installation: &'place Installation,
+        installation: &'place TestInstallation,
         keep: impl FnOnce(CancellationToken) -> F,
     ) -> Self {
         let stop = CancellationToken::new();

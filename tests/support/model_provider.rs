@@ -19,11 +19,11 @@ pub(crate) struct RunningProvider {
 
 /// Starts a provider with the default answers, unless a request names its own script.
 pub(crate) async fn start_default() -> RunningProvider {
-    start("").await
+    start_provider("").await
 }
 
 /// Starts a provider whose answers follow `script`, unless a request names its own script.
-pub(crate) async fn start(script: &str) -> RunningProvider {
+pub(crate) async fn start_provider(script: &str) -> RunningProvider {
     start_at(SocketAddr::from(([127, 0, 0, 1], 0)), script).await
 }
 

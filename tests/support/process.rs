@@ -18,12 +18,12 @@ const START_TIMEOUT: Duration = Duration::from_mins(5);
 pub(crate) const TEST_TIMEOUT: Duration = Duration::from_mins(4);
 
 /// A child process; killed when dropped, also when a test panics.
-pub(crate) struct Process {
+pub(crate) struct ChildProcess {
     child: Child,
     output: NamedTempFile,
 }
 
-impl Process {
+impl ChildProcess {
     /// Starts the program; if it is not installed, the test fails with `remedy`.
     pub(crate) fn start(command: &mut Command, remedy: &str) -> Self {
         let output = NamedTempFile::new().unwrap();
@@ -43,7 +43,7 @@ impl Process {
                 "{ended:?}: {}",
                 self.output()
             );
-            pause();
+            pause_briefly();
         }
     }
 
@@ -77,7 +77,7 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -89,11 +89,11 @@ pub(crate) fn wait_until(mut holds: impl FnMut() -> bool, otherwise: impl FnOnce
     let begun = Instant::now();
     while !holds() {
         assert!(begun.elapsed() < TEST_TIMEOUT, "{}", otherwise());
-        pause();
+        pause_briefly();
     }
 }
 
-fn pause() {
+fn pause_briefly() {
     pause_for(Duration::from_millis(20));
 }
 

@@ -6,21 +6,21 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 /// Makes a server whose connections the test accepts.
-pub(crate) async fn listen() -> (TcpListener, SocketAddr) {
+pub(crate) async fn listen_locally() -> (TcpListener, SocketAddr) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
     (listener, address)
 }
 
 /// Reads a whole request including its body; after a disconnect, what arrived before.
-pub(crate) async fn request(stream: &mut TcpStream) -> String {
+pub(crate) async fn read_request(stream: &mut TcpStream) -> String {
     let mut seen = vec![];
     while !is_whole(&seen) && stream.read_buf(&mut seen).await.unwrap_or_default() > 0 {}
     String::from_utf8(seen).unwrap()
 }
 
 /// Writes and flushes.
-pub(crate) async fn send(stream: &mut TcpStream, text: &str) {
+pub(crate) async fn send_text(stream: &mut TcpStream, text: &str) {
     stream.write_all(text.as_bytes()).await.unwrap();
     stream.flush().await.unwrap();
 }

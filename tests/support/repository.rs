@@ -7,11 +7,11 @@ use std::process::{Command, Output, Stdio};
 
 /// A directory for git commands, independent of the configuration of the user who runs the tests.
 #[derive(Clone, Debug)]
-pub(crate) struct Repository {
+pub(crate) struct TestRepository {
     pub(crate) path: PathBuf,
 }
 
-impl Repository {
+impl TestRepository {
     /// Makes a bare repository with the default branch `main`, as GitHub has.
     pub(crate) fn bare(path: &Path) -> Self {
         std::fs::create_dir_all(path).unwrap();
@@ -113,7 +113,7 @@ impl Repository {
         arguments: impl IntoIterator<Item = A>,
         input: &[u8],
     ) -> Output {
-        let mut child = command("git", &self.path)
+        let mut child = command_in("git", &self.path)
             .args(arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -130,20 +130,20 @@ impl Repository {
 
 /// Runs git in a directory, which must succeed; returns its output.
 #[track_caller]
-pub(crate) fn git(directory: &Path, arguments: &[&str]) -> String {
-    Repository::at(directory).git(arguments)
+pub(crate) fn run_git(directory: &Path, arguments: &[&str]) -> String {
+    TestRepository::at(directory).git(arguments)
 }
 
 /// Writes a file and commits it.
-pub(crate) fn commit(work: &Path, file: &str, content: &str) {
-    let work = Repository::at(work);
+pub(crate) fn commit_file(work: &Path, file: &str, content: &str) {
+    let work = TestRepository::at(work);
     work.write(file, content);
     work.git(["add", file]);
     work.git(["commit", "--quiet", "--message", &format!("change {file}")]);
 }
 
 /// A program in a directory, with a fixed identity and time, and only the repository's configuration.
-pub(crate) fn command(program: &str, directory: &Path) -> Command {
+pub(crate) fn command_in(program: &str, directory: &Path) -> Command {
     let mut command = Command::new(program);
     command
         .current_dir(directory)

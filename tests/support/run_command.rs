@@ -15,14 +15,14 @@ use crate::support::model_provider;
 use crate::support::process::NO_LISTENER;
 
 /// The runs of one driver.
-pub(crate) struct Sandboxed<D> {
+pub(crate) struct SandboxedRunner<D> {
     directory: TempDir,
     provider: Option<model_provider::RunningProvider>,
     driver: PhantomData<D>,
 }
 
 /// The parts of a run that depend on the driver.
-pub(crate) trait Driver {
+pub(crate) trait TestDriver {
     /// Panics with the command to run, if the driver cannot work here.
     fn check();
 
@@ -41,7 +41,7 @@ pub(crate) struct Result {
     pub(crate) shown: String,
 }
 
-impl<D: Driver> Sandboxed<D> {
+impl<D: TestDriver> SandboxedRunner<D> {
     pub(crate) fn new() -> Self {
         D::check();
         Self { directory: tempfile::tempdir().unwrap(), provider: None, driver: PhantomData }
@@ -96,7 +96,7 @@ impl<D: Driver> Sandboxed<D> {
 
     pub(crate) fn assert_nothing_is_left(&self, run: &str) {
         assert_eq!(D::traces(run), "");
-        assert_eq!(entries(&self.run_dir()), [""; 0]);
+        assert_eq!(list_entries(&self.run_dir()), [""; 0]);
     }
 }
 
@@ -106,16 +106,16 @@ impl Result {
     }
 }
 
-pub(crate) fn entries(directory: &Path) -> Vec<String> {
+pub(crate) fn list_entries(directory: &Path) -> Vec<String> {
     let Ok(entries) = fs::read_dir(directory) else { return vec![] };
     entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
 }
 
-pub(crate) fn sh(script: &str) -> [&str; 3] {
+pub(crate) fn shell_argv(script: &str) -> [&str; 3] {
     ["sh", "-c", script]
 }
 
 /// Returns the version of the kernel's Landlock; 0 without Landlock.
-pub(crate) fn landlock() -> u32 {
+pub(crate) fn landlock_version() -> u32 {
     machine::probe_machine(Path::new("/"), InitBinary::None, None).landlock.unwrap_or(0)
 }

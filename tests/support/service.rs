@@ -10,31 +10,31 @@ use cogni_gateway::service::billing::{self, BillingStore};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::client::Client;
+use super::client::TestClient;
 use super::model_provider;
-use super::process::{Process, wait_until};
+use super::process::{ChildProcess, wait_until};
 
 /// The files and servers that outlive a process of the service.
 pub(crate) struct ServiceSetup {
     directory: TempDir,
     pub(crate) provider: model_provider::RunningProvider,
     /// The caller, unless a test names another one.
-    pub(crate) owner: Grant,
+    pub(crate) owner: MintedGrant,
     variables: Vec<(String, String)>,
 }
 
 /// A process of the service, with requests from its owner.
-pub(crate) struct Service {
-    pub(crate) process: Process,
-    owner: Grant,
+pub(crate) struct ServiceProcess {
+    pub(crate) process: ChildProcess,
+    owner: MintedGrant,
 }
 
 /// A caller with a grant.
 #[derive(Clone)]
-pub(crate) struct Grant {
+pub(crate) struct MintedGrant {
     pub(crate) id: String,
     pub(crate) token: String,
-    client: Client,
+    client: TestClient,
 }
 
 /// One server-sent event.
@@ -49,8 +49,8 @@ impl ServiceSetup {
     /// Makes a service whose provider follows `script`, and whose owner may do everything.
     pub(crate) async fn new(script: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let provider = model_provider::start(script).await;
-        let owner = mint(&directory.path().canonicalize().unwrap(), OWNER);
+        let provider = model_provider::start_provider(script).await;
+        let owner = mint_grant(&directory.path().canonicalize().unwrap(), OWNER);
         let setup = Self { directory, provider, owner, variables: vec![] };
         setup.write_config("");
         setup
@@ -103,24 +103,24 @@ impl ServiceSetup {
     }
 
     /// Makes a grant as an ordinary user has it: for agents in sandboxes, and one account.
-    pub(crate) fn grant(&self, more: &[&str]) -> Grant {
+    pub(crate) fn grant(&self, more: &[&str]) -> MintedGrant {
         let ordinary = ["--allow-sandbox", "--agent", "sandbox:*", "--account", "acct-1"];
         self.mint(&[&ordinary[..], more].concat())
     }
 
     /// Makes a grant with exactly these flags.
-    pub(crate) fn mint(&self, flags: &[&str]) -> Grant {
-        mint(&self.path(), flags)
+    pub(crate) fn mint(&self, flags: &[&str]) -> MintedGrant {
+        mint_grant(&self.path(), flags)
     }
 
     /// Runs a command of the command line beside the service.
     pub(crate) fn cogni(&self, arguments: &[&str]) -> String {
-        cogni(&self.path(), arguments)
+        run_cogni(&self.path(), arguments)
     }
 
     /// Returns a client without a grant.
-    pub(crate) fn client(&self) -> Client {
-        client(&self.path())
+    pub(crate) fn client(&self) -> TestClient {
+        api_client(&self.path())
     }
 
     pub(crate) fn command(&self) -> Command {
@@ -138,14 +138,14 @@ impl ServiceSetup {
     }
 
     /// Starts a process and returns when it is ready.
-    pub(crate) fn start(&self) -> Service {
-        let mut process = Process::start(&mut self.command(), "the service does not start");
+    pub(crate) fn start(&self) -> ServiceProcess {
+        let mut process = ChildProcess::start(&mut self.command(), "the service does not start");
         tokio::task::block_in_place(|| process.until(|output| output.contains("ready")));
-        Service { process, owner: self.owner.clone() }
+        ServiceProcess { process, owner: self.owner.clone() }
     }
 
     /// Shuts a service down in order, and checks that nothing remains of any run.
-    pub(crate) fn stop(&self, mut service: Service) {
+    pub(crate) fn stop(&self, mut service: ServiceProcess) {
         let status = tokio::task::block_in_place(|| service.process.terminate());
         assert!(status.success(), "{}", service.process.output());
         self.assert_nothing_is_left();
@@ -153,32 +153,35 @@ impl ServiceSetup {
 
     /// Asserts that only the stored data of each run remains.
     pub(crate) fn assert_nothing_is_left(&self) {
-        let left = || super::run_command::entries(&self.run_dir());
+        let left = || super::run_command::list_entries(&self.run_dir());
         tokio::task::block_in_place(|| {
             wait_until(|| left().is_empty(), || format!("left in the run directory: {:?}", left()));
             let run_dir = self.run_dir();
-            wait_until(|| processes(&run_dir).is_empty(), || format!("{:?}", processes(&run_dir)));
+            wait_until(
+                || list_processes(&run_dir).is_empty(),
+                || format!("{:?}", list_processes(&run_dir)),
+            );
         });
     }
 }
 
-impl Deref for Service {
-    type Target = Grant;
+impl Deref for ServiceProcess {
+    type Target = MintedGrant;
 
-    fn deref(&self) -> &Grant {
+    fn deref(&self) -> &MintedGrant {
         &self.owner
     }
 }
 
-impl Deref for Grant {
-    type Target = Client;
+impl Deref for MintedGrant {
+    type Target = TestClient;
 
-    fn deref(&self) -> &Client {
+    fn deref(&self) -> &TestClient {
         &self.client
     }
 }
 
-impl Grant {
+impl MintedGrant {
     /// Starts a run of an agent; returns its id.
     pub(crate) async fn run(&self, body: &Value) -> String {
         let answer = self.post("/api/v1/runs", body).await;
@@ -216,12 +219,12 @@ pub(crate) fn parse_events(text: &str) -> Vec<SseEvent> {
 }
 
 /// A conversation with one message, for `cogni-agent`.
-pub(crate) fn ask(text: &str) -> Value {
+pub(crate) fn conversation_body(text: &str) -> Value {
     json!({"agent": "sandbox:agent", "model": "fake", "messages": [{"role": "user", "content": text}]})
 }
 
 /// The same conversation as a chat.
-pub(crate) fn chat(text: &str) -> Value {
+pub(crate) fn chat_body(text: &str) -> Value {
     json!({"graphName": "sandbox:agent", "model": "fake", "messages": [{"role": "user", "content": text}]})
 }
 
@@ -232,15 +235,15 @@ pub(crate) fn tool_call_script(command: &str) -> String {
     format!("tool=exec,echo=yes,arguments={escaped}")
 }
 
-fn mint(dir: &Path, flags: &[&str]) -> Grant {
-    let output = cogni(dir, &[&["grant", "mint", "--json", "--name", "tests"], flags].concat());
+fn mint_grant(dir: &Path, flags: &[&str]) -> MintedGrant {
+    let output = run_cogni(dir, &[&["grant", "mint", "--json", "--name", "tests"], flags].concat());
     let minted: Value = serde_json::from_str(&output).unwrap();
     let text = |key: &str| minted[key].as_str().unwrap().to_owned();
     let (id, token) = (text("id"), text("token"));
-    Grant { client: client(dir).with_token(&token), id, token }
+    MintedGrant { client: api_client(dir).with_token(&token), id, token }
 }
 
-fn cogni(dir: &Path, arguments: &[&str]) -> String {
+fn run_cogni(dir: &Path, arguments: &[&str]) -> String {
     let mut command = Command::new(BINARY);
     command.args(arguments).env_clear().env("COGNI_STATE_DIR", dir.join("state"));
     let output = command.output().unwrap();
@@ -249,12 +252,12 @@ fn cogni(dir: &Path, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-fn client(dir: &Path) -> Client {
-    Client::new(&dir.join("api.sock"))
+fn api_client(dir: &Path) -> TestClient {
+    TestClient::new(&dir.join("api.sock"))
 }
 
 /// Returns the processes that were started for a run below this directory.
-fn processes(run_dir: &Path) -> Vec<String> {
+fn list_processes(run_dir: &Path) -> Vec<String> {
     let path = run_dir.display().to_string();
     let entries = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
     let pids =

@@ -23,8 +23,8 @@ use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
 use tokio_util::sync::CancellationToken;
 
-use super::app::configuration;
-use super::client::{Response, Stream, post};
+use super::app::run_config;
+use super::client::{ResponseStream, TestResponse, post_request};
 use super::model_provider;
 use super::test_ca::{CertificateFiles, TestCa};
 
@@ -50,14 +50,14 @@ impl SharedApp {
     pub(crate) async fn with(configure: impl FnOnce(&mut GatewayConfig, &TestCa)) -> Self {
         let upstream = model_provider::start_default().await;
         let (directory, authority) = (tempfile::tempdir().unwrap(), TestCa::new());
-        let mut config = shared(directory.path(), upstream.addr, &authority);
+        let mut config = shared_config(directory.path(), upstream.addr, &authority);
         configure(&mut config, &authority);
         config.validate().unwrap();
         let app = GatewayProcess::build_process(config).unwrap();
         let (address, metrics) = (app.listen_address().unwrap(), app.metrics_address());
         let (runs, stop) = (app.run_manager().clone(), CancellationToken::new());
         let served = tokio::spawn(app.serve_until_cancelled(stop.clone()));
-        let keys = keys();
+        let keys = token_keys();
         Self { upstream, address, metrics, authority, runs, directory, keys, stop, served }
     }
 
@@ -79,17 +79,17 @@ impl SharedApp {
     }
 
     /// Makes one call on a new connection, as an OpenAI client with the API key `key`.
-    pub(crate) async fn call(&self, key: &str, path: &str, body: &Value) -> Response {
+    pub(crate) async fn call(&self, key: &str, path: &str, body: &Value) -> TestResponse {
         self.open(key, path, body).await.finish().await.unwrap()
     }
 
     /// Returns when the head of the response has arrived.
-    pub(crate) async fn open(&self, key: &str, path: &str, body: &Value) -> Stream {
+    pub(crate) async fn open(&self, key: &str, path: &str, body: &Value) -> ResponseStream {
         let authorization = format!("Bearer {key}");
-        self.send(post(path, body, &[("authorization", &authorization)])).await
+        self.send(post_request(path, body, &[("authorization", &authorization)])).await
     }
 
-    pub(crate) async fn send(&self, request: Request<Full<Bytes>>) -> Stream {
+    pub(crate) async fn send(&self, request: Request<Full<Bytes>>) -> ResponseStream {
         self.http1().await.send_request(request).await.unwrap().into()
     }
 
@@ -155,13 +155,17 @@ impl SharedApp {
 }
 
 /// Two runs with files in `directory`.
-pub(crate) fn shared(directory: &Path, upstream: SocketAddr, authority: &TestCa) -> GatewayConfig {
+pub(crate) fn shared_config(
+    directory: &Path,
+    upstream: SocketAddr,
+    authority: &TestCa,
+) -> GatewayConfig {
     let audit_dir = directory.join("audit");
     std::fs::create_dir(&audit_dir).unwrap();
     let token_keys_file = directory.join("keys");
     std::fs::write(&token_keys_file, KEYS).unwrap();
     let files = authority.files("127.0.0.1");
-    let mut config = configuration(directory, upstream);
+    let mut config = run_config(directory, upstream);
     config.identity = GatewayConfig::default().identity;
     config.audit.path = None;
     config.shared = Some(SharedListenerConfig {
@@ -170,17 +174,17 @@ pub(crate) fn shared(directory: &Path, upstream: SocketAddr, authority: &TestCa)
         tls_key_file: Some(files.key),
         token_keys_file,
         audit_dir: Some(audit_dir),
-        runs: vec![spec("run-1", "acct-1"), spec("run-2", "acct-2")],
+        runs: vec![run_spec("run-1", "acct-1"), run_spec("run-2", "acct-2")],
         ..SharedListenerConfig::default()
     });
     config
 }
 
-pub(crate) fn spec(run: &str, account: &str) -> SharedRunConfig {
+pub(crate) fn run_spec(run: &str, account: &str) -> SharedRunConfig {
     serde_json::from_value(json!({"run_id": run, "account": account})).unwrap()
 }
 
-pub(crate) fn keys() -> RunTokenKeys {
+pub(crate) fn token_keys() -> RunTokenKeys {
     RunTokenKeys::parse_keys(KEYS).unwrap()
 }
 

@@ -85,7 +85,8 @@ impl TestCa {
     ) -> rustls::ClientConfig {
         use rustls::pki_types::pem::PemObject as _;
         use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-        let builder = rustls::ClientConfig::builder().with_root_certificates(roots(&self.file));
+        let builder =
+            rustls::ClientConfig::builder().with_root_certificates(read_roots(&self.file));
         let mut config = match own {
             None => builder.with_no_client_auth(),
             Some(files) => {
@@ -105,6 +106,6 @@ impl TestCa {
     }
 }
 
-fn roots(file: &Path) -> rustls::RootCertStore {
+fn read_roots(file: &Path) -> rustls::RootCertStore {
     cogni_gateway::base::tls::load_root_store(file).unwrap()
 }

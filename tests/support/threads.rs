@@ -79,7 +79,7 @@ pub(crate) fn start_provider() -> (SocketAddr, Sender<()>) {
                     let mut body = vec![0; length];
                     socket.read_exact(&mut body).unwrap();
                     let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
-                    answer(socket.get_mut(), body["seed"].as_u64().unwrap(), &was_read);
+                    answer_calls(socket.get_mut(), body["seed"].as_u64().unwrap(), &was_read);
                 }
             });
         }
@@ -87,7 +87,7 @@ pub(crate) fn start_provider() -> (SocketAddr, Sender<()>) {
     (address, read)
 }
 
-fn answer(socket: &mut impl Write, frames: u64, was_read: &Mutex<Receiver<()>>) {
+fn answer_calls(socket: &mut impl Write, frames: u64, was_read: &Mutex<Receiver<()>>) {
     if frames == 0 {
         let body = format!(
             r#"{{"id":"c","object":"chat.completion","created":1763769600,"model":"gpt-5-mini","choices":[{{"index":0,"message":{{"role":"assistant","content":"{}"}},"finish_reason":"stop"}}],"usage":{{"prompt_tokens":500,"completion_tokens":250,"total_tokens":750}}}}"#,

@@ -37,7 +37,8 @@ impl TraceCollector {
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let keep = Arc::clone(&keep);
-                let service = service_fn(move |request| take(Arc::clone(&keep), status, request));
+                let service =
+                    service_fn(move |request| take_spans(Arc::clone(&keep), status, request));
                 let server = hyper::server::conn::http1::Builder::new();
                 tokio::spawn(server.serve_connection(TokioIo::new(stream), service));
             }
@@ -57,7 +58,7 @@ impl ReceivedSpans {
     }
 }
 
-async fn take(
+async fn take_spans(
     keep: Arc<Mutex<ReceivedSpans>>,
     status: StatusCode,
     request: Request<Incoming>,
@@ -83,7 +84,7 @@ async fn take(
 }
 
 /// Formats a span without ids and times.
-pub(crate) fn shown(span: &Span, indent: &str) -> String {
+pub(crate) fn format_span(span: &Span, indent: &str) -> String {
     let mut text = format!("{indent}{} (kind {})", span.name, span.kind);
     if let Some(status) = &span.status {
         write!(text, ": {}", status.message).unwrap();

@@ -8,20 +8,20 @@ use std::os::unix::net::UnixListener;
 use http::Method;
 use serde_json::{Value, json};
 
-use super::{Run, cogni, streamed};
-use crate::support::client::{Client, Response};
+use super::{GatewaySetup, run_cogni, streamed_body};
+use crate::support::client::{TestClient, TestResponse};
 use crate::support::model_provider;
 
 /// G13: An operator pauses, resumes, drains and cuts a run; each action is in the audit log with its user.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operator_pauses_ends_and_cuts_a_run() {
     let upstream = model_provider::start_default().await;
-    let run = Run::new(&upstream.addr.to_string());
+    let run = GatewaySetup::new(&upstream.addr.to_string());
     let mut gateway = run.start();
-    let admin = Client::new(&run.admin_socket());
+    let admin = TestClient::new(&run.admin_socket());
     let mode = fs::metadata(run.admin_socket()).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
-    let act = async |action: &str| send(&admin, Method::POST, action, &Value::Null).await;
+    let act = async |action: &str| send_request(&admin, Method::POST, action, &Value::Null).await;
     let call = json!({"model": "fake", "max_tokens": 5, "messages": []});
     let status = async || run.client().post("/v1/messages", &call).await.status.as_u16();
 
@@ -34,7 +34,7 @@ async fn an_operator_pauses_ends_and_cuts_a_run() {
     act("/runs/run-1/resume").await;
     assert_eq!(status().await, 200);
 
-    let mut open = run.client().open("/v1/messages", &streamed("fake/gate=1")).await;
+    let mut open = run.client().open("/v1/messages", &streamed_body("fake/gate=1")).await;
     assert!(open.frame().await.unwrap().is_some());
     assert_eq!(act("/runs/run-1/drain").await.json()["state"], "draining");
     assert_eq!(status().await, 403);
@@ -72,11 +72,11 @@ async fn an_operator_pauses_ends_and_cuts_a_run() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operator_changes_limits_and_models() {
     let upstream = model_provider::start_default().await;
-    let run = Run::new(&upstream.addr.to_string());
+    let run = GatewaySetup::new(&upstream.addr.to_string());
     let mut gateway = run.start();
-    let admin = Client::new(&run.admin_socket());
+    let admin = TestClient::new(&run.admin_socket());
     let patch = async |what: &str, patch: Value| {
-        send(&admin, Method::PATCH, &format!("/runs/run-1/{what}"), &patch).await
+        send_request(&admin, Method::PATCH, &format!("/runs/run-1/{what}"), &patch).await
     };
     let call = async |model: &str| {
         let call = json!({"model": model, "max_tokens": 5, "messages": []});
@@ -99,12 +99,12 @@ async fn an_operator_changes_limits_and_models() {
         ("models", json!({"model": "fake"})),
     ] {
         assert!(patch(what, wrong).await.status.is_client_error());
-        let status = send(&admin, Method::GET, "/runs/run-1", &Value::Null).await.json();
+        let status = send_request(&admin, Method::GET, "/runs/run-1", &Value::Null).await.json();
         assert_eq!(status["policy"]["version"], 3, "{what}");
     }
     insta::assert_snapshot!(patch("budget", json!({"max_turnz": 1})).await.text(), @r#"{"error":{"code":"refused","message":"unknown field `max_turnz`, expected one of `max_turns`, `max_total_tokens`, `max_input_tokens`, `max_output_tokens`, `max_cost_usd`, `max_concurrent`, `requests_per_minute`, `tokens_per_minute`, `free_calls_per_minute`, `deadline`"}}"#);
-    insta::assert_snapshot!(send(&admin, Method::GET, "/runs/other", &Value::Null).await.text(), @r#"{"error":{"code":"no_such_run","message":"run `other` is not open; `cogni-gateway admin runs` (`GET /runs`) lists those that are"}}"#);
-    let listed = send(&admin, Method::GET, "/runs", &Value::Null).await.json();
+    insta::assert_snapshot!(send_request(&admin, Method::GET, "/runs/other", &Value::Null).await.text(), @r#"{"error":{"code":"no_such_run","message":"run `other` is not open; `cogni-gateway admin runs` (`GET /runs`) lists those that are"}}"#);
+    let listed = send_request(&admin, Method::GET, "/runs", &Value::Null).await.json();
     assert_eq!(listed["runs"][0]["policy"]["version"], 3);
     assert!(gateway.terminate().success());
     run.verify();
@@ -114,17 +114,17 @@ async fn an_operator_changes_limits_and_models() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operator_reloads_the_configuration() {
     let upstream = model_provider::start_default().await;
-    let run = Run::new(&upstream.addr.to_string());
+    let run = GatewaySetup::new(&upstream.addr.to_string());
     run.configure("[policy.body]\nmodels = ['fake']");
     let _gateway = run.start();
-    let admin = Client::new(&run.admin_socket());
+    let admin = TestClient::new(&run.admin_socket());
     run.configure("[policy.body]\nmodel = ['fake']");
-    let refused = send(&admin, Method::POST, "/reload", &Value::Null).await;
+    let refused = send_request(&admin, Method::POST, "/reload", &Value::Null).await;
     assert_eq!(refused.status, 422);
     assert!(refused.text().contains("unknown field `model`"), "{}", refused.text());
     run.configure("[policy.body]\nmodels = ['other']");
-    assert_eq!(send(&admin, Method::POST, "/reload", &Value::Null).await.status, 200);
-    let status = send(&admin, Method::GET, "/runs/run-1", &Value::Null).await.json();
+    assert_eq!(send_request(&admin, Method::POST, "/reload", &Value::Null).await.status, 200);
+    let status = send_request(&admin, Method::GET, "/runs/run-1", &Value::Null).await.json();
     assert_eq!(status["models"], json!(["other"]));
 }
 
@@ -132,12 +132,12 @@ async fn an_operator_reloads_the_configuration() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_command_prints_the_sockets_answers() {
     let upstream = model_provider::start_default().await;
-    let run = Run::new(&upstream.addr.to_string());
+    let run = GatewaySetup::new(&upstream.addr.to_string());
     let _gateway = run.start();
     let socket = run.admin_socket();
     let admin = |arguments: &[&str]| {
         let all = [&["admin", "--json", "--socket", socket.to_str().unwrap()], arguments].concat();
-        let (code, said, complaint) = cogni(&all, &[]);
+        let (code, said, complaint) = run_cogni(&all, &[]);
         (code, serde_json::from_str::<Value>(&said).unwrap_or_default(), complaint)
     };
     assert_eq!(admin(&["runs"]).1["runs"][0]["run_id"], "run-1");
@@ -191,7 +191,7 @@ fn a_refusal_in_another_form_has_its_status() {
         }
     });
     let path = socket.to_str().unwrap();
-    let told = (0..3).map(|_| cogni(&["admin", "--socket", path, "runs"], &[]));
+    let told = (0..3).map(|_| run_cogni(&["admin", "--socket", path, "runs"], &[]));
     let told: Vec<_> = told.map(|(code, _, said)| format!("{code} {said}")).collect();
     server.join().unwrap();
     assert!(told[2].contains("sent an answer that is not JSON"), "{}", told[2]);
@@ -204,7 +204,7 @@ fn a_refusal_in_another_form_has_its_status() {
 /// The sandbox sees the directory of its own socket, so the admin socket must not be in it.
 #[test]
 fn the_operators_socket_stays_out_of_the_sandbox() {
-    let (code, _, said) = cogni(
+    let (code, _, said) = run_cogni(
         &["proxy"],
         &[
             ("RUN_ID", "run-1"),
@@ -224,12 +224,17 @@ fn the_run_command_refuses_an_admin_socket() {
     fs::write(file.path(), "[admin]\nsocket_path = '/run/a.sock'\n").unwrap();
     let config = file.path().to_str().unwrap();
     let (code, _, said) =
-        cogni(&["run", "--config", config, "--", "true"], &[("LITELLM_MASTER_KEY", "sk")]);
+        run_cogni(&["run", "--config", config, "--", "true"], &[("LITELLM_MASTER_KEY", "sk")]);
     assert_eq!(code, 2);
     insta::assert_snapshot!(said, @"error: `[admin]` is for `cogni-gateway proxy` and `cogni-gateway shared`; take it out: a signal ends this run");
 }
 
-async fn send(admin: &Client, method: Method, path: &str, body: &Value) -> Response {
+async fn send_request(
+    admin: &TestClient,
+    method: Method,
+    path: &str,
+    body: &Value,
+) -> TestResponse {
     let body = if body.is_null() { String::new() } else { body.to_string() };
     admin.ask(method, path, &body, &[]).await
 }

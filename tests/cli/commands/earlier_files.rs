@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::Value;
 
 use super::BINARY;
-use crate::support::process::Process;
+use crate::support::process::ChildProcess;
 
 /// G11, G13: The log of a killed process of an earlier version, with the earlier names of types and fields, is
 /// continued. The same settings have the same digest, the open call is settled, and the budget continues.
@@ -31,7 +31,7 @@ fn an_audit_log_and_a_configuration_of_an_earlier_program_are_taken_up() {
         .env("SOCKET_PATH", place.path().join("llm.sock"))
         .env("PRICES_FILE", &prices)
         .env("AUDIT_LOG_PATH", &log);
-    let mut gateway = Process::start(&mut command, "build it with cargo");
+    let mut gateway = ChildProcess::start(&mut command, "build it with cargo");
     gateway.until(|text| text.contains("ready"));
     assert!(gateway.terminate().success());
     let text = fs::read_to_string(&log).unwrap();

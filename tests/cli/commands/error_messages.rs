@@ -10,7 +10,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::cogni;
+use super::run_cogni;
 
 /// A command line; `DIR` stands for a directory of the test.
 type CommandRow = &'static str;
@@ -158,7 +158,7 @@ fn a_run_without_its_engine_could_not_begin() {
     let arguments = [&flags[..], &["--run-dir", &run_dir, "--", "true"]].concat();
     let variables =
         [("LITELLM_MASTER_KEY", "sk-x"), ("LOG", "off"), ("COGNI_STATE_DIR", directory)];
-    let (code, result, _) = cogni(&arguments, &variables);
+    let (code, result, _) = run_cogni(&arguments, &variables);
     let result: Value = serde_json::from_str(&result).unwrap();
     assert_eq!((code, &result["error_code"]), (2, &"engine_unreachable".into()), "{result}");
     let said = result["error"].as_str().unwrap().replace(directory, "DIR");
@@ -170,12 +170,12 @@ fn a_run_without_its_engine_could_not_begin() {
 fn shells_and_man_know_every_command() {
     let place = tempfile::tempdir().unwrap();
     for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
-        let (code, script, said) = cogni(&["completions", shell], &[]);
+        let (code, script, said) = run_cogni(&["completions", shell], &[]);
         assert_eq!((code, said.as_str()), (0, ""));
         assert!(script.contains("reconcile") && script.contains("max-cost-usd"), "{shell}");
     }
     let directory = place.path().join("man1");
-    let (code, _, said) = cogni(&["man", directory.to_str().unwrap()], &[]);
+    let (code, _, said) = run_cogni(&["man", directory.to_str().unwrap()], &[]);
     assert_eq!((code, said.as_str()), (0, ""));
     for name in ["cogni-gateway", "cogni-gateway-run", "cogni-gateway-grant-mint"] {
         let page = fs::read_to_string(directory.join(format!("{name}.1"))).unwrap();
@@ -186,7 +186,7 @@ fn shells_and_man_know_every_command() {
 /// Runs each command line; returns its exit status and output. No command line starts a run.
 fn run_command_lines(rows: &[CommandRow]) -> String {
     let place = tempfile::tempdir().unwrap();
-    prepare(place.path());
+    prepare_files(place.path());
     let directory = place.path().to_str().unwrap();
     // The kernel's limit is in bytes, and the length of the directory's name varies.
     let long = format!("{directory}/{}", "long".repeat((90 - directory.len()) / 4));
@@ -195,9 +195,9 @@ fn run_command_lines(rows: &[CommandRow]) -> String {
         let words = row.replace("DIR/long", &long).replace("DIR", directory);
         let arguments: Vec<_> = words.split(' ').collect();
         let variables = [("LITELLM_MASTER_KEY", "sk-x"), ("PATH", "/usr/bin:/bin")];
-        let (code, _, said) = cogni(&arguments, &variables);
+        let (code, _, said) = run_cogni(&arguments, &variables);
         assert_ne!(code, 0, "{row}: {said}");
-        check(row, &said);
+        check_message(row, &said);
         let said = said.replace(&long, "DIR/long").replace(directory, "DIR");
         writeln!(told, "$ cogni-gateway {row}\n{code}: {said}").unwrap();
     }
@@ -212,7 +212,7 @@ fn run_command_lines(rows: &[CommandRow]) -> String {
 }
 
 /// Asserts that no message has the text of a library, of another program's interface, or of a panic.
-fn check(row: &str, said: &str) {
+fn check_message(row: &str, said: &str) {
     let foreign = [
         "expected u",
         "expected i",
@@ -236,7 +236,7 @@ fn check(row: &str, said: &str) {
     assert!(said.starts_with("error: ") || said.contains("\nerror: "), "`{row}`: {said}");
 }
 
-fn prepare(place: &Path) {
+fn prepare_files(place: &Path) {
     fs::write(place.join("file"), "").unwrap();
     fs::write(place.join("wrong-field.toml"), "max_turnz = 5\n").unwrap();
     fs::write(place.join("wrong-type.toml"), "[budget]\nmax_turns = \"many\"\n").unwrap();

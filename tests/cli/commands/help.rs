@@ -5,7 +5,7 @@ use std::fmt::Write;
 use clap::Command;
 use cogni_gateway::cli;
 
-use super::cogni;
+use super::run_cogni;
 
 /// The snapshot has every command with its first sentence.
 #[test]
@@ -13,7 +13,7 @@ fn each_command_has_a_description() {
     let mut command = cli::command();
     command.build();
     let mut told = String::new();
-    tell("", &command, &mut told);
+    print_help("", &command, &mut told);
     insta::assert_snapshot!(told);
 }
 
@@ -32,7 +32,7 @@ fn the_main_help_pages_match_the_snapshot() {
     ];
     let mut told = String::new();
     for arguments in commands {
-        let (code, help, said) = cogni(arguments, &[("COGNI_STATE_DIR", "/not/to/be/shown")]);
+        let (code, help, said) = run_cogni(arguments, &[("COGNI_STATE_DIR", "/not/to/be/shown")]);
         assert_eq!((code, said.as_str()), (0, ""), "{arguments:?}");
         writeln!(told, "$ cogni-gateway {}\n{help}", arguments.join(" ")).unwrap();
     }
@@ -46,20 +46,20 @@ fn everything_has_its_help() {
     let mut command = cli::command();
     command.build();
     let mut wrong = vec![];
-    check(&command, "cogni-gateway", &mut wrong);
+    check_help(&command, "cogni-gateway", &mut wrong);
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-fn tell(above: &str, command: &Command, told: &mut String) {
+fn print_help(above: &str, command: &Command, told: &mut String) {
     for command in command.get_subcommands().filter(|command| command.get_name() != "help") {
         let name = format!("{above}{}", command.get_name());
         let about = command.get_about().unwrap_or_default().to_string();
         writeln!(told, "{name:18} {about}").unwrap();
-        tell(&format!("{name} "), command, told);
+        print_help(&format!("{name} "), command, told);
     }
 }
 
-fn check(command: &Command, name: &str, wrong: &mut Vec<String>) {
+fn check_help(command: &Command, name: &str, wrong: &mut Vec<String>) {
     let about = command.get_about().unwrap_or_default().to_string();
     if about.is_empty() || about.ends_with('.') {
         wrong.push(format!("{name}: `{about}`"));
@@ -76,6 +76,6 @@ fn check(command: &Command, name: &str, wrong: &mut Vec<String>) {
         }
     }
     for below in command.get_subcommands().filter(|below| below.get_name() != "help") {
-        check(below, &format!("{name} {}", below.get_name()), wrong);
+        check_help(below, &format!("{name} {}", below.get_name()), wrong);
     }
 }

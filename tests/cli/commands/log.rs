@@ -9,9 +9,9 @@ use http::Method;
 use serde_json::Value;
 
 use super::BINARY;
-use crate::support::client::{Client, request};
+use crate::support::client::{TestClient, build_request};
 use crate::support::model_provider;
-use crate::support::process::{Process, wait_until};
+use crate::support::process::{ChildProcess, wait_until};
 use crate::support::test_ca::TestCa;
 
 /// G12: Each line is one flat JSON object, with the run and its trace if the line is about a run.
@@ -31,7 +31,7 @@ async fn a_json_line_names_its_run_and_trace() {
         .env("ACCESS_LOG_PATH", "off")
         .env("TRACEPARENT", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
         .env("LOG_FORMAT", "json");
-    let mut gateway = Process::start(&mut command, "build it with cargo");
+    let mut gateway = ChildProcess::start(&mut command, "build it with cargo");
     gateway.until(|said| said.contains(r#""message":"ready""#));
     assert!(gateway.terminate().success());
     let lines: Vec<Value> =
@@ -70,10 +70,10 @@ async fn the_access_log_is_json_like_the_log() {
         .env("SOCKET_PATH", &socket)
         .env("ACCESS_LOG_PATH", &path)
         .env("LOG_FORMAT", "json");
-    let mut gateway = Process::start(&mut command, "build it with cargo");
+    let mut gateway = ChildProcess::start(&mut command, "build it with cargo");
     gateway.until(|said| said.contains(r#""message":"ready""#));
     let call = serde_json::json!({"model": "fake \"two\"", "messages": []});
-    let answer = Client::new(&socket).post("/v1/chat/completions", &call).await;
+    let answer = TestClient::new(&socket).post("/v1/chat/completions", &call).await;
     assert!(tokio::task::block_in_place(|| gateway.terminate()).success());
     let text = std::fs::read_to_string(&path).unwrap();
     let line: Value = serde_json::from_str(&text).unwrap();
@@ -105,13 +105,13 @@ async fn a_log_without_a_reader_delays_nothing() {
         .env("SOCKET_PATH", &socket)
         .env("ACCESS_LOG_PATH", "off")
         .env("LOG", "trace");
-    let mut gateway = Process::start(&mut command, "build it with cargo");
+    let mut gateway = ChildProcess::start(&mut command, "build it with cargo");
     let is_served = || UnixStream::connect(&socket).is_ok();
     tokio::task::block_in_place(|| wait_until(is_served, || gateway.output()));
-    let mut connection = Client::new(&socket).http2().await;
+    let mut connection = TestClient::new(&socket).http2().await;
     // HTTP/2 logs several lines per request: more than a pipe and the queue hold.
     for _ in 0..1000 {
-        let asked = request(Method::GET, "http://x/health", "", &[]);
+        let asked = build_request(Method::GET, "http://x/health", "", &[]);
         assert_eq!(connection.send_request(asked).await.unwrap().status(), 200);
     }
     drop(connection);
@@ -138,7 +138,7 @@ async fn a_client_cannot_fill_our_log_through_the_crates_below_us() {
         .env("LITELLM_HOST", "127.0.0.1:9")
         .env("SOCKET_PATH", &socket)
         .env("ACCESS_LOG_PATH", "off");
-    let mut gateway = Process::start(&mut command, "build it with cargo");
+    let mut gateway = ChildProcess::start(&mut command, "build it with cargo");
     gateway.until(|said| said.contains("ready"));
     for _ in 0..10 {
         let mut client = UnixStream::connect(&socket).unwrap();
@@ -192,11 +192,11 @@ async fn the_log_says_why_the_upstream_fails() {
             .env("UPSTREAM_CA_FILE", &authority.file)
             .env("SOCKET_PATH", &socket)
             .env("ACCESS_LOG_PATH", "off");
-        let mut gateway = Process::start(&mut command, "build it with cargo");
+        let mut gateway = ChildProcess::start(&mut command, "build it with cargo");
         gateway.until(|said| said.contains("ready"));
         for _ in 0..3 {
             let call = serde_json::json!({"model": model, "messages": []});
-            let answer = Client::new(&socket).post("/v1/chat/completions", &call).await;
+            let answer = TestClient::new(&socket).post("/v1/chat/completions", &call).await;
             assert_eq!(answer.json()["error"]["code"], code, "{host}");
             let told = answer.text();
             assert!(!told.contains("127.0.0.1") && !told.contains("nowhere"), "{told}");
@@ -221,7 +221,7 @@ async fn the_doctor_asks_the_upstream() {
     let state = place.path().join("state");
     let doctor = |host: &str, key: &str| {
         let flags = ["doctor", "--state-dir", state.to_str().unwrap(), "--litellm-host", host];
-        let (_, said, _) = super::cogni(&flags, &[("LITELLM_MASTER_KEY", key)]);
+        let (_, said, _) = super::run_cogni(&flags, &[("LITELLM_MASTER_KEY", key)]);
         let at = said.lines().position(|line| line.contains(" upstream ")).unwrap();
         let found: Vec<_> = said.lines().skip(at).take(2).collect();
         found.join("\n").replace(&upstream.addr.to_string(), "HOST")

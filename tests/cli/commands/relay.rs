@@ -12,14 +12,14 @@ use cogni_gateway::relay::repo::extract_commands::AnnouncedBranch;
 use cogni_gateway::relay::repo::{ArtifactDir, BranchKey, BranchState, ObjectId, SandboxBranch};
 use tempfile::TempDir;
 
-use crate::support::repository::{commit, git};
+use crate::support::repository::{commit_file, run_git};
 
 /// L5, L7: Held work is listed with the command that applies it in a clone, and that command works.
 #[test]
 fn held_work_is_shown_and_applied() {
     let place = tempfile::tempdir().unwrap();
-    let (state, id) = held(&place);
-    let (code, said) = relay(&state, place.path(), &["status"]);
+    let (state, id) = add_held_row(&place);
+    let (code, said) = run_relay(&state, place.path(), &["status"]);
     assert_eq!(code, 1);
     let (said, kept) = said.split_once("kept: ").unwrap();
     assert!(
@@ -36,18 +36,18 @@ fn held_work_is_shown_and_applied() {
     ");
 
     let work = place.path().join("work");
-    let (code, said) = relay(&state, &work, &["apply", &id]);
+    let (code, said) = run_relay(&state, &work, &["apply", &id]);
     let branch = format!("held/task-1-{}", &id[24..]);
     assert_eq!(
         (code, said),
         (0, format!("the work is in the branch `{branch}` of this repository\n"))
     );
-    assert_eq!(git(&work, &["show", &format!("{branch}:made")]), "by an agent");
+    assert_eq!(run_git(&work, &["show", &format!("{branch}:made")]), "by an agent");
     let log = state.join("audit").join(format!("{id}.jsonl"));
-    assert!(relay(&state, &work, &["status"]).1.contains(&log.display().to_string()));
+    assert!(run_relay(&state, &work, &["status"]).1.contains(&log.display().to_string()));
     let report = cogni_gateway::telemetry::audit::verify::verify_file(&log, None).unwrap();
     assert!(report.finished && fs::read_to_string(&log).unwrap().contains("relay.applied"));
-    let (_, line) = relay(&state, &work, &["apply", "--print", &id]);
+    let (_, line) = run_relay(&state, &work, &["apply", "--print", &id]);
     assert!(
         line.starts_with("git -c fetch.fsckObjects=true fetch '")
             && line.ends_with(&format!("refs/heads/{branch}'\n")),
@@ -60,16 +60,16 @@ fn held_work_is_shown_and_applied() {
 fn an_empty_outbox_is_no_error() {
     let place = tempfile::tempdir().unwrap();
     let state = place.path().join("state");
-    let (code, said) = relay(&state, place.path(), &["status"]);
+    let (code, said) = run_relay(&state, place.path(), &["status"]);
     assert_eq!((code, state.exists()), (2, false), "to look is not to make one");
     insta::assert_snapshot!(said.replace(&state.display().to_string(), "STATE"), @"error: no deliveries found: `STATE/outbox.sqlite` does not exist; see `--state-dir`");
-    let (code, said) = relay(&state, place.path(), &["retry", "unknown"]);
+    let (code, said) = run_relay(&state, place.path(), &["retry", "unknown"]);
     assert_eq!(code, 2);
-    let status = relay(&state, place.path(), &["status"]);
+    let status = run_relay(&state, place.path(), &["status"]);
     assert_eq!((status.0, status.1.as_str()), (0, "everything is delivered\n"));
     insta::assert_snapshot!(said, @r"error: no delivery `unknown` found; `cogni-gateway relay status` lists the deliveries");
     // New rules can be applied only to work that the operator has named.
-    let (code, said) = relay(&state, place.path(), &["retry", "--due", "--new-rules"]);
+    let (code, said) = run_relay(&state, place.path(), &["retry", "--due", "--new-rules"]);
     assert!(code == 2 && said.contains("cannot be used with"), "{said}");
 }
 
@@ -77,12 +77,12 @@ fn an_empty_outbox_is_no_error() {
 #[test]
 fn held_work_can_be_discarded() {
     let place = tempfile::tempdir().unwrap();
-    let (state, id) = held(&place);
-    let (code, said) = relay(&state, place.path(), &["discard", &id]);
+    let (state, id) = add_held_row(&place);
+    let (code, said) = run_relay(&state, place.path(), &["discard", &id]);
     assert_eq!((code, said.as_str()), (0, "deleted\n"));
     assert!(!place.path().join("artifacts").exists());
-    assert_eq!(relay(&state, place.path(), &["status"]).0, 0);
-    assert_eq!(relay(&state, place.path(), &["discard", &id]).0, 2);
+    assert_eq!(run_relay(&state, place.path(), &["status"]).0, 0);
+    assert_eq!(run_relay(&state, place.path(), &["discard", &id]).0, 2);
 }
 
 /// L6: A token is sent only to this machine or over TLS.
@@ -91,7 +91,7 @@ fn an_api_without_tls_is_refused() {
     let place = tempfile::tempdir().unwrap();
     let asked = |url: &str| {
         let flags = ["retry", "--due", "--github-api-url", url];
-        relay(&place.path().join("state"), place.path(), &flags)
+        run_relay(&place.path().join("state"), place.path(), &flags)
     };
     let (code, said) = asked("http://192.0.2.2/api/v3");
     assert_eq!(code, 2);
@@ -105,22 +105,23 @@ fn an_api_without_tls_is_refused() {
 #[test]
 fn a_sweep_removes_nothing_that_is_held() {
     let place = tempfile::tempdir().unwrap();
-    let (state, id) = held(&place);
-    let (code, said) = relay(&state, place.path(), &["sweep", "--older-than", "0s"]);
+    let (state, id) = add_held_row(&place);
+    let (code, said) = run_relay(&state, place.path(), &["sweep", "--older-than", "0s"]);
     assert_eq!((code, said.as_str()), (0, "removed: 0 delivered, 0 directories, 0 mirrors\n"));
     let work = place.path().join("work");
-    assert_eq!(relay(&state, &work, &["apply", &id]).0, 0);
+    assert_eq!(run_relay(&state, &work, &["apply", &id]).0, 0);
 }
 
 /// L5: If a rules file limits the age of kept work, a sweep removes older work.
 #[test]
 fn a_sweep_removes_work_beyond_its_maximum_age() {
     let place = tempfile::tempdir().unwrap();
-    let (state, id) = held(&place);
+    let (state, id) = add_held_row(&place);
     let rules = place.path().join("relay.toml");
     let sweep = |age: &str| {
         fs::write(&rules, format!("[kept]\nage = \"{age}\"\n")).unwrap();
-        relay(&state, place.path(), &["sweep", "--relay-config", &rules.display().to_string()]).1
+        run_relay(&state, place.path(), &["sweep", "--relay-config", &rules.display().to_string()])
+            .1
     };
     let removed = "removed: 0 delivered, 0 directories, 0 mirrors\n";
     let deleted = "held or failed deliveries and kept workspaces";
@@ -132,14 +133,14 @@ fn a_sweep_removes_work_beyond_its_maximum_age() {
     fs::write(&path, note.replace("\"is_trusted\":false", "\"is_trusted\":true")).unwrap();
     assert_eq!(sweep("1h"), format!("deleted: 0 {deleted}\n{removed}"));
     assert_eq!(sweep("0s"), format!("deleted: 1 {deleted}\n{removed}"));
-    assert_eq!(relay(&state, place.path(), &["discard", &id]).0, 2);
+    assert_eq!(run_relay(&state, place.path(), &["discard", &id]).0, 2);
 }
 
 /// L5: A run of the command line also reports how much work is kept, and does not begin if that is over the limit.
 #[test]
 fn a_run_with_a_branch_does_not_begin_if_too_much_work_is_kept() {
     let place = tempfile::tempdir().unwrap();
-    let (state, id) = held(&place);
+    let (state, id) = add_held_row(&place);
     let rules = place.path().join("relay.toml");
     let run = |works: u32| {
         fs::write(&rules, format!("[kept]\nworks = {works}\n")).unwrap();
@@ -163,7 +164,7 @@ fn a_run_with_a_branch_does_not_begin_if_too_much_work_is_kept() {
     let said = run(2);
     assert!(said.contains("work of earlier runs is kept") && said.contains("works=1"), "{said}");
     assert!(!said.contains("no run with a branch can begin"), "{said}");
-    assert_eq!(relay(&state, place.path(), &["discard", &id]).0, 0);
+    assert_eq!(run_relay(&state, place.path(), &["discard", &id]).0, 0);
 }
 
 /// L6: A credential that is given twice or incompletely is refused before anything is done.
@@ -176,7 +177,7 @@ fn a_credential_is_given_once_and_whole() {
         &["--github-token-file", "/dev/null"],
         &["--relay-committer", "no address"],
     ]
-    .map(|flags| relay(&state, place.path(), &[&["retry", "--due"], flags].concat()).1);
+    .map(|flags| run_relay(&state, place.path(), &[&["retry", "--due"], flags].concat()).1);
     insta::assert_snapshot!(told.concat(), @r"
     error: both a token and an app are given; give one of them
     error: both `GITHUB_TOKEN` and its file are given; give one of them
@@ -185,20 +186,20 @@ fn a_credential_is_given_once_and_whole() {
 }
 
 /// Adds a held row with a bundle that git has made.
-fn held(place: &TempDir) -> (std::path::PathBuf, String) {
+fn add_held_row(place: &TempDir) -> (std::path::PathBuf, String) {
     let work = place.path().join("work");
-    git(place.path(), &["init", "--quiet", "--initial-branch=main", "work"]);
-    commit(&work, "README", "hello\n");
-    let start: ObjectId = git(&work, &["rev-parse", "HEAD"]).parse().unwrap();
-    git(&work, &["checkout", "--quiet", "-b", "sandbox/task-1"]);
-    commit(&work, "made", "by an agent\n");
-    let tip: ObjectId = git(&work, &["rev-parse", "HEAD"]).parse().unwrap();
-    let tree: ObjectId = git(&work, &["rev-parse", "HEAD^{tree}"]).parse().unwrap();
+    run_git(place.path(), &["init", "--quiet", "--initial-branch=main", "work"]);
+    commit_file(&work, "README", "hello\n");
+    let start: ObjectId = run_git(&work, &["rev-parse", "HEAD"]).parse().unwrap();
+    run_git(&work, &["checkout", "--quiet", "-b", "sandbox/task-1"]);
+    commit_file(&work, "made", "by an agent\n");
+    let tip: ObjectId = run_git(&work, &["rev-parse", "HEAD"]).parse().unwrap();
+    let tree: ObjectId = run_git(&work, &["rev-parse", "HEAD^{tree}"]).parse().unwrap();
     let artifacts = ArtifactDir::create(&place.path().join("artifacts")).unwrap();
     let bundle = artifacts.bundle_path().display().to_string();
-    git(&work, &["bundle", "create", "--quiet", &bundle, "main..sandbox/task-1"]);
-    git(&work, &["checkout", "--quiet", "main"]);
-    git(&work, &["branch", "--quiet", "-D", "sandbox/task-1"]);
+    run_git(&work, &["bundle", "create", "--quiet", &bundle, "main..sandbox/task-1"]);
+    run_git(&work, &["checkout", "--quiet", "main"]);
+    run_git(&work, &["branch", "--quiet", "-D", "sandbox/task-1"]);
 
     let state = place.path().join("state");
     let outbox = DeliveryOutbox::open(&state.join("outbox.sqlite")).unwrap();
@@ -223,13 +224,13 @@ fn held(place: &TempDir) -> (std::path::PathBuf, String) {
 fn a_state_directory_has_a_name_that_is_text() {
     let place = tempfile::tempdir().unwrap();
     let state = place.path().join(OsStr::from_bytes(b"state-\xff"));
-    let (code, said) = relay(&state, place.path(), &["retry", "--due"]);
+    let (code, said) = run_relay(&state, place.path(), &["retry", "--due"]);
     assert_eq!(code, 2);
     let said = said.replace(&place.path().display().to_string(), "PLACE");
     insta::assert_snapshot!(said, @"error: `PLACE/state-�` is not UTF-8; choose another `--state-dir`");
 }
 
-fn relay(state: &Path, directory: &Path, arguments: &[&str]) -> (i32, String) {
+fn run_relay(state: &Path, directory: &Path, arguments: &[&str]) -> (i32, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"))
         .arg("relay")
         .args(arguments)

@@ -4,20 +4,20 @@ use std::fs::File;
 use std::io;
 use std::process::{Command, Stdio};
 
-use super::{BINARY, cogni};
+use super::{BINARY, run_cogni};
 
 /// A reader such as `head -0` ends before the command has written.
 #[test]
 fn a_reader_that_has_ended_is_no_error() {
     let (reader, writer) = io::pipe().unwrap();
     drop(reader);
-    assert_eq!(agents(writer), (1, String::new()));
+    assert_eq!(list_agents(writer), (1, String::new()));
 }
 
 #[test]
 fn a_full_disk_is_reported_and_is_not_wrong_use() {
     let full = File::options().write(true).open("/dev/full").unwrap();
-    let (code, said) = agents(full);
+    let (code, said) = list_agents(full);
     assert_eq!(code, 1);
     insta::assert_snapshot!(said, @"error: cannot write to standard output: No space left on device (os error 28)");
 }
@@ -29,7 +29,7 @@ fn errors_are_short_and_say_what_to_do() {
     let file = place.path().join("file");
     File::create(&file).unwrap();
     let wrong = |arguments: &[&str]| {
-        let (code, out, said) = cogni(arguments, &[]);
+        let (code, out, said) = run_cogni(arguments, &[]);
         assert_eq!(out, "", "{arguments:?}");
         let said = said.replace(place.path().to_str().unwrap(), "[dir]");
         format!("{code}: {said}")
@@ -44,7 +44,7 @@ fn errors_are_short_and_say_what_to_do() {
     ");
 }
 
-fn agents(out: impl Into<Stdio>) -> (i32, String) {
+fn list_agents(out: impl Into<Stdio>) -> (i32, String) {
     let mut command = Command::new(BINARY);
     let done = command.args(["agents", "--all"]).env_clear().stdout(out).output().unwrap();
     (done.status.code().unwrap(), String::from_utf8(done.stderr).unwrap())

@@ -77,7 +77,7 @@ fn every_changed_byte_is_found_and_its_record_named() {
                 continue;
             }
             log[at] = changed;
-            let ChainBreakError { seq: named, offset, .. } = check(&log).unwrap_err();
+            let ChainBreakError { seq: named, offset, .. } = verify_log(&log).unwrap_err();
             let name_and_offset = (named, usize::try_from(offset).unwrap());
             assert_eq!(
                 name_and_offset,
@@ -87,7 +87,7 @@ fn every_changed_byte_is_found_and_its_record_named() {
         }
         log[at] = original;
     }
-    assert!(check(&log).is_ok());
+    assert!(verify_log(&log).is_ok());
 }
 
 proptest! {
@@ -103,7 +103,7 @@ proptest! {
         let to = (from + removed).min(log.len());
         let edited = [&log[..from], &inserted, &log[to..]].concat();
         let prefix = log.starts_with(&edited) && edited.last().is_none_or(|end| *end == b'\n');
-        prop_assert_eq!(check(&edited).is_ok(), prefix);
+        prop_assert_eq!(verify_log(&edited).is_ok(), prefix);
     }
 
     /// G11: Whatever names clients and upstreams use, the log stays readable and its lines stay short.
@@ -114,19 +114,19 @@ proptest! {
         time in prop::num::f64::ANY,
     ) {
         let (log, lines) = in_memory(|chain, lines| {
-            let amount = amount(number, number, number);
-            append(chain, lines, &CallAdmittedRecord { model: Some(&text), reserved: amount, ..admitted(&text) });
-            append(chain, lines, &CallSettledRecord {
+            let amount = budget_amount(number, number, number);
+            append_record(chain, lines, &CallAdmittedRecord { model: Some(&text), reserved: amount, ..admitted_record(&text) });
+            append_record(chain, lines, &CallSettledRecord {
                 code: Some(&text),
                 charged: amount,
                 litellm_call_id: Some(&text),
                 first_byte_ms: Some(time),
                 duration_ms: time,
-                ..settled(&text)
+                ..settled_record(&text)
             });
-            append(chain, lines, &CallRefusedRecord { method: &text, ..refused(&text, "code") });
+            append_record(chain, lines, &CallRefusedRecord { method: &text, ..refused_record(&text, "code") });
         });
-        let report = check(&log).unwrap();
+        let report = verify_log(&log).unwrap();
         prop_assert_eq!((report.settled, report.open, report.unmatched), (1, 0, 0));
         prop_assert_eq!(lines, 3);
     }
@@ -137,7 +137,7 @@ proptest! {
 fn the_longest_text_makes_a_line_under_8_kib() {
     let text = "\u{1}".repeat(1 << 20);
     let (log, _) = in_memory(|chain, lines| {
-        append(
+        append_record(
             chain,
             lines,
             &CallSettledRecord {
@@ -145,12 +145,12 @@ fn the_longest_text_makes_a_line_under_8_kib() {
                 litellm_call_id: Some(&text),
                 litellm_response_cost: Some(&text),
                 reported_cost_usd: None,
-                ..settled(&text)
+                ..settled_record(&text)
             },
         );
     });
     assert!(log.len() < 8192, "{}", log.len());
-    assert!(check(&log).is_ok());
+    assert!(verify_log(&log).is_ok());
 }
 
 /// G11: Verification detects lines that were removed, repeated or moved.
@@ -158,7 +158,7 @@ fn the_longest_text_makes_a_line_under_8_kib() {
 fn a_removed_repeated_or_moved_line_is_detected() {
     let log = whole_run().bytes();
     let lines: Vec<&[u8]> = log.split_inclusive(|byte| *byte == b'\n').collect();
-    let found = |lines: &[&[u8]]| check(&lines.concat()).unwrap_err();
+    let found = |lines: &[&[u8]]| verify_log(&lines.concat()).unwrap_err();
     for at in 0..lines.len() {
         let seq = at as u64 + 1;
         let mut repeated = lines.clone();
@@ -187,14 +187,14 @@ fn a_removed_repeated_or_moved_line_is_detected() {
 fn a_record_with_a_new_hash_does_not_fit_the_one_after_it() {
     let call = |request: &'static str| {
         let (log, _) = in_memory(|chain, lines| {
-            append(chain, lines, &admitted(request));
-            append(chain, lines, &settled("call-1"));
+            append_record(chain, lines, &admitted_record(request));
+            append_record(chain, lines, &settled_record("call-1"));
         });
         let second = line_starts(&log)[1];
         [log[..second].to_vec(), log[second..].to_vec()]
     };
     let [[changed, _], [_, after]] = [call("call-2"), call("call-1")];
-    let found = check(&[changed, after].concat()).unwrap_err();
+    let found = verify_log(&[changed, after].concat()).unwrap_err();
     assert_eq!((found.seq, found.why), (2, ChainBreakReason::WrongPredecessor));
 }
 
@@ -203,9 +203,9 @@ fn a_record_with_a_new_hash_does_not_fit_the_one_after_it() {
 fn a_log_without_its_end_is_reported_as_unfinished() {
     let log = whole_run().bytes();
     let starts = line_starts(&log);
-    assert!(check(&log).unwrap().finished);
-    assert!(check(&log[..starts[7]]).unwrap().finished, "only the signature is missing");
-    assert!(!check(&log[..starts[6]]).unwrap().finished);
+    assert!(verify_log(&log).unwrap().finished);
+    assert!(verify_log(&log[..starts[7]]).unwrap().finished, "only the signature is missing");
+    assert!(!verify_log(&log[..starts[6]]).unwrap().finished);
 }
 
 /// G11: A forged chain with new hashes is intact; only the key reveals the forgery.
@@ -217,9 +217,10 @@ fn a_forged_chain_is_detected_with_the_key() {
     assert_eq!(pinned.signatures.last, Some(8));
 
     let forged = LogDir::new();
-    let other = AuditConfig { signing_key: None, ..config(&forged.log()) };
-    let (log, _) = AuditLog::open_log(&other, &started()).unwrap();
-    log.finish_log(&RunFinishedRecord { spent: amount(0, 0, 0), admitted: 0, refused: 0 }).unwrap();
+    let other = AuditConfig { signing_key: None, ..audit_config(&forged.log()) };
+    let (log, _) = AuditLog::open_log(&other, &started_record()).unwrap();
+    log.finish_log(&RunFinishedRecord { spent: budget_amount(0, 0, 0), admitted: 0, refused: 0 })
+        .unwrap();
     drop(log);
     assert!(verify::verify_file(&forged.log(), None).is_ok());
     let found = verify::verify_file(&forged.log(), Some(&key)).unwrap_err();
@@ -230,19 +231,21 @@ fn a_forged_chain_is_detected_with_the_key() {
 #[test]
 fn checkpoints_are_signed_at_intervals_by_the_current_writer() {
     let log_dir = LogDir::new();
-    let signed = AuditConfig { checkpoint_every: 4, ..config(&log_dir.log()) };
-    let (log, _) = AuditLog::open_log(&signed, &started()).unwrap();
+    let signed = AuditConfig { checkpoint_every: 4, ..audit_config(&log_dir.log()) };
+    let (log, _) = AuditLog::open_log(&signed, &started_record()).unwrap();
     for call in 0..10 {
-        at_once(log.record_admission(&admitted(&format!("call-{call}")))).unwrap();
-        log.record_settlement(&settled(&format!("call-{call}")));
+        at_once(log.record_admission(&admitted_record(&format!("call-{call}")))).unwrap();
+        log.record_settlement(&settled_record(&format!("call-{call}")));
     }
     drop(log);
     let first = log_dir.verify();
     assert_eq!((first.records, first.signatures.checkpoints), (26, 5));
 
     let (log, _) =
-        AuditLog::open_log(&AuditConfig { signing_key: None, ..signed }, &started()).unwrap();
-    log.finish_log(&RunFinishedRecord { spent: amount(0, 0, 0), admitted: 0, refused: 0 }).unwrap();
+        AuditLog::open_log(&AuditConfig { signing_key: None, ..signed }, &started_record())
+            .unwrap();
+    log.finish_log(&RunFinishedRecord { spent: budget_amount(0, 0, 0), admitted: 0, refused: 0 })
+        .unwrap();
     let (before, now) = (first.signatures.key.unwrap(), log_dir.verify().signatures.key.unwrap());
     assert_ne!(before, now);
     for (key, key_records, last) in [(before, 1, 25), (now, 5, 29)] {
@@ -257,13 +260,15 @@ fn checkpoints_are_signed_at_intervals_by_the_current_writer() {
 async fn a_flush_signs_records_that_waited_too_long() {
     let log_dir = LogDir::new();
     // By the next flush, any record has waited for this long.
-    let soon =
-        AuditConfig { checkpoint_interval: Duration::from_nanos(1), ..config(&log_dir.log()) };
-    let (log, _) = AuditLog::open_log(&soon, &started()).unwrap();
+    let soon = AuditConfig {
+        checkpoint_interval: Duration::from_nanos(1),
+        ..audit_config(&log_dir.log())
+    };
+    let (log, _) = AuditLog::open_log(&soon, &started_record()).unwrap();
     for call in 1..=3 {
         let call = call.to_string();
-        log.record_admission(&admitted(&call)).await.unwrap();
-        log.record_settlement(&settled(&call));
+        log.record_admission(&admitted_record(&call)).await.unwrap();
+        log.record_settlement(&settled_record(&call));
         log.wait_for_data().await;
         log.flush_buffered();
         let report = log_dir.verify();
@@ -279,7 +284,7 @@ async fn a_flush_signs_records_that_waited_too_long() {
     assert!(!is_ready(log.wait_for_data()));
 
     // An admission alone is signed only because of its age.
-    log.record_admission(&admitted("4")).await.unwrap();
+    log.record_admission(&admitted_record("4")).await.unwrap();
     log.wait_for_data().await;
     log.flush_buffered();
     assert_eq!(log_dir.verify().signatures.last, Some(log_dir.verify().records));
@@ -289,14 +294,16 @@ async fn a_flush_signs_records_that_waited_too_long() {
 #[test]
 fn a_flush_does_not_sign_records_before_the_interval() {
     let log_dir = LogDir::new();
-    let later =
-        AuditConfig { checkpoint_interval: Duration::from_hours(1), ..config(&log_dir.log()) };
-    let never = AuditConfig { checkpoint_interval: Duration::ZERO, ..config(&log_dir.log()) };
+    let later = AuditConfig {
+        checkpoint_interval: Duration::from_hours(1),
+        ..audit_config(&log_dir.log())
+    };
+    let never = AuditConfig { checkpoint_interval: Duration::ZERO, ..audit_config(&log_dir.log()) };
     for config in [later, never] {
-        let (log, _) = AuditLog::open_log(&config, &started()).unwrap();
+        let (log, _) = AuditLog::open_log(&config, &started_record()).unwrap();
         for call in 0..100 {
-            at_once(log.record_admission(&admitted(&call.to_string()))).unwrap();
-            log.record_settlement(&settled(&call.to_string()));
+            at_once(log.record_admission(&admitted_record(&call.to_string()))).unwrap();
+            log.record_settlement(&settled_record(&call.to_string()));
             log.flush_buffered();
         }
     }
@@ -319,21 +326,21 @@ fn a_chained_record_with_an_impossible_meaning_is_rejected() {
     let signatures = ["00".repeat(64), "00".into(), "x".into()];
     for signature in signatures {
         let (log, _) = in_memory(|chain, lines| {
-            append(chain, lines, &admitted("call-1"));
-            append(chain, lines, &RecordSignature { signature, public_key: key.clone() });
+            append_record(chain, lines, &admitted_record("call-1"));
+            append_record(chain, lines, &RecordSignature { signature, public_key: key.clone() });
         });
-        assert_eq!(check(&log).unwrap_err().why, ChainBreakReason::InvalidSignature);
+        assert_eq!(verify_log(&log).unwrap_err().why, ChainBreakReason::InvalidSignature);
     }
 
     let (log, _) = in_memory(|chain, lines| {
-        append(chain, lines, &admitted("call-1"));
+        append_record(chain, lines, &admitted_record("call-1"));
         chain.append_record(
             lines,
             RecordHeader { time: b"now", run: "\"run-2\"" },
-            &settled("call-1"),
+            &settled_record("call-1"),
         );
     });
-    let found = check(&log).unwrap_err();
+    let found = verify_log(&log).unwrap_err();
     assert_eq!((found.seq, found.why), (2, ChainBreakReason::OtherRun("run-2".into())));
 }
 
@@ -346,21 +353,22 @@ fn an_event_of_a_later_version_is_counted_and_passed_over() {
     impl AuditRecord for CalledRun {
         const EVENT: &'static str = "tool.called";
     }
-    let (log, _) = in_memory(|chain, lines| append(chain, lines, &CalledRun { tool: "time" }));
-    assert_eq!(check(&log).unwrap().records, 1);
+    let (log, _) =
+        in_memory(|chain, lines| append_record(chain, lines, &CalledRun { tool: "time" }));
+    assert_eq!(verify_log(&log).unwrap().records, 1);
 }
 
 #[test]
 fn a_reader_needs_bounded_memory_whatever_the_file_holds() {
     let long = vec![b'x'; usize::try_from(MAX_LINE_BYTES).unwrap() + 1];
-    assert_eq!(check(&long).unwrap_err().why, ChainBreakReason::TooLong);
+    assert_eq!(verify_log(&long).unwrap_err().why, ChainBreakReason::TooLong);
 
     let (many, _) = in_memory(|chain, lines| {
         for call in 0..=MAX_UNSETTLED_CALLS {
-            append(chain, lines, &admitted(&call.to_string()));
+            append_record(chain, lines, &admitted_record(&call.to_string()));
         }
     });
-    let found = check(&many).unwrap_err();
+    let found = verify_log(&many).unwrap_err();
     assert_eq!(
         (found.seq, found.why),
         (MAX_UNSETTLED_CALLS as u64 + 1, ChainBreakReason::TooManyUnsettled)
@@ -381,7 +389,7 @@ fn in_memory(write: impl FnOnce(&mut ChainTip, &mut Vec<u8>)) -> (Vec<u8>, usize
     (lines, count)
 }
 
-fn append(chain: &mut ChainTip, lines: &mut Vec<u8>, record: &impl AuditRecord) {
+fn append_record(chain: &mut ChainTip, lines: &mut Vec<u8>, record: &impl AuditRecord) {
     let head = RecordHeader { time: b"2026-11-21T23:10:33.125Z", run: "\"run-1\"" };
     chain.append_record(lines, head, record);
 }

@@ -9,7 +9,7 @@ use super::*;
 
 #[test]
 fn verify_reports_the_proved_records() {
-    let (code, text) = verified(&whole_run(), None);
+    let (code, text) = verify_dir(&whole_run(), None);
     assert_eq!(code, ExitCode::SUCCESS);
     insta::with_settings!({filters => TIMES.to_vec()}, {
         insta::assert_snapshot!(text, @r"
@@ -30,7 +30,7 @@ fn verify_reports_the_proved_records() {
 #[test]
 fn verify_with_a_key_says_who_signed() {
     let key = whole_run().verify().signatures.key.unwrap().to_string();
-    let (code, text) = verified(&whole_run(), Some(key));
+    let (code, text) = verify_dir(&whole_run(), Some(key));
     assert_eq!(code, ExitCode::SUCCESS);
     insta::with_settings!({filters => TIMES.to_vec()}, {
         insta::assert_snapshot!(text, @r"
@@ -53,12 +53,12 @@ fn verify_with_a_key_says_who_signed() {
 fn verify_names_the_process_that_writes_the_log() {
     let log_dir = LogDir::new();
     let (log, _) = log_dir.open();
-    at_once(log.record_admission(&admitted("call-1"))).unwrap();
+    at_once(log.record_admission(&admitted_record("call-1"))).unwrap();
     let end_of = |text: &str| {
         let lines = text.lines().skip_while(|line| !line.starts_with("end"));
         lines.collect::<Vec<_>>().join("\n")
     };
-    let (code, text) = verified(&log_dir, None);
+    let (code, text) = verify_dir(&log_dir, None);
     assert_eq!(code, ExitCode::SUCCESS);
     assert!(text.contains("1 in flight\n"), "{text}");
     let own = (std::process::id().to_string(), "[own]");
@@ -71,7 +71,7 @@ fn verify_names_the_process_that_writes_the_log() {
     // A copy is a log whose process is gone.
     let copy = LogDir::new();
     fs::write(copy.log(), log_dir.bytes()).unwrap();
-    let (code, text) = verified(&copy, None);
+    let (code, text) = verify_dir(&copy, None);
     assert_eq!(code, ExitCode::SUCCESS);
     assert!(text.contains("1 in flight, or lost if the process is gone\n"), "{text}");
     insta::assert_snapshot!(end_of(&text), @r"
@@ -82,7 +82,7 @@ fn verify_names_the_process_that_writes_the_log() {
 
 #[test]
 fn verify_reports_a_key_that_did_not_sign() {
-    let (code, text) = verified(&whole_run(), Some("22".repeat(32)));
+    let (code, text) = verify_dir(&whole_run(), Some("22".repeat(32)));
     assert_eq!(code, ExitCode::FAILURE);
     insta::assert_snapshot!(text, @"UNSIGNED: no checkpoint was signed by `2222222222222222222222222222222222222222222222222222222222222222`, so nothing proves who wrote this log");
 }
@@ -92,7 +92,7 @@ fn verify_names_the_first_record_that_was_changed() {
     let log_dir = whole_run();
     let changed = String::from_utf8(log_dir.bytes()).unwrap().replace("client_gone", "completed");
     fs::write(log_dir.log(), changed).unwrap();
-    let (code, text) = verified(&log_dir, None);
+    let (code, text) = verify_dir(&log_dir, None);
     assert_eq!(code, ExitCode::FAILURE);
     insta::with_settings!({filters => [("byte [0-9]+", "byte [n]")]}, {
         insta::assert_snapshot!(text, @r"
@@ -106,7 +106,7 @@ fn verify_names_the_first_record_that_was_changed() {
 fn verify_does_not_praise_an_empty_file() {
     let log_dir = LogDir::new();
     fs::write(log_dir.log(), "").unwrap();
-    let (code, text) = verified(&log_dir, None);
+    let (code, text) = verify_dir(&log_dir, None);
     assert_eq!(code, ExitCode::FAILURE);
     insta::assert_snapshot!(text, @"EMPTY: there is no record, so nothing is proved");
 }
@@ -130,20 +130,21 @@ fn show_prints_a_row_for_each_record() {
     let log_dir = whole_run();
     {
         let (log, _) = log_dir.open();
-        at_once(log.record_admission(&admitted("0197a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b"))).unwrap();
+        at_once(log.record_admission(&admitted_record("0197a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b")))
+            .unwrap();
         for call in 0..70 {
             log.record_refusal(&CallRefusedRecord {
                 status: 429,
-                ..refused(&call.to_string(), "rate_limited")
+                ..refused_record(&call.to_string(), "rate_limited")
             });
         }
     }
     let bytes = log_dir.bytes();
     fs::write(log_dir.log(), [&bytes, b"{\"v\"".as_slice()].concat()).unwrap();
     drop(log_dir.open());
-    let (code, text) = shown(&log_dir);
+    let (code, text) = show_dir(&log_dir);
     assert_eq!(code, ExitCode::SUCCESS);
-    let few: Vec<_> = text.lines().filter(|row| !(15..=75).contains(&number(row))).collect();
+    let few: Vec<_> = text.lines().filter(|row| !(15..=75).contains(&row_number(row))).collect();
     insta::with_settings!({filters => TIMES.to_vec()}, {
         insta::assert_snapshot!(few.join("\n"), @r"
         [date], run run-1
@@ -174,9 +175,14 @@ fn show_prints_no_control_characters() {
     let log_dir = LogDir::new();
     let (log, _) = log_dir.open();
     let model = "\u{1b}[2Jgpt\r\n\u{202e}4";
-    at_once(log.record_admission(&CallAdmittedRecord { model: Some(model), ..admitted("call-1") }))
-        .unwrap();
-    let (_, text) = shown(&log_dir);
+    at_once(
+        log.record_admission(&CallAdmittedRecord {
+            model: Some(model),
+            ..admitted_record("call-1")
+        }),
+    )
+    .unwrap();
+    let (_, text) = show_dir(&log_dir);
     let row = text.lines().last().unwrap().split("chat_completions").last().unwrap();
     insta::assert_snapshot!(row, @r#" \u{1b}[2Jgpt\u{d}\u{a}\u{202e}4, streamed; reserves 1 turn, 600 in, 4096 out"#);
 }
@@ -186,27 +192,27 @@ fn show_ends_where_the_proof_ends() {
     let log_dir = whole_run();
     let changed = String::from_utf8(log_dir.bytes()).unwrap().replace("client_gone", "completed");
     fs::write(log_dir.log(), changed).unwrap();
-    let (code, text) = shown(&log_dir);
+    let (code, text) = show_dir(&log_dir);
     assert_eq!(code, ExitCode::FAILURE);
     assert_eq!(text.lines().count(), 1 + 5 + 2);
 }
 
-fn verified(log_dir: &LogDir, public_key: Option<String>) -> (ExitCode, String) {
-    output(&AuditCommand::Verify { file: log_dir.log(), public_key })
+fn verify_dir(log_dir: &LogDir, public_key: Option<String>) -> (ExitCode, String) {
+    command_output(&AuditCommand::Verify { file: log_dir.log(), public_key })
 }
 
-fn shown(log_dir: &LogDir) -> (ExitCode, String) {
-    output(&AuditCommand::Show { file: log_dir.log() })
+fn show_dir(log_dir: &LogDir) -> (ExitCode, String) {
+    command_output(&AuditCommand::Show { file: log_dir.log() })
 }
 
-fn output(command: &AuditCommand) -> (ExitCode, String) {
+fn command_output(command: &AuditCommand) -> (ExitCode, String) {
     let mut out = vec![];
     let code = run(command, &mut out).unwrap();
     (code, String::from_utf8(out).unwrap())
 }
 
 /// Returns the number of the record that a row is about; 0 for a heading.
-fn number(row: &str) -> u64 {
+fn row_number(row: &str) -> u64 {
     row.split_whitespace().next().unwrap().parse().unwrap_or_default()
 }
 

@@ -21,8 +21,8 @@ fn eight_threads_write_one_chain() {
             scope.spawn(move || {
                 for call in 0..1000 {
                     let name = format!("{writer}/{call}");
-                    at_once(log.record_admission(&admitted(&name))).unwrap();
-                    log.record_settlement(&settled(&name));
+                    at_once(log.record_admission(&admitted_record(&name))).unwrap();
+                    log.record_settlement(&settled_record(&name));
                     if call % 50 == 0 {
                         log.flush_buffered();
                     }
@@ -43,11 +43,12 @@ fn a_long_text_is_cut() {
     let (log, _) = log_dir.open();
     let (long_model, cut_model) =
         (format!("m{}", "ü".repeat(1000)), format!("m{}", "ü".repeat(127)));
-    at_once(
-        log.record_admission(&CallAdmittedRecord { model: Some(&long_model), ..admitted("1") }),
-    )
+    at_once(log.record_admission(&CallAdmittedRecord {
+        model: Some(&long_model),
+        ..admitted_record("1")
+    }))
     .unwrap();
-    log.record_settlement(&settled("1"));
+    log.record_settlement(&settled_record("1"));
     drop(log);
     log_dir.verify();
     let models = log_dir.entries().into_iter().filter_map(|entry| match entry.event {
@@ -62,12 +63,12 @@ fn a_long_text_is_cut() {
 fn an_admission_takes_everything_before_it_to_the_file() {
     let log_dir = LogDir::new();
     let (log, _) = log_dir.open();
-    log.record_refusal(&refused("call-1", "route_not_served"));
-    at_once(log.record_admission(&admitted("call-2"))).unwrap();
+    log.record_refusal(&refused_record("call-1", "route_not_served"));
+    at_once(log.record_admission(&admitted_record("call-2"))).unwrap();
     let report = log_dir.verify();
     assert_eq!((report.records, report.refused, report.open), (3, 1, 1));
 
-    log.record_settlement(&settled("call-2"));
+    log.record_settlement(&settled_record("call-2"));
     assert_eq!((log_dir.verify().records, log.lag().records), (3, 1));
     log.flush_buffered();
     assert_eq!((log_dir.verify().records, log.lag().records), (4, 0));
@@ -77,19 +78,19 @@ fn an_admission_takes_everything_before_it_to_the_file() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiting_admissions_share_a_sync() {
     let log_dir = LogDir::new();
-    let config = AuditConfig { durability: AuditDurability::Fsync, ..config(&log_dir.log()) };
-    let log = Arc::new(AuditLog::open_log(&config, &started()).unwrap().0);
+    let config = AuditConfig { durability: AuditDurability::Fsync, ..audit_config(&log_dir.log()) };
+    let log = Arc::new(AuditLog::open_log(&config, &started_record()).unwrap().0);
     let mut calls = JoinSet::new();
     for call in 0..200 {
         let log = Arc::clone(&log);
         calls.spawn(async move {
             let name = call.to_string();
-            log.record_admission(&admitted(&name)).await.unwrap();
-            log.record_settlement(&settled(&name));
+            log.record_admission(&admitted_record(&name)).await.unwrap();
+            log.record_settlement(&settled_record(&name));
         });
     }
     calls.join_all().await;
-    log.finish_log(&RunFinishedRecord { spent: amount(0, 0, 0), admitted: 200, refused: 0 })
+    log.finish_log(&RunFinishedRecord { spent: budget_amount(0, 0, 0), admitted: 200, refused: 0 })
         .unwrap();
     let report = log_dir.verify();
     assert_eq!((report.admitted, report.settled, report.finished), (200, 200, true));
@@ -99,15 +100,15 @@ async fn waiting_admissions_share_a_sync() {
 #[test]
 fn an_abandoned_admission_is_settled_as_not_sent() {
     let log_dir = LogDir::new();
-    let config = AuditConfig { durability: AuditDurability::Fsync, ..config(&log_dir.log()) };
-    let (log, _) = AuditLog::open_log(&config, &started()).unwrap();
+    let config = AuditConfig { durability: AuditDurability::Fsync, ..audit_config(&log_dir.log()) };
+    let (log, _) = AuditLog::open_log(&config, &started_record()).unwrap();
     // The sync may be done before the first poll; then the call cannot be abandoned.
     let left = (0..1000).map(|call| call.to_string()).find(|call| {
-        let record = admitted(call);
+        let record = admitted_record(call);
         let waiting = pin!(log.record_admission(&record));
         let done = waiting.poll(&mut Context::from_waker(Waker::noop())).is_ready();
         if done {
-            log.record_settlement(&settled(call));
+            log.record_settlement(&settled_record(call));
         }
         !done
     });
@@ -126,10 +127,10 @@ fn an_abandoned_admission_is_settled_as_not_sent() {
 #[test]
 fn grouped_admissions_do_not_wait() {
     let log_dir = LogDir::new();
-    let config = AuditConfig { durability: AuditDurability::Group, ..config(&log_dir.log()) };
-    let (log, _) = AuditLog::open_log(&config, &started()).unwrap();
+    let config = AuditConfig { durability: AuditDurability::Group, ..audit_config(&log_dir.log()) };
+    let (log, _) = AuditLog::open_log(&config, &started_record()).unwrap();
     for call in 0..100 {
-        at_once(log.record_admission(&admitted(&call.to_string()))).unwrap();
+        at_once(log.record_admission(&admitted_record(&call.to_string()))).unwrap();
     }
     drop(log);
     assert_eq!(log_dir.verify().admitted, 100);
@@ -139,27 +140,28 @@ fn grouped_admissions_do_not_wait() {
 #[test]
 fn a_recorded_call_does_not_allocate() {
     let log_dir = LogDir::new();
-    let signed = AuditConfig { checkpoint_every: 256, ..config(&log_dir.log()) };
-    let (log, _) = AuditLog::open_log(&signed, &started()).unwrap();
+    let signed = AuditConfig { checkpoint_every: 256, ..audit_config(&log_dir.log()) };
+    let (log, _) = AuditLog::open_log(&signed, &started_record()).unwrap();
     let calls = |count: u64| {
         for _ in 0..count {
-            at_once(log.record_admission(&admitted("0197a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b")))
+            at_once(log.record_admission(&admitted_record("0197a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b")))
                 .unwrap();
-            log.record_settlement(&settled("0197a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b"));
+            log.record_settlement(&settled_record("0197a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b"));
         }
     };
     calls(300);
-    assert_eq!(allocations::count(|| calls(1000)), 0);
+    assert_eq!(allocations::count_allocations(|| calls(1000)), 0);
 }
 
 #[test]
 fn without_a_path_everything_is_accepted_and_nothing_kept() {
-    let (log, recovered) = AuditLog::open_log(&AuditConfig::default(), &started()).unwrap();
-    at_once(log.record_admission(&admitted("call-1"))).unwrap();
-    log.record_settlement(&settled("call-1"));
-    log.record_refusal(&refused("call-2", "route_not_served"));
+    let (log, recovered) = AuditLog::open_log(&AuditConfig::default(), &started_record()).unwrap();
+    at_once(log.record_admission(&admitted_record("call-1"))).unwrap();
+    log.record_settlement(&settled_record("call-1"));
+    log.record_refusal(&refused_record("call-2", "route_not_served"));
     log.flush_buffered();
-    log.finish_log(&RunFinishedRecord { spent: amount(0, 0, 0), admitted: 1, refused: 1 }).unwrap();
+    log.finish_log(&RunFinishedRecord { spent: budget_amount(0, 0, 0), admitted: 1, refused: 1 })
+        .unwrap();
     assert_eq!((recovered, log.lag()), Default::default());
 }
 

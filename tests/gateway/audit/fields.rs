@@ -17,11 +17,11 @@ proptest! {
     /// G11: An admission has the same bytes as serde writes.
     #[test]
     fn an_admission_is_written_as_serde_writes_it(
-        (request, model) in (text(), option::of(text())),
+        (request, model) in (any_text(), option::of(any_text())),
         route in select(GatewayRoute::ALL.to_vec()),
-        rules in prop::collection::vec(text().prop_map(Arc::from), 0..3),
-        (stream, request_bytes, pid) in (any::<bool>(), number(), option::of(any::<u32>())),
-        reserved in amount(),
+        rules in prop::collection::vec(any_text().prop_map(Arc::from), 0..3),
+        (stream, request_bytes, pid) in (any::<bool>(), any_number(), option::of(any::<u32>())),
+        reserved in any_amount(),
     ) {
         let rules: Vec<Arc<str>> = rules;
         let record = CallAdmittedRecord {
@@ -40,12 +40,12 @@ proptest! {
     /// G11: A settlement has the same bytes as serde writes.
     #[test]
     fn a_settlement_is_written_as_serde_writes_it(
-        (request, code, call_id, cost) in (text(), option::of(text()), option::of(text()), option::of(text())),
+        (request, code, call_id, cost) in (any_text(), option::of(any_text()), option::of(any_text()), option::of(any_text())),
         (outcome, status) in (select(CallOutcome::ALL.to_vec()), any::<u16>()),
-        (usage, charged) in (usage(), amount()),
-        (response_bytes, frames) in (number(), number()),
-        reported in option::of(number().prop_map(Nanodollars)),
-        (first_byte_ms, duration_ms) in (option::of(milliseconds()), milliseconds()),
+        (usage, charged) in (any_usage(), any_amount()),
+        (response_bytes, frames) in (any_number(), any_number()),
+        reported in option::of(any_number().prop_map(Nanodollars)),
+        (first_byte_ms, duration_ms) in (option::of(any_milliseconds()), any_milliseconds()),
     ) {
         let record = CallSettledRecord {
             request: &request,
@@ -72,8 +72,11 @@ fn every_time_is_written_as_serde_writes_it() {
     let edges = [999_999_999_999.999, 1e12, 1e15, f64::MAX, f64::MIN_POSITIVE, f64::INFINITY];
     let small = (0..3000_u32).map(|micros| f64::from(micros) / 1000.0);
     for time in small.chain(edges).flat_map(|time| [time, -time]).chain([f64::NAN]) {
-        let record =
-            CallSettledRecord { duration_ms: time, first_byte_ms: Some(time), ..settled("1") };
+        let record = CallSettledRecord {
+            duration_ms: time,
+            first_byte_ms: Some(time),
+            ..settled_record("1")
+        };
         assert_eq!(by_hand(&record), by_serde(&record), "{time}");
     }
 }
@@ -90,7 +93,7 @@ fn by_serde(record: &impl AuditRecord) -> String {
 }
 
 /// Generated ids, text that a client may send, text that must be escaped, and text that must be truncated.
-fn text() -> impl Strategy<Value = String> {
+fn any_text() -> impl Strategy<Value = String> {
     let anything = prop::collection::vec(any::<char>(), 0..40);
     let long = prop::collection::vec(any::<char>(), MAX_TEXT_BYTES / 4..MAX_TEXT_BYTES + 9);
     prop_oneof![
@@ -102,21 +105,23 @@ fn text() -> impl Strategy<Value = String> {
     ]
 }
 
-fn number() -> impl Strategy<Value = u64> {
+fn any_number() -> impl Strategy<Value = u64> {
     prop_oneof![Just(0), 0..100_000_u64, any::<u64>(), Just(u64::MAX)]
 }
 
-fn amount() -> impl Strategy<Value = BudgetAmount> {
-    (number(), number(), number(), number()).prop_map(|(turns, input, output, cost)| BudgetAmount {
-        turns,
-        input: Tokens(input),
-        output: Tokens(output),
-        cost: Nanodollars(cost),
-    })
+fn any_amount() -> impl Strategy<Value = BudgetAmount> {
+    (any_number(), any_number(), any_number(), any_number()).prop_map(
+        |(turns, input, output, cost)| BudgetAmount {
+            turns,
+            input: Tokens(input),
+            output: Tokens(output),
+            cost: Nanodollars(cost),
+        },
+    )
 }
 
-fn usage() -> impl Strategy<Value = TokenUsage> {
-    let tokens = prop::array::uniform12(number().prop_map(Tokens));
+fn any_usage() -> impl Strategy<Value = TokenUsage> {
+    let tokens = prop::array::uniform12(any_number().prop_map(Tokens));
     (tokens, select(UsageSource::ALL.to_vec())).prop_map(|(tokens, source)| {
         let [input, output, cache_read, cache_write, cache_write_1h, reasoning, ..] = tokens;
         let [.., audio_input, audio_output, image_input, video_input, image_output, video_output] =
@@ -139,7 +144,7 @@ fn usage() -> impl Strategy<Value = TokenUsage> {
     })
 }
 
-fn milliseconds() -> impl Strategy<Value = f64> {
+fn any_milliseconds() -> impl Strategy<Value = f64> {
     prop_oneof![
         0.0..600_000.0,
         any::<f64>(),

@@ -12,30 +12,30 @@ use crate::support::small_disk::SmallDisk;
 fn a_full_disk_stops_admissions_and_loses_nothing() {
     let disk = SmallDisk::mount(256 * 1024);
     let path = disk.path("audit.jsonl");
-    let (log, _) = AuditLog::open_log(&signed_often(&path), &started()).unwrap();
+    let (log, _) = AuditLog::open_log(&signed_often(&path), &started_record()).unwrap();
     for call in 0..20 {
-        at_once(log.record_admission(&admitted(&format!("early-{call}")))).unwrap();
+        at_once(log.record_admission(&admitted_record(&format!("early-{call}")))).unwrap();
     }
     disk.fill();
     let mut late = 0;
-    while at_once(log.record_admission(&admitted(&format!("late-{late}")))).is_ok() {
+    while at_once(log.record_admission(&admitted_record(&format!("late-{late}")))).is_ok() {
         late += 1;
     }
     for again in 0..10 {
         let error =
-            at_once(log.record_admission(&admitted(&format!("never-{again}")))).unwrap_err();
+            at_once(log.record_admission(&admitted_record(&format!("never-{again}")))).unwrap_err();
         assert!(matches!(error, AuditError::Write(_)), "{error}");
     }
 
     for call in 0..20 {
-        log.record_settlement(&settled(&format!("early-{call}")));
+        log.record_settlement(&settled_record(&format!("early-{call}")));
         log.flush_buffered();
         let whole = verify::verify_file(&path, None).unwrap();
         assert_eq!(whole.admitted, 20 + late, "the file ends with a whole record");
     }
     // A flood of refusals does not grow the backlog.
     for call in 0..1000 {
-        log.record_refusal(&refused(&format!("refused-{call}"), "audit_unavailable"));
+        log.record_refusal(&refused_record(&format!("refused-{call}"), "audit_unavailable"));
         log.flush_buffered();
     }
     let lag = log.lag();
@@ -44,10 +44,11 @@ fn a_full_disk_stops_admissions_and_loses_nothing() {
     assert!((64..=waiting + waiting / 3).contains(&lag.records), "{lag:?}");
 
     disk.free();
-    at_once(log.record_admission(&admitted("after"))).unwrap();
+    at_once(log.record_admission(&admitted_record("after"))).unwrap();
     assert!(!log.lag().failing);
     log.flush_buffered();
-    log.finish_log(&RunFinishedRecord { spent: amount(0, 0, 0), admitted: 0, refused: 0 }).unwrap();
+    log.finish_log(&RunFinishedRecord { spent: budget_amount(0, 0, 0), admitted: 0, refused: 0 })
+        .unwrap();
     let report = verify::verify_file(&path, None).unwrap();
     assert_eq!((report.admitted, report.settled), (21 + late, 20));
     assert_eq!((report.refused, report.unmatched, report.finished), (1000, 0, true));
@@ -61,13 +62,13 @@ fn a_full_disk_stops_admissions_and_loses_nothing() {
 fn a_disk_with_room_for_one_page_at_a_time_is_used_and_never_torn() {
     let disk = SmallDisk::mount(256 * 1024);
     let path = disk.path("audit.jsonl");
-    let (log, _) = AuditLog::open_log(&signed_often(&path), &started()).unwrap();
+    let (log, _) = AuditLog::open_log(&signed_often(&path), &started_record()).unwrap();
     for call in 0..40 {
-        at_once(log.record_admission(&admitted(&format!("call-{call}")))).unwrap();
+        at_once(log.record_admission(&admitted_record(&format!("call-{call}")))).unwrap();
     }
     disk.fill();
     for call in 0..40 {
-        log.record_settlement(&settled(&format!("call-{call}")));
+        log.record_settlement(&settled_record(&format!("call-{call}")));
     }
     let mut left = vec![];
     while log.lag().records > 0 {
@@ -87,15 +88,15 @@ fn a_disk_with_room_for_one_page_at_a_time_is_used_and_never_torn() {
 fn the_end_that_a_full_disk_did_not_take_is_written_later() {
     let disk = SmallDisk::mount(256 * 1024);
     let path = disk.path("audit.jsonl");
-    let (log, _) = AuditLog::open_log(&signed_often(&path), &started()).unwrap();
+    let (log, _) = AuditLog::open_log(&signed_often(&path), &started_record()).unwrap();
     for call in 0..40 {
-        at_once(log.record_admission(&admitted(&format!("call-{call}")))).unwrap();
+        at_once(log.record_admission(&admitted_record(&format!("call-{call}")))).unwrap();
     }
     disk.fill();
     for call in 0..40 {
-        log.record_settlement(&settled(&format!("call-{call}")));
+        log.record_settlement(&settled_record(&format!("call-{call}")));
     }
-    let end = RunFinishedRecord { spent: amount(0, 0, 0), admitted: 40, refused: 0 };
+    let end = RunFinishedRecord { spent: budget_amount(0, 0, 0), admitted: 40, refused: 0 };
     assert!(matches!(log.finish_log(&end), Err(AuditError::Write(_))));
     assert!(matches!(log.write_and_sync(), Err(AuditError::Write(_))));
     assert!(!verify::verify_file(&path, None).unwrap().finished);
@@ -113,16 +114,20 @@ fn the_end_that_a_full_disk_did_not_take_is_written_later() {
 fn a_log_that_cannot_take_its_first_record_does_not_open() {
     let disk = SmallDisk::mount(64 * 1024);
     disk.fill();
-    let error = AuditLog::open_log(&config(&disk.path("audit.jsonl")), &started()).err().unwrap();
+    let error = AuditLog::open_log(&audit_config(&disk.path("audit.jsonl")), &started_record())
+        .err()
+        .unwrap();
     assert!(matches!(error, AuditError::File { .. }), "{error}");
     assert!(!disk.path("audit.jsonl").exists(), "an empty file is left, as of a log that was cut");
     // A file that existed before must not be removed.
     fs::write(disk.path("other.jsonl"), "").unwrap();
-    assert!(AuditLog::open_log(&config(&disk.path("other.jsonl")), &started()).is_err());
+    assert!(
+        AuditLog::open_log(&audit_config(&disk.path("other.jsonl")), &started_record()).is_err()
+    );
     assert!(disk.path("other.jsonl").exists());
     disk.free();
     let (_, recovered) =
-        AuditLog::open_log(&config(&disk.path("audit.jsonl")), &started()).unwrap();
+        AuditLog::open_log(&audit_config(&disk.path("audit.jsonl")), &started_record()).unwrap();
     assert_eq!(recovered, RecoveredRun::default());
 }
 
@@ -132,12 +137,12 @@ fn too_many_calls_without_an_end_are_not_admitted() {
     let log_dir = LogDir::new();
     let (log, _) = log_dir.open();
     for call in 0..MAX_UNSETTLED_CALLS {
-        at_once(log.record_admission(&admitted(&call.to_string()))).unwrap();
+        at_once(log.record_admission(&admitted_record(&call.to_string()))).unwrap();
     }
-    let error = at_once(log.record_admission(&admitted("one more"))).unwrap_err();
+    let error = at_once(log.record_admission(&admitted_record("one more"))).unwrap_err();
     insta::assert_snapshot!(error, @"16384 calls are waiting for their end already; let some end first");
-    log.record_settlement(&settled("0"));
-    at_once(log.record_admission(&admitted("one more"))).unwrap();
+    log.record_settlement(&settled_record("0"));
+    at_once(log.record_admission(&admitted_record("one more"))).unwrap();
 }
 
 /// G11: A flood of refusals does not fill the disk, and every refusal is counted.
@@ -147,13 +152,17 @@ fn refusals_of_one_code_are_counted_after_the_first_64() {
     let (log, _) = log_dir.open();
     for call in 0..10_000 {
         let code = if call % 10 == 0 { "rate_limited" } else { "route_not_served" };
-        log.record_refusal(&refused(&call.to_string(), code));
+        log.record_refusal(&refused_record(&call.to_string(), code));
         if call % 100 == 0 {
             log.flush_buffered();
         }
     }
-    log.finish_log(&RunFinishedRecord { spent: amount(0, 0, 0), admitted: 0, refused: 10_000 })
-        .unwrap();
+    log.finish_log(&RunFinishedRecord {
+        spent: budget_amount(0, 0, 0),
+        admitted: 0,
+        refused: 10_000,
+    })
+    .unwrap();
     drop(log);
 
     let mut singly = 0;
@@ -178,20 +187,21 @@ fn refusals_of_one_code_are_counted_after_the_first_64() {
 #[test]
 fn a_log_at_its_limit_admits_nothing_more() {
     let log_dir = LogDir::new();
-    let config = AuditConfig { max_bytes: 20_000, ..config(&log_dir.log()) };
-    let (log, _) = AuditLog::open_log(&config, &started()).unwrap();
+    let config = AuditConfig { max_bytes: 20_000, ..audit_config(&log_dir.log()) };
+    let (log, _) = AuditLog::open_log(&config, &started_record()).unwrap();
     let mut calls = 0;
     let error = loop {
         let call = format!("call-{calls}");
-        match at_once(log.record_admission(&admitted(&call))) {
-            Ok(()) => log.record_settlement(&settled(&call)),
+        match at_once(log.record_admission(&admitted_record(&call))) {
+            Ok(()) => log.record_settlement(&settled_record(&call)),
             Err(error) => break error,
         }
         calls += 1;
     };
     assert!(matches!(error, AuditError::Full { limit: 20_000 }), "{error}");
     assert!(calls > 5, "{calls}");
-    log.finish_log(&RunFinishedRecord { spent: amount(0, 0, 0), admitted: 0, refused: 0 }).unwrap();
+    log.finish_log(&RunFinishedRecord { spent: budget_amount(0, 0, 0), admitted: 0, refused: 0 })
+        .unwrap();
     drop(log);
     let report = log_dir.verify();
     assert_eq!((report.admitted, report.settled, report.open), (calls, calls, 0));
@@ -199,5 +209,5 @@ fn a_log_at_its_limit_admits_nothing_more() {
 }
 
 fn signed_often(path: &Path) -> AuditConfig {
-    AuditConfig { checkpoint_every: 4, ..config(path) }
+    AuditConfig { checkpoint_every: 4, ..audit_config(path) }
 }

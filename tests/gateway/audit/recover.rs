@@ -22,10 +22,10 @@ use super::*;
 fn a_last_line_cut_at_any_byte_is_moved_aside_and_settled() {
     let log_dir = LogDir::new();
     let (log, _) = log_dir.open();
-    at_once(log.record_admission(&admitted("call-1"))).unwrap();
-    log.record_settlement(&settled("call-1"));
-    at_once(log.record_admission(&admitted("call-2"))).unwrap();
-    log.record_settlement(&settled("call-2"));
+    at_once(log.record_admission(&admitted_record("call-1"))).unwrap();
+    log.record_settlement(&settled_record("call-1"));
+    at_once(log.record_admission(&admitted_record("call-2"))).unwrap();
+    log.record_settlement(&settled_record("call-2"));
     drop(log);
     let whole = log_dir.bytes();
     let last = *line_starts(&whole).last().unwrap();
@@ -39,7 +39,7 @@ fn a_last_line_cut_at_any_byte_is_moved_aside_and_settled() {
         let torn = &whole[last..cut];
         assert_eq!(recovered.torn_bytes, torn.len() as u64);
         assert_eq!((recovered.crashed, recovered.resumed), (1, true));
-        assert_eq!(recovered.spent, amount(1, 118, 44) + amount(1, 600, 4096));
+        assert_eq!(recovered.spent, budget_amount(1, 118, 44) + budget_amount(1, 600, 4096));
 
         let torn_end = fs::read(log_dir.log().with_extension("jsonl.torn-5")).unwrap_or_default();
         assert_eq!(torn_end, torn);
@@ -57,7 +57,7 @@ fn a_last_line_cut_at_any_byte_is_moved_aside_and_settled() {
 fn a_torn_admission_costs_nothing() {
     let log_dir = LogDir::new();
     let (log, _) = log_dir.open();
-    at_once(log.record_admission(&admitted("call-1"))).unwrap();
+    at_once(log.record_admission(&admitted_record("call-1"))).unwrap();
     drop(log);
     let whole = log_dir.bytes();
     fs::write(log_dir.log(), &whole[..whole.len() - 1]).unwrap();
@@ -89,10 +89,10 @@ fn the_calls_of_the_last_minute_are_in_the_log() {
     let (log, fresh) = place.open();
     assert_eq!(fresh.recent, RecentUsage::default());
     for request in ["one", "two", "open"] {
-        at_once(log.record_admission(&admitted(request))).unwrap();
+        at_once(log.record_admission(&admitted_record(request))).unwrap();
     }
-    log.record_settlement(&settled("one"));
-    log.record_settlement(&settled("two"));
+    log.record_settlement(&settled_record("one"));
+    log.record_settlement(&settled_record("two"));
     drop(log);
     let scan = recover::scan_log(&*place.bytes()).unwrap();
     let now = SystemTime::now();
@@ -101,7 +101,7 @@ fn the_calls_of_the_last_minute_are_in_the_log() {
     let later = now + Duration::from_mins(2);
     assert_eq!(scan.recent.until(later), RecentUsage::default());
     let (_log, recovered) = place.open();
-    let lost = admitted("open").reserved.total_tokens();
+    let lost = admitted_record("open").reserved.total_tokens();
     assert_eq!(recovered.recent, RecentUsage { requests: 3, tokens: charged + lost });
 }
 
@@ -122,7 +122,7 @@ fn torn_bytes_are_added_to_those_already_kept() {
     let log_dir = whole_run();
     let kept_in = log_dir.log().with_extension("jsonl.torn-9");
     fs::write(&kept_in, "before ").unwrap();
-    append(&log_dir.log(), b"{\"v\":1,\"seq\":9");
+    append_bytes(&log_dir.log(), b"{\"v\":1,\"seq\":9");
     let (log, recovered) = log_dir.open();
     drop(log);
     assert_eq!(recovered.torn_bytes, 14);
@@ -182,14 +182,17 @@ fn charges_add_up_across_restarts() {
         let charged = 118 * round + 600 * round;
         assert_eq!(recovered.spent.input, Tokens(charged));
         assert_eq!(recovered.crashed, u64::from(round > 0));
-        at_once(log.record_admission(&admitted("settled"))).unwrap();
-        at_once(log.record_admission(&admitted("lost"))).unwrap();
-        log.record_settlement(&settled("settled"));
+        at_once(log.record_admission(&admitted_record("settled"))).unwrap();
+        at_once(log.record_admission(&admitted_record("lost"))).unwrap();
+        log.record_settlement(&settled_record("settled"));
     }
     let (log, _) = log_dir.open();
     drop(log);
     let report = log_dir.verify();
-    assert_eq!((report.starts, report.crashed, report.spent), (4, 3, amount(6, 2154, 12420)));
+    assert_eq!(
+        (report.starts, report.crashed, report.spent),
+        (4, 3, budget_amount(6, 2154, 12420))
+    );
 }
 
 #[test]
@@ -210,7 +213,7 @@ fn a_log_broken_in_the_middle_is_left_alone() {
     let third = line_starts(&bytes)[2];
     bytes[third + 50] ^= 1;
     fs::write(log_dir.log(), &bytes).unwrap();
-    let error = AuditLog::open_log(&config(&log_dir.log()), &started()).err().unwrap();
+    let error = AuditLog::open_log(&audit_config(&log_dir.log()), &started_record()).err().unwrap();
     insta::with_settings!({filters => [(r"`/.*/audit.jsonl`", "`[log]`")]}, {
         insta::assert_snapshot!(error, @"audit log `[log]` fails verification at record 3 (line 3, byte 828): the content does not match its hash; keep the file for an investigation, move it away, and start with a new one");
     });
@@ -221,8 +224,8 @@ fn a_log_broken_in_the_middle_is_left_alone() {
 fn a_log_of_another_run_is_left_alone() {
     let log_dir = whole_run();
     let bytes = log_dir.bytes();
-    let other = RunStartedRecord { run: "run-2".into(), ..started() };
-    let error = AuditLog::open_log(&config(&log_dir.log()), &other).err().unwrap();
+    let other = RunStartedRecord { run: "run-2".into(), ..started_record() };
+    let error = AuditLog::open_log(&audit_config(&log_dir.log()), &other).err().unwrap();
     insta::with_settings!({filters => [(r"`/.*/audit.jsonl`", "`[log]`")]}, {
         insta::assert_snapshot!(error, @"audit log `[log]` belongs to run `run-1`, this is run `run-2`; give each run its own file");
     });
@@ -235,14 +238,15 @@ fn a_file_that_is_no_log_is_left_alone() {
     for content in ["password = hunter2", "a line\n", "{}\n{}\n", "{\"v\":2,\"seq\":1"] {
         let log_dir = LogDir::new();
         fs::write(log_dir.log(), content).unwrap();
-        let error = AuditLog::open_log(&config(&log_dir.log()), &started()).err().unwrap();
+        let error =
+            AuditLog::open_log(&audit_config(&log_dir.log()), &started_record()).err().unwrap();
         assert!(matches!(error, AuditError::ChainBroken { .. }), "{content}: {error}");
         assert_eq!(log_dir.bytes(), content.as_bytes());
     }
     let log_dir = LogDir::new();
     fs::create_dir(log_dir.log()).unwrap();
     assert!(matches!(
-        AuditLog::open_log(&config(&log_dir.log()), &started()),
+        AuditLog::open_log(&audit_config(&log_dir.log()), &started_record()),
         Err(AuditError::NotAFile { .. })
     ));
 }
@@ -257,7 +261,7 @@ fn a_log_is_never_written_through_a_link() {
             fs::write(&other, "").unwrap();
         }
         std::os::unix::fs::symlink(&other, log_dir.log()).unwrap();
-        let opened = AuditLog::open_log(&config(&log_dir.log()), &started());
+        let opened = AuditLog::open_log(&audit_config(&log_dir.log()), &started_record());
         assert!(matches!(opened, Err(AuditError::NotAFile { .. })), "{:?}", opened.err());
         assert_eq!(fs::read(&other).ok(), is_there.then(Vec::new));
     }
@@ -268,7 +272,7 @@ fn a_log_is_never_written_through_a_link() {
 fn a_log_in_use_cannot_be_opened_again() {
     let log_dir = LogDir::new();
     let (log, _) = log_dir.open();
-    let error = AuditLog::open_log(&config(&log_dir.log()), &started()).err().unwrap();
+    let error = AuditLog::open_log(&audit_config(&log_dir.log()), &started_record()).err().unwrap();
     insta::with_settings!({filters => [(r"`/.*/audit.jsonl`", "`[log]`")]}, {
         insta::assert_snapshot!(error, @"audit log `[log]` is being written by another process; stop that one, or use another file");
     });
@@ -279,10 +283,10 @@ fn a_log_in_use_cannot_be_opened_again() {
 #[test]
 fn only_the_owner_can_read_a_log() {
     let log_dir = whole_run();
-    append(&log_dir.log(), b"torn");
+    append_bytes(&log_dir.log(), b"torn");
     drop(log_dir.open());
-    assert_eq!(mode(&log_dir.log()), 0o600);
-    assert_eq!(mode(&log_dir.log().with_extension("jsonl.torn-9")), 0o600);
+    assert_eq!(file_mode(&log_dir.log()), 0o600);
+    assert_eq!(file_mode(&log_dir.log().with_extension("jsonl.torn-9")), 0o600);
 }
 
 proptest! {
@@ -297,7 +301,7 @@ proptest! {
         for log in [bytes.clone(), [&log[..at], &bytes].concat()] {
             if let Ok(scan) = recover::scan_log(&*log) {
                 let whole = usize::try_from(scan.whole_bytes).unwrap();
-                let report = check(&log[..whole]).unwrap();
+                let report = verify_log(&log[..whole]).unwrap();
                 prop_assert_eq!(report.records + 1, scan.chain.next_seq());
                 prop_assert_eq!(report.open, scan.open.len() as u64);
                 prop_assert_eq!(report.spent, scan.spent);
@@ -319,17 +323,17 @@ fn spawn_victim(log: &Path) -> Child {
 
 /// Starts four threads that print each call's name after its admission is acknowledged.
 fn write_until_killed(path: &Path) {
-    let log = &AuditLog::open_log(&config(path), &started()).unwrap().0;
+    let log = &AuditLog::open_log(&audit_config(path), &started_record()).unwrap().0;
     thread::scope(|scope| {
         for writer in 0..4 {
             scope.spawn(move || {
                 for call in 0.. {
                     let name = format!("{writer}/{call}");
-                    at_once(log.record_admission(&admitted(&name))).unwrap();
+                    at_once(log.record_admission(&admitted_record(&name))).unwrap();
                     // One write call, so that the parent never sees two names mixed.
                     std::io::stderr().write_all(format!("{name}\n").as_bytes()).unwrap();
                     if call % 3 > 0 {
-                        log.record_settlement(&settled(&name));
+                        log.record_settlement(&settled_record(&name));
                     }
                     log.flush_buffered();
                 }
@@ -341,17 +345,17 @@ fn write_until_killed(path: &Path) {
 /// Returns the report of everything before a torn tail.
 fn check_prefix(log_dir: &LogDir) -> AuditVerifyReport {
     let bytes = log_dir.bytes();
-    check(&bytes).unwrap_or_else(|broken| {
+    verify_log(&bytes).unwrap_or_else(|broken| {
         assert_eq!(broken.why, ChainBreakReason::Torn);
-        check(&bytes[..usize::try_from(broken.offset).unwrap()]).unwrap()
+        verify_log(&bytes[..usize::try_from(broken.offset).unwrap()]).unwrap()
     })
 }
 
-fn append(path: &Path, bytes: &[u8]) {
+fn append_bytes(path: &Path, bytes: &[u8]) {
     OpenOptions::new().append(true).open(path).unwrap().write_all(bytes).unwrap();
 }
 
-fn mode(path: &Path) -> u32 {
+fn file_mode(path: &Path) -> u32 {
     path.metadata().unwrap().permissions().mode() & 0o777
 }
 

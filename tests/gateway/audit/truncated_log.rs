@@ -15,20 +15,24 @@ use super::*;
 /// The bytes of a finished log with a checkpoint after every third record.
 static LOG: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let place = LogDir::new();
-    let config = AuditConfig { checkpoint_every: 3, ..config(&place.log()) };
-    let (log, _) = AuditLog::open_log(&config, &started()).unwrap();
+    let config = AuditConfig { checkpoint_every: 3, ..audit_config(&place.log()) };
+    let (log, _) = AuditLog::open_log(&config, &started_record()).unwrap();
     for call in ["call-1", "call-2", "call-3"] {
-        at_once(log.record_admission(&admitted(call))).unwrap();
-        log.record_settlement(&settled(call));
+        at_once(log.record_admission(&admitted_record(call))).unwrap();
+        log.record_settlement(&settled_record(call));
     }
-    log.finish_log(&RunFinishedRecord { spent: amount(3, 354, 132), admitted: 3, refused: 0 })
-        .unwrap();
+    log.finish_log(&RunFinishedRecord {
+        spent: budget_amount(3, 354, 132),
+        admitted: 3,
+        refused: 0,
+    })
+    .unwrap();
     place.bytes()
 });
 
 #[test]
 fn verify_tells_a_cut_or_forged_end_from_a_whole_log() {
-    let events: Vec<_> = LOG.split(|byte| *byte == b'\n').map(event).collect();
+    let events: Vec<_> = LOG.split(|byte| *byte == b'\n').map(record_event).collect();
     let expected = [
         "run.started",
         "request.admitted",
@@ -46,21 +50,21 @@ fn verify_tells_a_cut_or_forged_end_from_a_whole_log() {
     assert_eq!(events, expected);
     let all = 11;
     let messages: Vec<_> = [
-        ("whole", forged(all, &[])),
-        ("cut at a checkpoint", forged(8, &[])),
-        ("cut after a checkpoint", forged(9, &[])),
-        ("cut, and ended again", forged(8, &[ForgedRecord::Refusal, ForgedRecord::End])),
+        ("whole", forge_log(all, &[])),
+        ("cut at a checkpoint", forge_log(8, &[])),
+        ("cut after a checkpoint", forge_log(9, &[])),
+        ("cut, and ended again", forge_log(8, &[ForgedRecord::Refusal, ForgedRecord::End])),
         ("cut, ended again, and signed by another key", {
-            forged(8, &[ForgedRecord::Refusal, ForgedRecord::End, ForgedRecord::Checkpoint])
+            forge_log(8, &[ForgedRecord::Refusal, ForgedRecord::End, ForgedRecord::Checkpoint])
         }),
-        ("without its last checkpoint", forged(10, &[])),
-        ("appended to", forged(all, &[ForgedRecord::Refusal])),
-        ("signed again by another key", forged(all, &[ForgedRecord::Checkpoint])),
-        ("cut before the first checkpoint", forged(3, &[ForgedRecord::End])),
+        ("without its last checkpoint", forge_log(10, &[])),
+        ("appended to", forge_log(all, &[ForgedRecord::Refusal])),
+        ("signed again by another key", forge_log(all, &[ForgedRecord::Checkpoint])),
+        ("cut before the first checkpoint", forge_log(3, &[ForgedRecord::End])),
     ]
     .into_iter()
     .map(|(name, log)| {
-        let (code, text) = verified(&log);
+        let (code, text) = verify_log(&log);
         let proved = if code == ExitCode::SUCCESS { "status 0" } else { "another status" };
         let verdict: Vec<_> = text.lines().take_while(|line| !line.starts_with("run ")).collect();
         assert_eq!(code == ExitCode::SUCCESS, name == "whole", "{name}: {text}");
@@ -108,7 +112,7 @@ proptest! {
             0..6,
         ),
     ) {
-        let report = verify::verify_log(&*forged(left, &more), Some(&key())).unwrap();
+        let report = verify::verify_log(&*forge_log(left, &more), Some(&signing_key())).unwrap();
         let signed = [0, 4, 8, 11].into_iter().rfind(|checkpoint| *checkpoint <= left).unwrap();
         let unsigned = left - signed + more.len();
         prop_assert_eq!((report.signed_records(), report.unsigned_records()), (signed as u64, unsigned as u64));
@@ -126,7 +130,7 @@ enum ForgedRecord {
 }
 
 /// Returns this many records of the log, followed by a forger's records with correct hashes.
-fn forged(left: usize, more: &[ForgedRecord]) -> Vec<u8> {
+fn forge_log(left: usize, more: &[ForgedRecord]) -> Vec<u8> {
     let lines = LOG.split_inclusive(|byte| *byte == b'\n').take(left);
     let mut log: Vec<u8> = lines.flatten().copied().collect();
     let mut chain = ChainTip::START;
@@ -136,56 +140,60 @@ fn forged(left: usize, more: &[ForgedRecord]) -> Vec<u8> {
     for forgery in more {
         match forgery {
             ForgedRecord::Refusal => {
-                append(&mut chain, &mut log, &refused("call-4", "rate_limited"));
+                append_record(&mut chain, &mut log, &refused_record("call-4", "rate_limited"));
             }
-            ForgedRecord::End => append(
+            ForgedRecord::End => append_record(
                 &mut chain,
                 &mut log,
-                &RunFinishedRecord { spent: amount(1, 118, 44), admitted: 1, refused: 1 },
+                &RunFinishedRecord { spent: budget_amount(1, 118, 44), admitted: 1, refused: 1 },
             ),
-            ForgedRecord::Checkpoint => sign(&mut chain, &mut log),
+            ForgedRecord::Checkpoint => append_signature(&mut chain, &mut log),
         }
     }
     log
 }
 
-fn append(chain: &mut ChainTip, log: &mut Vec<u8>, record: &impl AuditRecord) {
+fn append_record(chain: &mut ChainTip, log: &mut Vec<u8>, record: &impl AuditRecord) {
     let head = RecordHeader { time: b"2026-11-22T20:10:00.000Z", run: "\"run-1\"" };
     chain.append_record(log, head, record);
 }
 
 /// Appends a checkpoint that is valid under the forger's own key.
-fn sign(chain: &mut ChainTip, log: &mut Vec<u8>) {
+fn append_signature(chain: &mut ChainTip, log: &mut Vec<u8>) {
     #[derive(Serialize)]
-    struct Checkpoint {
+    struct ForgedCheckpoint {
         signature: String,
         public_key: String,
     }
-    impl AuditRecord for Checkpoint {
+    impl AuditRecord for ForgedCheckpoint {
         const EVENT: &'static str = "log.checkpoint";
     }
     let key = AuditSigningKey::new(Some(&SecretString::new("22".repeat(32)))).unwrap();
     let text = format!("cogni-gateway audit checkpoint v1 {}", chain.last_hash());
     let signature = key.sign_message(text.as_bytes());
     let signature = signature.iter().fold(String::new(), |hex, byte| hex + &format!("{byte:02x}"));
-    append(chain, log, &Checkpoint { signature, public_key: key.public_key().to_string() });
+    append_record(
+        chain,
+        log,
+        &ForgedCheckpoint { signature, public_key: key.public_key().to_string() },
+    );
 }
 
-fn verified(log: &[u8]) -> (ExitCode, String) {
+fn verify_log(log: &[u8]) -> (ExitCode, String) {
     let log_dir = LogDir::new();
     fs::write(log_dir.log(), log).unwrap();
     let mut out = vec![];
-    let public_key = Some(key().to_string());
+    let public_key = Some(signing_key().to_string());
     let code = run(&AuditCommand::Verify { file: log_dir.log(), public_key }, &mut out).unwrap();
     (code, String::from_utf8(out).unwrap())
 }
 
 /// The key that signed the log.
-fn key() -> AuditPublicKey {
+fn signing_key() -> AuditPublicKey {
     *AuditSigningKey::new(Some(&SecretString::new("11".repeat(32)))).unwrap().public_key()
 }
 
-fn event(line: &[u8]) -> String {
+fn record_event(line: &[u8]) -> String {
     let line = String::from_utf8_lossy(line);
     let event = line.split("\"event\":\"").nth(1).and_then(|rest| rest.split('"').next());
     event.unwrap_or_default().to_owned()

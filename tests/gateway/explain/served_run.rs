@@ -14,19 +14,19 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 use serde_json::{Value, json};
 
-use crate::support::app::{TestApp, configuration};
+use crate::support::app::{TestApp, run_config};
 
 /// G13: For any request, `explain` predicts the result of the served run.
 #[tokio::test]
 async fn explain_predicts_the_served_result() {
-    let app = TestApp::with(configure).await;
-    let mut config = configuration("/nowhere".as_ref(), app.upstream.addr);
-    configure(&mut config);
+    let app = TestApp::with(configure_run).await;
+    let mut config = run_config("/nowhere".as_ref(), app.upstream.addr);
+    configure_run(&mut config);
     let mut runner = TestRunner::deterministic();
-    let random = (0..96).map(|_| request().new_tree(&mut runner).unwrap().current());
+    let random = (0..96).map(|_| generate_request().new_tree(&mut runner).unwrap().current());
     let (mut admitted, mut refused) = (0, 0);
-    for request in handpicked().into_iter().chain(random) {
-        match same(&app, &config, &request).await {
+    for request in handpicked_requests().into_iter().chain(random) {
+        match explain_and_serve(&app, &config, &request).await {
             ExplainOutcome::Admitted => admitted += 1,
             _ => refused += 1,
         }
@@ -35,10 +35,10 @@ async fn explain_predicts_the_served_result() {
     app.stop().await;
 }
 
-async fn same(app: &TestApp, config: &GatewayConfig, request: &str) -> ExplainOutcome {
+async fn explain_and_serve(app: &TestApp, config: &GatewayConfig, request: &str) -> ExplainOutcome {
     let before = app.upstream.seen.request_count();
     let answer = app.client().raw(request.as_bytes()).await;
-    let explained = explain(config, request);
+    let explained = explain_request(config, request);
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     let status: u16 = head.split(' ').nth(1).unwrap().parse().unwrap();
     if let Some(refusal) = &explained.refusal {
@@ -77,7 +77,7 @@ async fn same(app: &TestApp, config: &GatewayConfig, request: &str) -> ExplainOu
     explained.outcome
 }
 
-fn explain(config: &GatewayConfig, request: &str) -> RequestExplanation {
+fn explain_request(config: &GatewayConfig, request: &str) -> RequestExplanation {
     let input = ExplainInput::parse(request.as_bytes().to_vec(), None).unwrap();
     let policy = compile_policy(config).unwrap();
     let ledger = Arc::new(BudgetLedger::new(config.budget.clone(), PriorUsage::default()));
@@ -88,7 +88,7 @@ fn explain(config: &GatewayConfig, request: &str) -> RequestExplanation {
 }
 
 /// Configures a run with every kind of policy.
-fn configure(config: &mut GatewayConfig) {
+fn configure_run(config: &mut GatewayConfig) {
     config.policy.max_body_bytes = 4000;
     config.policy.body.models = ["fake", "fake/output=3", "real", "opus"].map(str::to_owned).into();
     config.policy.body.aliases = [("real".to_owned(), "fake/output=2".to_owned())].into();
@@ -111,29 +111,33 @@ fn configure(config: &mut GatewayConfig) {
     .rules;
 }
 
-fn handpicked() -> Vec<String> {
+fn handpicked_requests() -> Vec<String> {
     let mut requests = vec![
         "GET /v1/models HTTP/1.1\r\nconnection: close\r\n\r\n".to_owned(),
         "GET /v1/model HTTP/1.1\r\nconnection: close\r\n\r\n".to_owned(),
         "GET /v1/messages HTTP/1.1\r\nconnection: close\r\n\r\n".to_owned(),
-        http("/v1/messages?beta=true", "text/plain", "{}"),
-        http("/v1/messages?beta=true", "application/json", &body("fake")),
-        http("/v1/messages?beta=false", "application/json; charset=utf-8", &body("real")),
-        http("/v1//messages", "application/json", &body("fake")),
-        http("/v1/responses", "application/json", &body("opus")),
-        http("/v1/chat/completions", "application/json", ""),
-        http("/v1/chat/completions", "application/json", &"[".repeat(100)),
-        http("/v1/chat/completions", "application/json", &" ".repeat(4001)),
+        http_request("/v1/messages?beta=true", "text/plain", "{}"),
+        http_request("/v1/messages?beta=true", "application/json", &chat_body("fake")),
+        http_request(
+            "/v1/messages?beta=false",
+            "application/json; charset=utf-8",
+            &chat_body("real"),
+        ),
+        http_request("/v1//messages", "application/json", &chat_body("fake")),
+        http_request("/v1/responses", "application/json", &chat_body("opus")),
+        http_request("/v1/chat/completions", "application/json", ""),
+        http_request("/v1/chat/completions", "application/json", &"[".repeat(100)),
+        http_request("/v1/chat/completions", "application/json", &" ".repeat(4001)),
     ];
     requests.push(requests[4].replacen("\r\n", "\r\nx-litellm-tags: a\r\naccept: x\r\n", 1));
     requests
 }
 
-fn body(model: &str) -> String {
+fn chat_body(model: &str) -> String {
     json!({"model": model, "messages": [], "input": "x"}).to_string()
 }
 
-fn http(path: &str, content_type: &str, body: &str) -> String {
+fn http_request(path: &str, content_type: &str, body: &str) -> String {
     let length = body.len();
     format!(
         "POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: {content_type}\r\ncontent-length: {length}\r\n\r\n{body}"
@@ -141,7 +145,7 @@ fn http(path: &str, content_type: &str, body: &str) -> String {
 }
 
 /// Calls of every route, with fields that pass, are changed, are limited, or are refused.
-fn request() -> impl Strategy<Value = String> {
+fn generate_request() -> impl Strategy<Value = String> {
     let path = prop::sample::select(vec![
         "/v1/chat/completions",
         "/v1/completions",
@@ -151,18 +155,18 @@ fn request() -> impl Strategy<Value = String> {
         "/v1/embeddings",
     ]);
     let model = prop::sample::select(vec!["fake", "fake/output=3", "real", "opus", "other"]);
-    (path, model, prop::collection::vec(prop::sample::select(fields()), 0..4)).prop_map(
+    (path, model, prop::collection::vec(prop::sample::select(generated_fields()), 0..4)).prop_map(
         |(path, model, fields)| {
             let mut body = json!({"model": model, "messages": [], "input": "x", "prompt": "x"});
             for (name, value) in fields {
                 body[name] = value;
             }
-            http(path, "application/json", &body.to_string())
+            http_request(path, "application/json", &body.to_string())
         },
     )
 }
 
-fn fields() -> Vec<(&'static str, Value)> {
+fn generated_fields() -> Vec<(&'static str, Value)> {
     vec![
         ("stream", json!(true)),
         ("stream", json!(false)),

@@ -28,10 +28,10 @@ pub(crate) struct ConversationTraces {
 }
 
 /// Sends the pieces to both servers and compares the results. Returns the common result.
-pub(crate) async fn check(pieces: &[&[u8]]) -> ConversationTraces {
+pub(crate) async fn compare_servers(pieces: &[&[u8]]) -> ConversationTraces {
     let (lane, hyper) = tokio::join!(
-        Box::pin(converse(LaneMode::On, pieces)),
-        Box::pin(converse(LaneMode::Off, pieces)),
+        Box::pin(run_conversation(LaneMode::On, pieces)),
+        Box::pin(run_conversation(LaneMode::Off, pieces)),
     );
     let sent = pieces.iter().map(|piece| piece.escape_ascii().to_string()).collect::<Vec<_>>();
     assert_eq!(lane, hyper, "the lane's on the left: {sent:#?}");
@@ -39,12 +39,12 @@ pub(crate) async fn check(pieces: &[&[u8]]) -> ConversationTraces {
 }
 
 /// Sends the pieces one after the other, and then a last request, to a new gateway.
-pub(crate) async fn converse(mode: LaneMode, pieces: &[&[u8]]) -> ConversationTraces {
+pub(crate) async fn run_conversation(mode: LaneMode, pieces: &[&[u8]]) -> ConversationTraces {
     let provider =
         FakeProvider::bind(SocketAddr::from(([127, 0, 0, 1], 0)), ProviderScript::default()).await;
     let provider = provider.expect("a free port");
     let directory = tempfile::tempdir().expect("a temporary directory");
-    let config = configure(directory.path(), provider.addr(), mode);
+    let config = configure_run(directory.path(), provider.addr(), mode);
     let (log, seen) = (config.audit.path.clone().expect("set above"), provider.request_log());
     let app = GatewayProcess::build_process(config).expect("a good configuration");
     let socket = app.socket_path().expect("a run of its own").to_owned();
@@ -56,7 +56,7 @@ pub(crate) async fn converse(mode: LaneMode, pieces: &[&[u8]]) -> ConversationTr
         app.serve_until_cancelled(closing).await.expect("an orderly end");
     };
     let exchange = async {
-        let answers = tokio::time::timeout(TEST_TIMEOUT, ask(&socket, pieces)).await;
+        let answers = tokio::time::timeout(TEST_TIMEOUT, send_pieces(&socket, pieces)).await;
         stop.cancel();
         answers.expect("the gateway has closed the connection")
     };
@@ -68,9 +68,9 @@ pub(crate) async fn converse(mode: LaneMode, pieces: &[&[u8]]) -> ConversationTr
         headers.retain(|(name, _)| name != "host");
         headers.sort();
         let (method, path, text) = (&request.method, &request.path, &request.text);
-        masked(&format!("{method} {path} {headers:?} {text:?} {:?}", request.body_bytes))
+        mask_ids(&format!("{method} {path} {headers:?} {text:?} {:?}", request.body_bytes))
     });
-    let mut records = records(&log);
+    let mut records = read_log(&log);
     let mut answers = answers_in(&answers);
     if forget_estimates(&mut records) {
         // The headers of later answers tell how much the estimates have left.
@@ -81,7 +81,7 @@ pub(crate) async fn converse(mode: LaneMode, pieces: &[&[u8]]) -> ConversationTr
     ConversationTraces { upstream: upstream.collect(), answers, records }
 }
 
-fn configure(directory: &Path, upstream: SocketAddr, mode: LaneMode) -> GatewayConfig {
+fn configure_run(directory: &Path, upstream: SocketAddr, mode: LaneMode) -> GatewayConfig {
     let mut config = GatewayConfig::default();
     "run-1".clone_into(&mut config.identity.run);
     "acct-1".clone_into(&mut config.identity.account);
@@ -101,7 +101,7 @@ fn configure(directory: &Path, upstream: SocketAddr, mode: LaneMode) -> GatewayC
 }
 
 /// Sends the pieces, and returns all bytes that arrive until the gateway closes the connection.
-async fn ask(socket: &Path, pieces: &[&[u8]]) -> Vec<u8> {
+async fn send_pieces(socket: &Path, pieces: &[&[u8]]) -> Vec<u8> {
     let stream = UnixStream::connect(socket).await.expect("the gateway listens");
     let (mut reader, mut writer) = stream.into_split();
     let mut answers = vec![];
@@ -140,7 +140,7 @@ fn answers_in(mut bytes: &[u8]) -> Vec<String> {
                 let end = bytes.len().min(length + content_length);
                 (bytes[length..end].to_vec(), &bytes[end..])
             }
-            None if value("transfer-encoding").is_some() => chunks(&bytes[length..]),
+            None if value("transfer-encoding").is_some() => split_chunks(&bytes[length..]),
             None => (vec![], &bytes[length..]),
         };
         let mut lines: Vec<_> = head.headers.iter().filter(|field| field.name != "date").collect();
@@ -156,14 +156,14 @@ fn answers_in(mut bytes: &[u8]) -> Vec<String> {
             .map(|field| format!("{}: {}", field.name, field.value.escape_ascii()))
             .collect();
         let body = body.escape_ascii().to_string();
-        answers.push(masked(&format!("{:?} {:?} {lines:?} {body}", head.code, head.reason)));
+        answers.push(mask_ids(&format!("{:?} {:?} {lines:?} {body}", head.code, head.reason)));
         bytes = rest;
     }
     answers
 }
 
 /// Splits a chunked body from the bytes after it. A body without its end is marked.
-fn chunks(mut bytes: &[u8]) -> (Vec<u8>, &[u8]) {
+fn split_chunks(mut bytes: &[u8]) -> (Vec<u8>, &[u8]) {
     let mut body = vec![];
     loop {
         let Ok(httparse::Status::Complete((at, size))) = httparse::parse_chunk_size(bytes) else {
@@ -184,9 +184,9 @@ fn chunks(mut bytes: &[u8]) -> (Vec<u8>, &[u8]) {
     }
 }
 
-fn records(log: &Path) -> Vec<Value> {
+fn read_log(log: &Path) -> Vec<Value> {
     let text = fs::read_to_string(log).expect("the log is there");
-    let records = text.lines().map(|line| serde_json::from_str(&masked(line)).expect("JSON"));
+    let records = text.lines().map(|line| serde_json::from_str(&mask_ids(line)).expect("JSON"));
     let mut records: Vec<Value> =
         records.filter(|record: &Value| record["event"] != "log.checkpoint").collect();
     for record in &mut records {
@@ -223,7 +223,7 @@ fn forget_estimates(records: &mut [Value]) -> bool {
 }
 
 /// Replaces ids and times. A truncated body may end inside an id.
-fn masked(text: &str) -> String {
+fn mask_ids(text: &str) -> String {
     let is_id = |word: &str| {
         let is_uuid = word.split('-').map(str::len).eq([8, 4, 4, 4, 12]);
         let last = word.rsplit('-').next().unwrap_or_default();

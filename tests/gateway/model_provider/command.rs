@@ -11,18 +11,19 @@ use serde_json::json;
 use tokio::task::spawn_blocking;
 use tokio_util::sync::CancellationToken;
 
-use super::raw_client::{connect, post, read, read_until};
+use super::raw_client::{post_json, read_reply, read_until, send_json};
 
 #[derive(Debug, clap::Parser)]
 #[command(name = "provider")]
-struct Command {
+struct ProviderCommand {
     #[command(flatten)]
     args: ProviderArgs,
 }
 
 #[test]
 fn a_wrong_script_is_refused_at_the_command_line() {
-    let error = Command::try_parse_from(["provider", "--script", "chunks=3,wait=1s"]).unwrap_err();
+    let error =
+        ProviderCommand::try_parse_from(["provider", "--script", "chunks=3,wait=1s"]).unwrap_err();
     assert_snapshot!(error, @r#"
     error: invalid value 'chunks=3,wait=1s' for '--script <SCRIPT>': `wait` is not a script option; the options are text, chunks, size, interval, first_byte, coalesce, split, stamps, usage, input, output, cached, cache_write, reasoning, obey, status, retry_after, should_retry, tool, arguments, repeat, echo, done, gate, fault
 
@@ -33,7 +34,7 @@ fn a_wrong_script_is_refused_at_the_command_line() {
 #[tokio::test]
 async fn the_address_is_announced_in_one_line() {
     let (reader, writer) = std::io::pipe().unwrap();
-    let command = Command::try_parse_from(["provider", "--script", "text=hi"]).unwrap();
+    let command = ProviderCommand::try_parse_from(["provider", "--script", "text=hi"]).unwrap();
     let stop = CancellationToken::new();
     let client = async {
         let mut line = String::new();
@@ -41,7 +42,7 @@ async fn the_address_is_announced_in_one_line() {
             spawn_blocking(move || BufReader::new(reader).read_line(&mut line).map(|_| line));
         let line = line.await.unwrap().unwrap();
         let addr = line.strip_prefix("provider listening on http://").unwrap().trim_end();
-        let reply = post(addr.parse().unwrap(), "/v1/completions", &json!({})).await.json();
+        let reply = post_json(addr.parse().unwrap(), "/v1/completions", &json!({})).await.json();
         stop.cancel();
         reply
     };
@@ -54,12 +55,12 @@ async fn the_address_is_announced_in_one_line() {
 async fn sigterm_ends_the_process_though_an_answer_stalls() {
     let mut process = ProviderProcess::start(&["provider", "--script", "fault=stall@1"]);
     let body = json!({ "model": "m", "stream": true });
-    let mut client = connect(process.addr(), "/v1/chat/completions", &body).await;
+    let mut client = send_json(process.addr(), "/v1/chat/completions", &body).await;
     read_until(&mut client, "hello").await;
     let pid = process.0.id().to_string();
     assert!(process::Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
     assert!(process.0.wait().unwrap().success());
-    assert!(!read(&mut client).await.whole);
+    assert!(!read_reply(&mut client).await.whole);
 }
 
 /// The built program; killed if the test leaves it running.

@@ -5,11 +5,11 @@ use hyper_util::rt::TokioExecutor;
 use insta::{assert_json_snapshot, assert_snapshot};
 use serde_json::{Value, json};
 
-use super::raw_client::{RawReply, get, plain, post};
-use crate::support::model_provider::{start, start_default};
+use super::raw_client::{RawReply, call_without_body, get_path, post_json};
+use crate::support::model_provider::{start_default, start_provider};
 
 /// Replaces ids and times, which differ between runs; their length and place are checked.
-fn stable<T>(check: impl FnOnce() -> T) -> T {
+fn with_stable_ids<T>(check: impl FnOnce() -> T) -> T {
     insta::with_settings!({
         filters => vec![
             (r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}", "UUID"),
@@ -20,15 +20,15 @@ fn stable<T>(check: impl FnOnce() -> T) -> T {
     }, { check() })
 }
 
-async fn ask(script: &str, path: &str, more: Value) -> RawReply {
-    let provider = start("text=hi there").await;
+async fn call_script(script: &str, path: &str, more: Value) -> RawReply {
+    let provider = start_provider("text=hi there").await;
     let mut body = json!({ "model": format!("fake/{script}") });
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    post(provider.addr, path, &body).await
+    post_json(provider.addr, path, &body).await
 }
 
-async fn stream(script: &str, path: &str) -> RawReply {
-    ask(script, path, json!({ "stream": true })).await
+async fn stream_script(script: &str, path: &str) -> RawReply {
+    call_script(script, path, json!({ "stream": true })).await
 }
 
 const CHAT: &str = "/v1/chat/completions";
@@ -37,35 +37,41 @@ const RESPONSES: &str = "/v1/responses";
 const MESSAGES: &str = "/v1/messages";
 const TURNS: [&str; 4] = [CHAT, COMPLETIONS, RESPONSES, MESSAGES];
 
-fn name(path: &str) -> String {
+fn snapshot_name(path: &str) -> String {
     path.trim_start_matches("/v1/").replace('/', "_")
 }
 
 #[tokio::test]
 async fn unary_answers_have_their_protocols_shape() {
     for path in TURNS.into_iter().chain(["/v1/messages/count_tokens", "/v1/embeddings"]) {
-        let reply = ask("", path, json!({})).await;
+        let reply = call_script("", path, json!({})).await;
         assert_eq!((reply.status(), reply.whole), (200, true), "{path}");
-        stable(|| assert_json_snapshot!(format!("unary_{}", name(path)), reply.json()));
+        with_stable_ids(|| {
+            assert_json_snapshot!(format!("unary_{}", snapshot_name(path)), reply.json());
+        });
     }
 }
 
 #[tokio::test]
 async fn streams_have_their_protocols_shape() {
     for path in TURNS {
-        let reply = stream("", path).await;
+        let reply = stream_script("", path).await;
         assert!(reply.whole, "{path}");
-        stable(|| assert_snapshot!(format!("stream_{}", name(path)), reply.text()));
+        with_stable_ids(|| {
+            assert_snapshot!(format!("stream_{}", snapshot_name(path)), reply.text());
+        });
     }
 }
 
 #[tokio::test]
 async fn tool_calls_come_in_pieces() {
     for path in [CHAT, RESPONSES, MESSAGES] {
-        let reply = stream("tool=exec,chunks=2,arguments={\"a\":1}", path).await;
-        stable(|| assert_snapshot!(format!("tool_{}", name(path)), reply.text()));
-        let reply = ask("tool=exec,arguments={\"a\":1}", path, json!({})).await;
-        stable(|| assert_json_snapshot!(format!("tool_unary_{}", name(path)), reply.json()));
+        let reply = stream_script("tool=exec,chunks=2,arguments={\"a\":1}", path).await;
+        with_stable_ids(|| assert_snapshot!(format!("tool_{}", snapshot_name(path)), reply.text()));
+        let reply = call_script("tool=exec,arguments={\"a\":1}", path, json!({})).await;
+        with_stable_ids(|| {
+            assert_json_snapshot!(format!("tool_unary_{}", snapshot_name(path)), reply.json());
+        });
     }
 }
 
@@ -79,11 +85,20 @@ async fn a_tool_is_asked_for_until_its_result_is_there() {
     ];
     for (path, field, result) in results {
         let conversation = json!({ field: [result] });
-        assert!(asks(&ask("tool=exec", path, json!({})).await.text()), "{path}");
-        assert!(!asks(&ask("tool=exec", path, conversation.clone()).await.text()), "{path}");
-        assert!(asks(&ask("tool=exec,repeat=yes", path, conversation).await.text()), "{path}");
+        assert!(asks(&call_script("tool=exec", path, json!({})).await.text()), "{path}");
+        assert!(
+            !asks(&call_script("tool=exec", path, conversation.clone()).await.text()),
+            "{path}"
+        );
+        assert!(
+            asks(&call_script("tool=exec,repeat=yes", path, conversation).await.text()),
+            "{path}"
+        );
     }
-    assert!(!asks(&ask("tool=exec", COMPLETIONS, json!({})).await.text()), "it knows no tools");
+    assert!(
+        !asks(&call_script("tool=exec", COMPLETIONS, json!({})).await.text()),
+        "it knows no tools"
+    );
 }
 
 #[tokio::test]
@@ -96,9 +111,9 @@ async fn an_echo_repeats_the_last_message() {
     for (path, field, last) in last {
         let first = json!({ "role": "user", "content": "six" });
         let conversation = json!({ field: [first, last] });
-        let text = ask("echo=yes", path, conversation).await.text();
+        let text = call_script("echo=yes", path, conversation).await.text();
         assert!(text.contains("seven") && !text.contains("six"), "{text}");
-        assert!(ask("echo=yes", path, json!({})).await.text().contains("hi there"));
+        assert!(call_script("echo=yes", path, json!({})).await.text().contains("hi there"));
     }
 }
 
@@ -107,7 +122,8 @@ async fn errors_have_their_protocols_shape() {
     let mut seen = Vec::new();
     for path in TURNS {
         for status in [402, 422, 429] {
-            let reply = ask(&format!("status={status}"), path, json!({ "stream": true })).await;
+            let reply =
+                call_script(&format!("status={status}"), path, json!({ "stream": true })).await;
             assert_eq!(reply.status(), status);
             seen.push(format!("{path} {}", reply.text()));
         }
@@ -130,17 +146,17 @@ async fn errors_have_their_protocols_shape() {
 
 #[tokio::test]
 async fn an_error_says_when_and_whether_to_try_again() {
-    let reply = ask("status=429,retry_after=7,should_retry=no", CHAT, json!({})).await;
+    let reply = call_script("status=429,retry_after=7,should_retry=no", CHAT, json!({})).await;
     assert_eq!(reply.header("retry-after"), Some("7"));
     assert_eq!(reply.header("x-should-retry"), Some("false"));
-    let reply = ask("status=429", CHAT, json!({})).await;
+    let reply = call_script("status=429", CHAT, json!({})).await;
     assert_eq!((reply.header("retry-after"), reply.header("x-should-retry")), (None, None));
 }
 
 #[tokio::test]
 async fn a_unary_answer_has_litellms_headers() {
-    let reply = ask("", CHAT, json!({})).await;
-    stable(|| {
+    let reply = call_script("", CHAT, json!({})).await;
+    with_stable_ids(|| {
         assert_snapshot!(reply.head.replace('\r', ""), @r#"
     HTTP/1.1 200 OK
     server: uvicorn
@@ -164,8 +180,8 @@ async fn a_unary_answer_has_litellms_headers() {
 
 #[tokio::test]
 async fn a_stream_has_litellms_headers_and_no_cost() {
-    let reply = stream("", CHAT).await;
-    stable(|| {
+    let reply = stream_script("", CHAT).await;
+    with_stable_ids(|| {
         assert_snapshot!(reply.head.replace('\r', ""), @r#"
     HTTP/1.1 200 OK
     server: uvicorn
@@ -192,16 +208,17 @@ async fn a_stream_has_litellms_headers_and_no_cost() {
 async fn the_call_id_is_handed_back() {
     let provider = start_default().await;
     let reply =
-        plain(provider.addr, "GET", "/v1/models", "x-litellm-call-id: run1-req-7\r\n").await;
+        call_without_body(provider.addr, "GET", "/v1/models", "x-litellm-call-id: run1-req-7\r\n")
+            .await;
     assert_eq!(reply.header("x-litellm-call-id"), Some("run1-req-7"));
 }
 
 #[tokio::test]
 async fn models_are_listed_in_the_shape_of_the_client() {
     let provider = start_default().await;
-    assert_snapshot!(get(provider.addr, "/v1/models").await.text(), @r#"{"data":[{"created":1,"id":"fake-small","object":"model","owned_by":"fake"},{"created":1,"id":"fake-large","object":"model","owned_by":"fake"}],"object":"list"}"#);
+    assert_snapshot!(get_path(provider.addr, "/v1/models").await.text(), @r#"{"data":[{"created":1,"id":"fake-small","object":"model","owned_by":"fake"},{"created":1,"id":"fake-large","object":"model","owned_by":"fake"}],"object":"list"}"#);
     let anthropic = "anthropic-version: 2023-06-01\r\n";
-    assert_snapshot!(plain(provider.addr, "GET", "/v1/models", anthropic).await.text(), @r#"{"data":[{"created_at":"2026-01-01T00:00:00Z","display_name":"fake-small","id":"fake-small","type":"model"},{"created_at":"2026-01-01T00:00:00Z","display_name":"fake-large","id":"fake-large","type":"model"}],"first_id":"fake-small","has_more":false,"last_id":"fake-large"}"#);
+    assert_snapshot!(call_without_body(provider.addr, "GET", "/v1/models", anthropic).await.text(), @r#"{"data":[{"created_at":"2026-01-01T00:00:00Z","display_name":"fake-small","id":"fake-small","type":"model"},{"created_at":"2026-01-01T00:00:00Z","display_name":"fake-large","id":"fake-large","type":"model"}],"first_id":"fake-small","has_more":false,"last_id":"fake-large"}"#);
 }
 
 #[tokio::test]
@@ -211,12 +228,15 @@ async fn embeddings_are_floats_or_base64_one_for_each_input() {
         let data = reply.json()["data"].as_array().unwrap().clone();
         data.iter().map(|item| item["embedding"].as_array().unwrap().len()).collect::<Vec<_>>()
     };
-    assert_eq!(lengths(ask("", path, json!({ "input": ["a", "b"] })).await), [8, 8]);
-    assert_eq!(lengths(ask("", path, json!({ "input": [[1, 2], [3]] })).await), [8, 8]);
-    assert_eq!(lengths(ask("", path, json!({ "input": [1, 2, 3], "dimensions": 2 })).await), [2]);
+    assert_eq!(lengths(call_script("", path, json!({ "input": ["a", "b"] })).await), [8, 8]);
+    assert_eq!(lengths(call_script("", path, json!({ "input": [[1, 2], [3]] })).await), [8, 8]);
+    assert_eq!(
+        lengths(call_script("", path, json!({ "input": [1, 2, 3], "dimensions": 2 })).await),
+        [2]
+    );
     for (dimensions, base64) in [(1, "AAAAPg=="), (2, "AAAAPgAAAD4="), (3, "AAAAPgAAAD4AAAA+")] {
         let more = json!({ "input": "a", "encoding_format": "base64", "dimensions": dimensions });
-        assert_eq!(ask("", path, more).await.json()["data"][0]["embedding"], base64);
+        assert_eq!(call_script("", path, more).await.json()["data"][0]["embedding"], base64);
     }
 }
 
@@ -224,9 +244,9 @@ async fn embeddings_are_floats_or_base64_one_for_each_input() {
 async fn a_chat_stream_reports_usage_only_where_it_is_asked_to() {
     let include =
         |include: bool| json!({ "stream": true, "stream_options": { "include_usage": include } });
-    assert!(!ask("", CHAT, include(false)).await.text().contains("usage"));
-    assert!(!stream("", CHAT).await.text().contains("usage"));
-    let events = ask("", CHAT, include(true)).await.events();
+    assert!(!call_script("", CHAT, include(false)).await.text().contains("usage"));
+    assert!(!stream_script("", CHAT).await.text().contains("usage"));
+    let events = call_script("", CHAT, include(true)).await.events();
     let usages: Vec<_> = events.iter().map(|event| &event["usage"]).collect();
     let (last, others) = usages.split_last().unwrap();
     assert!(others.iter().all(|usage| usage.is_null()));
@@ -240,8 +260,9 @@ async fn usage_sits_where_the_script_puts_it() {
     let mut seen = Vec::new();
     for path in [CHAT, RESPONSES, MESSAGES] {
         for report in ["none", "yes", "finish", "every"] {
-            let events = ask(&format!("usage={report}"), path, options.clone()).await.events();
-            let outputs: Vec<_> = events.iter().map(output).collect();
+            let events =
+                call_script(&format!("usage={report}"), path, options.clone()).await.events();
+            let outputs: Vec<_> = events.iter().map(output_tokens).collect();
             seen.push(format!("{path} {report}: {}", outputs.join(" ")));
         }
     }
@@ -262,7 +283,7 @@ async fn usage_sits_where_the_script_puts_it() {
 }
 
 /// Returns an event's output tokens, `-` if it reports none.
-fn output(event: &Value) -> String {
+fn output_tokens(event: &Value) -> String {
     let usage = [&event["usage"], &event["response"]["usage"], &event["message"]["usage"]];
     let counts =
         usage.iter().flat_map(|usage| [&usage["completion_tokens"], &usage["output_tokens"]]);
@@ -272,7 +293,10 @@ fn output(event: &Value) -> String {
 #[tokio::test]
 async fn unary_usage_can_be_left_out() {
     for path in TURNS {
-        assert!(!ask("usage=none", path, json!({})).await.text().contains("_tokens\""), "{path}");
+        assert!(
+            !call_script("usage=none", path, json!({})).await.text().contains("_tokens\""),
+            "{path}"
+        );
     }
 }
 
@@ -281,7 +305,7 @@ async fn each_protocol_counts_cached_and_reasoning_tokens_its_own_way() {
     let script = "input=19,cached=5,cache_write=3,output=9,reasoning=4";
     let mut seen = Vec::new();
     for path in [CHAT, RESPONSES, MESSAGES] {
-        seen.push(format!("{path} {}", ask(script, path, json!({})).await.json()["usage"]));
+        seen.push(format!("{path} {}", call_script(script, path, json!({})).await.json()["usage"]));
     }
     assert_snapshot!(seen.join("\n"), @r#"
     /v1/chat/completions {"cache_creation_input_tokens":3,"cache_read_input_tokens":5,"completion_tokens":9,"completion_tokens_details":{"reasoning_tokens":4},"prompt_tokens":19,"prompt_tokens_details":{"cached_tokens":5},"total_tokens":28}
@@ -300,8 +324,8 @@ async fn the_requests_limit_is_obeyed_where_the_script_says_so() {
     ];
     for (path, limit) in limits {
         let more = json!({ "stream": true, limit: 2 });
-        let deaf = ask("chunks=5", path, more.clone()).await.text();
-        let obedient = ask("chunks=5,obey=yes", path, more).await.text();
+        let deaf = call_script("chunks=5", path, more.clone()).await.text();
+        let obedient = call_script("chunks=5,obey=yes", path, more).await.text();
         assert_eq!(deaf.matches("hi ").count(), if path == RESPONSES { 15 } else { 3 }, "{deaf}");
         assert!(!obedient.contains("hi there hi"), "{obedient}");
         let reasons = ["\"length\"", "max_output_tokens", "\"max_tokens\""];
@@ -312,8 +336,8 @@ async fn the_requests_limit_is_obeyed_where_the_script_says_so() {
 #[tokio::test]
 async fn the_last_event_can_be_left_out() {
     for (path, last) in [(CHAT, "[DONE]"), (COMPLETIONS, "[DONE]"), (MESSAGES, "message_stop")] {
-        assert!(stream("", path).await.text().contains(last));
-        let reply = stream("done=no", path).await;
+        assert!(stream_script("", path).await.text().contains(last));
+        let reply = stream_script("done=no", path).await;
         assert!(!reply.text().contains(last) && reply.whole);
     }
 }
@@ -327,9 +351,13 @@ async fn an_unknown_path_is_refused() {
         ("GET", "/v1/files", 404),
         ("GET", "/", 404),
     ] {
-        assert_eq!(plain(provider.addr, method, path, "").await.status(), status, "{path}");
+        assert_eq!(
+            call_without_body(provider.addr, method, path, "").await.status(),
+            status,
+            "{path}"
+        );
     }
-    assert_eq!(get(provider.addr, "/health").await.text(), r#"{"status":"ok"}"#);
+    assert_eq!(get_path(provider.addr, "/health").await.text(), r#"{"status":"ok"}"#);
 }
 
 #[tokio::test]

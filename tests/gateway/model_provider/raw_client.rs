@@ -51,33 +51,38 @@ impl RawReply {
 }
 
 /// Sends a request on a new connection and reads to the end.
-pub(super) async fn post(addr: SocketAddr, path: &str, body: &Value) -> RawReply {
-    let mut stream = connect(addr, path, body).await;
-    read(&mut stream).await
+pub(super) async fn post_json(addr: SocketAddr, path: &str, body: &Value) -> RawReply {
+    let mut stream = send_json(addr, path, body).await;
+    read_reply(&mut stream).await
 }
 
 /// Sends a request without reading the answer.
-pub(super) async fn connect(addr: SocketAddr, path: &str, body: &Value) -> TcpStream {
+pub(super) async fn send_json(addr: SocketAddr, path: &str, body: &Value) -> TcpStream {
     let body = body.to_string();
     let head = format!(
         "POST {path} HTTP/1.1\r\nhost: fake\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
         body.len()
     );
-    send(addr, &(head + &body)).await
+    send_bytes(addr, &(head + &body)).await
 }
 
-pub(super) async fn get(addr: SocketAddr, path: &str) -> RawReply {
-    plain(addr, "GET", path, "").await
+pub(super) async fn get_path(addr: SocketAddr, path: &str) -> RawReply {
+    call_without_body(addr, "GET", path, "").await
 }
 
 /// Sends a request without a body; each of the `headers` ends in `\r\n`.
-pub(super) async fn plain(addr: SocketAddr, method: &str, path: &str, headers: &str) -> RawReply {
+pub(super) async fn call_without_body(
+    addr: SocketAddr,
+    method: &str,
+    path: &str,
+    headers: &str,
+) -> RawReply {
     let head = format!("{method} {path} HTTP/1.1\r\nhost: fake\r\nconnection: close\r\n");
-    let mut stream = send(addr, &format!("{head}{headers}\r\n")).await;
-    read(&mut stream).await
+    let mut stream = send_bytes(addr, &format!("{head}{headers}\r\n")).await;
+    read_reply(&mut stream).await
 }
 
-pub(super) async fn send(addr: SocketAddr, bytes: &str) -> TcpStream {
+pub(super) async fn send_bytes(addr: SocketAddr, bytes: &str) -> TcpStream {
     let mut stream = TcpStream::connect(addr).await.unwrap();
     stream.write_all(bytes.as_bytes()).await.unwrap();
     stream
@@ -96,7 +101,7 @@ pub(super) async fn read_until(stream: &mut TcpStream, mark: &str) -> String {
 }
 
 /// Reads to the end of the connection.
-pub(super) async fn read(stream: &mut TcpStream) -> RawReply {
+pub(super) async fn read_reply(stream: &mut TcpStream) -> RawReply {
     let mut bytes = Vec::new();
     let error = stream.read_to_end(&mut bytes).await.err().map(|error| error.kind());
     let end = bytes.windows(4).position(|end| end == b"\r\n\r\n").map_or(0, |at| at + 4);
@@ -106,12 +111,12 @@ pub(super) async fn read(stream: &mut TcpStream) -> RawReply {
         reply.whole = length.parse() == Ok(bytes.len() - end);
         reply.chunks.push(bytes[end..].to_vec());
     } else {
-        dechunk(&bytes[end..], &mut reply);
+        read_chunks(&bytes[end..], &mut reply);
     }
     reply
 }
 
-fn dechunk(mut rest: &[u8], reply: &mut RawReply) {
+fn read_chunks(mut rest: &[u8], reply: &mut RawReply) {
     while let Some(line) = rest.windows(2).position(|end| end == b"\r\n") {
         let size = std::str::from_utf8(&rest[..line]).ok();
         let Some(size) = size.and_then(|size| usize::from_str_radix(size, 16).ok()) else { break };

@@ -9,8 +9,10 @@ use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt as _;
 use tokio_util::sync::CancellationToken;
 
-use super::raw_client::{connect, get, plain, post, read, read_until, send};
-use crate::support::model_provider::{start, start_default};
+use super::raw_client::{
+    call_without_body, get_path, post_json, read_reply, read_until, send_bytes, send_json,
+};
+use crate::support::model_provider::{start_default, start_provider};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -20,7 +22,7 @@ async fn a_request_is_recorded_as_it_came() {
     let body = r#"{"model":"m","user":"u"}"#;
     let head = "POST /v1/chat/completions?beta=true HTTP/1.1\r\nHost: fake\r\nX-B: 2\r\n\
                 Authorization: Bearer k\r\nX-A: 1\r\nconnection: close\r\ncontent-length: 24\r\n\r\n";
-    read(&mut send(provider.addr, &format!("{head}{body}")).await).await;
+    read_reply(&mut send_bytes(provider.addr, &format!("{head}{body}")).await).await;
     let request = provider.seen.last_request().unwrap();
     let names: Vec<_> = request.headers.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["host", "x-b", "authorization", "x-a", "connection", "content-length"]);
@@ -37,7 +39,7 @@ async fn a_request_is_recorded_as_it_came() {
 async fn a_client_that_leaves_mid_stream_is_recorded() {
     let provider = start_default().await;
     let body = json!({ "model": "fake/chunks=1000000,size=1KiB", "stream": true });
-    let mut client = connect(provider.addr, CHAT, &body).await;
+    let mut client = send_json(provider.addr, CHAT, &body).await;
     read_until(&mut client, "xxx").await;
     drop(client);
     provider
@@ -54,7 +56,7 @@ async fn a_client_that_leaves_mid_stream_is_recorded() {
 async fn a_client_that_does_not_read_is_not_sent_everything() {
     let provider = start_default().await;
     let body = json!({ "model": "fake/chunks=1000000,size=1KiB", "stream": true });
-    let client = connect(provider.addr, CHAT, &body).await;
+    let client = send_json(provider.addr, CHAT, &body).await;
     // The kernel's buffers take some megabytes; then the count stops rising.
     let mut sent = 0;
     loop {
@@ -72,8 +74,8 @@ async fn a_client_that_does_not_read_is_not_sent_everything() {
 #[tokio::test]
 async fn refused_requests_are_recorded_too() {
     let provider = start_default().await;
-    get(provider.addr, "/v1/files").await;
-    post(provider.addr, CHAT, &json!({ "model": "fake/nonsense" })).await;
+    get_path(provider.addr, "/v1/files").await;
+    post_json(provider.addr, CHAT, &json!({ "model": "fake/nonsense" })).await;
     let statuses: Vec<_> = provider.seen.requests().iter().map(|request| request.status).collect();
     assert_eq!(statuses, [Some(404), Some(400)]);
 }
@@ -84,13 +86,13 @@ async fn only_the_last_requests_and_small_bodies_are_kept() {
     let requests = MAX_KEPT_REQUESTS + 10;
     let mut pipeline = "GET /v1/models HTTP/1.1\r\nhost: fake\r\n\r\n".repeat(requests - 1);
     pipeline.push_str("GET /v1/models HTTP/1.1\r\nhost: fake\r\nconnection: close\r\n\r\n");
-    let mut client = send(provider.addr, &pipeline).await;
-    read(&mut client).await;
+    let mut client = send_bytes(provider.addr, &pipeline).await;
+    read_reply(&mut client).await;
     assert_eq!(provider.seen.requests().len(), MAX_KEPT_REQUESTS);
     assert_eq!(provider.seen.request_count(), requests as u64);
     assert_eq!(provider.seen.connection_count(), 1);
 
-    post(
+    post_json(
         provider.addr,
         CHAT,
         &json!({ "model": "m", "messages": "x".repeat(MAX_KEPT_BODY_BYTES) }),
@@ -105,16 +107,16 @@ async fn only_the_last_requests_and_small_bodies_are_kept() {
 async fn the_log_is_served_over_http_and_cleared_on_demand() {
     let provider = start_default().await;
     for model in ["a", "b"] {
-        post(provider.addr, CHAT, &json!({ "model": model })).await;
+        post_json(provider.addr, CHAT, &json!({ "model": model })).await;
     }
     provider.seen.wait_until(|seen| seen.open_connections() == 0).await;
-    let seen = get(provider.addr, "/_seen?last=1").await.json();
+    let seen = get_path(provider.addr, "/_seen?last=1").await.json();
     assert_eq!(seen["count"], 2);
     assert_eq!(seen["connections"], json!({ "accepted": 3, "open": 1 }));
     assert_eq!(seen["requests"][0]["body"]["model"], "b");
     assert_eq!(seen["requests"][1], Value::Null);
-    plain(provider.addr, "DELETE", "/_seen", "").await;
-    let seen = get(provider.addr, "/_seen").await.json();
+    call_without_body(provider.addr, "DELETE", "/_seen", "").await;
+    let seen = get_path(provider.addr, "/_seen").await.json();
     assert_eq!((&seen["count"], &seen["requests"]), (&json!(0), &json!([])));
 }
 
@@ -128,7 +130,7 @@ async fn each_ended_request_is_a_line_in_the_file() {
     let (addr, stop) = (provider.addr(), CancellationToken::new());
     let client = async {
         for model in ["m", "fake/fault=close@head"] {
-            post(addr, CHAT, &json!({ "model": model })).await;
+            post_json(addr, CHAT, &json!({ "model": model })).await;
         }
         stop.cancel();
     };
@@ -141,8 +143,8 @@ async fn each_ended_request_is_a_line_in_the_file() {
 
 #[tokio::test]
 async fn a_shutdown_cuts_a_stalled_answer_and_records_it() {
-    let provider = start("fault=stall@1").await;
-    let mut client = connect(provider.addr, CHAT, &json!({ "model": "m", "stream": true })).await;
+    let provider = start_provider("fault=stall@1").await;
+    let mut client = send_json(provider.addr, CHAT, &json!({ "model": "m", "stream": true })).await;
     read_until(&mut client, "hello").await;
     provider.stop.cancel();
     provider
@@ -150,14 +152,14 @@ async fn a_shutdown_cuts_a_stalled_answer_and_records_it() {
         .wait_until(|seen| seen.last_request().is_some_and(|last| last.ended.is_some()))
         .await;
     assert_eq!(provider.seen.last_request().unwrap().ended, Some(AnswerEnd::ShutDown));
-    assert!(!read(&mut client).await.whole);
+    assert!(!read_reply(&mut client).await.whole);
 }
 
 #[tokio::test]
 async fn a_body_that_breaks_off_is_a_client_that_left() {
     let provider = start_default().await;
     let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: fake\r\ncontent-length: 99\r\n\r\n{";
-    let mut client = send(provider.addr, head).await;
+    let mut client = send_bytes(provider.addr, head).await;
     provider.seen.wait_until(|seen| seen.request_count() == 1).await;
     client.shutdown().await.unwrap();
     provider

@@ -6,8 +6,8 @@ use insta::assert_snapshot;
 use proptest::prelude::*;
 use serde_json::json;
 
-use super::raw_client::post;
-use crate::support::model_provider::{start, start_default};
+use super::raw_client::post_json;
+use crate::support::model_provider::{start_default, start_provider};
 
 #[test]
 fn the_error_explains_a_wrong_script() {
@@ -84,9 +84,10 @@ fn every_knob_has_its_line_of_help() {
 
 #[tokio::test]
 async fn a_models_script_is_laid_over_the_providers_own() {
-    let provider = start("text=mine,output=77").await;
+    let provider = start_provider("text=mine,output=77").await;
     for (model, says, output) in [("gpt-x", "mine", 77), ("fake/text=yours", "yours", 77)] {
-        let reply = post(provider.addr, "/v1/completions", &json!({ "model": model })).await.json();
+        let reply =
+            post_json(provider.addr, "/v1/completions", &json!({ "model": model })).await.json();
         assert_eq!(reply["choices"][0]["text"], says);
         assert_eq!(reply["usage"]["completion_tokens"], output);
         assert_eq!(reply["model"], model);
@@ -97,16 +98,16 @@ async fn a_models_script_is_laid_over_the_providers_own() {
 async fn a_wrong_script_in_a_model_is_a_bad_request() {
     let provider = start_default().await;
     let body = json!({ "model": "fake/chunks=many" });
-    let reply = post(provider.addr, "/v1/messages", &body).await;
+    let reply = post_json(provider.addr, "/v1/messages", &body).await;
     assert_eq!(reply.status(), 400);
     assert_snapshot!(reply.text(), @r#"{"error":{"message":"the model's script cannot be read: `chunks` is `many`; it takes N or auto; N is a whole number","type":"invalid_request_error"},"type":"error"}"#);
-    let reply = post(provider.addr, "/v1/chat/completions", &json!({ "stream": 1 })).await;
+    let reply = post_json(provider.addr, "/v1/chat/completions", &json!({ "stream": 1 })).await;
     assert_snapshot!(reply.text(), @r#"{"error":{"code":"400","message":"the body cannot be read: invalid type: integer `1`, expected a boolean at line 1 column 11","param":null,"type":"invalid_request_error"}}"#);
 }
 
 proptest! {
     #[test]
-    fn a_script_reads_back_as_itself(knobs in knobs()) {
+    fn a_script_reads_back_as_itself(knobs in any_settings()) {
         let script: ProviderScript = knobs.parse().unwrap();
         let shown = script.to_string();
         prop_assert_eq!(&shown.parse::<ProviderScript>().unwrap(), &script);
@@ -122,18 +123,18 @@ proptest! {
 }
 
 /// Some script settings, each at most once, with valid values.
-fn knobs() -> impl Strategy<Value = String> {
+fn any_settings() -> impl Strategy<Value = String> {
     proptest::sample::subsequence(SCRIPT_OPTIONS.to_vec(), 0..=SCRIPT_OPTIONS.len())
-        .prop_flat_map(|knobs| knobs.iter().map(|knob| value(knob.name)).collect::<Vec<_>>())
+        .prop_flat_map(|knobs| knobs.iter().map(|knob| any_value(knob.name)).collect::<Vec<_>>())
         .prop_shuffle()
         .prop_map(|knobs| knobs.join(","))
 }
 
-fn value(name: &'static str) -> BoxedStrategy<String> {
+fn any_value(name: &'static str) -> BoxedStrategy<String> {
     let position = prop_oneof!["head", "end", "[0-9]{1,9}"];
     let value = match name {
-        "text" | "tool" => ".{1,12}".prop_map(|text| escape(&text)).boxed(),
-        "arguments" => ".{0,12}".prop_map(|text| escape(&json!(text).to_string())).boxed(),
+        "text" | "tool" => ".{1,12}".prop_map(|text| escape_bytes(&text)).boxed(),
+        "arguments" => ".{0,12}".prop_map(|text| escape_bytes(&json!(text).to_string())).boxed(),
         "chunks" | "retry_after" => any::<u32>().prop_map(|n| n.to_string()).boxed(),
         "coalesce" => (1..=u32::MAX).prop_map(|n| n.to_string()).boxed(),
         "size" | "split" => "[1-9][0-9]{0,2}(KiB|MiB)?".boxed(),
@@ -155,7 +156,7 @@ fn value(name: &'static str) -> BoxedStrategy<String> {
 }
 
 /// Escapes every byte that is neither a letter nor a digit.
-fn escape(text: &str) -> String {
+fn escape_bytes(text: &str) -> String {
     let escape = |byte: u8| match byte {
         b'0'..=b'9' | b'a'..=b'z' => char::from(byte).to_string(),
         _ => format!("%{byte:02x}"),

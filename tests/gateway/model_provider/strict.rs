@@ -3,20 +3,25 @@
 
 use serde_json::{Value, json};
 
-use super::raw_client::{RawReply, read, send};
+use super::raw_client::{RawReply, read_reply, send_bytes};
 use crate::support::model_provider::start_strict;
 
-async fn ask(addr: std::net::SocketAddr, path: &str, headers: &str, body: &Value) -> RawReply {
+async fn post_body(
+    addr: std::net::SocketAddr,
+    path: &str,
+    headers: &str,
+    body: &Value,
+) -> RawReply {
     let body = body.to_string();
     let head = format!(
         "POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n{headers}\r\n",
         body.len()
     );
-    read(&mut send(addr, &(head + &body)).await).await
+    read_reply(&mut send_bytes(addr, &(head + &body)).await).await
 }
 
 /// Adds fields to a body, and removes those that are null.
-fn with(mut body: Value, more: &Value) -> Value {
+fn change_fields(mut body: Value, more: &Value) -> Value {
     for (name, value) in more.as_object().unwrap() {
         match value {
             Value::Null => drop(body.as_object_mut().unwrap().remove(name)),
@@ -26,12 +31,12 @@ fn with(mut body: Value, more: &Value) -> Value {
     body
 }
 
-fn chat() -> Value {
+fn chat_body() -> Value {
     json!({ "model": "m", "messages": [{ "role": "user", "content": "hello" }] })
 }
 
-fn messages() -> Value {
-    with(chat(), &json!({ "max_tokens": 64 }))
+fn messages_body() -> Value {
+    change_fields(chat_body(), &json!({ "max_tokens": 64 }))
 }
 
 /// The parts of a refusal's error, without a missing one.
@@ -71,8 +76,8 @@ async fn chat_completions_refuse_what_openai_refuses() {
         json!({ "tool_choice": "auto" }),
         json!({ "tools": [{ "type": "web_search" }] }),
     ] {
-        let body = with(chat(), &more);
-        told.push(error_text(&ask(provider.addr, CHAT, KEY, &body).await));
+        let body = change_fields(chat_body(), &more);
+        told.push(error_text(&post_body(provider.addr, CHAT, KEY, &body).await));
     }
     insta::assert_snapshot!(told.join("\n"), @r#"
     400 invalid_request_error | Unrecognized request argument supplied: wibble
@@ -114,12 +119,12 @@ async fn responses_and_embeddings_refuse_what_openai_refuses() {
         json!({ "tools": [{ "type": "function", "function": { "name": "f" } }] }),
         json!({ "stream_options": { "include_usage": true }, "stream": true }),
     ] {
-        let body = with(json!({ "model": "m", "input": "hello" }), &more);
-        told.push(error_text(&ask(provider.addr, "/v1/responses", KEY, &body).await));
+        let body = change_fields(json!({ "model": "m", "input": "hello" }), &more);
+        told.push(error_text(&post_body(provider.addr, "/v1/responses", KEY, &body).await));
     }
     let empty = json!({ "model": "m", "input": [] });
-    told.push(error_text(&ask(provider.addr, "/v1/embeddings", KEY, &empty).await));
-    told.push(error_text(&ask(provider.addr, CHAT, "x-api-key: k\r\n", &chat()).await));
+    told.push(error_text(&post_body(provider.addr, "/v1/embeddings", KEY, &empty).await));
+    told.push(error_text(&post_body(provider.addr, CHAT, "x-api-key: k\r\n", &chat_body()).await));
     insta::assert_snapshot!(told.join("\n"), @r#"
     400 invalid_request_error | unknown_parameter | wibble | Unknown parameter: 'wibble'.
     400 invalid_request_error | missing_required_parameter | input | One of "input" or "previous_response_id" or 'prompt' or 'conversation_id' must be provided.
@@ -163,17 +168,17 @@ async fn anthropic_refuses_what_its_api_does_not_describe() {
         json!({ "thinking": { "type": "enabled", "budget_tokens": 9 } }),
         json!({ "thinking": { "type": "enabled", "budget_tokens": 2048 } }),
     ] {
-        let body = with(messages(), &more);
-        told.push(error_text(&ask(provider.addr, MESSAGES, ANTHROPIC, &body).await));
+        let body = change_fields(messages_body(), &more);
+        told.push(error_text(&post_body(provider.addr, MESSAGES, ANTHROPIC, &body).await));
     }
-    told.push(error_text(&ask(provider.addr, COUNT, ANTHROPIC, &messages()).await));
+    told.push(error_text(&post_body(provider.addr, COUNT, ANTHROPIC, &messages_body()).await));
     for headers in [
         "authorization: Bearer k\r\nanthropic-version: 2023-06-01\r\n",
         "x-api-key: k\r\n",
         "x-api-key: k\r\nanthropic-version: 2033-06-01\r\n",
         "x-api-key: k\r\nanthropic-version: 2023-06-01\r\nanthropic-beta: no-such-beta\r\n",
     ] {
-        told.push(error_text(&ask(provider.addr, MESSAGES, headers, &messages()).await));
+        told.push(error_text(&post_body(provider.addr, MESSAGES, headers, &messages_body()).await));
     }
     insta::assert_snapshot!(told.join("\n"), @r#"
     400 invalid_request_error | wibble: Extra inputs are not permitted
@@ -206,18 +211,21 @@ async fn what_the_apis_describe_is_served() {
     let provider = start_strict().await;
     let edits = json!({ "edits": [{ "type": "clear_tool_uses_20250919" }] });
     let beta = format!("{ANTHROPIC}anthropic-beta: context-management-2025-06-27\r\n");
-    let count = with(messages(), &json!({ "max_tokens": null }));
+    let count = change_fields(messages_body(), &json!({ "max_tokens": null }));
     for (path, headers, body) in [
         (
             CHAT,
             KEY,
-            with(chat(), &json!({ "stream": true, "stream_options": { "include_usage": true } })),
+            change_fields(
+                chat_body(),
+                &json!({ "stream": true, "stream_options": { "include_usage": true } }),
+            ),
         ),
         (
             CHAT,
             KEY,
-            with(
-                chat(),
+            change_fields(
+                chat_body(),
                 &json!({ "tools": [{ "type": "function", "function": { "name": "f" } }], "tool_choice": "auto" }),
             ),
         ),
@@ -228,10 +236,10 @@ async fn what_the_apis_describe_is_served() {
             json!({ "model": "m", "input": [{ "role": "user", "content": [{ "type": "input_text", "text": "hello" }] }] }),
         ),
         ("/v1/embeddings", KEY, json!({ "model": "m", "input": [1, 2] })),
-        (MESSAGES, &*beta, with(messages(), &json!({ "context_management": edits }))),
+        (MESSAGES, &*beta, change_fields(messages_body(), &json!({ "context_management": edits }))),
         (COUNT, ANTHROPIC, count),
     ] {
-        let reply = ask(provider.addr, path, headers, &body).await;
+        let reply = post_body(provider.addr, path, headers, &body).await;
         assert_eq!(reply.status(), 200, "{path} {body}: {}", reply.text());
     }
 }
@@ -242,8 +250,9 @@ async fn a_tool_that_is_not_offered_is_not_called() {
     let provider = start_strict().await;
     let tools = json!([{ "type": "function", "function": { "name": "f" } }]);
     for (more, finish) in [(json!({ "tools": tools }), "tool_calls"), (json!({}), "stop")] {
-        let body = with(with(chat(), &more), &json!({ "model": "fake/tool=f" }));
-        let reply = ask(provider.addr, CHAT, KEY, &body).await;
+        let body =
+            change_fields(change_fields(chat_body(), &more), &json!({ "model": "fake/tool=f" }));
+        let reply = post_body(provider.addr, CHAT, KEY, &body).await;
         assert_eq!(reply.json()["choices"][0]["finish_reason"], finish);
     }
 }

@@ -2,13 +2,13 @@
 
 use serde_json::{Value, json};
 
-use super::setup::{ProxySetup, provider};
+use super::setup::{ProxySetup, start_provider};
 
 /// G9: The SDKs take a cut for the model's own limit, and do not retry.
 #[test]
 fn the_sdks_take_a_cut_for_the_models_own_limit() {
     let calls = ["chat", "completions", "messages", "responses"];
-    let [chat, completions, messages, responses] = cut("chunks=100000", calls);
+    let [chat, completions, messages, responses] = run_limited_sdk("chunks=100000", calls);
     let seen = |finish: &str, output: Value| json!({"finish": finish, "output": output, "has_text": true, "requests": 1});
     assert_eq!(chat, seen("length", json!(20)));
     assert_eq!(completions, seen("length", Value::Null));
@@ -20,7 +20,7 @@ fn the_sdks_take_a_cut_for_the_models_own_limit() {
 #[test]
 fn the_sdks_take_half_a_tool_call_for_an_error() {
     let script = format!("tool=exec,chunks=100,arguments={{\"c\":\"{}\"}}", "x".repeat(98));
-    let [chat, messages, responses] = cut(&script, ["chat", "messages", "responses"]);
+    let [chat, messages, responses] = run_limited_sdk(&script, ["chat", "messages", "responses"]);
     let error = json!({"error": "output_limit_reached", "requests": 1});
     assert_eq!((&chat, &messages), (&error, &error));
     let failed = "insufficient_quota";
@@ -31,8 +31,8 @@ fn the_sdks_take_half_a_tool_call_for_an_error() {
 }
 
 /// Returns the results of an SDK for streams that are granted 20 tokens each.
-fn cut<const N: usize>(script: &str, calls: [&str; N]) -> [Value; N] {
-    let provider = provider(script);
+fn run_limited_sdk<const N: usize>(script: &str, calls: [&str; N]) -> [Value; N] {
+    let provider = start_provider(script);
     let place = ProxySetup::start(&provider.address, &[("MAX_OUTPUT_TOKENS", "1000")]);
     let seen = place.sdk("cut_sdk.py", "m", calls);
     let records = place.ends_with_a_whole_record();

@@ -9,8 +9,8 @@ use std::process::{Command, Stdio};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::{output, parse_lines};
-use crate::support::process::{Process, free_port};
+use super::{command_output, parse_lines};
+use crate::support::process::{ChildProcess, free_port};
 
 pub(super) const REMEDY: &str = "`tests/run peers` installs what is missing and runs this test";
 
@@ -20,14 +20,14 @@ pub(crate) const KEY: &str = "sk-litellm-master";
 /// A proxy with its socket, access log and audit log in one directory.
 pub(crate) struct ProxySetup {
     folder: TempDir,
-    proxy: RefCell<Process>,
+    proxy: RefCell<ChildProcess>,
 }
 
 impl ProxySetup {
     pub(crate) fn start(upstream: &str, more: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let file = |name: &str| folder.path().join(name);
-        let mut proxy = Process::start(
+        let mut proxy = ChildProcess::start(
             Command::new(GATEWAY)
                 .arg("proxy")
                 .env("SOCKET_PATH", file("llm.sock"))
@@ -42,8 +42,8 @@ impl ProxySetup {
                 .envs(more.iter().copied()),
             "",
         );
-        let health = through(&file("llm.sock"), &["--fail", "http://localhost/health"]);
-        proxy.until(|_| succeeds(&health));
+        let health = curl_arguments(&file("llm.sock"), &["--fail", "http://localhost/health"]);
+        proxy.until(|_| curl_succeeds(&health));
         Self { folder, proxy: RefCell::new(proxy) }
     }
 
@@ -54,9 +54,9 @@ impl ProxySetup {
         model: &str,
         calls: [&str; N],
     ) -> [Value; N] {
-        let python = venv("sdk").join("bin/python");
-        let said = output(
-            Command::new(python).arg(here(script)).arg(self.socket()).arg(model).args(calls),
+        let python = venv_path("sdk").join("bin/python");
+        let said = command_output(
+            Command::new(python).arg(peers_file(script)).arg(self.socket()).arg(model).args(calls),
         );
         parse_lines(&said).try_into().unwrap()
     }
@@ -66,11 +66,11 @@ impl ProxySetup {
         let messages = json!([{ "role": "user", "content": "hello" }]);
         let body = json!({ "model": model, "stream": stream, "messages": messages }).to_string();
         let url = "http://localhost/v1/chat/completions";
-        let arguments = through(
+        let arguments = curl_arguments(
             &self.socket(),
             &["--include", url, "--header", "content-type: application/json", "--data", &body],
         );
-        let answer = output(Command::new("curl").args(&arguments));
+        let answer = command_output(Command::new("curl").args(&arguments));
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
         assert_eq!(answer.ends_with("data: [DONE]\n\n"), stream, "{answer}");
         let id = answer.lines().find_map(|line| line.strip_prefix("x-litellm-call-id: "));
@@ -82,7 +82,7 @@ impl ProxySetup {
         let status = self.proxy.borrow_mut().terminate();
         assert!(status.success(), "{status}: {}", self.proxy.borrow().output());
         let audit = self.audit_log();
-        output(Command::new(GATEWAY).args(["audit", "verify"]).arg(&audit));
+        command_output(Command::new(GATEWAY).args(["audit", "verify"]).arg(&audit));
         parse_lines(&fs::read_to_string(audit).unwrap())
     }
 
@@ -102,16 +102,17 @@ impl ProxySetup {
 /// A program with an address for connections.
 pub(crate) struct PeerProgram {
     pub(crate) address: String,
-    _process: Process,
+    _process: ChildProcess,
 }
 
 /// Starts the fake provider, which answers by `script`.
-pub(crate) fn provider(script: &str) -> PeerProgram {
+pub(crate) fn start_provider(script: &str) -> PeerProgram {
     provider_with(&["--script", script])
 }
 
 pub(crate) fn provider_with(arguments: &[&str]) -> PeerProgram {
-    let mut process = Process::start(Command::new(GATEWAY).arg("provider").args(arguments), "");
+    let mut process =
+        ChildProcess::start(Command::new(GATEWAY).arg("provider").args(arguments), "");
     process.until(|said| said.ends_with('\n'));
     let said = process.output();
     let (_, address) = said.trim().split_once("http://").unwrap();
@@ -119,24 +120,24 @@ pub(crate) fn provider_with(arguments: &[&str]) -> PeerProgram {
 }
 
 /// LiteLLM with the fake provider behind its models. Both record what they receive.
-pub(super) struct Litellm {
+pub(super) struct LitellmProxy {
     pub(super) address: String,
-    process: Process,
+    process: ChildProcess,
     _provider: PeerProgram,
     folder: TempDir,
 }
 
-impl Litellm {
+impl LitellmProxy {
     pub(super) fn start() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let record = folder.path().join("provider.jsonl").display().to_string();
         let provider = provider_with(&["--record", &record]);
         let port = free_port().to_string();
         let address = format!("127.0.0.1:{port}");
-        let mut process = Process::start(
-            Command::new(venv("litellm").join("bin/litellm"))
+        let mut process = ChildProcess::start(
+            Command::new(venv_path("litellm").join("bin/litellm"))
                 .arg("--config")
-                .arg(here("litellm.yaml"))
+                .arg(peers_file("litellm.yaml"))
                 .args(["--host", "127.0.0.1", "--port", &port])
                 .env("LITELLM_MASTER_KEY", KEY)
                 .env("PROVIDER", format!("http://{}", provider.address))
@@ -148,7 +149,7 @@ impl Litellm {
             REMEDY,
         );
         let alive = format!("http://{address}/health/liveliness");
-        process.until(|_| succeeds(&curl_fail(&alive)));
+        process.until(|_| curl_succeeds(&curl_fail(&alive)));
         Self { address, process, _provider: provider, folder }
     }
 
@@ -169,13 +170,13 @@ impl Litellm {
 }
 
 /// Debian's Prometheus, which scrapes one address every second.
-pub(super) struct Prometheus {
+pub(super) struct PrometheusServer {
     address: String,
-    process: Process,
+    process: ChildProcess,
     _folder: TempDir,
 }
 
-impl Prometheus {
+impl PrometheusServer {
     pub(super) fn start(target: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let config = folder.path().join("prometheus.yml");
@@ -185,7 +186,7 @@ impl Prometheus {
         );
         fs::write(&config, text).unwrap();
         let address = format!("127.0.0.1:{}", free_port());
-        let mut process = Process::start(
+        let mut process = ChildProcess::start(
             Command::new("prometheus")
                 .arg(format!("--config.file={}", config.display()))
                 .arg(format!("--storage.tsdb.path={}", folder.path().join("data").display()))
@@ -193,7 +194,7 @@ impl Prometheus {
             REMEDY,
         );
         let ready = format!("http://{address}/-/ready");
-        process.until(|_| succeeds(&curl_fail(&ready)));
+        process.until(|_| curl_succeeds(&curl_fail(&ready)));
         Self { address, process, _folder: folder }
     }
 
@@ -201,7 +202,7 @@ impl Prometheus {
     pub(super) fn value(&self, query: &str) -> Option<f64> {
         let url = format!("http://{}/api/v1/query", self.address);
         let mut curl = Command::new("curl");
-        let answer = output(curl.args([
+        let answer = command_output(curl.args([
             "--silent",
             "--get",
             &url,
@@ -218,14 +219,14 @@ impl Prometheus {
 }
 
 /// Returns curl's arguments for a request through a unix socket.
-pub(crate) fn through(socket: &Path, arguments: &[&str]) -> Vec<String> {
+pub(crate) fn curl_arguments(socket: &Path, arguments: &[&str]) -> Vec<String> {
     let socket = socket.display().to_string();
     let curl = ["--silent", "--show-error", "--max-time", "60", "--unix-socket", &socket];
     curl.iter().chain(arguments).map(|&text| text.to_owned()).collect()
 }
 
 /// Returns promtool's output for `input`.
-pub(super) fn promtool(arguments: &[&str], input: &str) -> String {
+pub(super) fn run_promtool(arguments: &[&str], input: &str) -> String {
     let mut command = Command::new("promtool");
     command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap_or_else(|error| panic!("promtool: {error}; {REMEDY}"));
@@ -234,24 +235,24 @@ pub(super) fn promtool(arguments: &[&str], input: &str) -> String {
     [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()).concat()
 }
 
-pub(super) fn get(url: &str) -> String {
-    output(Command::new("curl").args(curl_fail(url)))
+pub(super) fn get_url(url: &str) -> String {
+    command_output(Command::new("curl").args(curl_fail(url)))
 }
 
 pub(crate) fn curl_fail(url: &str) -> Vec<String> {
     ["--silent", "--show-error", "--fail", "--max-time", "60", url].map(str::to_owned).to_vec()
 }
 
-pub(crate) fn succeeds(curl: &[String]) -> bool {
+pub(crate) fn curl_succeeds(curl: &[String]) -> bool {
     Command::new("curl").args(curl).output().is_ok_and(|output| output.status.success())
 }
 
 /// Returns the path of a file in `tests/peers`.
-pub(crate) fn here(file: &str) -> PathBuf {
+pub(crate) fn peers_file(file: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peers").join(file)
 }
 
 /// Returns the Python environment that `tests/run` has installed.
-pub(crate) fn venv(name: &str) -> PathBuf {
+pub(crate) fn venv_path(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("target/peers").join(name)
 }

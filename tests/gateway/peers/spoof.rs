@@ -13,16 +13,16 @@ use serde_json::Value;
 use self::litellm_callback::CallbackRecords;
 use self::matrix_case::{ExpectedOutcomes, MARK, MatrixCase, SpoofRoute, SpoofedValues};
 use super::parse_lines;
-use super::setup::{Litellm, ProxySetup, provider};
-use crate::support::client::Client;
+use super::setup::{LitellmProxy, ProxySetup, start_provider};
+use crate::support::client::TestClient;
 
 /// G3, G4, G5, G6: Spoofed headers, members of the body, duplicate keys and paths have no effect on any route.
 #[tokio::test]
 async fn spoofed_values_never_reach_litellm() {
     let lies = SpoofedValues::read();
-    let litellm = Litellm::start();
+    let litellm = LitellmProxy::start();
     let place = ProxySetup::start(&litellm.address, &[("MODELS", "gpt,claude")]);
-    let client = Client::new(&place.socket());
+    let client = TestClient::new(&place.socket());
 
     let mut honest = vec![];
     for route in SpoofRoute::ALL.into_iter().filter(|route| route.is_reported_to_callback()) {
@@ -46,7 +46,7 @@ async fn spoofed_values_never_reach_litellm() {
     }
 
     let open = ProxySetup::start(&litellm.address, &[]);
-    let client = Client::new(&open.socket());
+    let client = TestClient::new(&open.socket());
     for cell in lies.named_models() {
         wrong.extend(is_served(&cell, &client.raw(&cell.bytes).await).err());
     }
@@ -60,25 +60,25 @@ async fn spoofed_values_never_reach_litellm() {
             wrong.extend(callback_records.difference([call, again], lied.as_deref(), cell));
         }
     }
-    wrong.extend(unrecorded(&records, &served));
-    wrong.extend(marked(&litellm, &served));
+    wrong.extend(unrecorded_calls(&records, &served));
+    wrong.extend(marked_requests(&litellm, &served));
     wrong.extend(with_other_credentials(&litellm.forwarded()));
-    wrong.extend(unlisted(&litellm.output()));
+    wrong.extend(unlisted_requests(&litellm.output()));
     assert!(wrong.is_empty(), "{} of these:\n{}", wrong.len(), wrong.join("\n"));
 }
 
 /// G4: A list of models is requested with the gateway's identity, whatever the client claims.
 #[tokio::test]
 async fn the_model_list_is_requested_with_the_gateways_identity() {
-    let provider = provider("");
+    let provider = start_provider("");
     let place = ProxySetup::start(&provider.address, &[]);
-    let client = Client::new(&place.socket());
+    let client = TestClient::new(&place.socket());
     for lie in SpoofedValues::read().headers() {
         let head =
             format!("GET /v1/models?key={MARK}0#{MARK}0 HTTP/1.1\r\n{CLOSE}{lie}: {MARK}0\r\n\r\n");
         assert!(client.raw(head.as_bytes()).await.starts_with("HTTP/1.1 200 "), "{lie}");
     }
-    let seen = super::setup::get(&format!("http://{}/_seen", provider.address));
+    let seen = super::setup::get_url(&format!("http://{}/_seen", provider.address));
     assert!(seen.contains("x-litellm-end-user-id") && !seen.contains(MARK), "{seen}");
 }
 
@@ -101,7 +101,7 @@ fn call_of(answer: &str) -> Option<String> {
 }
 
 /// G11: Returns calls whose id in LiteLLM differs from the id in the audit log.
-fn unrecorded(records: &[Value], served: &[(Option<String>, MatrixCase)]) -> Vec<String> {
+fn unrecorded_calls(records: &[Value], served: &[(Option<String>, MatrixCase)]) -> Vec<String> {
     let admitted: BTreeSet<_> = records
         .iter()
         .filter(|record| record["event"] == "request.admitted")
@@ -114,7 +114,10 @@ fn unrecorded(records: &[Value], served: &[(Option<String>, MatrixCase)]) -> Vec
 }
 
 /// Returns spoofed requests whose mark appears in anything that LiteLLM or the provider received.
-fn marked(litellm: &Litellm, served: &[(Option<String>, MatrixCase)]) -> BTreeSet<String> {
+fn marked_requests(
+    litellm: &LitellmProxy,
+    served: &[(Option<String>, MatrixCase)],
+) -> BTreeSet<String> {
     let saw = [
         ("LiteLLM", litellm.callback_lines()),
         ("LiteLLM's log", litellm.output()),
@@ -156,7 +159,7 @@ fn with_other_credentials(forwarded: &str) -> BTreeSet<String> {
 }
 
 /// Returns requests in LiteLLM's log that the test did not make, or that LiteLLM did not serve.
-fn unlisted(said: &str) -> BTreeSet<String> {
+fn unlisted_requests(said: &str) -> BTreeSet<String> {
     let ours = |line: &&str| {
         let health = line.contains(r#""GET /health/liveliness HTTP/1.1" 200"#);
         let served =

@@ -9,11 +9,11 @@ use crate::support::small_disk::SmallDisk;
 /// G11: The admission is in the file before the upstream receives the first byte.
 #[tokio::test]
 async fn an_admission_is_on_disk_before_the_call_is_sent() {
-    let (upstream, address) = raw_upstream::listen().await;
+    let (upstream, address) = raw_upstream::listen_locally().await;
     let app =
         TestApp::with(|config| config.upstream.url = address.to_string().parse().unwrap()).await;
     let client = app.client();
-    let body = streamed("fake");
+    let body = streamed_body("fake");
     for calls in 1..=3 {
         let (_, request) = tokio::join!(client.post("/v1/messages", &body), async {
             let (mut connection, _) = upstream.accept().await.unwrap();
@@ -21,10 +21,10 @@ async fn an_admission_is_on_disk_before_the_call_is_sent() {
             let admitted = app.records().into_iter().filter(|r| r["event"] == "request.admitted");
             let admitted: Vec<_> = admitted.collect();
             assert_eq!(admitted.len(), calls);
-            let request = raw_upstream::request(&mut connection).await;
+            let request = raw_upstream::read_request(&mut connection).await;
             let id = admitted[calls - 1]["request"].as_str().unwrap();
             assert!(request.contains(&format!("x-litellm-call-id: {id}\r\n")), "{request}");
-            raw_upstream::send(&mut connection, raw_upstream::ANSWER).await;
+            raw_upstream::send_text(&mut connection, raw_upstream::ANSWER).await;
             request
         });
         assert!(request.starts_with("POST /v1/messages HTTP/1.1\r\n"));
@@ -63,12 +63,12 @@ async fn a_full_disk_stops_calls_and_no_stream() {
     let disk = SmallDisk::mount(256 * 1024);
     let log = disk.path("audit.jsonl");
     let app = TestApp::with(|config| config.audit.path = Some(log.clone())).await;
-    let stream = app.client().open("/v1/chat/completions", &streamed("fake/gate=1")).await;
+    let stream = app.client().open("/v1/chat/completions", &streamed_body("fake/gate=1")).await;
     app.upstream.gate.wait_for_waiting(1).await;
     disk.fill();
     // The rest of the last page has room for a few more admissions.
     let refused = loop {
-        let response = app.client().post("/v1/messages", &unary("fake")).await;
+        let response = app.client().post("/v1/messages", &unary_body("fake")).await;
         if response.status != 200 {
             break response;
         }
@@ -76,7 +76,7 @@ async fn a_full_disk_stops_calls_and_no_stream() {
     assert_eq!((refused.status.as_u16(), refused.header("x-should-retry")), (503, None));
     insta::assert_snapshot!(refused.text(), @r#"{"error":{"code":"audit_unavailable","message":"the audit log cannot be written","type":"api_error"},"type":"error"}"#);
     let calls = app.upstream.seen.request_count();
-    app.client().post("/v1/messages", &unary("fake")).await;
+    app.client().post("/v1/messages", &unary_body("fake")).await;
     assert_eq!(
         app.upstream.seen.request_count(),
         calls,
@@ -86,15 +86,15 @@ async fn a_full_disk_stops_calls_and_no_stream() {
     let (events, in_order) = stream.rest().await;
     assert!(in_order && events.ends_with("data: [DONE]\n\n"), "{events}");
     disk.free();
-    let response = app.client().post("/v1/messages", &unary("fake")).await;
+    let response = app.client().post("/v1/messages", &unary_body("fake")).await;
     assert_eq!(response.status, 200);
     app.stop().await;
 }
 
-fn unary(model: &str) -> Value {
+fn unary_body(model: &str) -> Value {
     json!({"model": model, "max_tokens": 100, "messages": []})
 }
 
-fn streamed(model: &str) -> Value {
+fn streamed_body(model: &str) -> Value {
     json!({"model": model, "max_tokens": 100, "stream": true, "messages": []})
 }

@@ -17,7 +17,7 @@ use tokio::runtime::Builder;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::app::configuration;
+use crate::support::app::run_config;
 use crate::support::threads::{ThreadClient, start_provider};
 
 /// The counts with the lane and with hyper. A commit that changes a count also changes the figure here.
@@ -39,8 +39,9 @@ struct AllocationFigures {
 /// G14: A call allocates no more than its figure, plus 5 %.
 #[test]
 fn a_unary_call_allocates_no_more_than_its_figure() {
-    check("allocations a call", |figures| {
-        let calls = counted(figures.lane, |client| (0..CALLS).for_each(|_| client.call(0)));
+    check_figures("allocations a call", |figures| {
+        let calls =
+            count_allocations(figures.lane, |client| (0..CALLS).for_each(|_| client.call(0)));
         (calls.count_total / u64::from(CALLS), figures.per_call)
     });
 }
@@ -48,9 +49,10 @@ fn a_unary_call_allocates_no_more_than_its_figure() {
 /// G14: A frame of a stream allocates no more than its figure.
 #[test]
 fn a_frame_of_a_stream_allocates_no_more_than_its_figure() {
-    check("allocations a frame", |figures| {
-        let [few, many] = [10, 1010]
-            .map(|frames| counted(figures.lane, move |client| client.call(frames)).count_total);
+    check_figures("allocations a frame", |figures| {
+        let [few, many] = [10, 1010].map(|frames| {
+            count_allocations(figures.lane, move |client| client.call(frames)).count_total
+        });
         (many.saturating_sub(few) / 1000, figures.per_frame)
     });
 }
@@ -58,9 +60,9 @@ fn a_frame_of_a_stream_allocates_no_more_than_its_figure() {
 /// G14: An open stream holds no more memory than its figure, plus 5 %.
 #[test]
 fn an_open_stream_holds_no_more_than_its_figure() {
-    check("bytes a stream", |figures| {
+    check_figures("bytes a stream", |figures| {
         let open = Mutex::new(vec![]);
-        let held = counted(figures.lane, move |client| {
+        let held = count_allocations(figures.lane, move |client| {
             for _ in 0..STREAMS {
                 let mut stream = client.another();
                 stream.open_stream();
@@ -73,7 +75,7 @@ fn an_open_stream_holds_no_more_than_its_figure() {
 }
 
 /// Compares the count of each server with its figure.
-fn check(label: &str, count: impl Fn(&AllocationFigures) -> (u64, u64)) {
+fn check_figures(label: &str, count: impl Fn(&AllocationFigures) -> (u64, u64)) {
     let mut grown = vec![];
     for figures in FIGURES {
         let (counted, figure) = count(&figures);
@@ -86,13 +88,16 @@ fn check(label: &str, count: impl Fn(&AllocationFigures) -> (u64, u64)) {
 
 /// Counts what the process allocates for a client's `work` when the work is done for the second time, so that buffers
 /// have grown before.
-fn counted(lane: LaneMode, work: impl Fn(&mut ThreadClient) + Send + 'static) -> AllocationInfo {
+fn count_allocations(
+    lane: LaneMode,
+    work: impl Fn(&mut ThreadClient) + Send + 'static,
+) -> AllocationInfo {
     let directory = tempfile::tempdir().unwrap();
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
     let (provider, read) = start_provider();
     let app = {
         let _context = runtime.enter();
-        GatewayProcess::build_process(limited(directory.path(), provider, lane)).unwrap()
+        GatewayProcess::build_process(limited_config(directory.path(), provider, lane)).unwrap()
     };
     let socket = app.socket_path().unwrap().to_path_buf();
     let (rounds, asked) = mpsc::channel::<oneshot::Sender<()>>();
@@ -120,8 +125,8 @@ fn counted(lane: LaneMode, work: impl Fn(&mut ThreadClient) + Send + 'static) ->
 }
 
 /// Configures a run with every kind of budget.
-fn limited(directory: &Path, upstream: SocketAddr, lane: LaneMode) -> GatewayConfig {
-    let mut config = configuration(directory, upstream);
+fn limited_config(directory: &Path, upstream: SocketAddr, lane: LaneMode) -> GatewayConfig {
+    let mut config = run_config(directory, upstream);
     config.server.lane = lane;
     config.budget.max_turns = Some(u64::MAX);
     config.budget.max_total_tokens = Some(Tokens(u64::MAX / 2));

@@ -7,25 +7,25 @@ use http::StatusCode;
 use serde_json::{Value, json};
 
 use crate::support::app::TestApp;
-use crate::support::client::Response;
+use crate::support::client::TestResponse;
 
 /// G10: The status and the text of the refusal make the clients of each protocol stop. The values were measured with
 /// real clients.
 #[tokio::test]
 async fn a_spent_turn_budget_stops_the_clients_of_each_protocol() {
     let app = TestApp::with(|config| config.budget.max_turns = Some(1)).await;
-    app.client().post("/v1/chat/completions", &unary("fake")).await;
-    insta::assert_snapshot!(refusal(&app, "/v1/chat/completions").await, @r#"
+    app.client().post("/v1/chat/completions", &unary_body("fake")).await;
+    insta::assert_snapshot!(call_refused(&app, "/v1/chat/completions").await, @r#"
     402 Payment Required
     x-should-retry: false
     {"error":{"code":"turn_budget_exhausted","message":"turn budget exhausted: 1 of 1 turns are spent","param":null,"type":"insufficient_quota"}}
     "#);
-    insta::assert_snapshot!(refusal(&app, "/v1/messages").await, @r#"
+    insta::assert_snapshot!(call_refused(&app, "/v1/messages").await, @r#"
     402 Payment Required
     x-should-retry: false
     {"error":{"code":"turn_budget_exhausted","message":"turn budget exhausted: 1 of 1 turns are spent","type":"billing_error"},"type":"error"}
     "#);
-    insta::assert_snapshot!(refusal(&app, "/v1/responses").await, @r#"
+    insta::assert_snapshot!(call_refused(&app, "/v1/responses").await, @r#"
     429 Too Many Requests
     x-should-retry: false
     {"error":{"code":"turn_budget_exhausted","message":"turn budget exhausted: 1 of 1 turns are spent","param":null,"type":"usage_limit_reached"}}
@@ -43,7 +43,7 @@ async fn only_generating_takes_a_turn() {
         assert_eq!(app.client().post(path, &body).await.status, 200);
     }
     assert_eq!(app.client().get("/v1/models").await.status, 200);
-    let answer = app.client().post("/v1/chat/completions", &unary("fake")).await;
+    let answer = app.client().post("/v1/chat/completions", &unary_body("fake")).await;
     assert_eq!(answer.status, 200);
     app.stop().await;
 }
@@ -52,18 +52,18 @@ async fn only_generating_takes_a_turn() {
 #[tokio::test]
 async fn a_spent_token_budget_stops_the_clients_of_each_protocol() {
     let app = TestApp::with(|config| config.budget.max_output_tokens = Some(Tokens(77))).await;
-    app.client().post("/v1/chat/completions", &unary("fake/output=77")).await;
-    insta::assert_snapshot!(refusal(&app, "/v1/chat/completions").await, @r#"
+    app.client().post("/v1/chat/completions", &unary_body("fake/output=77")).await;
+    insta::assert_snapshot!(call_refused(&app, "/v1/chat/completions").await, @r#"
     402 Payment Required
     x-should-retry: false
     {"error":{"code":"token_budget_exhausted","message":"output token budget exhausted: 77 of 77 tokens are spent and this call needs about 1","param":null,"type":"insufficient_quota"}}
     "#);
-    insta::assert_snapshot!(refusal(&app, "/v1/messages").await, @r#"
+    insta::assert_snapshot!(call_refused(&app, "/v1/messages").await, @r#"
     402 Payment Required
     x-should-retry: false
     {"error":{"code":"token_budget_exhausted","message":"output token budget exhausted: 77 of 77 tokens are spent and this call needs about 1","type":"billing_error"},"type":"error"}
     "#);
-    insta::assert_snapshot!(refusal(&app, "/v1/responses").await, @r#"
+    insta::assert_snapshot!(call_refused(&app, "/v1/responses").await, @r#"
     429 Too Many Requests
     x-should-retry: false
     {"error":{"code":"token_budget_exhausted","message":"output token budget exhausted: 77 of 77 tokens are spent and this call needs about 1","param":null,"type":"usage_limit_reached"}}
@@ -75,25 +75,25 @@ async fn a_spent_token_budget_stops_the_clients_of_each_protocol() {
 #[tokio::test]
 async fn a_refusal_for_concurrent_calls_is_temporary() {
     let app = TestApp::with(|config| config.budget.max_concurrent = Some(1)).await;
-    let open = app.client().open("/v1/messages", &streamed("fake/gate=1")).await;
-    insta::assert_snapshot!(refusal(&app, "/v1/chat/completions").await, @r#"
+    let open = app.client().open("/v1/messages", &streamed_body("fake/gate=1")).await;
+    insta::assert_snapshot!(call_refused(&app, "/v1/chat/completions").await, @r#"
     429 Too Many Requests
     retry-after: 1
     {"error":{"code":"too_many_concurrent_requests","message":"the limit of 1 open calls is reached; retry when a call has ended","param":null,"type":"rate_limit_error"}}
     "#);
-    insta::assert_snapshot!(refusal(&app, "/v1/messages").await, @r#"
+    insta::assert_snapshot!(call_refused(&app, "/v1/messages").await, @r#"
     429 Too Many Requests
     retry-after: 1
     {"error":{"code":"too_many_concurrent_requests","message":"the limit of 1 open calls is reached; retry when a call has ended","type":"rate_limit_error"},"type":"error"}
     "#);
-    insta::assert_snapshot!(refusal(&app, "/v1/responses").await, @r#"
+    insta::assert_snapshot!(call_refused(&app, "/v1/responses").await, @r#"
     429 Too Many Requests
     retry-after: 1
     {"error":{"code":"too_many_concurrent_requests","message":"the limit of 1 open calls is reached; retry when a call has ended","param":null,"type":"rate_limit_error"}}
     "#);
     app.upstream.gate.allow_answers(1);
     open.finish().await.unwrap();
-    let answer = app.client().post("/v1/messages", &unary("fake")).await;
+    let answer = app.client().post("/v1/messages", &unary_body("fake")).await;
     assert_eq!(answer.status, 200);
     app.stop().await;
 }
@@ -102,8 +102,8 @@ async fn a_refusal_for_concurrent_calls_is_temporary() {
 #[tokio::test]
 async fn a_refusal_for_reserved_budget_is_temporary() {
     let app = TestApp::with(|config| config.budget.max_output_tokens = Some(Tokens(100))).await;
-    let open = app.client().open("/v1/chat/completions", &streamed("fake/gate=1")).await;
-    insta::assert_snapshot!(refusal(&app, "/v1/chat/completions").await, @r#"
+    let open = app.client().open("/v1/chat/completions", &streamed_body("fake/gate=1")).await;
+    insta::assert_snapshot!(call_refused(&app, "/v1/chat/completions").await, @r#"
     429 Too Many Requests
     retry-after: 1
     {"error":{"code":"budget_reserved","message":"open calls hold the rest of the output budget; retry when a call has ended","param":null,"type":"rate_limit_error"}}
@@ -117,8 +117,8 @@ async fn a_refusal_for_reserved_budget_is_temporary() {
 #[tokio::test]
 async fn a_rate_says_how_long_to_wait() {
     let app = TestApp::with(|config| config.budget.requests_per_minute = Some(1)).await;
-    app.client().post("/v1/chat/completions", &unary("fake")).await;
-    let refusal = refusal(&app, "/v1/chat/completions").await;
+    app.client().post("/v1/chat/completions", &unary_body("fake")).await;
+    let refusal = call_refused(&app, "/v1/chat/completions").await;
     insta::with_settings!({filters => [("retry-after: [0-9]+", "retry-after: [seconds]")]}, {
         insta::assert_snapshot!(refusal, @r#"
         429 Too Many Requests
@@ -133,8 +133,8 @@ async fn a_rate_says_how_long_to_wait() {
 #[tokio::test]
 async fn a_rate_of_tokens_says_how_long_to_wait() {
     let app = TestApp::with(|config| config.budget.tokens_per_minute = Some(10)).await;
-    app.client().post("/v1/chat/completions", &unary("fake")).await;
-    let refusal = refusal(&app, "/v1/responses").await;
+    app.client().post("/v1/chat/completions", &unary_body("fake")).await;
+    let refusal = call_refused(&app, "/v1/responses").await;
     insta::with_settings!({filters => [("retry-after: [0-9]+", "retry-after: [seconds]")]}, {
         insta::assert_snapshot!(refusal, @r#"
         429 Too Many Requests
@@ -149,17 +149,17 @@ async fn a_rate_of_tokens_says_how_long_to_wait() {
 #[tokio::test]
 async fn a_run_whose_time_is_over_begins_nothing() {
     let app = TestApp::with(|config| config.budget.deadline = Some(Duration::from_nanos(1))).await;
-    insta::assert_snapshot!(refusal(&app, "/v1/chat/completions").await, @r#"
+    insta::assert_snapshot!(call_refused(&app, "/v1/chat/completions").await, @r#"
     402 Payment Required
     x-should-retry: false
     {"error":{"code":"deadline_exceeded","message":"the run's deadline of 1ns has passed","param":null,"type":"insufficient_quota"}}
     "#);
-    insta::assert_snapshot!(refusal(&app, "/v1/messages").await, @r#"
+    insta::assert_snapshot!(call_refused(&app, "/v1/messages").await, @r#"
     402 Payment Required
     x-should-retry: false
     {"error":{"code":"deadline_exceeded","message":"the run's deadline of 1ns has passed","type":"billing_error"},"type":"error"}
     "#);
-    insta::assert_snapshot!(refusal(&app, "/v1/responses").await, @r#"
+    insta::assert_snapshot!(call_refused(&app, "/v1/responses").await, @r#"
     429 Too Many Requests
     x-should-retry: false
     {"error":{"code":"deadline_exceeded","message":"the run's deadline of 1ns has passed","param":null,"type":"usage_limit_reached"}}
@@ -179,7 +179,9 @@ async fn a_turn_is_spent_once_however_many_ask() {
     let calls: Vec<_> = (0..64)
         .map(|_| {
             let client = app.client();
-            tokio::spawn(async move { client.post("/v1/messages", &unary("fake")).await.status })
+            tokio::spawn(
+                async move { client.post("/v1/messages", &unary_body("fake")).await.status },
+            )
         })
         .collect();
     let mut statuses = vec![];
@@ -204,12 +206,12 @@ async fn a_budget_survives_a_restart() {
     };
     for _ in 0..2 {
         let app = start().await;
-        let answer = app.client().post("/v1/messages", &unary("fake")).await;
+        let answer = app.client().post("/v1/messages", &unary_body("fake")).await;
         assert_eq!(answer.status, 200);
         app.stop().await;
     }
     let app = start().await;
-    let answer = app.client().post("/v1/messages", &unary("fake")).await;
+    let answer = app.client().post("/v1/messages", &unary_body("fake")).await;
     assert_eq!(answer.status, 402);
     assert_eq!(app.upstream.seen.request_count(), 0);
     app.stop().await;
@@ -280,7 +282,7 @@ async fn the_status_has_the_remaining_budget() {
         config.budget.deadline = Some(Duration::from_hours(1));
     })
     .await;
-    app.client().post("/v1/chat/completions", &unary("fake/input=11;output=77")).await;
+    app.client().post("/v1/chat/completions", &unary_body("fake/input=11;output=77")).await;
     let mut status = app.client().get("/run/status").await.json();
     status["budget"]["time_left"] = json!("[time]");
     insta::assert_json_snapshot!(status, @r#"
@@ -323,8 +325,8 @@ async fn the_status_has_the_remaining_budget() {
 }
 
 /// Returns a refusal as the client sees it.
-async fn refusal(app: &TestApp, path: &str) -> String {
-    let Response { status, headers, body } = app.client().post(path, &unary("fake")).await;
+async fn call_refused(app: &TestApp, path: &str) -> String {
+    let TestResponse { status, headers, body } = app.client().post(path, &unary_body("fake")).await;
     let header = |name: &str| {
         headers.get(name).map(|value| format!("{name}: {}\n", value.to_str().unwrap()))
     };
@@ -333,10 +335,10 @@ async fn refusal(app: &TestApp, path: &str) -> String {
     format!("{status}\n{}{text}", advice.collect::<String>())
 }
 
-fn unary(model: &str) -> Value {
+fn unary_body(model: &str) -> Value {
     json!({"model": model, "max_tokens": 100, "messages": []})
 }
 
-fn streamed(model: &str) -> Value {
+fn streamed_body(model: &str) -> Value {
     json!({"model": model, "max_tokens": 100, "stream": true, "messages": []})
 }

@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use crate::support::allocations;
-use crate::support::app::configuration;
-use crate::support::client::Client;
+use crate::support::app::run_config;
+use crate::support::client::TestClient;
 use crate::support::model_provider;
 
 /// G14: The pipeline's state is part of every connection's task, so its size is bounded.
@@ -51,7 +51,7 @@ fn a_frame_allocates_a_bounded_number_of_times() {
         let model = format!("fake/chunks={chunks}");
         json!({"model": model, "stream": true, "max_tokens": 5, "messages": []})
     };
-    let of = |chunks| allocated(&stream(chunks), 1, |_| ());
+    let of = |chunks| count_allocated(&stream(chunks), 1, |_| ());
     let (few, many) = (of(100), of(2100));
     // On a busy machine several frames arrive together. The first call pays for one-time setup.
     let each = many.saturating_sub(few).div_ceil(2000);
@@ -60,13 +60,13 @@ fn a_frame_allocates_a_bounded_number_of_times() {
 
 /// Returns what one more call allocates.
 fn each_allocates(call: &Value, configure: fn(&mut GatewayConfig)) -> u64 {
-    let (few, many) = (allocated(call, 20, configure), allocated(call, 120, configure));
+    let (few, many) = (count_allocated(call, 20, configure), count_allocated(call, 120, configure));
     (many - few) / 100
 }
 
 /// Counts the allocations of a whole gateway that serves this many calls. Provider and client run in threads of their
 /// own and are not counted.
-fn allocated(body: &Value, calls: u32, configure: fn(&mut GatewayConfig)) -> u64 {
+fn count_allocated(body: &Value, calls: u32, configure: fn(&mut GatewayConfig)) -> u64 {
     let (dir, stop) = (tempfile::tempdir().unwrap(), CancellationToken::new());
     let (ready, upstream) = mpsc::channel();
     let (serving, begin) = mpsc::channel::<()>();
@@ -74,11 +74,11 @@ fn allocated(body: &Value, calls: u32, configure: fn(&mut GatewayConfig)) -> u64
     let clients = {
         let stop = stop.clone();
         move || {
-            runtime().block_on(async {
+            build_runtime().block_on(async {
                 let upstream = model_provider::start_default().await;
                 ready.send(upstream.addr).unwrap();
                 begin.recv().unwrap();
-                let client = Client::new(&socket);
+                let client = TestClient::new(&socket);
                 for _ in 0..calls {
                     assert_eq!(client.post("/v1/messages", body).await.status, 200);
                 }
@@ -88,20 +88,22 @@ fn allocated(body: &Value, calls: u32, configure: fn(&mut GatewayConfig)) -> u64
     };
     std::thread::scope(|scope| {
         scope.spawn(clients);
-        let mut config = configuration(dir.path(), upstream.recv().unwrap());
+        let mut config = run_config(dir.path(), upstream.recv().unwrap());
         configure(&mut config);
-        count(config, &stop, &serving)
+        count_calls(config, &stop, &serving)
     })
 }
 
-fn count(config: GatewayConfig, stop: &CancellationToken, serving: &mpsc::Sender<()>) -> u64 {
-    let runtime = runtime();
+fn count_calls(config: GatewayConfig, stop: &CancellationToken, serving: &mpsc::Sender<()>) -> u64 {
+    let runtime = build_runtime();
     let app = runtime.block_on(async { GatewayProcess::build_process(config) }).unwrap();
     serving.send(()).unwrap();
-    allocations::count(|| runtime.block_on(app.serve_until_cancelled(stop.clone())).unwrap())
+    allocations::count_allocations(|| {
+        runtime.block_on(app.serve_until_cancelled(stop.clone())).unwrap();
+    })
 }
 
-fn runtime() -> tokio::runtime::Runtime {
+fn build_runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 

@@ -22,10 +22,10 @@ use crate::support::app::TestApp;
 #[tokio::test]
 async fn a_client_that_leaves_cancels_the_call() {
     let app = TestApp::start().await;
-    let stream = app.client().open("/v1/chat/completions", &streamed("fake/gate=2")).await;
+    let stream = app.client().open("/v1/chat/completions", &streamed_body("fake/gate=2")).await;
     app.upstream.gate.wait_for_waiting(1).await;
     drop(stream);
-    left(&app).await;
+    wait_until_left(&app).await;
     let settled = app.recorded("request.settled", 1).await.remove(0);
     assert_eq!((&settled["outcome"], &settled["status"]), (&json!("client_gone"), &json!(200)));
     assert_eq!(settled["usage"]["source"], "estimated");
@@ -38,12 +38,12 @@ async fn a_client_that_leaves_cancels_the_call() {
 async fn a_client_that_resets_a_stream_cancels_the_call() {
     let app = TestApp::start().await;
     let mut connection = app.client().http2().await;
-    let body = streamed("fake/gate=2");
-    let request = crate::support::client::post("http://x/v1/chat/completions", &body, &[]);
+    let body = streamed_body("fake/gate=2");
+    let request = crate::support::client::post_request("http://x/v1/chat/completions", &body, &[]);
     let response = connection.send_request(request).await.unwrap();
     app.upstream.gate.wait_for_waiting(1).await;
     drop(response);
-    left(&app).await;
+    wait_until_left(&app).await;
     assert_eq!(app.recorded("request.settled", 1).await[0]["outcome"], "client_gone");
     drop(connection);
     app.stop().await;
@@ -54,10 +54,10 @@ async fn a_client_that_resets_a_stream_cancels_the_call() {
 async fn a_client_that_leaves_before_the_answer_cancels_the_call() {
     let app = TestApp::with(|config| config.policy.on_client_gone = OnClientGone::Cancel).await;
     let body = json!({"model": "fake/fault=stall@head", "max_tokens": 5000, "messages": []});
-    let gone = ask(&app, "/v1/messages", &body).await;
+    let gone = send_request(&app, "/v1/messages", &body).await;
     app.upstream.seen.wait_until(|seen| seen.request_count() == 1).await;
     drop(gone);
-    left(&app).await;
+    wait_until_left(&app).await;
     let settled = app.recorded("request.settled", 1).await.remove(0);
     assert_eq!((&settled["outcome"], &settled["status"]), (&json!("client_gone"), &json!(0)));
     assert_eq!(settled["charged"]["output"], 5000, "{settled}");
@@ -84,7 +84,7 @@ async fn an_abandoned_call_is_charged_for_what_the_upstream_continues() {
                         || (kind == UpstreamKind::Litellm && path != "/v1/chat/completions");
                     let drains = goes_on && policy == OnClientGone::Auto;
                     let at = (is_stream, gate);
-                    let settled = Box::pin(leave(&app, path, at, drains, calls)).await;
+                    let settled = Box::pin(disconnect_client(&app, path, at, drains, calls)).await;
                     let charged = settled["charged"]["output"].as_u64().unwrap();
                     let at = format!("{kind:?} {policy:?} {path} {is_stream} {gate}: {settled}");
                     match (goes_on, policy) {
@@ -106,13 +106,19 @@ async fn an_abandoned_call_is_charged_for_what_the_upstream_continues() {
 }
 
 /// Makes a call and disconnects, either before the head or after the first two words.
-async fn leave(app: &TestApp, path: &str, at: (bool, &str), drains: bool, calls: usize) -> Value {
+async fn disconnect_client(
+    app: &TestApp,
+    path: &str,
+    at: (bool, &str),
+    drains: bool,
+    calls: usize,
+) -> Value {
     let (is_stream, gate) = at;
     let limit = if path == "/v1/responses" { "max_output_tokens" } else { "max_tokens" };
     let model = format!("fake/gate={gate};output=77");
     let body =
         json!({"model": model, "stream": is_stream, limit: 5000, "messages": [], "input": "x"});
-    let mut gone = ask(app, path, &body).await;
+    let mut gone = send_request(app, path, &body).await;
     app.upstream.gate.wait_for_waiting(1).await;
     let mut heard = String::new();
     while is_stream && !heard.contains("from ") {
@@ -130,7 +136,7 @@ async fn leave(app: &TestApp, path: &str, at: (bool, &str), drains: bool, calls:
 }
 
 /// Sends a request; the caller holds the connection and reads the answer.
-async fn ask(app: &TestApp, path: &str, body: &Value) -> impl AsyncRead + Unpin + use<> {
+async fn send_request(app: &TestApp, path: &str, body: &Value) -> impl AsyncRead + Unpin + use<> {
     let mut socket = app.client().connect().await;
     let body = body.to_string();
     let head = format!("POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json");
@@ -146,7 +152,7 @@ async fn the_drains_of_a_run_are_bounded() {
     let body = json!({"model": "fake/gate=head;output=77", "max_tokens": 5000, "messages": []});
     let mut gone = vec![];
     for _ in 0..66 {
-        gone.push(ask(&app, "/v1/messages", &body).await);
+        gone.push(send_request(&app, "/v1/messages", &body).await);
     }
     app.upstream.gate.wait_for_waiting(66).await;
     drop(gone);
@@ -173,7 +179,7 @@ async fn the_memory_of_a_drained_call_counts_for_its_run() {
     for round in 1..3 {
         let mut gone = vec![];
         for _ in 0..2 {
-            gone.push(ask(&app, "/v1/messages", &body("fake/gate=head;output=77")).await);
+            gone.push(send_request(&app, "/v1/messages", &body("fake/gate=head;output=77")).await);
         }
         app.upstream.gate.wait_for_waiting(2).await;
         drop(gone);
@@ -212,7 +218,7 @@ async fn a_client_that_leaves_mid_request_is_recorded() {
 async fn a_drain_learns_the_true_usage() {
     let app = TestApp::with(|config| config.policy.on_client_gone = OnClientGone::Drain).await;
     let stream =
-        app.client().open("/v1/chat/completions", &streamed("fake/gate=2;output=77")).await;
+        app.client().open("/v1/chat/completions", &streamed_body("fake/gate=2;output=77")).await;
     app.upstream.gate.wait_for_waiting(1).await;
     drop(stream);
     app.upstream.gate.allow_answers(1);
@@ -248,7 +254,7 @@ async fn a_drain_waits_for_an_answer_that_has_not_begun() {
 #[tokio::test]
 async fn a_drain_that_breaks_off_is_an_estimate() {
     let app = TestApp::with(|config| config.policy.on_client_gone = OnClientGone::Drain).await;
-    let body = streamed("fake/gate=2;fault=close@3");
+    let body = streamed_body("fake/gate=2;fault=close@3");
     let stream = app.client().open("/v1/messages", &body).await;
     app.upstream.gate.wait_for_waiting(1).await;
     drop(stream);
@@ -265,12 +271,12 @@ async fn a_drain_that_breaks_off_is_an_estimate() {
 #[tokio::test]
 async fn a_drain_is_bounded() {
     let app = TestApp::with(|config| config.policy.on_client_gone = OnClientGone::Drain).await;
-    let body = streamed("fake/gate=2;chunks=65536;size=64KiB");
+    let body = streamed_body("fake/gate=2;chunks=65536;size=64KiB");
     let stream = app.client().open("/v1/messages", &body).await;
     app.upstream.gate.wait_for_waiting(1).await;
     drop(stream);
     app.upstream.gate.allow_answers(1);
-    left(&app).await;
+    wait_until_left(&app).await;
     let settled = app.recorded("request.settled", 1).await.remove(0);
     assert_eq!(settled["usage"]["source"], "estimated");
     assert!(settled["response_bytes"].as_u64().unwrap() < 9 << 20, "{settled}");
@@ -281,14 +287,14 @@ async fn a_drain_is_bounded() {
 #[tokio::test]
 async fn a_shutdown_waits_for_an_open_stream() {
     let app = TestApp::with(|config| config.drain_timeout = Duration::from_hours(1)).await;
-    let stream = app.client().open("/v1/chat/completions", &streamed("fake/gate=2")).await;
+    let stream = app.client().open("/v1/chat/completions", &streamed_body("fake/gate=2")).await;
     app.upstream.gate.wait_for_waiting(1).await;
     app.begin_stop();
     app.upstream.gate.allow_answers(1);
     let (rest, in_order) = stream.rest().await;
     assert!(in_order && rest.ends_with("data: [DONE]\n\n"), "{rest}");
     let records = app.stop().await;
-    assert_eq!(settled(&records)["outcome"], "completed");
+    assert_eq!(settled_record(&records)["outcome"], "completed");
 }
 
 /// G2, G11: A call that is open at the end of the drain timeout is cut, and recorded as cut.
@@ -297,14 +303,14 @@ async fn a_shutdown_cuts_calls_that_do_not_end() {
     for (fault, status) in [("stall@1", 200), ("stall@head", 0)] {
         let app = TestApp::with(|config| config.drain_timeout = Duration::ZERO).await;
         let client = app.client();
-        let body = streamed(&format!("fake/fault={fault}"));
+        let body = streamed_body(&format!("fake/fault={fault}"));
         let call = tokio::spawn(async move {
-            client.start(crate::support::client::post("/v1/messages", &body, &[])).await
+            client.start(crate::support::client::post_request("/v1/messages", &body, &[])).await
         });
         app.upstream.seen.wait_until(|seen| seen.request_count() == 1).await;
         let stream = if status == 200 { Some(call.await.unwrap().unwrap()) } else { None };
         let records = app.stop().await;
-        let settled = settled(&records);
+        let settled = settled_record(&records);
         assert_eq!(
             (&settled["outcome"], &settled["status"]),
             (&json!("shut_down"), &json!(status))
@@ -352,7 +358,7 @@ async fn a_shutdown_does_not_wait_for_a_drain() {
         config.drain_timeout = Duration::ZERO;
     })
     .await;
-    let stream = app.client().open("/v1/messages", &streamed("fake/fault=stall@2")).await;
+    let stream = app.client().open("/v1/messages", &streamed_body("fake/fault=stall@2")).await;
     drop(stream);
     // When the gateway serves the next request, it has noticed that the client disconnected.
     app.client().get("/health").await;
@@ -376,17 +382,17 @@ impl Body for UnendedBody {
     }
 }
 
-async fn left(app: &TestApp) {
+async fn wait_until_left(app: &TestApp) {
     app.upstream
         .seen
         .wait_until(|seen| seen.last_request().unwrap().ended == Some(AnswerEnd::ClientLeft))
         .await;
 }
 
-fn settled(records: &[Value]) -> &Value {
+fn settled_record(records: &[Value]) -> &Value {
     records.iter().find(|record| record["event"] == "request.settled").unwrap()
 }
 
-fn streamed(model: &str) -> Value {
+fn streamed_body(model: &str) -> Value {
     json!({"model": model, "stream": true, "max_tokens": 100, "messages": []})
 }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::support::app::TestApp;
-use crate::support::client::{Response, post};
+use crate::support::client::{TestResponse, post_request};
 
 /// G14: A head with too many bytes or fields is refused.
 #[tokio::test]
@@ -58,7 +58,7 @@ async fn a_body_too_large_is_refused() {
     let chunked = format!("{head}transfer-encoding: chunked\r\n\r\n{}", chunk.repeat(11));
     assert!(app.client().raw(chunked.as_bytes()).await.starts_with("HTTP/1.1 413 "));
     assert_eq!(app.upstream.seen.request_count(), 0);
-    let most = sized(1000);
+    let most = sized_body(1000);
     assert_eq!(app.client().post("/v1/messages", &most).await.status, 200);
     app.stop().await;
 }
@@ -79,7 +79,9 @@ async fn a_final_refusal_stops_the_clients_of_its_protocol() {
         let answers = [
             app.client().post(path, &json!({ "model": "other" })).await,
             app.client().post(path, &json!({ "model": "fake", "input": "x".repeat(100) })).await,
-            app.client().send(post(path, &json!({}), &[("content-type", "text/plain")])).await,
+            app.client()
+                .send(post_request(path, &json!({}), &[("content-type", "text/plain")]))
+                .await,
         ];
         for (answer, status) in answers.iter().zip([model, size, kind]) {
             assert_eq!(answer.status, status, "{path}: {}", answer.text());
@@ -188,7 +190,7 @@ async fn a_body_that_never_ends_is_cut() {
 #[tokio::test]
 async fn a_reader_that_stalls_is_cut() {
     let app = TestApp::with(|config| config.server.write_timeout = SHORT).await;
-    let stalled = app.client().open("/v1/chat/completions", &endless()).await;
+    let stalled = app.client().open("/v1/chat/completions", &endless_body()).await;
     app.upstream
         .seen
         .wait_until(|seen| seen.last_request().unwrap().ended == Some(AnswerEnd::ClientLeft))
@@ -203,7 +205,7 @@ async fn a_reader_that_stalls_is_cut() {
 #[tokio::test]
 async fn a_slow_reader_costs_bounded_memory() {
     let app = TestApp::start().await;
-    let mut slow = app.client().open("/v1/chat/completions", &endless()).await;
+    let mut slow = app.client().open("/v1/chat/completions", &endless_body()).await;
     assert!(slow.frame().await.unwrap().is_some());
     let sent = || app.upstream.seen.last_request().unwrap().sent;
     let mut before = u64::MAX;
@@ -286,10 +288,10 @@ async fn a_flood_of_refusals_does_not_fill_the_disk() {
 async fn http2_has_the_same_limits() {
     let app = TestApp::with(|config| config.policy.max_body_bytes = 1000).await;
     let mut connection = app.client().http2().await;
-    let request = post("http://x/v1/messages", &sized(1001), &[]);
+    let request = post_request("http://x/v1/messages", &sized_body(1001), &[]);
     assert_eq!(connection.send_request(request).await.unwrap().status(), 413);
     let long = "y".repeat(65 * 1024);
-    let request = post("http://x/v1/messages", &sized(10), &[("x", &long)]);
+    let request = post_request("http://x/v1/messages", &sized_body(10), &[("x", &long)]);
     // The server announces its limit, so the client may refuse by itself.
     let refused = connection.send_request(request).await;
     assert!(refused.is_err() || refused.is_ok_and(|response| response.status() == 431));
@@ -302,12 +304,12 @@ async fn http2_has_the_same_limits() {
 #[tokio::test]
 async fn only_json_is_taken() {
     let app = TestApp::start().await;
-    let mut request = post("/v1/messages", &sized(100), &[]);
+    let mut request = post_request("/v1/messages", &sized_body(100), &[]);
     request.headers_mut().insert("content-type", "text/plain".parse().unwrap());
-    let Response { status, .. } = app.client().send(request).await;
+    let TestResponse { status, .. } = app.client().send(request).await;
     assert_eq!(status, 415);
     for content_type in ["application/json; charset=utf-8", "Application/JSON"] {
-        let mut request = post("/v1/messages", &sized(100), &[]);
+        let mut request = post_request("/v1/messages", &sized_body(100), &[]);
         request.headers_mut().insert("content-type", content_type.parse().unwrap());
         assert_eq!(app.client().send(request).await.status, 200);
     }
@@ -316,13 +318,13 @@ async fn only_json_is_taken() {
 }
 
 /// A request whose body has this many bytes, or the minimum number.
-fn sized(bytes: usize) -> Value {
+fn sized_body(bytes: usize) -> Value {
     let empty = json!({"model": "fake", "messages": [], "pad": ""}).to_string().len();
     json!({"model": "fake", "messages": [], "pad": " ".repeat(bytes.saturating_sub(empty))})
 }
 
 /// 4 GiB in frames.
-fn endless() -> Value {
+fn endless_body() -> Value {
     json!({"model": "fake/chunks=65536;size=64KiB", "stream": true, "messages": []})
 }
 

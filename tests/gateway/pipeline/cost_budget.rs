@@ -7,13 +7,13 @@ use http::StatusCode;
 use serde_json::{Value, json};
 
 use crate::support::app::TestApp;
-use crate::support::client::Client;
+use crate::support::client::TestClient;
 
 /// G10, G11: The audit log has the cost of a call, and the headers of the answer have the remaining money.
 #[tokio::test]
 async fn a_call_is_charged_by_the_price_table() {
-    let app = TestApp::with(|config| dollars(config, "1")).await;
-    let answer = app.client().post("/v1/messages", &call("fake/input=40;output=60")).await;
+    let app = TestApp::with(|config| set_budget(config, "1")).await;
+    let answer = app.client().post("/v1/messages", &chat_body("fake/input=40;output=60")).await;
     let left = answer.headers.get("x-cogni-budget-cost-left-usd").unwrap();
     assert_eq!(left, "1");
     let status = app.client().get("/run/status").await.json();
@@ -30,15 +30,15 @@ async fn a_call_is_charged_by_the_price_table() {
 /// G9, G10: A spent cost budget refuses calls, and the refusal stops the clients of each protocol.
 #[tokio::test]
 async fn spent_money_stops_the_clients_of_each_protocol() {
-    let app = TestApp::with(|config| dollars(config, "0.0062")).await;
-    app.client().post("/v1/messages", &call("fake/input=22;output=59")).await;
+    let app = TestApp::with(|config| set_budget(config, "0.0062")).await;
+    app.client().post("/v1/messages", &chat_body("fake/input=22;output=59")).await;
     let expected = [
         ("/v1/chat/completions", 402, "insufficient_quota"),
         ("/v1/messages", 402, "billing_error"),
         ("/v1/responses", 429, "usage_limit_reached"),
     ];
     for (path, status, kind) in expected {
-        let answer = app.client().post(path, &call("fake")).await;
+        let answer = app.client().post(path, &chat_body("fake")).await;
         assert_eq!(answer.status, status, "{path}");
         let error = &answer.json()["error"];
         assert_eq!(
@@ -46,7 +46,7 @@ async fn spent_money_stops_the_clients_of_each_protocol() {
             (&json!("cost_budget_exhausted"), &json!(kind))
         );
     }
-    let error = app.client().post("/v1/messages", &call("fake")).await.json();
+    let error = app.client().post("/v1/messages", &chat_body("fake")).await.json();
     insta::assert_snapshot!(error["error"]["message"], @r#""cost budget exhausted: $0.00612 of $0.0062 are spent and this call needs about $0.00026""#);
     app.stop().await;
 }
@@ -55,13 +55,13 @@ async fn spent_money_stops_the_clients_of_each_protocol() {
 #[tokio::test]
 async fn a_model_without_a_price_is_refused_where_money_counts() {
     let app = TestApp::with(|config| config.budget.max_cost_usd = Some(Nanodollars(1))).await;
-    let answer = app.client().post("/v1/chat/completions", &call("fake")).await;
+    let answer = app.client().post("/v1/chat/completions", &chat_body("fake")).await;
     assert_eq!(answer.status, StatusCode::FORBIDDEN);
     insta::assert_snapshot!(answer.json(), @r#"{"error":{"code":"price_unknown","message":"model `fake` has no price, and this run has a cost budget; an operator can add the model to the price table or set `prices.unknown`","param":"model","type":"permission_error"}}"#);
     app.stop().await;
 
     let app = TestApp::start().await;
-    let answer = app.client().post("/v1/chat/completions", &call("fake")).await;
+    let answer = app.client().post("/v1/chat/completions", &chat_body("fake")).await;
     assert_eq!(answer.status, StatusCode::OK);
     app.stop().await;
 }
@@ -70,7 +70,7 @@ async fn a_model_without_a_price_is_refused_where_money_counts() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_race_spends_no_more_than_there_is() {
     let app = TestApp::with(|config| {
-        dollars(config, "0.05");
+        set_budget(config, "0.05");
         config.budget.max_output_tokens = Some(Tokens(450));
         config.workers = 2;
     })
@@ -79,7 +79,10 @@ async fn a_race_spends_no_more_than_there_is() {
         .map(|_| {
             let client = app.client();
             tokio::spawn(async move {
-                client.post("/v1/messages", &call("fake/input=10;output=100;obey=yes")).await.status
+                client
+                    .post("/v1/messages", &chat_body("fake/input=10;output=100;obey=yes"))
+                    .await
+                    .status
             })
         })
         .collect();
@@ -110,7 +113,7 @@ async fn parallel_calls_of_symbols_spend_no_more_than_the_budget_and_one_error()
         |config, limit| config.budget.max_input_tokens = Some(Tokens(limit)),
         |config, limit| config.budget.max_total_tokens = Some(Tokens(limit)),
         // An input token costs 10,000 nanodollars.
-        |config, limit| dollars(config, &Nanodollars(limit * 10_000).to_string()),
+        |config, limit| set_budget(config, &Nanodollars(limit * 10_000).to_string()),
     ];
     for set_limit in limits {
         let app = TestApp::with(|config| set_limit(config, limit)).await;
@@ -163,7 +166,7 @@ async fn an_input_without_a_report_is_charged_as_reserved() {
 type SetLimit = fn(&mut GatewayConfig, u64);
 
 /// Repeats a call for as long as the budget is only reserved, and returns the last status.
-async fn call_until_answered(client: Client, body: Value) -> StatusCode {
+async fn call_until_answered(client: TestClient, body: Value) -> StatusCode {
     loop {
         let answer = client.post("/v1/chat/completions", &body).await;
         if answer.status != StatusCode::TOO_MANY_REQUESTS {
@@ -175,12 +178,12 @@ async fn call_until_answered(client: Client, body: Value) -> StatusCode {
 }
 
 /// Gives every model a price of $10 per million input tokens and $100 per million output tokens.
-fn dollars(config: &mut GatewayConfig, budget: &str) {
+fn set_budget(config: &mut GatewayConfig, budget: &str) {
     let price = json!({"input": "10", "output": "100"});
     config.prices.unknown = UnknownPricePolicy::Price(serde_json::from_value(price).unwrap());
     config.budget.max_cost_usd = Nanodollars::parse(budget);
 }
 
-fn call(model: &str) -> Value {
+fn chat_body(model: &str) -> Value {
     json!({"model": model, "max_tokens": 100, "messages": []})
 }

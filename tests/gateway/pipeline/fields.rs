@@ -4,7 +4,7 @@ use cogni_gateway::gateway::upstream::UpstreamKind;
 use cogni_gateway::llm::request::ProviderCapability;
 use serde_json::{Value, json};
 
-use crate::metrics::scrape;
+use crate::metrics::scrape_listener;
 use crate::support::app::TestApp;
 use crate::support::client;
 
@@ -17,7 +17,7 @@ async fn unlisted_fields_do_not_reach_the_provider() {
         let app = if path.starts_with("/v1/messages") { &anthropic } else { &openai };
         for lie in DROPPED {
             let body = format!(r#"{{{lie},"model":"m","max_tokens":9,{own}}}"#);
-            let response = post(app, path, body).await;
+            let response = post_text(app, path, body).await;
             assert_eq!(response.status, 200, "{path} {lie}: {}", response.text());
             let sent = app.upstream.seen.last_request().unwrap().text.unwrap();
             assert!(!sent.contains("attacker"), "{path} {lie}: {sent}");
@@ -33,7 +33,7 @@ async fn a_forbidden_field_is_refused_and_recorded() {
     let app = TestApp::start().await;
     for (path, own) in PATHS {
         for lie in REFUSED {
-            let response = post(&app, path, format!(r#"{{"model":"m",{own},{lie}}}"#)).await;
+            let response = post_text(&app, path, format!(r#"{{"model":"m",{own},{lie}}}"#)).await;
             assert_eq!(response.status, 400, "{path} {lie}");
             assert_eq!(response.header("x-should-retry"), Some("false"));
             let error = &response.json()["error"];
@@ -89,7 +89,8 @@ async fn dropped_fields_are_counted() {
     for _ in 0..2 {
         assert_eq!(app.client().post("/v1/chat/completions", &body).await.status, 200);
     }
-    let text = scrape(app.metrics.unwrap(), "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").await;
+    let text =
+        scrape_listener(app.metrics.unwrap(), "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").await;
     let counted: Vec<_> = text
         .lines()
         .filter(|line| line.starts_with("cogni_gateway_dropped_fields_total{"))
@@ -138,13 +139,13 @@ async fn requests_of_real_clients_pass_unchanged() {
 async fn the_answer_names_the_dropped_fields() {
     let app = TestApp::start().await;
     let own = r#""messages":[],"tools":[{"type":"web_search","external_web_access":false}],"timeout":9,"wibble":1,"user":"u""#;
-    let answer = post(&app, "/v1/chat/completions", format!(r#"{{"model":"m",{own}}}"#)).await;
+    let answer = post_text(&app, "/v1/chat/completions", format!(r#"{{"model":"m",{own}}}"#)).await;
     assert_eq!(
         answer.header("x-cogni-dropped-fields"),
         Some("timeout, wibble, user, tools.web_search")
     );
     let answer =
-        post(&app, "/v1/chat/completions", r#"{"model":"m","messages":[]}"#.to_owned()).await;
+        post_text(&app, "/v1/chat/completions", r#"{"model":"m","messages":[]}"#.to_owned()).await;
     assert_eq!(answer.header("x-cogni-dropped-fields"), None);
     app.stop().await;
 }
@@ -157,7 +158,7 @@ async fn strict_apps() -> [TestApp; 2] {
     ]
 }
 
-async fn post(app: &TestApp, path: &str, body: String) -> client::Response {
+async fn post_text(app: &TestApp, path: &str, body: String) -> client::TestResponse {
     let request = http::Request::post(path)
         .header("host", "localhost")
         .header("content-type", "application/json")

@@ -15,13 +15,13 @@ async fn identity_headers_of_a_client_are_dropped() {
     let lies: Vec<_> = SPOOFED.iter().map(|name| (*name, "attacker")).collect();
     for path in ["/v1/chat/completions", "/v1/responses", "/v1/messages"] {
         for lies in [lies.clone(), [lies.as_slice(), lies.as_slice()].concat()] {
-            let response = app.client().post_with(path, &body(), &lies).await;
+            let response = app.client().post_with(path, &chat_body(), &lies).await;
             assert_eq!(response.status, 200);
             let request = app.upstream.seen.last_request().unwrap();
             let liars: Vec<_> =
                 request.headers.iter().filter(|(_, value)| value.contains("attacker")).collect();
             assert!(liars.is_empty(), "{path}: {liars:?}");
-            assert_eq!(names(&request.headers), OURS, "{path}");
+            assert_eq!(header_names(&request.headers), OURS, "{path}");
             assert_eq!(request.header("authorization"), Some("Bearer sk-real"));
             assert_eq!(request.header("x-litellm-end-user-id"), Some("acct-1"));
         }
@@ -40,7 +40,7 @@ async fn allowed_headers_of_a_client_pass() {
         ("anthropic-beta", "interleaved-thinking-2025-05-14"),
         ("openai-beta", "responses=experimental, assistants=v2"),
     ];
-    app.client().post_with("/v1/messages", &body(), &messages).await;
+    app.client().post_with("/v1/messages", &chat_body(), &messages).await;
     let request = app.upstream.seen.last_request().unwrap();
     assert_eq!(request.header("accept"), Some("text/event-stream"));
     assert_eq!(request.header("anthropic-version"), Some("2026-10-21"));
@@ -53,7 +53,7 @@ async fn allowed_headers_of_a_client_pass() {
 /// G4, G5: A beta header and its field pass or are dropped together, because Anthropic refuses one without the other.
 #[tokio::test]
 async fn a_field_passes_only_with_its_beta_header() {
-    let mut body = body();
+    let mut body = chat_body();
     for field in ["context_management", "compaction", "output_format"] {
         body[field] = json!({});
     }
@@ -92,8 +92,8 @@ async fn a_field_passes_only_with_its_beta_header() {
 async fn a_list_header_without_allowed_values_is_dropped() {
     let app = TestApp::with(|config| config.policy.headers.openai_beta.clear()).await;
     let headers = [("openai-beta", "responses=experimental"), ("anthropic-beta", ",,")];
-    app.client().post_with("/v1/responses", &body(), &headers).await;
-    assert_eq!(names(&app.upstream.seen.last_request().unwrap().headers), OURS);
+    app.client().post_with("/v1/responses", &chat_body(), &headers).await;
+    assert_eq!(header_names(&app.upstream.seen.last_request().unwrap().headers), OURS);
     app.stop().await;
 }
 
@@ -117,7 +117,7 @@ async fn the_spend_logs_get_the_run() {
         config.policy.headers.tags = vec!["team:a".to_owned(), "prod".to_owned()];
     })
     .await;
-    app.client().post("/v1/chat/completions", &body()).await;
+    app.client().post("/v1/chat/completions", &chat_body()).await;
     let request = app.upstream.seen.last_request().unwrap();
     assert_eq!(request.header("x-litellm-tags"), Some("team:a,prod"));
     let metadata = request.header("x-litellm-spend-logs-metadata").unwrap();
@@ -131,7 +131,7 @@ async fn the_spend_logs_get_the_run() {
 #[tokio::test]
 async fn the_request_id_is_the_call_id() {
     let app = TestApp::start().await;
-    let response = app.client().post("/v1/chat/completions", &body()).await;
+    let response = app.client().post("/v1/chat/completions", &chat_body()).await;
     let request = app.upstream.seen.last_request().unwrap();
     let call = request.header("x-litellm-call-id").unwrap();
     assert_eq!(response.header("x-litellm-call-id"), Some(call));
@@ -176,9 +176,9 @@ async fn each_kind_of_upstream_gets_its_own_headers() {
             config.policy.headers.tags = vec!["team:a".to_owned()];
         })
         .await;
-        app.client().post_with("/v1/messages", &body(), &[("authorization", "x")]).await;
+        app.client().post_with("/v1/messages", &chat_body(), &[("authorization", "x")]).await;
         let request = app.upstream.seen.last_request().unwrap();
-        assert_eq!(names(&request.headers), headers);
+        assert_eq!(header_names(&request.headers), headers);
         let key = request.header("x-api-key").or(request.header("authorization"));
         assert!(key.unwrap().ends_with("sk-real"));
         app.stop().await;
@@ -189,14 +189,14 @@ async fn each_kind_of_upstream_gets_its_own_headers() {
 #[tokio::test]
 async fn headers_about_the_upstream_do_not_reach_the_client() {
     let app = TestApp::start().await;
-    let unary = app.client().post("/v1/chat/completions", &body()).await;
+    let unary = app.client().post("/v1/chat/completions", &chat_body()).await;
     let passed = ["content-length", "content-type", "date", "x-litellm-call-id"];
-    assert_eq!(sorted(unary.headers.keys()), passed);
+    assert_eq!(sort_names(unary.headers.keys()), passed);
     let stream = json!({"model": "fake", "stream": true, "messages": []});
     let streamed = app.client().post("/v1/chat/completions", &stream).await;
     let passed =
         ["cache-control", "content-type", "date", "transfer-encoding", "x-litellm-call-id"];
-    assert_eq!(sorted(streamed.headers.keys()), passed);
+    assert_eq!(sort_names(streamed.headers.keys()), passed);
     let records = app.stop().await;
     let settled = records.iter().find(|record| record["event"] == "request.settled").unwrap();
     assert_eq!(settled["litellm_response_cost"], "2.1e-05");
@@ -206,7 +206,7 @@ async fn headers_about_the_upstream_do_not_reach_the_client() {
 #[tokio::test]
 async fn the_cost_header_passes_if_the_operator_allows_it() {
     let app = TestApp::with(|config| config.policy.headers.expose_response_cost = true).await;
-    let response = app.client().post("/v1/chat/completions", &body()).await;
+    let response = app.client().post("/v1/chat/completions", &chat_body()).await;
     assert_eq!(response.header("x-litellm-response-cost"), Some("2.1e-05"));
     assert_eq!(response.header("x-litellm-response-cost-original"), None);
     app.stop().await;
@@ -227,17 +227,18 @@ async fn advice_about_retries_passes() {
 /// G4, G15: An answer with an encoding that was not requested cannot be read, so it is charged its reservation.
 #[tokio::test]
 async fn an_encoding_that_was_not_requested_is_malformed() {
-    let (upstream, address) = raw_upstream::listen().await;
+    let (upstream, address) = raw_upstream::listen_locally().await;
     let app =
         TestApp::with(|config| config.upstream.url = address.to_string().parse().unwrap()).await;
     let client = app.client();
-    let request = client::post("/v1/chat/completions", &body(), &[("accept-encoding", "gzip")]);
+    let request =
+        client::post_request("/v1/chat/completions", &chat_body(), &[("accept-encoding", "gzip")]);
     let (answer, ()) = tokio::join!(client.send(request), async {
         let (mut connection, _) = upstream.accept().await.unwrap();
-        let request = raw_upstream::request(&mut connection).await;
+        let request = raw_upstream::read_request(&mut connection).await;
         assert!(request.contains("accept-encoding: identity\r\n"), "{request}");
         let answer = raw_upstream::ANSWER.replace("\r\n\r\n", "\r\ncontent-encoding: gzip\r\n\r\n");
-        raw_upstream::send(&mut connection, &answer).await;
+        raw_upstream::send_text(&mut connection, &answer).await;
     });
     assert_eq!(
         (answer.status.as_u16(), &answer.json()["error"]["code"]),
@@ -248,15 +249,15 @@ async fn an_encoding_that_was_not_requested_is_malformed() {
     app.stop().await;
 }
 
-fn body() -> Value {
+fn chat_body() -> Value {
     json!({"model": "fake", "messages": []})
 }
 
-fn names(headers: &[(String, String)]) -> Vec<&str> {
-    sorted(headers.iter().map(|(name, _)| name))
+fn header_names(headers: &[(String, String)]) -> Vec<&str> {
+    sort_names(headers.iter().map(|(name, _)| name))
 }
 
-fn sorted<'a>(names: impl Iterator<Item = &'a (impl AsRef<str> + 'a)>) -> Vec<&'a str> {
+fn sort_names<'a>(names: impl Iterator<Item = &'a (impl AsRef<str> + 'a)>) -> Vec<&'a str> {
     let mut names: Vec<_> = names.map(AsRef::as_ref).collect();
     names.sort_unstable();
     names

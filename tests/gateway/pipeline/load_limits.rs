@@ -23,7 +23,7 @@ use tempfile::TempDir;
 
 use crate::support::app::TestApp;
 use crate::support::model_provider;
-use crate::support::process::{Process, wait_until};
+use crate::support::process::{ChildProcess, wait_until};
 
 /// G15: The process holds nothing for a run whose calls cannot be admitted, on any number of connections.
 #[tokio::test]
@@ -136,7 +136,7 @@ async fn requests_in_flight_are_bounded_drains_included() {
 async fn a_call_whose_body_is_arriving_counts_as_open() {
     let app = TestApp::with(|config| config.budget.max_concurrent = Some(1)).await;
     let mut half = app.client().connect().await;
-    tokio::io::AsyncWriteExt::write_all(&mut half, head(100).as_bytes()).await.unwrap();
+    tokio::io::AsyncWriteExt::write_all(&mut half, request_head(100).as_bytes()).await.unwrap();
     let ask = json!({"model": "fake", "messages": []});
     loop {
         let answer = app.client().post("/v1/chat/completions", &ask).await;
@@ -180,7 +180,7 @@ async fn a_refused_body_is_read_and_thrown_away() {
 #[tokio::test]
 async fn a_client_that_expects_100_continue_is_answered_at_once() {
     let app = TestApp::with(|config| config.budget.max_turns = Some(0)).await;
-    let request = head(8 * MIB).replace("\r\n\r\n", "\r\nexpect: 100-continue\r\n\r\n");
+    let request = request_head(8 * MIB).replace("\r\n\r\n", "\r\nexpect: 100-continue\r\n\r\n");
     let mut socket = UnixStream::connect(&app.socket).unwrap();
     let talk = move || {
         let mut trickling = socket.try_clone().unwrap();
@@ -214,7 +214,7 @@ async fn real_clients_see_the_status() {
         {
             let mut command = Command::new(program);
             command.args([argument, script]).arg(&app.socket).arg(path);
-            assert_eq!(said(command), status.to_string(), "{program} {path}");
+            assert_eq!(command_output(command), status.to_string(), "{program} {path}");
         }
         let mut command = Command::new("curl");
         command.args([
@@ -231,7 +231,7 @@ async fn real_clients_see_the_status() {
             .args(["--header", "content-type: application/json"]);
         command.arg("--data-binary").arg(format!("@{}", body.display()));
         command.arg(format!("http://localhost{path}"));
-        assert_eq!(said(command), status.to_string(), "curl {path}");
+        assert_eq!(command_output(command), status.to_string(), "curl {path}");
     }
 }
 
@@ -302,7 +302,7 @@ fn round_trip(socket: &Path, path: &str, is_chunked: bool) -> Result<String, Str
     answer
 }
 
-fn said(mut command: Command) -> String {
+fn command_output(mut command: Command) -> String {
     let output = command.output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{error}");
@@ -322,7 +322,7 @@ async fn the_limit_of_descriptors_is_raised() {
 
 /// A gateway in its own process, so that its memory can be measured.
 struct GatewayInProcess {
-    process: Process,
+    process: ChildProcess,
     socket: PathBuf,
     upstream: model_provider::RunningProvider,
     _directory: TempDir,
@@ -357,7 +357,7 @@ impl GatewayInProcess {
         command.arg("--litellm-host").arg(upstream.addr.to_string());
         command.arg("--audit-log-path").arg(directory.path().join("audit.jsonl"));
         command.env("LITELLM_MASTER_KEY", "sk-real").stdin(Stdio::null());
-        let mut process = Process::start(&mut command, "build the gateway");
+        let mut process = ChildProcess::start(&mut command, "build the gateway");
         process.until(|output| output.contains("ready"));
         Self { process, socket, upstream, _directory: directory }
     }
@@ -375,7 +375,7 @@ impl GatewayInProcess {
         let (mut talking, answers) = (socket.try_clone().unwrap(), answers.clone());
         thread::spawn(move || {
             let mut talk = || {
-                talking.write_all(head(length).as_bytes())?;
+                talking.write_all(request_head(length).as_bytes())?;
                 write_body(&mut talking, length - 1)?;
                 let mut answer = [0; 512];
                 let length = talking.read(&mut answer)?;
@@ -416,7 +416,7 @@ impl GatewayInProcess {
     }
 }
 
-fn head(length: usize) -> String {
+fn request_head(length: usize) -> String {
     head_to("/v1/chat/completions", length)
 }
 

@@ -19,7 +19,7 @@ async fn a_stream_that_outruns_its_grant_ends_as_at_a_limit() {
         ("/v1/responses", "\"reason\":\"max_output_tokens\""),
     ] {
         let app = TestApp::with(|config| config.budget.max_output_tokens = Some(Tokens(20))).await;
-        let stream = app.client().open(path, &asked("fake/chunks=100000;coalesce=7")).await;
+        let stream = app.client().open(path, &streamed_body("fake/chunks=100000;coalesce=7")).await;
         let (events, in_order) = stream.rest().await;
         assert!(in_order && events.contains(end), "{path}: {events}");
         let terminator = [
@@ -40,7 +40,7 @@ async fn a_stream_that_outruns_its_grant_ends_as_at_a_limit() {
             .seen
             .wait_until(|seen| seen.last_request().unwrap().ended == Some(AnswerEnd::ClientLeft))
             .await;
-        let refused = app.client().post(path, &asked("fake")).await;
+        let refused = app.client().post(path, &streamed_body("fake")).await;
         assert_eq!(refused.json()["error"]["code"], "token_budget_exhausted", "{path}");
         app.stop().await;
     }
@@ -56,7 +56,7 @@ async fn a_half_written_tool_call_is_cut_by_an_error() {
         ("/v1/responses", "event: response.failed\n"),
     ] {
         let app = TestApp::with(|config| config.budget.max_output_tokens = Some(Tokens(20))).await;
-        let (events, in_order) = app.client().open(path, &asked(&model)).await.rest().await;
+        let (events, in_order) = app.client().open(path, &streamed_body(&model)).await.rest().await;
         let last = events.trim_end().rsplit("\n\n").next().unwrap();
         assert!(in_order && last.starts_with(error), "{path}: {last}");
         assert_eq!(app.recorded("request.settled", 1).await[0]["outcome"], "cut_off");
@@ -72,7 +72,7 @@ async fn a_policy_may_have_every_cut_be_an_error() {
         config.policy.cutoff = CutoffMode::Error;
     })
     .await;
-    let stream = app.client().open("/v1/messages", &asked("fake/chunks=100000")).await;
+    let stream = app.client().open("/v1/messages", &streamed_body("fake/chunks=100000")).await;
     let (events, in_order) = stream.rest().await;
     assert!(in_order && events.contains("event: error\n"), "{events}");
     app.stop().await;
@@ -82,7 +82,7 @@ async fn a_policy_may_have_every_cut_be_an_error() {
 #[tokio::test]
 async fn an_honest_stream_and_an_unlimited_one_are_left_alone() {
     let app = TestApp::with(|config| config.budget.max_output_tokens = Some(Tokens(100))).await;
-    let body = asked("fake/obey=yes;chunks=100000");
+    let body = streamed_body("fake/obey=yes;chunks=100000");
     let (events, _) = app.client().open("/v1/messages", &body).await.rest().await;
     assert_eq!(events.matches("\"text_delta\"").count(), 50, "{events}");
     let settled = app.recorded("request.settled", 1).await.remove(0);
@@ -94,7 +94,7 @@ async fn an_honest_stream_and_an_unlimited_one_are_left_alone() {
 
     let app = TestApp::start().await;
     let (events, _) =
-        app.client().open("/v1/messages", &asked("fake/chunks=9999")).await.rest().await;
+        app.client().open("/v1/messages", &streamed_body("fake/chunks=9999")).await.rest().await;
     assert_eq!(events.matches("\"text_delta\"").count(), 9999);
     app.stop().await;
 }
@@ -103,7 +103,7 @@ async fn an_honest_stream_and_an_unlimited_one_are_left_alone() {
 #[tokio::test]
 async fn a_unary_answer_is_never_cut() {
     let app = TestApp::with(|config| config.budget.max_output_tokens = Some(Tokens(20))).await;
-    let mut body = asked("fake/chunks=500");
+    let mut body = streamed_body("fake/chunks=500");
     body["stream"] = json!(false);
     let answer = app.client().post("/v1/chat/completions", &body).await;
     assert!(answer.json()["choices"][0]["finish_reason"] == "stop");
@@ -122,7 +122,7 @@ async fn streams_that_outrun_their_grants_together_do_not_overspend() {
     let calls: Vec<_> = (0..16)
         .map(|_| {
             let client = app.client();
-            let mut body = asked("fake/chunks=100000");
+            let mut body = streamed_body("fake/chunks=100000");
             body["max_tokens"] = json!(10);
             tokio::spawn(async move { client.post("/v1/messages", &body).await.status })
         })
@@ -142,7 +142,7 @@ async fn streams_that_outrun_their_grants_together_do_not_overspend() {
 #[tokio::test]
 async fn an_abandoned_stream_is_charged_for_its_text() {
     let app = TestApp::with(|config| config.budget.max_output_tokens = Some(Tokens(5000))).await;
-    let asked = asked("fake/gate=20;chunks=100;input=7");
+    let asked = streamed_body("fake/gate=20;chunks=100;input=7");
     let stream = app.client().open("/v1/chat/completions", &asked).await;
     app.upstream.gate.wait_for_waiting(1).await;
     drop(stream);
@@ -156,7 +156,7 @@ async fn an_abandoned_stream_is_charged_for_its_text() {
     app.stop().await;
 }
 
-fn asked(model: &str) -> Value {
+fn streamed_body(model: &str) -> Value {
     json!({
         "model": model,
         "stream": true,

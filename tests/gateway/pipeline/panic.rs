@@ -13,7 +13,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
 use crate::support::app::TestApp;
-use crate::support::client::post;
+use crate::support::client::post_request;
 
 /// G14: A panic ends its connection, settles the calls on it and returns its connection slot. Other connections
 /// continue.
@@ -25,11 +25,11 @@ async fn a_panic_in_one_connection_harms_no_other() {
         config.server.max_connections = 2;
     })
     .await;
-    let other = app.client().open("/v1/chat/completions", &streamed()).await;
+    let other = app.client().open("/v1/chat/completions", &streamed_body()).await;
     let socket = TokioIo::new(app.client().connect().await);
     let (mut client, connection) = http2::handshake(TokioExecutor::new(), socket).await.unwrap();
     CLIENT.set(tokio::spawn(connection).id()).unwrap();
-    let request = || post("http://x/v1/chat/completions", &streamed(), &[]);
+    let request = || post_request("http://x/v1/chat/completions", &streamed_body(), &[]);
     let open = client.send_request(request()).await.unwrap();
     app.upstream.gate.wait_for_waiting(2).await;
 
@@ -53,7 +53,7 @@ async fn a_panic_in_one_connection_harms_no_other() {
     app.stop().await;
 }
 
-fn streamed() -> Value {
+fn streamed_body() -> Value {
     json!({"model": "fake/chunks=2;gate=1", "stream": true, "max_tokens": 100, "messages": []})
 }
 

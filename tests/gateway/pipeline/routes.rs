@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use crate::support::app::TestApp;
-use crate::support::client::post;
+use crate::support::client::post_request;
 
 /// G2: Health checks compare the whole body.
 #[tokio::test]
@@ -44,8 +44,8 @@ async fn each_request_leaves_a_line_in_the_access_log() {
     std::fs::hard_link(path, &copy).unwrap();
     app.stop().await;
     let log = std::fs::read_to_string(copy).unwrap();
-    let lines: Vec<_> = log.lines().map(pairs).collect();
-    let column = |key| lines.iter().map(|line| value(line, key)).collect::<Vec<_>>();
+    let lines: Vec<_> = log.lines().map(split_pairs).collect();
+    let column = |key| lines.iter().map(|line| find_value(line, key)).collect::<Vec<_>>();
     assert_eq!(column("status"), ["200", "404", "200"]);
     assert_eq!(column("runId"), ["run-1"; 3]);
     assert_eq!(column("attempt"), ["0"; 3]);
@@ -78,7 +78,7 @@ async fn every_listed_route_is_served() {
 async fn a_path_that_is_not_a_route_byte_for_byte_is_not_found() {
     let app = TestApp::start().await;
     for (method, target) in NOT_ROUTES {
-        let answer = app.client().raw(&request(method, target, "host: localhost")).await;
+        let answer = app.client().raw(&closing_request(method, target, "host: localhost")).await;
         assert!(answer.starts_with("HTTP/1.1 404 "), "{method} {target}: {answer}");
         assert!(answer.ends_with(r#"{"error":"not_found"}"#), "{method} {target}: {answer}");
     }
@@ -93,7 +93,7 @@ async fn an_upgrade_is_not_found() {
     for protocols in ["websocket", "h2c, websocket", "h2c\r\nupgrade: websocket", "h2", ""] {
         let upgrade =
             format!("host: localhost\r\nconnection: upgrade, close\r\nupgrade: {protocols}");
-        let answer = app.client().raw(&request("POST", "/v1/messages", &upgrade)).await;
+        let answer = app.client().raw(&closing_request("POST", "/v1/messages", &upgrade)).await;
         assert!(answer.starts_with("HTTP/1.1 404 "), "{protocols}: {answer}");
     }
     assert_eq!(app.upstream.seen.request_count(), 0);
@@ -108,7 +108,7 @@ async fn an_offer_of_h2c_is_ignored() {
                  http2-settings: AAEAAEAAAAIAAAAAAAMAAAAAAAQBAAAAAAUAAEAABgAGAAA\r\n\
                  upgrade: h2c\r\nuser-agent: Java-http-client/21";
     for (method, path) in [("POST", "/v1/messages"), ("GET", "/health")] {
-        let answer = app.client().raw(&request(method, path, offer)).await;
+        let answer = app.client().raw(&closing_request(method, path, offer)).await;
         assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
         assert!(!answer.contains("upgrade"), "{answer}");
     }
@@ -145,11 +145,12 @@ async fn one_model_is_answered_like_the_list() {
     for odd in ["", "a,b", "a//b", "a/", "../a", "a/./b", "a%2fb", "a;b", &"a".repeat(257)] {
         let answer = app
             .client()
-            .raw(&request("GET", &format!("/v1/models/{odd}"), "host: localhost"))
+            .raw(&closing_request("GET", &format!("/v1/models/{odd}"), "host: localhost"))
             .await;
         assert!(answer.starts_with("HTTP/1.1 404 "), "{odd}: {answer}");
     }
-    let answer = app.client().raw(&request("POST", "/v1/models/a", "host: localhost")).await;
+    let answer =
+        app.client().raw(&closing_request("POST", "/v1/models/a", "host: localhost")).await;
     assert!(answer.starts_with("HTTP/1.1 404 "), "{answer}");
     assert_eq!(app.upstream.seen.request_count(), 1);
     app.stop().await;
@@ -161,7 +162,7 @@ async fn an_absolute_target_that_names_this_host_is_served() {
     let app = TestApp::start().await;
     for authority in ["localhost", "LocalHost:8080", "127.0.0.1:8080", "[::1]:1", "localhost:80"] {
         let target = format!("http://{authority}/v1/messages");
-        let answer = app.client().raw(&request("POST", &target, "host: localhost")).await;
+        let answer = app.client().raw(&closing_request("POST", &target, "host: localhost")).await;
         assert!(answer.starts_with("HTTP/1.1 200 "), "{target}: {answer}");
         let seen = app.upstream.seen.last_request().unwrap();
         assert_eq!(seen.path, "/v1/messages");
@@ -199,7 +200,7 @@ async fn the_host_comes_from_the_configuration() {
     let app = TestApp::start().await;
     for host in ["host: evil.example", "host: evil.example:4000\r\nx-forwarded-host: evil", ""] {
         let host = if host.is_empty() { "accept: */*" } else { host };
-        let answer = app.client().raw(&request("POST", "/v1/messages", host)).await;
+        let answer = app.client().raw(&closing_request("POST", "/v1/messages", host)).await;
         assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
         let seen = app.upstream.seen.last_request().unwrap();
         assert_eq!(seen.header("host"), Some(app.upstream.addr.to_string().as_str()));
@@ -214,7 +215,7 @@ async fn the_authority_of_an_http2_request_is_irrelevant() {
     let app = TestApp::start().await;
     let mut connection = app.client().http2().await;
     let body = json!({"model": "fake", "messages": []});
-    let request = post("http://evil.example/v1/messages", &body, &[]);
+    let request = post_request("http://evil.example/v1/messages", &body, &[]);
     assert_eq!(connection.send_request(request).await.unwrap().status(), 200);
     let seen = app.upstream.seen.last_request().unwrap();
     assert_eq!(seen.header("host"), Some(app.upstream.addr.to_string().as_str()));
@@ -248,7 +249,7 @@ async fn the_models_of_a_run_are_listed_in_both_shapes() {
     }
     "#);
     let anthropic = "host: localhost\r\nanthropic-version: 2023-06-01";
-    let answer = app.client().raw(&request("GET", "/v1/models", anthropic)).await;
+    let answer = app.client().raw(&closing_request("GET", "/v1/models", anthropic)).await;
     let (_, body) = answer.split_once("\r\n\r\n").unwrap();
     insta::assert_json_snapshot!(serde_json::from_str::<serde_json::Value>(body).unwrap(), @r#"
     {
@@ -288,7 +289,7 @@ async fn the_models_of_the_upstream_are_forwarded() {
 }
 
 /// A request that closes its connection afterwards.
-fn request(method: &str, target: &str, headers: &str) -> Vec<u8> {
+fn closing_request(method: &str, target: &str, headers: &str) -> Vec<u8> {
     let body = r#"{"model":"fake","messages":[]}"#;
     format!(
         "{method} {target} HTTP/1.1\r\n{headers}\r\nconnection: close\r\ncontent-type: application/json\r\n\
@@ -298,11 +299,11 @@ fn request(method: &str, target: &str, headers: &str) -> Vec<u8> {
     .into_bytes()
 }
 
-fn pairs(line: &str) -> Vec<(&str, &str)> {
+fn split_pairs(line: &str) -> Vec<(&str, &str)> {
     line.split(' ').map(|pair| pair.split_once('=').unwrap()).collect()
 }
 
-fn value<'a>(line: &[(&str, &'a str)], key: &str) -> &'a str {
+fn find_value<'a>(line: &[(&str, &'a str)], key: &str) -> &'a str {
     line.iter().find(|(is, _)| *is == key).unwrap().1
 }
 

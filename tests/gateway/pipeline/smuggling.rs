@@ -7,7 +7,7 @@ use crate::support::app::TestApp;
 async fn an_ambiguous_length_smuggles_nothing() {
     for (attempt, head) in AMBIGUOUS {
         let app = TestApp::start().await;
-        let answer = app.client().raw(&smuggle(head)).await;
+        let answer = app.client().raw(&smuggled_request(head)).await;
         let statuses: Vec<_> = answer.split("HTTP/1.1 ").skip(1).map(|text| &text[..3]).collect();
         assert!(statuses.len() <= 1, "{attempt}: {answer}");
         let seen = app.upstream.seen.requests();
@@ -38,7 +38,7 @@ async fn a_malformed_head_is_refused() {
 }
 
 /// A body that is also chunked, followed by another request.
-fn smuggle(head: &str) -> Vec<u8> {
+fn smuggled_request(head: &str) -> Vec<u8> {
     let chunked = format!("1e\r\n{BODY}\r\n0\r\n\r\n");
     let body = if head.contains("hunked") { &chunked } else { BODY };
     format!(

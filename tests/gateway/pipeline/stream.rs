@@ -25,23 +25,26 @@ async fn a_frame_is_delivered_before_the_next_one_is_sent() {
 #[tokio::test]
 async fn a_stream_passes_byte_for_byte_and_is_counted() {
     for (path, events) in STREAMS {
-        let (upstream, address) = raw_upstream::listen().await;
+        let (upstream, address) = raw_upstream::listen_locally().await;
         let app =
             TestApp::with(|config| config.upstream.url = address.to_string().parse().unwrap())
                 .await;
         let client = app.client();
-        let body = asked("m");
+        let body = streamed_body("m");
         let (answer, ()) = tokio::join!(client.post(path, &body), async {
             let (mut connection, _) = upstream.accept().await.unwrap();
-            raw_upstream::request(&mut connection).await;
-            raw_upstream::send(&mut connection, raw_upstream::STREAM).await;
+            raw_upstream::read_request(&mut connection).await;
+            raw_upstream::send_text(&mut connection, raw_upstream::STREAM).await;
             // The stream is split into chunks of three bytes, where no event ends.
             for piece in events.as_bytes().chunks(3) {
                 let piece = std::str::from_utf8(piece).unwrap();
-                raw_upstream::send(&mut connection, &format!("{:x}\r\n{piece}\r\n", piece.len()))
-                    .await;
+                raw_upstream::send_text(
+                    &mut connection,
+                    &format!("{:x}\r\n{piece}\r\n", piece.len()),
+                )
+                .await;
             }
-            raw_upstream::send(&mut connection, "0\r\n\r\n").await;
+            raw_upstream::send_text(&mut connection, "0\r\n\r\n").await;
         });
         assert_eq!(answer.text(), *events, "{path}");
         let settled = app.recorded("request.settled", 1).await.remove(0);
@@ -65,7 +68,7 @@ async fn a_broken_stream_is_never_ended_in_order() {
         for (fault, code) in faults {
             let app = TestApp::start().await;
             // The gate prevents a reset from overtaking the data before it.
-            let body = asked(&format!("fake/gate=2;fault={fault}@2"));
+            let body = streamed_body(&format!("fake/gate=2;fault={fault}@2"));
             let mut stream = app.client().open(path, &body).await;
             assert_eq!(stream.status, 200);
             assert!(stream.frame().await.unwrap().is_some());
@@ -89,7 +92,7 @@ async fn a_broken_stream_is_never_ended_in_order() {
 async fn data_before_a_break_is_delivered() {
     let app = TestApp::start().await;
     for _ in 0..10 {
-        let body = asked("fake/chunks=9;fault=close@9");
+        let body = streamed_body("fake/chunks=9;fault=close@9");
         let (events, in_order) = app.client().open("/v1/messages", &body).await.rest().await;
         assert!(!in_order);
         assert_eq!(events.matches("\"text_delta\"").count(), 9, "{events}");
@@ -101,7 +104,7 @@ async fn data_before_a_break_is_delivered() {
 #[tokio::test]
 async fn the_gateway_adds_no_missing_terminator() {
     let app = TestApp::start().await;
-    let stream = app.client().open("/v1/messages", &asked("fake/fault=truncate@2")).await;
+    let stream = app.client().open("/v1/messages", &streamed_body("fake/fault=truncate@2")).await;
     let (events, in_order) = stream.rest().await;
     assert!(in_order && !events.contains("message_stop"), "{events}");
     assert_eq!(events.matches("content_block_delta").count(), 2 * 2, "{events}");
@@ -126,7 +129,7 @@ async fn a_broken_unary_answer_is_never_ended_in_order() {
 }
 
 /// A streaming request that fits all protocols, and asks for everything that a stream can contain.
-fn asked(model: &str) -> Value {
+fn streamed_body(model: &str) -> Value {
     json!({
         "model": model,
         "stream": true,

@@ -2,16 +2,16 @@
 
 use proptest::prelude::*;
 
-use super::{facts, rule, rules};
+use super::{parse_facts, parse_rule, parse_rules};
 
 /// Returns the error of a wrong condition.
-fn wrong(when: &str) -> String {
-    rule(when).unwrap_err().to_string()
+fn condition_error(when: &str) -> String {
+    parse_rule(when).unwrap_err().to_string()
 }
 
 /// Returns the error of a rule with a valid condition and these other lines.
 fn wrong_rule(lines: &str) -> String {
-    rules(&format!("[[rules]]\nname = 'r'\nwhen = 'true'\n{lines}")).unwrap_err().to_string()
+    parse_rules(&format!("[[rules]]\nname = 'r'\nwhen = 'true'\n{lines}")).unwrap_err().to_string()
 }
 
 /// G13: The loader refuses an unknown name; the error has its position and lists the known names.
@@ -27,7 +27,7 @@ fn the_error_of_an_unknown_name_lists_the_known_names() {
         "run.id.size == 1",
         "'é' == request.modle",
     ]
-    .map(wrong);
+    .map(condition_error);
     insta::assert_snapshot!(messages.join("\n"), @r"
     rule `r`: `when`, line 1, column 1: `modle` is not a fact; facts begin with `run`, `agent`, `request` or `usage`
     rule `r`: `when`, line 1, column 1: `request.modle` is not a fact; `request` has `route`, `protocol`, `model`, `stream`, `bytes`, `input_tokens`, `max_output_tokens`, `choices`
@@ -62,7 +62,7 @@ fn a_type_error_names_its_position() {
         "request.model == null",
         "usage.turns > 5u",
     ]
-    .map(wrong);
+    .map(condition_error);
     insta::assert_snapshot!(messages.join("\n"), @r#"
     rule `r`: `when` is a string; it has to be true or false
     rule `r`: `when`, line 1, column 15: this operation is not possible for a string and an int
@@ -103,7 +103,7 @@ fn unsupported_cel_features_are_named() {
         "string(usage.turns) == '1'",
         "a.b{c: 1}",
     ]
-    .map(wrong);
+    .map(condition_error);
     insta::assert_snapshot!(messages.join("\n"), @r"
     rule `r`: `when`, line 1, column 11: `all` is not known here; there are `startsWith`, `endsWith`, `contains`, `matches`, `size`, `double`
     rule `r`: `when`, line 1, column 4: `has` is not known here; there are `startsWith`, `endsWith`, `contains`, `matches`, `size`, `double`
@@ -131,7 +131,7 @@ fn an_impossible_word_is_refused() {
         "'gemini' != request.protocol",
         "request.route in ['messages', 'models']",
     ]
-    .map(wrong);
+    .map(condition_error);
     insta::assert_snapshot!(messages.join("\n"), @r"
     rule `r`: `when`, line 1, column 18: `request.route` is never `chat`; it is one of `chat_completions`, `completions`, `responses`, `messages`, `count_tokens`, `embeddings`
     rule `r`: `when`, line 1, column 1: `request.protocol` is never `gemini`; it is one of `chat`, `responses`, `messages`
@@ -152,7 +152,7 @@ fn a_syntax_error_names_its_position() {
         "usage.turns > 99999999999999999999",
         "'\\uD800' == 'x'",
     ]
-    .map(wrong);
+    .map(condition_error);
     insta::assert_snapshot!(messages.join("\n"), @r#"
     rule `r`: `when`, line 1, column 1: is not CEL: the expression ends too early
     rule `r`: `when`, line 1, column 18: is not CEL: the expression ends too early
@@ -168,8 +168,8 @@ fn a_syntax_error_names_its_position() {
 /// G13: A condition that fails for a run's first call would refuse that call, so the loader refuses the condition.
 #[test]
 fn a_condition_that_fails_for_the_first_call_is_refused() {
-    insta::assert_snapshot!(wrong("usage.total_tokens / usage.turns > 1000"), @"rule `r`: `when` cannot be evaluated for the first call of a run: a number is divided by zero; add a guard, as in `usage.turns > 0 && …`");
-    assert!(rule("usage.turns > 0 && usage.total_tokens / usage.turns > 1000").is_ok());
+    insta::assert_snapshot!(condition_error("usage.total_tokens / usage.turns > 1000"), @"rule `r`: `when` cannot be evaluated for the first call of a run: a number is divided by zero; add a guard, as in `usage.turns > 0 && …`");
+    assert!(parse_rule("usage.turns > 0 && usage.total_tokens / usage.turns > 1000").is_ok());
 }
 
 /// G13: The size of a condition is limited, which bounds its cost.
@@ -178,7 +178,7 @@ fn a_condition_has_a_largest_size() {
     let long = format!("request.model == '{}'", "x".repeat(2048 - 19 + 1));
     let nested = |times| format!("{}true{}", "(".repeat(times), ")".repeat(times));
     let chain = |times: usize| vec!["true"; times].join("||");
-    let messages = [&long, &nested(33), &chain(129)].map(|when| wrong(when));
+    let messages = [&long, &nested(33), &chain(129)].map(|when| condition_error(when));
     insta::assert_snapshot!(messages.join("\n"), @r"
     rule `r`: `when` is 2049 bytes long, the limit is 2048
     rule `r`: `when` has 33 opening brackets and `?`, the limit is 32; make it two rules
@@ -187,7 +187,7 @@ fn a_condition_has_a_largest_size() {
     for when in
         [&long[1..].replacen("equest", "request", 1).replacen('x', "", 1), &nested(32), &chain(128)]
     {
-        assert!(rule(when).is_ok(), "{when}");
+        assert!(parse_rule(when).is_ok(), "{when}");
     }
 }
 
@@ -212,10 +212,10 @@ fn a_rule_has_to_make_sense() {
     rule `r`: `max_output_tokens` is 0; use `refuse` to let nothing through
     ");
     let twice = "[[rules]]\nname = 'r'\nwhen = 'true'\nrefuse = 'no'\n";
-    insta::assert_snapshot!(rules(&twice.repeat(2)).unwrap_err(), @"rule `r`: an earlier rule has the same name; give each rule its own name");
-    insta::assert_snapshot!(rules(&twice.replace("'r'", "'No opus!'")).unwrap_err(), @"rule `No opus!`: the name is not 1 to 64 small letters, digits and `-`");
+    insta::assert_snapshot!(parse_rules(&twice.repeat(2)).unwrap_err(), @"rule `r`: an earlier rule has the same name; give each rule its own name");
+    insta::assert_snapshot!(parse_rules(&twice.replace("'r'", "'No opus!'")).unwrap_err(), @"rule `No opus!`: the name is not 1 to 64 small letters, digits and `-`");
     let many: String = (0..=64).map(|n| twice.replace("'r'", &format!("'r-{n}'"))).collect();
-    insta::assert_snapshot!(rules(&many).unwrap_err(), @"rule `r-64`: there are more than 64 rules; join some of them with `||`");
+    insta::assert_snapshot!(parse_rules(&many).unwrap_err(), @"rule `r-64`: there are more than 64 rules; join some of them with `||`");
 }
 
 /// G13, G4: A rule cannot set a header that decides about the caller or the destination.
@@ -255,7 +255,7 @@ fn a_rule_cannot_set_the_gateways_headers() {
 #[test]
 fn a_failing_example_is_refused() {
     let with = |examples: &str| {
-        rules(&format!(
+        parse_rules(&format!(
             "[[rules]]\nname = 'r'\nwhen = \"request.model == 'a' && 100 / request.bytes > 0\"\nrefuse = 'no'\n{examples}"
         ))
     };
@@ -286,7 +286,10 @@ fn an_example_names_facts_only() {
     };
     insta::assert_snapshot!(error("request = { modle = 'x' }"), @"unknown field `modle`, expected one of `route`, `model`, `stream`, `bytes`, `input_tokens`, `max_output_tokens`, `choices`");
     insta::assert_snapshot!(error("request = { route = 'chat' }"), @"`chat` is not a route that rules see; give `chat_completions`, `completions`, `responses`, `messages`, `count_tokens`, `embeddings`");
-    assert_eq!(facts(""), facts("request = { route = 'chat_completions', choices = 1 }"));
+    assert_eq!(
+        parse_facts(""),
+        parse_facts("request = { route = 'chat_completions', choices = 1 }")
+    );
 }
 
 proptest! {
@@ -294,16 +297,16 @@ proptest! {
 
     /// G13: Any text gives a rule or an error. The interesting part is how the parser handles brackets.
     #[test]
-    fn no_text_harms_the_loader(parts in prop::collection::vec(part(), 0..64)) {
+    fn no_text_harms_the_loader(parts in prop::collection::vec(any_part(), 0..64)) {
         let when = parts.concat();
-        if let Ok(rules) = rule(&when) {
-            let _ = rules.evaluate_rules(&facts(""));
+        if let Ok(rules) = parse_rule(&when) {
+            let _ = rules.evaluate_rules(&parse_facts(""));
         }
     }
 }
 
 /// Words, operators and brackets of CEL, and invalid text.
-fn part() -> impl Strategy<Value = String> {
+fn any_part() -> impl Strategy<Value = String> {
     let known = [
         "(",
         ")",

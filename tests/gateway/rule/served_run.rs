@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::support::app::TestApp;
-use crate::support::client::Response;
+use crate::support::client::TestResponse;
 
 /// G13, G10: A rule's refusal has the error shape of each protocol.
 #[tokio::test]
@@ -11,9 +11,9 @@ async fn a_rule_refuses_in_the_shape_of_each_protocol() {
     let app = with_rules(NO_OPUS).await;
     let mut messages = vec![];
     for path in ["/v1/chat/completions", "/v1/messages", "/v1/responses"] {
-        let answer = app.client().post(path, &call("claude-opus-4-5")).await;
+        let answer = app.client().post(path, &chat_body("claude-opus-4-5")).await;
         messages.push(format!("{}\n{}", refusal_text(&answer), answer.text()));
-        assert_eq!(app.client().post(path, &call("fake")).await.status, 200, "{path}");
+        assert_eq!(app.client().post(path, &chat_body("fake")).await.status, 200, "{path}");
     }
     insta::assert_snapshot!(messages.join("\n"), @r#"
     403 Forbidden x-should-retry: false
@@ -35,10 +35,10 @@ async fn a_rule_refuses_in_the_shape_of_each_protocol() {
 #[tokio::test]
 async fn a_rule_changes_what_goes_upstream() {
     let app = with_rules(CHEAPER).await;
-    app.client().post("/v1/chat/completions", &call("fake/output=5")).await;
+    app.client().post("/v1/chat/completions", &chat_body("fake/output=5")).await;
     let first = app.upstream.seen.last_request().unwrap();
     assert_eq!((first.header("x-team"), first.header("x-turn")), (Some("agents"), None));
-    app.client().post("/v1/chat/completions", &call("fake/output=5")).await;
+    app.client().post("/v1/chat/completions", &chat_body("fake/output=5")).await;
     let second = app.upstream.seen.last_request().unwrap();
     assert_eq!((second.header("x-team"), second.header("x-turn")), (Some("agents"), Some("later")));
     let body = second.body.as_ref().unwrap();
@@ -57,7 +57,7 @@ async fn a_rule_changes_what_goes_upstream() {
 #[tokio::test]
 async fn a_call_reserves_the_limit_of_a_rule() {
     let app = with_rules("[[rules]]\nname = 'r'\nwhen = 'true'\nmax_output_tokens = 7").await;
-    app.client().post("/v1/messages", &call("fake")).await;
+    app.client().post("/v1/messages", &chat_body("fake")).await;
     assert_eq!(app.recorded("request.admitted", 1).await[0]["reserved"]["output"], 7);
     app.stop().await;
 }
@@ -69,7 +69,7 @@ async fn rules_do_not_apply_to_requests_without_a_body() {
     for path in ["/v1/models", "/health", "/run/status"] {
         assert_eq!(app.client().get(path).await.status, 200, "{path}");
     }
-    assert_eq!(app.client().post("/v1/embeddings", &call("fake")).await.status, 403);
+    assert_eq!(app.client().post("/v1/embeddings", &chat_body("fake")).await.status, 403);
     app.stop().await;
 }
 
@@ -79,11 +79,11 @@ async fn with_rules(text: &str) -> TestApp {
     TestApp::with(|app| app.policy.rules = config.policy.rules).await
 }
 
-fn call(model: &str) -> Value {
+fn chat_body(model: &str) -> Value {
     json!({"model": model, "messages": [], "input": "x"})
 }
 
-fn refusal_text(answer: &Response) -> String {
+fn refusal_text(answer: &TestResponse) -> String {
     format!("{} x-should-retry: {}", answer.status, answer.header("x-should-retry").unwrap())
 }
 

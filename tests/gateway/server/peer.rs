@@ -19,13 +19,16 @@ async fn the_audit_names_the_process_that_connected() {
     }
     app.client().get("/nothing").await;
     let records = app.stop().await;
-    let opened = events(&records, "connection.opened");
+    let opened = select_events(&records, "connection.opened");
     assert_eq!(opened.len(), 1, "one process, one record: {opened:?}");
     let pid = std::process::id();
     assert_eq!(opened[0]["pid"], pid);
     assert_eq!((&opened[0]["uid"], &opened[0]["gid"]), (&json!(0), &json!(0)));
     for event in ["request.admitted", "request.refused"] {
-        assert!(events(&records, event).iter().all(|record| record["pid"] == pid), "{event}");
+        assert!(
+            select_events(&records, event).iter().all(|record| record["pid"] == pid),
+            "{event}"
+        );
     }
 }
 
@@ -36,7 +39,7 @@ async fn a_process_of_another_user_is_known_as_such() {
     assert_eq!(ask_as(&app, 1001, 1002), "200");
     assert_eq!(ask_as(&app, 1003, 1003), "200");
     let records = app.stop().await;
-    let opened = events(&records, "connection.opened");
+    let opened = select_events(&records, "connection.opened");
     let users: Vec<_> = opened.iter().map(|record| (&record["uid"], &record["gid"])).collect();
     assert_eq!(users, [(&json!(1001), &json!(1002)), (&json!(1003), &json!(1003))]);
     assert_ne!(opened[0]["pid"], opened[1]["pid"]);
@@ -61,13 +64,13 @@ async fn only_the_required_user_is_served() {
     {"error":"peer_not_allowed"}
     "#);
     let records = app.stop().await;
-    let refused = events(&records, "request.refused");
+    let refused = select_events(&records, "request.refused");
     let code_and_status = |record: &Value| (record["code"].clone(), record["status"].clone());
     assert_eq!(
         refused.iter().map(code_and_status).collect::<Vec<_>>(),
         vec![(json!("peer_not_allowed"), json!(403)); 3]
     );
-    let opened = events(&records, "connection.opened");
+    let opened = select_events(&records, "connection.opened");
     let tried = opened.iter().find(|record| record["uid"] == 1002).unwrap();
     assert_eq!(tried["pid"], refused[0]["pid"], "the refusal leads to who tried");
     assert_eq!(records.last().map(|record| &record["event"]), Some(&json!("log.checkpoint")));
@@ -84,7 +87,7 @@ async fn a_crowd_of_processes_does_not_fill_the_disk() {
         assert!(app.client().raw(HEALTH.as_bytes()).await.starts_with("HTTP/1.1 403 "));
     }
     let records = app.stop().await;
-    let opened = events(&records, "connection.opened");
+    let opened = select_events(&records, "connection.opened");
     let (singly, more): (Vec<_>, Vec<_>) =
         opened.into_iter().partition(|record| record["repeats"].is_null());
     let more: u64 = more.iter().map(|record| record["repeats"].as_u64().unwrap()).sum();
@@ -119,7 +122,7 @@ fn ask_as(app: &TestApp, uid: u32, gid: u32) -> String {
     if output.status.success() { "200".to_owned() } else { printed }
 }
 
-fn events(records: &[Value], event: &str) -> Vec<Value> {
+fn select_events(records: &[Value], event: &str) -> Vec<Value> {
     records.iter().filter(|record| record["event"] == event).cloned().collect()
 }
 

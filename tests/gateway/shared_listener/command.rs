@@ -10,10 +10,10 @@ use hyper_util::rt::TokioIo;
 use serde_json::json;
 use tokio::net::TcpStream;
 
-use crate::support::client::{Stream, post};
+use crate::support::client::{ResponseStream, post_request};
 use crate::support::model_provider;
-use crate::support::process::Process;
-use crate::support::shared_app::{KEYS, keys};
+use crate::support::process::ChildProcess;
+use crate::support::shared_app::{KEYS, token_keys};
 use crate::support::test_ca::TestCa;
 
 /// G1: The error names a wrong file or field, and how to correct it.
@@ -112,7 +112,7 @@ async fn keys_and_certificates_rotate_while_streams_go_on() {
     let upstream = model_provider::start_default().await;
     let command = SharedCommand::new(&upstream.addr.to_string());
     let mut gateway = command.start();
-    let old = keys().mint_token("run-1", HOUR, None, std::time::SystemTime::now()).unwrap();
+    let old = token_keys().mint_token("run-1", HOUR, None, std::time::SystemTime::now()).unwrap();
     let mut stream = command.open(&old, "fake/gate=1").await.unwrap();
     assert!(stream.frame().await.unwrap().is_some());
     upstream.gate.wait_for_waiting(1).await;
@@ -198,17 +198,17 @@ impl SharedCommand {
         fs::write(self.path("gateway.toml"), text).unwrap();
     }
 
-    fn start(&self) -> Process {
+    fn start(&self) -> ChildProcess {
         let mut command = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));
         command.args(["shared", "--config"]).arg(self.path("gateway.toml")).env_clear();
         command.env("LITELLM_MASTER_KEY", "sk-real");
-        let mut process = Process::start(&mut command, "build it with cargo");
+        let mut process = ChildProcess::start(&mut command, "build it with cargo");
         process.until(|output| output.contains("ready"));
         process
     }
 
     /// Opens a stream with a token, or returns the reason why the connection failed.
-    async fn open(&self, token: &str, model: &str) -> std::io::Result<Stream> {
+    async fn open(&self, token: &str, model: &str) -> std::io::Result<ResponseStream> {
         let config = Arc::new(self.authority.client(None, &["http/1.1"]));
         let stream = TcpStream::connect(("127.0.0.1", self.port)).await?;
         let name = rustls::pki_types::ServerName::try_from("127.0.0.1").unwrap();
@@ -217,7 +217,7 @@ impl SharedCommand {
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
         tokio::spawn(connection);
         let body = json!({"model": model, "stream": true, "max_tokens": 5, "messages": []});
-        let request = post("/v1/messages", &body, &[("x-api-key", token)]);
+        let request = post_request("/v1/messages", &body, &[("x-api-key", token)]);
         Ok(sender.send_request(request).await.unwrap().into())
     }
 }

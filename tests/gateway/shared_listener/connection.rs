@@ -11,8 +11,8 @@ use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::call;
-use crate::support::client::{Stream, post};
+use super::chat_body;
+use crate::support::client::{ResponseStream, post_request};
 use crate::support::shared_app::SharedApp;
 use crate::support::test_ca::TestCa;
 
@@ -22,12 +22,13 @@ async fn calls_are_served_over_tls() {
     let app = SharedApp::start().await;
     let key = app.token("run-1");
     let streamed = json!({"model": "fake", "stream": true, "max_tokens": 5, "messages": []});
-    let request = |body| post("https://127.0.0.1/v1/messages", body, &[("x-api-key", &key)]);
+    let request =
+        |body| post_request("https://127.0.0.1/v1/messages", body, &[("x-api-key", &key)]);
     let mut http2 = app.http2().await;
-    for (body, end) in [(&call(), "}"), (&streamed, "\n\n")] {
+    for (body, end) in [(&chat_body(), "}"), (&streamed, "\n\n")] {
         let answer = app.call(&key, "/v1/messages", body).await;
         assert!(answer.status == 200 && answer.text().ends_with(end), "{}", answer.text());
-        let answer = Stream::from(http2.send_request(request(body)).await.unwrap());
+        let answer = ResponseStream::from(http2.send_request(request(body)).await.unwrap());
         let (text, in_order) = answer.rest().await;
         assert!(in_order && text.ends_with(end), "{text}");
     }
@@ -65,7 +66,7 @@ async fn clients_show_a_certificate_where_they_must() {
 #[tokio::test]
 async fn plain_text_is_not_answered() {
     let app = SharedApp::start().await;
-    let answer = plain(&app, HEALTH).await;
+    let answer = send_plaintext(&app, HEALTH).await;
     assert!(!answer.starts_with(b"HTTP/"), "{answer:?}");
     app.stop().await;
 }
@@ -74,15 +75,15 @@ async fn plain_text_is_not_answered() {
 #[tokio::test]
 async fn plain_text_is_served_if_the_operator_allows_it() {
     let app = SharedApp::with(without_tls).await;
-    assert!(plain(&app, HEALTH).await.starts_with(b"HTTP/1.1 200 "));
+    assert!(send_plaintext(&app, HEALTH).await.starts_with(b"HTTP/1.1 200 "));
     let request = |key: &str| {
         format!(
             "GET /run/status HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx-api-key: {key}\r\n\r\n"
         )
     };
-    let answer = plain(&app, request(&app.token("run-2")).as_bytes()).await;
+    let answer = send_plaintext(&app, request(&app.token("run-2")).as_bytes()).await;
     assert!(String::from_utf8_lossy(&answer).contains("\"runId\":\"run-2\""));
-    let answer = plain(&app, request("sk-x").as_bytes()).await;
+    let answer = send_plaintext(&app, request("sk-x").as_bytes()).await;
     assert!(answer.starts_with(b"HTTP/1.1 401 "));
     app.stop().await;
 }
@@ -171,7 +172,7 @@ async fn a_connection_too_many_is_turned_away() {
     let mut first = TcpStream::connect(app.address).await.unwrap();
     first.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
     assert!(first.read(&mut [0; 4096]).await.unwrap() > 0);
-    let refusal = plain(&app, HEALTH).await;
+    let refusal = send_plaintext(&app, HEALTH).await;
     assert!(refusal.starts_with(b"HTTP/1.1 503 "), "{}", String::from_utf8_lossy(&refusal));
     drop(first);
     app.stop().await;
@@ -186,7 +187,7 @@ async fn a_run_cannot_take_all_connections() {
         connection.ready().await.unwrap();
         let request = Request::get("/run/status").header("host", "x").header("x-api-key", key);
         let answer = connection.send_request(request.body(Full::default()).unwrap()).await;
-        Stream::from(answer.unwrap()).finish().await.unwrap()
+        ResponseStream::from(answer.unwrap()).finish().await.unwrap()
     };
     let (mut first, mut second) = (app.http1().await, app.http1().await);
     let mut third = app.http1().await;
@@ -221,7 +222,8 @@ async fn a_connection_that_its_run_has_no_place_for_is_closed() {
     first.write_all(ask.as_bytes()).await.unwrap();
     let length = first.read(&mut [0; 4096]).await.unwrap();
     assert!(length > 0);
-    let refusal = tokio::time::timeout(Duration::from_mins(1), plain(&app, ask.as_bytes())).await;
+    let refusal =
+        tokio::time::timeout(Duration::from_mins(1), send_plaintext(&app, ask.as_bytes())).await;
     let refusal = refusal.expect("the connection is closed");
     assert!(refusal.starts_with(b"HTTP/1.1 503 "), "{}", String::from_utf8_lossy(&refusal));
     first.write_all(ask.as_bytes()).await.unwrap();
@@ -239,7 +241,7 @@ fn without_tls(config: &mut cogni_gateway::gateway::config::GatewayConfig, _: &T
 }
 
 /// Sends plaintext bytes, and returns everything that arrives until the gateway closes the connection.
-async fn plain(app: &SharedApp, bytes: &[u8]) -> Vec<u8> {
+async fn send_plaintext(app: &SharedApp, bytes: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(app.address).await.unwrap();
     let _ = stream.write_all(bytes).await;
     let mut answer = vec![];

@@ -2,8 +2,8 @@
 
 use tokio::runtime::Builder;
 
-use super::call;
-use crate::support::shared_app::{SharedApp, spec};
+use super::chat_body;
+use crate::support::shared_app::{SharedApp, run_spec};
 
 /// G14: A run holds no more memory than the manual says, before its first call and after its connection is closed.
 #[test]
@@ -14,7 +14,7 @@ fn a_run_holds_no_more_than_its_figure() {
     let ask = |names: &[String]| {
         runtime.block_on(async {
             for name in names {
-                let response = app.call(&app.token(name), "/v1/messages", &call()).await;
+                let response = app.call(&app.token(name), "/v1/messages", &chat_body()).await;
                 assert_eq!(response.status, 200);
             }
         });
@@ -22,23 +22,23 @@ fn a_run_holds_no_more_than_its_figure() {
     let one_run = vec!["run-1".to_owned(); names.len()];
     // The listener, the pool and the provider grow with the first calls.
     ask(&one_run);
-    let opened = measured(|| {
+    let opened = measure_memory(|| {
         runtime.block_on(async {
             for name in &names {
-                app.runs.open_run(spec(name, "acct-1")).unwrap();
+                app.runs.open_run(run_spec(name, "acct-1")).unwrap();
             }
         });
     });
     // The calls of one run cost what the provider and the records keep of any call.
-    let calls = measured(|| ask(&one_run));
-    let used = measured(|| ask(&names)) - calls;
+    let calls = measure_memory(|| ask(&one_run));
+    let used = measure_memory(|| ask(&names)) - calls;
     let each = [opened / RUNS, (opened + used) / RUNS];
     assert!(each.iter().all(|bytes| bytes * 100 <= RUN_BYTES * 105), "{each:?}");
     runtime.block_on(app.stop());
 }
 
 /// Returns the bytes that `work` has allocated on this thread and has not freed.
-fn measured(work: impl FnOnce()) -> i64 {
+fn measure_memory(work: impl FnOnce()) -> i64 {
     allocation_counter::measure(work).bytes_current
 }
 

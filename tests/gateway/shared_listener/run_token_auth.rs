@@ -7,16 +7,16 @@ use http::Request;
 use http_body_util::Full;
 use serde_json::{Value, json};
 
-use super::call;
-use crate::support::client::{Response, Stream};
-use crate::support::shared_app::{SharedApp, keys};
+use super::chat_body;
+use crate::support::client::{ResponseStream, TestResponse};
+use crate::support::shared_app::{SharedApp, token_keys};
 
 /// G1, G10: Each client gets a refusal in its protocol's shape, which tells it not to retry.
 #[tokio::test]
 async fn a_bad_token_is_refused_in_the_protocols_shape() {
     let app = SharedApp::start().await;
     let response_to = async |key: &str, path: &str| {
-        let answer = app.call(key, path, &call()).await;
+        let answer = app.call(key, path, &chat_body()).await;
         assert_eq!(answer.header("x-should-retry"), Some("false"));
         assert_eq!(answer.header("www-authenticate"), Some("Bearer"));
         format!("{} {}", answer.status.as_u16(), answer.text())
@@ -55,10 +55,10 @@ async fn a_token_of_another_installation_is_refused() {
     })
     .await;
     for (audience, status) in [(Some("eu-1"), 200), (Some("us-1"), 401), (None, 401)] {
-        let keys = keys().for_audience(audience);
+        let keys = token_keys().for_audience(audience);
         let token =
             keys.mint_token("run-1", Duration::from_hours(1), None, SystemTime::now()).unwrap();
-        let answer = app.call(&token, "/v1/chat/completions", &call()).await;
+        let answer = app.call(&token, "/v1/chat/completions", &chat_body()).await;
         assert_eq!(answer.status, status, "{audience:?}");
     }
     assert_eq!(app.upstream.seen.request_count(), 1);
@@ -72,10 +72,10 @@ async fn unauthenticated_requests_are_counted_and_logged() {
         config.metrics.address = Some(([127, 0, 0, 1], 0).into());
     })
     .await;
-    app.call("sk-1", "/v1/messages", &call()).await;
-    app.call("cgr1.k1.x.y", "/v1/messages", &call()).await;
-    app.call(&app.token_until("run-1", -1), "/v1/messages", &call()).await;
-    app.call(&app.token("run-3"), "/v1/messages", &call()).await;
+    app.call("sk-1", "/v1/messages", &chat_body()).await;
+    app.call("cgr1.k1.x.y", "/v1/messages", &chat_body()).await;
+    app.call(&app.token_until("run-1", -1), "/v1/messages", &chat_body()).await;
+    app.call(&app.token("run-3"), "/v1/messages", &chat_body()).await;
     let metrics = app.scrape().await;
     for code in ["run_token_missing", "run_token_invalid", "run_token_expired", "unknown_run"] {
         let series = format!("cogni_gateway_refusals_total{{code=\"{code}\"}} 1\n");
@@ -95,7 +95,7 @@ async fn a_replay_after_expiry_is_refused_and_recorded() {
     let app = SharedApp::start().await;
     let token = good_for_a_moment(&app).await;
     let refusal = loop {
-        let answer = app.call(&token, "/v1/messages", &call()).await;
+        let answer = app.call(&token, "/v1/messages", &chat_body()).await;
         if answer.status != 200 {
             break answer;
         }
@@ -114,7 +114,7 @@ async fn a_replay_after_expiry_is_refused_and_recorded() {
 async fn good_for_a_moment(app: &SharedApp) -> String {
     for seconds in [2, 8, 32] {
         let token = app.token_until("run-1", seconds);
-        if app.call(&token, "/v1/messages", &call()).await.status == 200 {
+        if app.call(&token, "/v1/messages", &chat_body()).await.status == 200 {
             return token;
         }
     }
@@ -131,7 +131,7 @@ async fn a_token_with_any_other_byte_is_refused() {
         connection.ready().await.unwrap();
         let request = Request::get("/run/status").header("host", "x").header("x-api-key", key);
         let answer = connection.send_request(request.body(Full::default()).unwrap()).await;
-        Stream::from(answer.unwrap()).finish().await.unwrap().status.as_u16()
+        ResponseStream::from(answer.unwrap()).finish().await.unwrap().status.as_u16()
     };
     for at in 0..token.len() {
         let mut changed = token.clone().into_bytes();
@@ -157,14 +157,14 @@ async fn requests_on_one_connection_may_be_of_different_runs() {
     let mut http2 = app.http2().await;
     for (key, run) in keys {
         http1.ready().await.unwrap();
-        let answer = http1.send_request(status("", key)).await.unwrap();
-        judge(&Stream::from(answer).finish().await.unwrap(), run);
+        let answer = http1.send_request(status_request("", key)).await.unwrap();
+        check_answer(&ResponseStream::from(answer).finish().await.unwrap(), run);
     }
     // The requests are also made concurrently.
     let answers =
-        keys.map(|(key, run)| (http2.send_request(status("https://127.0.0.1", key)), run));
+        keys.map(|(key, run)| (http2.send_request(status_request("https://127.0.0.1", key)), run));
     for (answer, run) in answers {
-        judge(&Stream::from(answer.await.unwrap()).finish().await.unwrap(), run);
+        check_answer(&ResponseStream::from(answer.await.unwrap()).finish().await.unwrap(), run);
     }
     app.stop().await;
 }
@@ -190,12 +190,12 @@ async fn health_needs_no_token() {
     app.stop().await;
 }
 
-fn status(origin: &str, key: &str) -> Request<Full<bytes::Bytes>> {
+fn status_request(origin: &str, key: &str) -> Request<Full<bytes::Bytes>> {
     let request = Request::get(format!("{origin}/run/status")).header("x-api-key", key);
     request.body(Full::default()).unwrap()
 }
 
-fn judge(answer: &Response, run: &str) {
+fn check_answer(answer: &TestResponse, run: &str) {
     if run == "-" {
         assert_eq!(answer.status, 401);
     } else {

@@ -9,19 +9,19 @@ use cogni_gateway::telemetry::audit::records::PolicyChangedRecord;
 use cogni_gateway::telemetry::audit::verify;
 use serde_json::json;
 
-use super::call;
-use crate::support::shared_app::{SharedApp, spec};
+use super::chat_body;
+use crate::support::shared_app::{SharedApp, run_spec};
 
 /// G1, G11: An open run is served; a closed run is unknown, and its records are complete.
 #[tokio::test]
 async fn runs_come_and_go() {
     let app = SharedApp::start().await;
     let token = app.token("run-3");
-    assert_eq!(app.call(&token, "/v1/messages", &call()).await.status, 401);
-    app.runs.open_run(spec("run-3", "acct-3")).unwrap();
-    assert_eq!(app.call(&token, "/v1/messages", &call()).await.status, 200);
+    assert_eq!(app.call(&token, "/v1/messages", &chat_body()).await.status, 401);
+    app.runs.open_run(run_spec("run-3", "acct-3")).unwrap();
+    assert_eq!(app.call(&token, "/v1/messages", &chat_body()).await.status, 200);
     assert_eq!(app.runs.close_run("run-3").await.unwrap(), ShutdownOutcome::Graceful);
-    let refusal = app.call(&token, "/v1/messages", &call()).await;
+    let refusal = app.call(&token, "/v1/messages", &chat_body()).await;
     assert_eq!(
         (refusal.status.as_u16(), &refusal.json()["error"]["code"]),
         (401, &json!("unknown_run"))
@@ -40,10 +40,10 @@ async fn runs_come_and_go() {
 async fn a_run_that_is_opened_again_goes_on_where_it_was() {
     let app = SharedApp::with(|config, _| config.budget.max_turns = Some(1)).await;
     let token = app.token("run-1");
-    assert_eq!(app.call(&token, "/v1/messages", &call()).await.status, 200);
+    assert_eq!(app.call(&token, "/v1/messages", &chat_body()).await.status, 200);
     app.runs.close_run("run-1").await.unwrap();
-    app.runs.open_run(spec("run-1", "acct-1")).unwrap();
-    assert_eq!(app.call(&token, "/v1/messages", &call()).await.status, 402);
+    app.runs.open_run(run_spec("run-1", "acct-1")).unwrap();
+    assert_eq!(app.call(&token, "/v1/messages", &chat_body()).await.status, 402);
     app.stop().await;
 }
 
@@ -64,7 +64,7 @@ async fn closing_a_run_drains_it_and_leaves_the_others_alone() {
         let runs = app.runs.clone();
         let closing = tokio::spawn(async move { runs.close_run("run-1").await.unwrap() });
         let refused = loop {
-            let answer = app.call(&app.token("run-1"), "/v1/messages", &call()).await;
+            let answer = app.call(&app.token("run-1"), "/v1/messages", &chat_body()).await;
             if answer.status != 200 {
                 break answer;
             }
@@ -95,7 +95,7 @@ async fn a_reload_reaches_a_run_that_is_being_opened() {
     let app = SharedApp::with(|config, _| given = Some(config.clone())).await;
     let mut config = given.unwrap();
     // A run with a long log takes a while to open.
-    let long = app.runs.open_run(spec("run-3", "acct-3")).unwrap();
+    let long = app.runs.open_run(run_spec("run-3", "acct-3")).unwrap();
     for version in 0..5000 {
         long.audit.record_operator_action(&PolicyChangedRecord {
             version,
@@ -108,7 +108,7 @@ async fn a_reload_reaches_a_run_that_is_being_opened() {
     app.runs.close_run("run-3").await.unwrap();
     for turn in 1..=10 {
         let runs = app.runs.clone();
-        let open = move || runs.open_run(spec("run-3", "acct-3")).unwrap();
+        let open = move || runs.open_run(run_spec("run-3", "acct-3")).unwrap();
         let opening = tokio::task::spawn_blocking(open);
         let mut reloads = 0;
         while !opening.is_finished() {
@@ -185,7 +185,7 @@ async fn a_setting_that_needs_a_restart_is_refused_without_runs() {
 async fn a_run_is_opened_once_and_well_described() {
     let app = SharedApp::start().await;
     let error = |run: &str, account: &str| {
-        let error = format!("{:#}", app.runs.open_run(spec(run, account)).err().unwrap());
+        let error = format!("{:#}", app.runs.open_run(run_spec(run, account)).err().unwrap());
         error.replace(app.directory.path().to_str().unwrap(), "[dir]")
     };
     let messages = [error("run-1", "acct-1"), error("run 3", "acct-3"), error("run-3", "")];
@@ -205,8 +205,8 @@ async fn a_run_is_opened_once_and_well_described() {
 async fn an_audit_file_stays_in_its_directory() {
     let app = SharedApp::start().await;
     for run in ["../run", "/etc/run", "..", "a/../../b"] {
-        app.runs.open_run(spec(run, "acct-3")).unwrap();
-        assert_eq!(app.call(&app.token(run), "/v1/messages", &call()).await.status, 200);
+        app.runs.open_run(run_spec(run, "acct-3")).unwrap();
+        assert_eq!(app.call(&app.token(run), "/v1/messages", &chat_body()).await.status, 200);
     }
     let directory = app.stop().await;
     let mut names: Vec<_> = std::fs::read_dir(directory.path().join("audit"))
@@ -236,7 +236,7 @@ fn an_idle_run_costs_little() {
         let app = SharedApp::start().await;
         let open = |from: usize| {
             for number in from..from + 100 {
-                app.runs.open_run(spec(&format!("many-{number}"), "acct")).unwrap();
+                app.runs.open_run(run_spec(&format!("many-{number}"), "acct")).unwrap();
             }
         };
         // The first runs pay for buffers that grow in steps.

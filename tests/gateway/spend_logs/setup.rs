@@ -14,9 +14,9 @@ use cogni_gateway::service::billing::BillingStore;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
-use crate::peers::output;
-use crate::peers::setup::{KEY, curl_fail, here, succeeds, venv};
-use crate::support::process::{Process, free_port, wait_until};
+use crate::peers::command_output;
+use crate::peers::setup::{KEY, curl_fail, curl_succeeds, peers_file, venv_path};
+use crate::support::process::{ChildProcess, free_port, wait_until};
 
 pub(super) const REMEDY: &str = "`tests/run billing` installs what is missing and runs this test";
 
@@ -25,7 +25,7 @@ pub(super) const SECRET: &str = "callback-secret";
 /// A temporary server on loopback that does not sync to disk.
 pub(super) struct PostgresServer {
     url: String,
-    _process: Process,
+    _process: ChildProcess,
     _folder: TempDir,
 }
 
@@ -38,9 +38,9 @@ impl PostgresServer {
         if rustix::process::geteuid().is_root() {
             chown(dir.path(), Some(UNPRIVILEGED_USER), Some(UNPRIVILEGED_USER)).unwrap();
         }
-        let programs = programs();
+        let programs = programs_dir();
         let port = free_port().to_string();
-        output(
+        command_output(
             as_nobody(Command::new(programs.join("initdb")).current_dir("/"))
                 .args([
                     "--auth=trust",
@@ -59,7 +59,7 @@ impl PostgresServer {
             "full_page_writes=off",
         ];
         let settings = settings.iter().flat_map(|setting| ["-c", setting]);
-        let process = Process::start(
+        let process = ChildProcess::start(
             as_nobody(Command::new(programs.join("postgres")).current_dir("/"))
                 .arg("-D")
                 .arg(&data)
@@ -76,15 +76,15 @@ impl PostgresServer {
         };
         let create = || psql("postgres").arg("--command=CREATE DATABASE litellm").output().unwrap();
         wait_until(|| create().status.success(), || process.output());
-        let schema = venv("prisma").join("schema.sql");
+        let schema = venv_path("prisma").join("schema.sql");
         assert!(schema.exists(), "{REMEDY}");
-        output(psql("litellm").arg("--file").arg(schema));
+        command_output(psql("litellm").arg("--file").arg(schema));
         Self { url: format!("{url}/litellm"), _process: process, _folder: dir }
     }
 }
 
 /// Returns Debian's directory of the server programs, which is not in `PATH`.
-fn programs() -> PathBuf {
+fn programs_dir() -> PathBuf {
     let versions = fs::read_dir("/usr/lib/postgresql")
         .unwrap_or_else(|error| panic!("PostgreSQL: {error}; {REMEDY}"));
     let folders = versions.map(|version| version.unwrap().path().join("bin"));
@@ -102,7 +102,7 @@ fn as_nobody(command: &mut Command) -> &mut Command {
 /// LiteLLM with the fake provider behind it, Postgres for its spend, and a callback endpoint.
 pub(super) struct LitellmWithDatabase {
     pub(super) address: String,
-    process: Process,
+    process: ChildProcess,
 }
 
 impl LitellmWithDatabase {
@@ -114,10 +114,10 @@ impl LitellmWithDatabase {
     ) -> Self {
         let port = free_port().to_string();
         let address = format!("127.0.0.1:{port}");
-        let mut process = Process::start(
-            Command::new(venv("litellm").join("bin/litellm"))
+        let mut process = ChildProcess::start(
+            Command::new(venv_path("litellm").join("bin/litellm"))
                 .arg("--config")
-                .arg(here("spend.yaml"))
+                .arg(peers_file("spend.yaml"))
                 .args(["--host", "127.0.0.1", "--port", &port])
                 .env("LITELLM_MASTER_KEY", KEY)
                 .env("LITELLM_SALT_KEY", "sk-salt")
@@ -126,8 +126,11 @@ impl LitellmWithDatabase {
                 .env("DATABASE_URL", &postgres.url)
                 // The migrations are done already; LiteLLM would need another of Prisma's programs for them.
                 .env("DISABLE_SCHEMA_UPDATE", "true")
-                .env("PATH", format!("{}:{}", venv("prisma").join("bin").display(), env!("PATH")))
-                .env("PRISMA_QUERY_ENGINE_BINARY", venv("prisma").join("query-engine"))
+                .env(
+                    "PATH",
+                    format!("{}:{}", venv_path("prisma").join("bin").display(), env!("PATH")),
+                )
+                .env("PRISMA_QUERY_ENGINE_BINARY", venv_path("prisma").join("query-engine"))
                 .env("GENERIC_LOGGER_ENDPOINT", endpoint)
                 .env("GENERIC_LOGGER_HEADERS", format!("Authorization=Bearer {token}"))
                 .env("DEFAULT_FLUSH_INTERVAL_SECONDS", "1")
@@ -137,7 +140,7 @@ impl LitellmWithDatabase {
             REMEDY,
         );
         let ready = format!("http://{address}/health/readiness");
-        process.until(|_| succeeds(&curl_fail(&ready)));
+        process.until(|_| curl_succeeds(&curl_fail(&ready)));
         Self { address, process }
     }
 
@@ -163,7 +166,7 @@ impl CallbackReceiver {
         thread::spawn(move || {
             let runtime = Runtime::new().unwrap();
             for connection in listener.incoming() {
-                take(connection.unwrap(), |body| {
+                take_callback(connection.unwrap(), |body| {
                     let ingested = runtime.block_on(keeper.ingest(body.to_vec())).unwrap();
                     telling.lock().unwrap().push(serde_json::to_string(&ingested).unwrap());
                 });
@@ -190,7 +193,7 @@ impl CallbackReceiver {
     }
 }
 
-fn take(connection: TcpStream, ingest: impl FnOnce(&[u8])) {
+fn take_callback(connection: TcpStream, ingest: impl FnOnce(&[u8])) {
     let mut reader = BufReader::new(connection);
     let (mut length, mut is_let_in) = (0, false);
     loop {

@@ -11,12 +11,12 @@ use std::thread;
 use serde_json::json;
 
 use super::setup::{LitellmWithDatabase, PostgresServer};
-use super::{run, settled};
-use crate::peers::output;
-use crate::peers::setup::{KEY, here};
+use super::{run, wait_until_settled};
+use crate::peers::command_output;
+use crate::peers::setup::{KEY, peers_file};
 use crate::support::github_server;
 use crate::support::process::wait_until;
-use crate::support::repository::git;
+use crate::support::repository::run_git;
 use crate::support::service::{ServiceSetup, SseEvent, parse_events, tool_call_script};
 
 /// The agent's work becomes a pull request, and each of its calls has one receipt, at LiteLLM's own price.
@@ -27,8 +27,8 @@ async fn a_chat_ends_in_a_pull_request_and_its_calls_have_their_receipts() {
     let model = format!("{},output=60", tool_call_script(commit));
     let mut setup = ServiceSetup::new(&model).await;
     let github = github_server::RunningGithub::start().await;
-    let (litellm, _postgres) = tokio::task::block_in_place(|| behind(&setup));
-    let prices = here("prices.toml").display().to_string();
+    let (litellm, _postgres) = tokio::task::block_in_place(|| start_litellm(&setup));
+    let prices = peers_file("prices.toml").display().to_string();
     for (name, value) in [
         ("LITELLM_HOST", &*litellm.address),
         ("LITELLM_MASTER_KEY", KEY),
@@ -50,7 +50,7 @@ async fn a_chat_ends_in_a_pull_request_and_its_calls_have_their_receipts() {
     assert_eq!(end["ok"], true, "{end}; {}", litellm.output());
     assert!(end["relay"]["pull_request_url"].is_string(), "{end}");
     assert_eq!(github.hub.pulls(github_server::NAME)[0].head, "sandbox/task-1");
-    assert_eq!(git(&github.bare(), &["show", "sandbox/task-1:greeting"]), "hello");
+    assert_eq!(run_git(&github.bare(), &["show", "sandbox/task-1:greeting"]), "hello");
     let calls = events.iter().filter(|event| event.kind == "usage_report").count();
     assert_eq!(
         calls, 2,
@@ -67,7 +67,7 @@ async fn a_chat_ends_in_a_pull_request_and_its_calls_have_their_receipts() {
     let state = setup.state_dir();
     let report = tokio::task::block_in_place(|| {
         wait_until(|| handle.block_on(by_callback()), || litellm.output());
-        settled(&state, &litellm, &named, 2).0
+        wait_until_settled(&state, &litellm, &named, 2).0
     });
     for none in ["missing", "unknown", "conflicting", "different"] {
         assert_eq!(report[none], json!([]), "{report}");
@@ -89,7 +89,7 @@ async fn a_chat_ends_in_a_pull_request_and_its_calls_have_their_receipts() {
     // A call of another gateway with the same LiteLLM does not belong to this service.
     tokio::task::block_in_place(|| {
         call_of_another(&litellm);
-        wait_until(|| rows(&litellm).contains("run-of-another"), || litellm.output());
+        wait_until(|| read_rows(&litellm).contains("run-of-another"), || litellm.output());
         let whole = run(&state, &litellm, &["reconcile", "--since", "1h", "--json"]);
         assert!(whole.contains("\"unknown\":[]") && whole.ends_with("exit 0"), "{whole}");
         let whole = run(&state, &litellm, &["status"]);
@@ -99,7 +99,7 @@ async fn a_chat_ends_in_a_pull_request_and_its_calls_have_their_receipts() {
 }
 
 /// Starts LiteLLM in front of the test's provider; its callback has a grant for nothing else.
-fn behind(setup: &ServiceSetup) -> (LitellmWithDatabase, PostgresServer) {
+fn start_litellm(setup: &ServiceSetup) -> (LitellmWithDatabase, PostgresServer) {
     let teller = setup.mint(&["--access", "billing"]);
     let endpoint = format!(
         "http://{}/api/internal/billing/ingest",
@@ -119,13 +119,13 @@ fn start_tcp_proxy(socket: PathBuf) -> String {
         for client in listener.incoming().map_while(Result::ok) {
             // The service may not be ready yet.
             let Ok(service) = UnixStream::connect(&socket) else { continue };
-            thread::spawn(move || drop(carry(&client, &service)));
+            thread::spawn(move || drop(copy_both(&client, &service)));
         }
     });
     address
 }
 
-fn carry(client: &TcpStream, service: &UnixStream) -> io::Result<()> {
+fn copy_both(client: &TcpStream, service: &UnixStream) -> io::Result<()> {
     thread::scope(|scope| {
         scope.spawn(|| {
             let _ended = io::copy(&mut &*client, &mut &*service);
@@ -140,17 +140,19 @@ fn call_of_another(litellm: &LitellmWithDatabase) {
     let metadata = json!({"run_id": "run-of-another", "cogni_deployment_id": "another"});
     let body = json!({"model": "mock", "messages": [{"role": "user", "content": "hello"}]});
     let (metadata, body) = (format!("x-litellm-spend-logs-metadata: {metadata}"), body.to_string());
-    ask(litellm, "/v1/chat/completions", &["--header", &metadata, "--json", &body]);
+    call_litellm(litellm, "/v1/chat/completions", &["--header", &metadata, "--json", &body]);
 }
 
 /// Returns the rows that LiteLLM has written.
-fn rows(litellm: &LitellmWithDatabase) -> String {
-    ask(litellm, "/spend/logs/v2?start_date=2000-01-01&end_date=2100-01-01", &[])
+fn read_rows(litellm: &LitellmWithDatabase) -> String {
+    call_litellm(litellm, "/spend/logs/v2?start_date=2000-01-01&end_date=2100-01-01", &[])
 }
 
-fn ask(litellm: &LitellmWithDatabase, path: &str, more: &[&str]) -> String {
+fn call_litellm(litellm: &LitellmWithDatabase, path: &str, more: &[&str]) -> String {
     let (url, key) =
         (format!("http://{}{path}", litellm.address), format!("authorization: Bearer {KEY}"));
     let mut curl = Command::new("curl");
-    output(curl.args(["--silent", "--show-error", "--fail", "--header", &key, &url]).args(more))
+    command_output(
+        curl.args(["--silent", "--show-error", "--fail", "--header", &key, &url]).args(more),
+    )
 }

@@ -3,13 +3,13 @@
 use cogni_gateway::cli::explain;
 use serde_json::json;
 
-use super::{CLOCK, METRICS, accept_query, answer_query, app, exec, settings};
+use super::{CLOCK, METRICS, accept_query, answer_query, execute_tool, start_app, tool_settings};
 use crate::support::raw_upstream;
 
 /// T7: a condition over the arguments decides, and the audit has the listed arguments only.
 #[tokio::test]
 async fn a_rule_decides_by_the_arguments() {
-    let (listener, address) = raw_upstream::listen().await;
+    let (listener, address) = raw_upstream::listen_locally().await;
     let table = format!(
         r#"
         granted = ["core__metrics_query"]
@@ -23,9 +23,9 @@ async fn a_rule_decides_by_the_arguments() {
         not_match = [{{ args = {{ query = "up" }}, run = {{ account = "acct-1" }} }}]
         "#
     );
-    let app = app(&table).await;
+    let app = start_app(&table).await;
     let (status, denied) =
-        exec(&app, json!({"tool": METRICS, "arguments": {"query": "up-secret-1"}})).await;
+        execute_tool(&app, json!({"tool": METRICS, "arguments": {"query": "up-secret-1"}})).await;
     assert_eq!(status, 403);
     insta::assert_json_snapshot!(denied, @r#"
     {
@@ -45,7 +45,7 @@ async fn a_rule_decides_by_the_arguments() {
     };
     let arguments =
         json!({"query": "agent_{secret-2} & x", "start": "1", "end": "2", "step": "30s"});
-    let call = exec(&app, json!({"tool": METRICS, "arguments": arguments}));
+    let call = execute_tool(&app, json!({"tool": METRICS, "arguments": arguments}));
     let ((status, called), line) = tokio::join!(call, serve);
     assert_eq!((status, &called["result"]), (http::StatusCode::OK, &json!("secret-3")));
     assert!(line.starts_with("GET /api/v1/query_range?limit=1000&query=agent_%7B"), "{line}");
@@ -92,9 +92,9 @@ fn a_wrong_table_names_its_key_and_a_remedy() {
         metrics("when = 'args.query == \"up\"'\nmatch = [{ args = { query = 1 } }]"),
     ];
     let errors: Vec<_> =
-        tables.iter().map(|table| settings(table).check().unwrap_err().to_string()).collect();
+        tables.iter().map(|table| tool_settings(table).check().unwrap_err().to_string()).collect();
     insta::assert_snapshot!(errors.join("\n"));
-    let mut agent = settings("granted = []");
+    let mut agent = tool_settings("granted = []");
     agent.agent = Some(vec![CLOCK.to_owned()]);
     insta::assert_snapshot!(agent.check().unwrap_err(), @"`tools.granted`: the agent's file lists the tool `core__get_current_time`, which is not granted here; add it to `tools.granted`, or remove it from `tools` in the agent's file");
 }

@@ -42,14 +42,14 @@ async fn a_crash_charges_an_open_tool_call() {
         charged: cost,
         duration_ms: 1,
     };
-    let (log, _) = AuditLog::open_log(&config, &started()).unwrap();
+    let (log, _) = AuditLog::open_log(&config, &started_record()).unwrap();
     log.record_tool_admission(&admitted("tc-1")).await.unwrap();
     log.record_tool_settlement(&settled);
     log.record_tool_admission(&admitted("tc-2")).await.unwrap();
     // A dropped log writes its buffer, like a process that is killed after its last write.
     drop(log);
 
-    let (log, recovered) = AuditLog::open_log(&config, &started()).unwrap();
+    let (log, recovered) = AuditLog::open_log(&config, &started_record()).unwrap();
     let spending = ToolSpending { calls: 2, cost: Nanodollars(10) };
     assert_eq!((recovered.crashed, recovered.spent.cost), (1, Nanodollars(10)));
     assert_eq!(recovered.tools, BTreeMap::from([("clock".to_owned(), spending)]));
@@ -71,7 +71,7 @@ async fn a_crash_charges_an_open_tool_call() {
     assert_eq!(refused, ToolBudgetError::Calls { spent: 2, limit: 2 });
 }
 
-fn started() -> RunStartedRecord {
+fn started_record() -> RunStartedRecord {
     RunStartedRecord {
         run: "run-1".to_owned(),
         attempt: "0".to_owned(),

@@ -16,7 +16,7 @@ async fn a_client_cannot_say_which_trace_it_is_part_of() {
             config.identity.trace = given.map(|given| given.parse().unwrap());
         })
         .await;
-        app.client().post_with("/v1/chat/completions", &body(), &lies).await;
+        app.client().post_with("/v1/chat/completions", &chat_body(), &lies).await;
         let request = app.upstream.seen.last_request().unwrap();
         let header = request.header("traceparent");
         assert_eq!(header.map(|header| &header[3..35]), given.map(|given| &given[3..35]));
@@ -31,7 +31,7 @@ async fn each_call_is_a_span_of_the_runs_trace() {
     let app = TestApp::with(|config| config.identity.trace = Some(OURS.parse().unwrap())).await;
     let mut messages = vec![];
     for _ in 0..2 {
-        app.client().post("/v1/messages", &body()).await;
+        app.client().post("/v1/messages", &chat_body()).await;
         let request = app.upstream.seen.last_request().unwrap();
         let traceparent = request.header("traceparent").unwrap().to_owned();
         let call = request.header("x-litellm-call-id").unwrap().replace('-', "");
@@ -49,7 +49,7 @@ async fn a_trace_that_litellm_knows_is_the_runs() {
     let known = |id: &str| json!({"existing_trace_id": id}).as_object().unwrap().clone();
     for (id, is_told) in [(&OURS[3..35], true), ("trace-of-langfuse", false)] {
         let app = TestApp::with(|config| config.identity.metadata = known(id)).await;
-        app.client().post("/v1/messages", &body()).await;
+        app.client().post("/v1/messages", &chat_body()).await;
         let request = app.upstream.seen.last_request().unwrap();
         let trace_id = request.header("traceparent").map(|header| header[3..35].to_owned());
         assert_eq!(trace_id, is_told.then(|| id.to_owned()));
@@ -65,7 +65,7 @@ async fn the_upstream_gets_no_trace_if_the_operator_says_so() {
         config.policy.headers.traceparent = false;
     })
     .await;
-    app.client().post("/v1/messages", &body()).await;
+    app.client().post("/v1/messages", &chat_body()).await;
     assert_eq!(app.upstream.seen.last_request().unwrap().header("traceparent"), None);
     app.stop().await;
 }
@@ -75,7 +75,7 @@ async fn the_upstream_gets_no_trace_if_the_operator_says_so() {
 async fn an_unsampled_trace_stays_unsampled() {
     let given = OURS.replace("-01", "-00");
     let app = TestApp::with(|config| config.identity.trace = Some(given.parse().unwrap())).await;
-    app.client().post("/v1/messages", &body()).await;
+    app.client().post("/v1/messages", &chat_body()).await;
     let request = app.upstream.seen.last_request().unwrap();
     assert!(request.header("traceparent").unwrap().ends_with("-00"));
     app.stop().await;
@@ -135,7 +135,7 @@ fn requests_at_the_same_time_are_different_spans() {
     assert_eq!(spans.len(), 10_000);
 }
 
-fn body() -> Value {
+fn chat_body() -> Value {
     json!({"model": "fake", "max_tokens": 5, "messages": []})
 }
 

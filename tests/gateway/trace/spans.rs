@@ -13,17 +13,17 @@ use serde_json::json;
 use tokio::net::TcpListener;
 
 use super::context::OURS;
-use crate::metrics::scrape;
+use crate::metrics::scrape_listener;
 use crate::support::app::TestApp;
 use crate::support::process::NO_LISTENER;
-use crate::support::trace_collector::{TraceCollector, shown};
+use crate::support::trace_collector::{TraceCollector, format_span};
 
 /// G12: A run is a span, and its calls are child spans with the conventions' names; no span has a prompt or a key.
 #[tokio::test]
 async fn a_collector_sees_the_run_and_its_calls() {
     let collector = TraceCollector::start(StatusCode::OK).await;
     let app = TestApp::with(|config| {
-        collected(config, collector.address);
+        configure_collector(config, collector.address);
         config.identity.trace = Some(OURS.parse().unwrap());
         config.telemetry.otlp_headers =
             SecretString::new("authorization=Bearer%20sk-collector,x-team=a");
@@ -41,7 +41,7 @@ async fn a_collector_sees_the_run_and_its_calls() {
     let seen = collector.seen();
     assert_eq!(seen.heads[0], "POST /v1/traces application/x-protobuf Bearer sk-collector a");
     let spans = seen.spans();
-    insta::assert_snapshot!(tree(&spans), @r"
+    insta::assert_snapshot!(format_tree(&spans), @r"
     run (kind 1)
       cogni.run.id = run-1
       cogni.run.attempt = 0
@@ -85,11 +85,11 @@ async fn a_collector_sees_the_run_and_its_calls() {
 async fn a_call_that_reached_no_upstream_has_a_span() {
     let collector = TraceCollector::start(StatusCode::OK).await;
     let app = TestApp::with(|config| {
-        collected(config, collector.address);
+        configure_collector(config, collector.address);
         config.upstream.url = NO_LISTENER.to_string().parse().unwrap();
     })
     .await;
-    assert_eq!(app.client().post("/v1/messages", &call()).await.status, 502);
+    assert_eq!(app.client().post("/v1/messages", &chat_body()).await.status, 502);
     app.stop().await;
     let spans = collector.seen().spans();
     let failed = spans.iter().find(|span| span.name == "chat fake").unwrap();
@@ -102,11 +102,11 @@ async fn a_run_without_a_trace_gets_one_where_it_is_sampled() {
     for (ratio, recorded) in [(1.0, true), (0.0, false)] {
         let collector = TraceCollector::start(StatusCode::OK).await;
         let app = TestApp::with(|config| {
-            collected(config, collector.address);
+            configure_collector(config, collector.address);
             config.telemetry.sample_ratio = ratio;
         })
         .await;
-        app.client().post("/v1/messages", &call()).await;
+        app.client().post("/v1/messages", &chat_body()).await;
         let header =
             app.upstream.seen.last_request().unwrap().header("traceparent").unwrap().to_owned();
         assert_eq!(header.ends_with("-01"), recorded);
@@ -124,17 +124,17 @@ async fn a_dead_collector_costs_a_counter() {
     let refusing = TraceCollector::start(StatusCode::SERVICE_UNAVAILABLE).await;
     for address in [NO_LISTENER, refusing.address] {
         let app = TestApp::with(|config| {
-            collected(config, address);
+            configure_collector(config, address);
             config.metrics.address = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
         })
         .await;
         for _ in 0..3 {
-            assert_eq!(app.client().post("/v1/messages", &call()).await.status, 200);
+            assert_eq!(app.client().post("/v1/messages", &chat_body()).await.status, 200);
         }
         let metrics = app.metrics.unwrap();
         let lost = "cogni_gateway_spans_lost_total{reason=\"not_taken\"} 3";
         let told = async {
-            while !scrape(metrics, "GET /metrics HTTP/1.0\r\n\r\n").await.contains(lost) {
+            while !scrape_listener(metrics, "GET /metrics HTTP/1.0\r\n\r\n").await.contains(lost) {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         };
@@ -148,7 +148,7 @@ async fn a_dead_collector_costs_a_counter() {
 async fn spans_beyond_the_queue_are_lost_and_counted() {
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut config = GatewayConfig::default();
-    collected(&mut config, silent.local_addr().unwrap());
+    configure_collector(&mut config, silent.local_addr().unwrap());
     let metrics = MetricsRegistry::new("litellm").unwrap();
     let tracer =
         ProcessTracer::start_tracer(&config.telemetry, "litellm", metrics.span_counters()).unwrap();
@@ -165,29 +165,30 @@ async fn spans_beyond_the_queue_are_lost_and_counted() {
 #[tokio::test]
 async fn a_collector_that_never_answers_delays_nothing() {
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let app = TestApp::with(|config| collected(config, silent.local_addr().unwrap())).await;
-    assert_eq!(app.client().post("/v1/messages", &call()).await.status, 200);
+    let app =
+        TestApp::with(|config| configure_collector(config, silent.local_addr().unwrap())).await;
+    assert_eq!(app.client().post("/v1/messages", &chat_body()).await.status, 200);
     tokio::time::timeout(Duration::from_mins(1), app.stop()).await.unwrap();
 }
 
-fn collected(config: &mut GatewayConfig, collector: SocketAddr) {
+fn configure_collector(config: &mut GatewayConfig, collector: SocketAddr) {
     config.telemetry.otlp_endpoint = Some(format!("http://{collector}").parse().unwrap());
 }
 
-fn call() -> serde_json::Value {
+fn chat_body() -> serde_json::Value {
     json!({"model": "fake", "max_tokens": 5, "messages": []})
 }
 
 /// Formats the spans below their parents, without ids and times.
-fn tree(spans: &[Span]) -> String {
+fn format_tree(spans: &[Span]) -> String {
     let root = spans.iter().find(|span| span.name == "run").unwrap();
     assert_eq!(hex::encode(&root.parent_span_id), OURS[36..52]);
-    let mut text = shown(root, "");
+    let mut text = format_span(root, "");
     for span in spans.iter().filter(|span| span.span_id != root.span_id) {
         assert_eq!(span.parent_span_id, root.span_id);
         assert!(span.start_time_unix_nano >= root.start_time_unix_nano);
         assert!(span.end_time_unix_nano <= root.end_time_unix_nano);
-        text += &shown(span, "  ");
+        text += &format_span(span, "  ");
     }
     assert!(spans.iter().all(|span| hex::encode(&span.trace_id) == OURS[3..35]));
     text

@@ -6,9 +6,9 @@ use std::process::Command;
 
 use serde_json::json;
 
-use crate::support::client::Client;
+use crate::support::client::TestClient;
 use crate::support::model_provider;
-use crate::support::process::Process;
+use crate::support::process::ChildProcess;
 
 /// G8: If a name's address changes, as that of a container does when it is created again, the next connection uses the
 /// new address.
@@ -30,9 +30,9 @@ async fn a_name_that_moves_is_followed() {
             .env("LITELLM_HOST", format!("{scheme}://llm.test:{port}"))
             .env("SOCKET_PATH", &socket)
             .env("ACCESS_LOG_PATH", "off");
-        let mut gateway = Process::start(&mut command, "run it as root");
+        let mut gateway = ChildProcess::start(&mut command, "run it as root");
         tokio::task::block_in_place(|| gateway.until(|output| output.contains("ready")));
-        let client = Client::new(&socket);
+        let client = TestClient::new(&socket);
         let call = json!({"model": "fake", "messages": []});
         let answer = client.post("/v1/chat/completions", &call).await;
         assert_eq!(

@@ -51,16 +51,16 @@ async fn calls_side_by_side_have_connections_of_their_own() {
 /// G8: A connection that the server closed while it was idle is not used, and the call is made once.
 #[tokio::test]
 async fn a_dead_connection_is_replaced_once() {
-    let (upstream, address) = raw_upstream::listen().await;
-    let app = TestApp::with(|config| reach(&mut config.upstream, address)).await;
+    let (upstream, address) = raw_upstream::listen_locally().await;
+    let app = TestApp::with(|config| configure_upstream(&mut config.upstream, address)).await;
     let client = app.client();
-    let body = unary();
+    let body = unary_body();
     for _ in 0..3 {
         let (answer, request) = tokio::join!(client.post("/v1/messages", &body), async {
             let (mut connection, _) = upstream.accept().await.unwrap();
-            let request = raw_upstream::request(&mut connection).await;
+            let request = raw_upstream::read_request(&mut connection).await;
             // The response head promises to keep the connection open; dropping it closes it all the same.
-            raw_upstream::send(&mut connection, raw_upstream::ANSWER).await;
+            raw_upstream::send_text(&mut connection, raw_upstream::ANSWER).await;
             request
         });
         assert_eq!((answer.status.as_u16(), request.matches("HTTP/1.1").count()), (200, 1));
@@ -73,7 +73,7 @@ async fn a_dead_connection_is_replaced_once() {
 async fn a_connection_that_was_idle_for_too_long_is_not_used() {
     let app = TestApp::with(|config| config.upstream.pool_idle_timeout = Duration::ZERO).await;
     for connections in 1..=3 {
-        app.client().post("/v1/messages", &unary()).await;
+        app.client().post("/v1/messages", &unary_body()).await;
         assert_eq!(app.upstream.seen.connection_count(), connections);
     }
     app.stop().await;
@@ -82,18 +82,18 @@ async fn a_connection_that_was_idle_for_too_long_is_not_used() {
 /// G8: An idle connection is closed when its time is over, even if no further call is made.
 #[tokio::test]
 async fn idle_connections_are_closed_without_another_call() {
-    let (upstream, address) = raw_upstream::listen().await;
+    let (upstream, address) = raw_upstream::listen_locally().await;
     let app = TestApp::with(|config| {
-        reach(&mut config.upstream, address);
+        configure_upstream(&mut config.upstream, address);
         config.upstream.pool_idle_timeout = Duration::from_millis(200);
     })
     .await;
-    let (client, body) = (app.client(), unary());
+    let (client, body) = (app.client(), unary_body());
     for _ in 0..2 {
         let (_, mut connection) = tokio::join!(client.post("/v1/messages", &body), async {
             let (mut connection, _) = upstream.accept().await.unwrap();
-            raw_upstream::request(&mut connection).await;
-            raw_upstream::send(&mut connection, raw_upstream::ANSWER).await;
+            raw_upstream::read_request(&mut connection).await;
+            raw_upstream::send_text(&mut connection, raw_upstream::ANSWER).await;
             connection
         });
         let closed = tokio::time::timeout(TEST_TIMEOUT, connection.read(&mut [0])).await;
@@ -105,22 +105,22 @@ async fn idle_connections_are_closed_without_another_call() {
 /// G8: An idle connection on which the server sent bytes is not used, because those bytes would answer the next call.
 #[tokio::test]
 async fn a_connection_that_speaks_unasked_is_not_used() {
-    let (upstream, address) = raw_upstream::listen().await;
-    let app = TestApp::with(|config| reach(&mut config.upstream, address)).await;
+    let (upstream, address) = raw_upstream::listen_locally().await;
+    let app = TestApp::with(|config| configure_upstream(&mut config.upstream, address)).await;
     let client = app.client();
-    let body = unary();
+    let body = unary_body();
     let (_, mut first) = tokio::join!(client.post("/v1/messages", &body), async {
         let (mut connection, _) = upstream.accept().await.unwrap();
-        raw_upstream::request(&mut connection).await;
-        raw_upstream::send(&mut connection, raw_upstream::ANSWER).await;
+        raw_upstream::read_request(&mut connection).await;
+        raw_upstream::send_text(&mut connection, raw_upstream::ANSWER).await;
         connection
     });
     let poison = raw_upstream::ANSWER.replace("{}", "[]");
-    raw_upstream::send(&mut first, &poison).await;
+    raw_upstream::send_text(&mut first, &poison).await;
     let (answer, ()) = tokio::join!(client.post("/v1/messages", &body), async {
         let (mut connection, _) = upstream.accept().await.unwrap();
-        raw_upstream::request(&mut connection).await;
-        raw_upstream::send(&mut connection, raw_upstream::ANSWER).await;
+        raw_upstream::read_request(&mut connection).await;
+        raw_upstream::send_text(&mut connection, raw_upstream::ANSWER).await;
     });
     assert_eq!(answer.text(), "{}");
     app.stop().await;
@@ -129,15 +129,15 @@ async fn a_connection_that_speaks_unasked_is_not_used() {
 /// G8: Bytes after the end of an answer never become part of another answer.
 #[tokio::test]
 async fn bytes_after_an_answer_are_not_the_next_answer() {
-    let (upstream, address) = raw_upstream::listen().await;
-    let app = TestApp::with(|config| reach(&mut config.upstream, address)).await;
+    let (upstream, address) = raw_upstream::listen_locally().await;
+    let app = TestApp::with(|config| configure_upstream(&mut config.upstream, address)).await;
     let client = app.client();
-    let body = unary();
+    let body = unary_body();
     for _ in 0..2 {
         let (answer, _connection) = tokio::join!(client.post("/v1/messages", &body), async {
             let (mut connection, _) = upstream.accept().await.unwrap();
-            raw_upstream::request(&mut connection).await;
-            raw_upstream::send(
+            raw_upstream::read_request(&mut connection).await;
+            raw_upstream::send_text(
                 &mut connection,
                 &raw_upstream::ANSWER.repeat(2).replacen("{}", "[]", 1),
             )
@@ -160,7 +160,7 @@ async fn a_delivered_call_is_not_repeated() {
         for calls_before in [0, 1] {
             let app = TestApp::with(|config| config.upstream.pool_idle_timeout = LONG).await;
             for _ in 0..calls_before {
-                app.client().post("/v1/messages", &unary()).await;
+                app.client().post("/v1/messages", &unary_body()).await;
             }
             let body = json!({"model": format!("fake/fault={fault}@head"), "messages": []});
             let response = app.client().post("/v1/messages", &body).await;
@@ -177,10 +177,10 @@ async fn a_delivered_call_is_not_repeated() {
 /// G8: An upstream may refuse a large request before it has read it.
 #[tokio::test]
 async fn an_answer_may_come_before_the_request_is_sent() {
-    let (upstream, address) = raw_upstream::listen().await;
-    let app = TestApp::with(|config| reach(&mut config.upstream, address)).await;
+    let (upstream, address) = raw_upstream::listen_locally().await;
+    let app = TestApp::with(|config| configure_upstream(&mut config.upstream, address)).await;
     let client = app.client();
-    let body = large();
+    let body = large_body();
     for _ in 0..2 {
         // This upstream neither reads on nor closes, so a client that only writes would wait forever. The rest of this
         // request must not become part of the next one, so a second call uses another connection.
@@ -200,15 +200,15 @@ async fn an_answer_may_come_before_the_request_is_sent() {
 /// G8: An interim answer does not stop the request.
 #[tokio::test]
 async fn an_interim_answer_does_not_stop_the_request() {
-    let (upstream, address) = raw_upstream::listen().await;
-    let app = TestApp::with(|config| reach(&mut config.upstream, address)).await;
+    let (upstream, address) = raw_upstream::listen_locally().await;
+    let app = TestApp::with(|config| configure_upstream(&mut config.upstream, address)).await;
     let client = app.client();
-    let body = large();
+    let body = large_body();
     let (answer, request) = tokio::join!(client.post("/v1/messages", &body), async {
         let (mut connection, _) = upstream.accept().await.unwrap();
-        raw_upstream::send(&mut connection, "HTTP/1.1 100 Continue\r\n\r\n").await;
-        let request = raw_upstream::request(&mut connection).await;
-        raw_upstream::send(&mut connection, raw_upstream::ANSWER).await;
+        raw_upstream::send_text(&mut connection, "HTTP/1.1 100 Continue\r\n\r\n").await;
+        let request = raw_upstream::read_request(&mut connection).await;
+        raw_upstream::send_text(&mut connection, raw_upstream::ANSWER).await;
         request
     });
     assert_eq!(answer.status, 200);
@@ -217,17 +217,17 @@ async fn an_interim_answer_does_not_stop_the_request() {
 }
 
 /// Configures a listener that the test plays as the upstream, with a long idle time.
-fn reach(config: &mut upstream::UpstreamConfig, address: SocketAddr) {
+fn configure_upstream(config: &mut upstream::UpstreamConfig, address: SocketAddr) {
     config.url = address.to_string().parse().unwrap();
     config.pool_idle_timeout = LONG;
 }
 
-fn unary() -> Value {
+fn unary_body() -> Value {
     json!({"model": "fake", "messages": []})
 }
 
 /// Larger than the socket buffers of both ends together.
-fn large() -> Value {
+fn large_body() -> Value {
     json!({"model": "fake", "messages": [{"role": "user", "content": "x".repeat(20 << 20)}]})
 }
 

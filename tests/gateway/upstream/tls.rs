@@ -14,7 +14,7 @@ use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 
-use crate::support::app::{TestApp, configuration};
+use crate::support::app::{TestApp, run_config};
 use crate::support::test_ca::TestCa;
 
 /// G8: Calls use whatever protocol the server offers, HTTP/2 if possible.
@@ -26,7 +26,8 @@ async fn calls_go_over_tls() {
         let front = TlsListener::new("127.0.0.1", protocols).await;
         let app = front.app(&front.authority.file).await;
         for stream in [false, true, false] {
-            let answer = app.client().post("/v1/chat/completions", &call("fake", stream)).await;
+            let answer =
+                app.client().post("/v1/chat/completions", &chat_body("fake", stream)).await;
             assert_eq!(answer.status, 200);
         }
         let seen = app.upstream.seen.last_request().unwrap();
@@ -44,7 +45,7 @@ async fn calls_go_over_tls() {
 async fn an_authority_that_is_not_trusted_is_refused() {
     let front = TlsListener::new("127.0.0.1", &["h2"]).await;
     let app = front.app(&TestCa::new().file).await;
-    let answer = app.client().post("/v1/chat/completions", &call("fake", false)).await;
+    let answer = app.client().post("/v1/chat/completions", &chat_body("fake", false)).await;
     assert_eq!(
         (answer.status.as_u16(), &answer.json()["error"]["code"]),
         (502, &json!("upstream_unreachable"))
@@ -58,7 +59,7 @@ async fn an_authority_that_is_not_trusted_is_refused() {
 async fn a_certificate_for_another_name_is_refused() {
     let front = TlsListener::new("elsewhere.example", &["h2"]).await;
     let app = front.app(&front.authority.file).await;
-    let answer = app.client().post("/v1/chat/completions", &call("fake", false)).await;
+    let answer = app.client().post("/v1/chat/completions", &chat_body("fake", false)).await;
     assert_eq!(answer.json()["error"]["code"], "upstream_unreachable");
     assert_eq!(app.upstream.seen.request_count(), 0);
     app.stop().await;
@@ -73,7 +74,7 @@ async fn authorities_that_cannot_be_loaded_are_an_error_at_the_start() {
         if let Some(text) = text {
             fs::write(&file, text).unwrap();
         }
-        let mut config = configuration(dir.path(), SocketAddr::from(([127, 0, 0, 1], 1)));
+        let mut config = run_config(dir.path(), SocketAddr::from(([127, 0, 0, 1], 1)));
         config.upstream.url = "https://127.0.0.1:1".parse().unwrap();
         config.upstream.ca_file = Some(file);
         let error = GatewayProcess::build_process(config).err().unwrap();
@@ -91,7 +92,7 @@ async fn calls_share_an_http2_connection() {
     let app = over_http2(|_| ()).await;
     let mut streams = vec![];
     for _ in 0..10 {
-        streams.push(app.client().open("/v1/messages", &call("fake/gate=1", true)).await);
+        streams.push(app.client().open("/v1/messages", &chat_body("fake/gate=1", true)).await);
     }
     app.upstream.gate.wait_for_waiting(10).await;
     app.upstream.gate.allow_answers(10);
@@ -111,7 +112,7 @@ async fn calls_share_an_http2_connection() {
 #[tokio::test]
 async fn a_reset_http2_stream_is_never_ended_in_order() {
     let app = over_http2(|_| ()).await;
-    let body = call("fake/gate=2;fault=reset@2", true);
+    let body = chat_body("fake/gate=2;fault=reset@2", true);
     let mut stream = app.client().open("/v1/messages", &body).await;
     assert!(stream.frame().await.unwrap().is_some());
     app.upstream.gate.allow_answers(1);
@@ -130,7 +131,8 @@ async fn a_reset_http2_stream_is_never_ended_in_order() {
 async fn a_delivered_http2_call_is_not_repeated() {
     let app = over_http2(|_| ()).await;
     for calls in 1..=2 {
-        let answer = app.client().post("/v1/messages", &call("fake/fault=reset@head", false)).await;
+        let answer =
+            app.client().post("/v1/messages", &chat_body("fake/fault=reset@head", false)).await;
         assert_eq!((answer.status.as_u16(), app.upstream.seen.request_count()), (502, calls));
     }
     app.stop().await;
@@ -140,8 +142,8 @@ async fn a_delivered_http2_call_is_not_repeated() {
 #[tokio::test]
 async fn a_client_that_leaves_cancels_its_http2_call() {
     let app = over_http2(|_| ()).await;
-    let stays = app.client().open("/v1/chat/completions", &call("fake/gate=1", true)).await;
-    let leaves = app.client().open("/v1/chat/completions", &call("fake/gate=1", true)).await;
+    let stays = app.client().open("/v1/chat/completions", &chat_body("fake/gate=1", true)).await;
+    let leaves = app.client().open("/v1/chat/completions", &chat_body("fake/gate=1", true)).await;
     app.upstream.gate.wait_for_waiting(2).await;
     drop(leaves);
     app.upstream
@@ -158,7 +160,8 @@ async fn a_client_that_leaves_cancels_its_http2_call() {
 async fn silence_before_an_http2_head_is_a_timeout() {
     let app =
         over_http2(|config| config.upstream.first_byte_timeout = Duration::from_millis(50)).await;
-    let answer = app.client().post("/v1/messages", &call("fake/fault=stall@head", false)).await;
+    let answer =
+        app.client().post("/v1/messages", &chat_body("fake/fault=stall@head", false)).await;
     assert_eq!(
         (answer.status.as_u16(), &answer.json()["error"]["code"]),
         (504, &json!("upstream_first_byte_timeout"))
@@ -215,6 +218,6 @@ async fn over_http2(configure: impl FnOnce(&mut GatewayConfig)) -> TestApp {
     .await
 }
 
-fn call(model: &str, stream: bool) -> Value {
+fn chat_body(model: &str, stream: bool) -> Value {
     json!({"model": model, "stream": stream, "max_tokens": 100, "messages": []})
 }

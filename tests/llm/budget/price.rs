@@ -17,7 +17,7 @@ fn each_kind_of_token_has_its_price() {
     let read = |model, input, output| {
         let usage =
             TokenUsage { input: Tokens(input), output: Tokens(output), ..TokenUsage::default() };
-        cost(&prices, model, &usage)
+        format_cost(&prices, model, &usage)
     };
     // $5 per million input tokens and $25 per million output tokens.
     assert_eq!(read("claude-opus-4-5", 1_000, 1_000), "0.03");
@@ -40,7 +40,7 @@ fn each_kind_of_token_has_its_price() {
         ..TokenUsage::default()
     };
     // 11×5000 + 5×500 + 1×6250 + 2×10000 + 7×25000 nanodollars.
-    assert_eq!(cost(&prices, "claude-opus-4-5", &cached), "0.00025875");
+    assert_eq!(format_cost(&prices, "claude-opus-4-5", &cached), "0.00025875");
 }
 
 /// G9: Audio has its own rate if the provider has one, and no model of the built-in table is free.
@@ -49,13 +49,13 @@ fn sound_has_its_price_and_no_model_is_free() {
     let prices = PriceTable::load_table(&PriceConfig::default()).unwrap();
     let heard = |model| {
         let (input, audio_input) = (Tokens(1_000_000), Tokens(1_000_000));
-        cost(&prices, model, &TokenUsage { input, audio_input, ..TokenUsage::default() })
+        format_cost(&prices, model, &TokenUsage { input, audio_input, ..TokenUsage::default() })
     };
     assert_eq!(["gemini-2.5-flash", "gemini-embedding-2"].map(heard), ["1", "6.5"]);
     assert_eq!(heard("gemini-2.5-pro"), "2.5");
     let seen = |model| {
         let (input, image_input) = (Tokens(1_000_000), Tokens(1_000_000));
-        cost(&prices, model, &TokenUsage { input, image_input, ..TokenUsage::default() })
+        format_cost(&prices, model, &TokenUsage { input, image_input, ..TokenUsage::default() })
     };
     assert_eq!(
         ["gemini-2.5-flash", "gemini-embedding-2", "gpt-5"].map(seen),
@@ -104,7 +104,7 @@ fn a_reservation_allocates_nothing() {
         let _ = ledger.reserve_call(&ask).unwrap().settle_usage(&usage);
     };
     call();
-    assert_eq!(allocations::count(|| (0..1000).for_each(|_| call())), 0);
+    assert_eq!(allocations::count_allocations(|| (0..1000).for_each(|_| call())), 0);
 }
 
 #[test]
@@ -169,7 +169,7 @@ proptest! {
     /// granted output is the most that the remaining money pays for.
     #[test]
     fn nothing_costs_more_than_was_reserved(
-        price in prices(),
+        price in any_price(),
         input in 0..2_000_000_u64,
         output in 0..1_000_000_u64,
         parts in [0..=100_u64, 0..=100_u64, 0..=100_u64, 0..=100_u64],
@@ -198,7 +198,7 @@ proptest! {
     }
 }
 
-fn prices() -> impl Strategy<Value = Arc<ModelPrice>> {
+fn any_price() -> impl Strategy<Value = Arc<ModelPrice>> {
     let dollars =
         || (0..100_000_000_u64).prop_map(|nanodollars| Nanodollars(nanodollars).to_string());
     let maybe = move || proptest::option::of(dollars());
@@ -218,6 +218,6 @@ fn prices() -> impl Strategy<Value = Arc<ModelPrice>> {
     )
 }
 
-fn cost(prices: &PriceTable, model: &str, usage: &TokenUsage) -> String {
+fn format_cost(prices: &PriceTable, model: &str, usage: &TokenUsage) -> String {
     prices.find_price(model).unwrap().call_cost(usage).to_string()
 }

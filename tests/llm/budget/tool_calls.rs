@@ -29,7 +29,7 @@ enum MixedStep {
     DropTool(usize),
 }
 
-fn steps() -> impl Strategy<Value = MixedStep> {
+fn any_mixed_step() -> impl Strategy<Value = MixedStep> {
     prop_oneof![
         (0..5_000_u64, 1..2_000_u64)
             .prop_map(|(input, output)| MixedStep::ReserveModel { input, output }),
@@ -49,7 +49,7 @@ proptest! {
     fn no_interleaving_of_models_and_tools_spends_more_than_the_budget(
         limit in 0..100_000_000_u64,
         tool_limit in (0..60_000_000_u64, 1..6_u64),
-        steps in vec(steps(), 0..80),
+        steps in vec(any_mixed_step(), 0..80),
     ) {
         let limits =
             BudgetLimits { max_cost_usd: Some(Nanodollars(limit)), ..BudgetLimits::default() };

@@ -13,7 +13,10 @@ use insta::assert_snapshot;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::{POSTS, admit_in, admitted, concat, frames, generated_bodies, scan, sent};
+use super::{
+    POSTS, admit_in, admitted_call, concat_rope, generated_bodies, scan_frames, send_body,
+    split_frames,
+};
 
 /// G7: A chat stream always reports its usage, whatever the client asked for. A client that did not ask for the report
 /// does not receive it.
@@ -35,9 +38,9 @@ fn a_chat_stream_always_reports_its_usage() {
     ];
     let mut table = String::new();
     for body in bodies {
-        let call = admitted(GatewayRoute::ChatCompletions, body);
+        let call = admitted_call(GatewayRoute::ChatCompletions, body);
         let usage_chunk = call.usage_chunk;
-        let sent = String::from_utf8(concat(&call.into_body())).unwrap();
+        let sent = String::from_utf8(concat_rope(&call.into_body())).unwrap();
         writeln!(table, "{body}\n  {usage_chunk:?} {sent}").unwrap();
     }
     assert_snapshot!(table, @r#"
@@ -74,10 +77,10 @@ fn a_chat_stream_always_reports_its_usage() {
 fn only_streams_that_need_to_be_asked_are_asked() {
     let body = r#"{"model":"m","stream":true}"#;
     for route in POSTS {
-        let call = admitted(route, body);
+        let call = admitted_call(route, body);
         let is_asked = matches!(route, GatewayRoute::ChatCompletions | GatewayRoute::Completions);
         assert_eq!(call.usage_chunk == UsageChunkMode::Hide, is_asked, "{route:?}");
-        let sent = String::from_utf8(concat(&call.into_body())).unwrap();
+        let sent = String::from_utf8(concat_rope(&call.into_body())).unwrap();
         assert_eq!(sent.contains("stream_options"), is_asked, "{route:?}");
     }
 }
@@ -92,25 +95,25 @@ proptest! {
             Just(Some("null".to_owned())),
             Just(Some(r#"{"include_usage":true}"#.to_owned())),
             Just(Some(r#"{"include_usage" : false, "a":[]}"#.to_owned())),
-            generated_bodies::object().prop_map(Some),
+            generated_bodies::any_object().prop_map(Some),
         ],
-        other in generated_bodies::object(),
+        other in generated_bodies::any_object(),
         size in 1..40usize,
     ) {
         let options = options.map_or_else(String::new, |options| format!(r#","stream_options":{options}"#));
         let body = format!(r#"{{"model":"m"{options},"response_format":{other} , "stream":true}}"#);
-        prop_assume!(scan([body.as_bytes()]).is_ok());
+        prop_assume!(scan_frames([body.as_bytes()]).is_ok());
         let mut expected: Value = serde_json::from_str(&body).unwrap();
         let asked = expected["stream_options"]["include_usage"] == json!(true);
         expected["stream_options"]["include_usage"] = json!(true);
 
-        let call = admit_in(GatewayRoute::ChatCompletions, &BodyPolicy::default(), frames(body.as_bytes(), size)).unwrap();
+        let call = admit_in(GatewayRoute::ChatCompletions, &BodyPolicy::default(), split_frames(body.as_bytes(), size)).unwrap();
         prop_assert_eq!(call.usage_chunk == UsageChunkMode::Show, asked);
         // The provider explains the format to the model.
         let added = 1000;
         prop_assert_eq!(call.input_estimate, Tokens((body.len() as u64).div_ceil(3) + added));
         prop_assert_eq!(call.input_bound, Tokens(body.len() as u64 + added));
-        prop_assert_eq!(serde_json::from_slice::<Value>(&concat(&call.into_body())).unwrap(), expected);
+        prop_assert_eq!(serde_json::from_slice::<Value>(&concat_rope(&call.into_body())).unwrap(), expected);
     }
 }
 
@@ -124,15 +127,18 @@ fn models_are_allowed_by_name_and_renamed_in_place() {
         ..BodyPolicy::default()
     };
     let call =
-        |body: &str| admit_in(GatewayRoute::Messages, &policy, frames(body.as_bytes(), 4096));
+        |body: &str| admit_in(GatewayRoute::Messages, &policy, split_frames(body.as_bytes(), 4096));
 
     let renamed = call(r#"{"model":"f\u0061st","max_tokens":1}"#).unwrap();
     assert_eq!(renamed.model.as_deref(), Some("azure/\"gpt-5\"-mini"));
-    assert_eq!(concat(&renamed.into_body()), br#"{"model":"azure/\"gpt-5\"-mini","max_tokens":1}"#);
+    assert_eq!(
+        concat_rope(&renamed.into_body()),
+        br#"{"model":"azure/\"gpt-5\"-mini","max_tokens":1}"#
+    );
 
     let same = call(r#"{"model": "gpt-5"}"#).unwrap();
     assert_eq!(same.model.as_deref(), Some("gpt-5"));
-    assert_eq!(concat(&same.into_body()), br#"{"model": "gpt-5"}"#);
+    assert_eq!(concat_rope(&same.into_body()), br#"{"model": "gpt-5"}"#);
 
     // An alias grants no permission for its target, and the upstream's name for a model is not an alias.
     for refused in
@@ -163,8 +169,8 @@ fn edits_do_not_conflict() {
     ];
     for (body, expected) in bodies {
         let call =
-            admit_in(GatewayRoute::Completions, &policy, frames(body.as_bytes(), 5)).unwrap();
-        assert_eq!(String::from_utf8(concat(&call.into_body())).unwrap(), expected);
+            admit_in(GatewayRoute::Completions, &policy, split_frames(body.as_bytes(), 5)).unwrap();
+        assert_eq!(String::from_utf8(concat_rope(&call.into_body())).unwrap(), expected);
     }
 }
 
@@ -175,7 +181,7 @@ fn the_output_asked_for_is_read_in_each_protocols_words() {
         ChatCompletions, Completions, CountTokens, Embeddings, Messages, Responses,
     };
     let asked = |route, fields: &str| {
-        let call = admitted(route, &format!(r#"{{"model":"m",{fields}}}"#));
+        let call = admitted_call(route, &format!(r#"{{"model":"m",{fields}}}"#));
         (call.requested_output.map(|tokens| tokens.0), call.choices)
     };
     assert_eq!(asked(ChatCompletions, r#""max_tokens":5"#), (Some(5), 1));
@@ -195,10 +201,10 @@ fn the_output_asked_for_is_read_in_each_protocols_words() {
     assert_eq!(asked(CountTokens, r#""max_tokens":"any""#), (None, 1));
     assert_eq!(asked(Embeddings, r#""input":["one","two"],"n":"any""#), (None, 1));
 
-    let call = admitted(ChatCompletions, r#"{"model":"m","max_tokens":100,"n":3}"#);
+    let call = admitted_call(ChatCompletions, r#"{"model":"m","max_tokens":100,"n":3}"#);
     assert_eq!(call.max_output(), Some(Tokens(300)));
     let call =
-        admitted(ChatCompletions, r#"{"model":"m","max_tokens":18446744073709551615,"n":3}"#);
+        admitted_call(ChatCompletions, r#"{"model":"m","max_tokens":18446744073709551615,"n":3}"#);
     assert_eq!(call.max_output(), Some(Tokens(u64::MAX)));
 }
 
@@ -231,7 +237,7 @@ fn a_refusal_names_the_field_and_what_it_must_be() {
     let mut table = String::new();
     for body in bodies {
         let refusal =
-            admit_in(GatewayRoute::ChatCompletions, &policy, frames(body.as_bytes(), 4096))
+            admit_in(GatewayRoute::ChatCompletions, &policy, split_frames(body.as_bytes(), 4096))
                 .unwrap_err();
         let (status, code) = (refusal.status().as_u16(), refusal.code());
         writeln!(table, "{body:.50}\n  {status} {code}, {}: {refusal}", refusal.field_at_fault())
@@ -278,7 +284,7 @@ fn a_refusal_names_the_field_and_what_it_must_be() {
 /// G10: A refusal of a field that only one route has names the field, too.
 #[test]
 fn a_prompt_of_another_type_is_refused() {
-    let body = frames(br#"{"model":"m","prompt":5}"#, 9);
+    let body = split_frames(br#"{"model":"m","prompt":5}"#, 9);
     let refusal = admit_in(GatewayRoute::Completions, &BodyPolicy::default(), body).unwrap_err();
     assert_snapshot!(refusal, @"`prompt` must be a prompt or a list of prompts");
 }
@@ -291,7 +297,7 @@ fn a_model_that_could_be_read_in_two_ways_is_refused_on_every_route() {
         ["a,b", "a,", "a\\n", "a\\u0000", "a\\u002cb", " a", "a ", "openai/*", "http://a/v1"];
     for (route, name) in POSTS.into_iter().flat_map(|route| names.map(|name| (route, name))) {
         let body = format!(r#"{{"model":"{name}"}}"#);
-        let refusal = sent(route, &BodyPolicy::default(), &body).unwrap_err();
+        let refusal = send_body(route, &BodyPolicy::default(), &body).unwrap_err();
         assert_eq!(
             (refusal.code(), refusal.field_at_fault()),
             ("invalid_field", "model"),
@@ -306,7 +312,7 @@ fn a_model_that_could_be_read_in_two_ways_is_refused_on_every_route() {
 fn a_model_that_searches_by_itself_needs_the_grant_or_to_be_named() {
     let asks = |policy: &BodyPolicy, name: &str| {
         let body = format!(r#"{{"model":"{name}"}}"#);
-        sent(GatewayRoute::ChatCompletions, policy, &body)
+        send_body(GatewayRoute::ChatCompletions, policy, &body)
             .map(drop)
             .map_err(|refusal| refusal.to_string())
     };
@@ -366,10 +372,10 @@ fn admitting_a_megabyte_copies_none_of_it() {
 #[test]
 fn a_call_may_ask_for_as_many_answers_as_the_limit_and_no_more() {
     let policy = BodyPolicy::default();
-    assert!(sent(GatewayRoute::ChatCompletions, &policy, r#"{"model":"m","n":8}"#).is_ok());
+    assert!(send_body(GatewayRoute::ChatCompletions, &policy, r#"{"model":"m","n":8}"#).is_ok());
     let refused = [
-        sent(GatewayRoute::ChatCompletions, &policy, r#"{"model":"m","n":9}"#),
-        sent(GatewayRoute::Completions, &policy, r#"{"model":"m","n":1,"best_of":50}"#),
+        send_body(GatewayRoute::ChatCompletions, &policy, r#"{"model":"m","n":9}"#),
+        send_body(GatewayRoute::Completions, &policy, r#"{"model":"m","n":1,"best_of":50}"#),
     ];
     let table: Vec<_> =
         refused.into_iter().map(|refused| refused.unwrap_err().to_string()).collect();
@@ -378,6 +384,6 @@ fn a_call_may_ask_for_as_many_answers_as_the_limit_and_no_more() {
     `best_of` requests more than 8 answers; request fewer, or use more calls
     ");
     let policy = BodyPolicy { max_choices: 1, ..policy };
-    assert!(sent(GatewayRoute::ChatCompletions, &policy, r#"{"model":"m","n":2}"#).is_err());
-    assert!(sent(GatewayRoute::ChatCompletions, &policy, r#"{"model":"m","n":1}"#).is_ok());
+    assert!(send_body(GatewayRoute::ChatCompletions, &policy, r#"{"model":"m","n":2}"#).is_err());
+    assert!(send_body(GatewayRoute::ChatCompletions, &policy, r#"{"model":"m","n":1}"#).is_ok());
 }

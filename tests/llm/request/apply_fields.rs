@@ -14,7 +14,10 @@ use proptest::prelude::*;
 use proptest::sample::{Index, select, subsequence};
 use serde_json::Value;
 
-use super::{POSTS, admit_in, body_invariants, concat, frames, generated_bodies, read, sent};
+use super::{
+    POSTS, admit_in, body_invariants, concat_rope, generated_bodies, read_frames, send_body,
+    split_frames,
+};
 
 /// G5: The snapshot shows what happens to every known field.
 #[test]
@@ -22,13 +25,13 @@ fn every_known_field_has_one_rule() {
     let mut table = String::new();
     for route in POSTS {
         writeln!(table, "# {}", route.name()).unwrap();
-        for field in own(route) {
-            writeln!(table, "{} {}", field.name, fate(field.rule)).unwrap();
+        for field in own_fields(route) {
+            writeln!(table, "{} {}", field.name, field_fate(field.rule)).unwrap();
         }
     }
     table.push_str("# everywhere\n");
     for field in field::fields_of_route(GatewayRoute::Models) {
-        writeln!(table, "{} {}", field.name, fate(field.rule)).unwrap();
+        writeln!(table, "{} {}", field.name, field_fate(field.rule)).unwrap();
     }
     for (names, why) in field::forbidden_name_parts() {
         writeln!(table, "{names} refused: it {}", why.description()).unwrap();
@@ -40,7 +43,7 @@ fn every_known_field_has_one_rule() {
 #[test]
 fn the_tables_are_in_order() {
     for route in POSTS.into_iter().chain([GatewayRoute::Models]) {
-        let names: Vec<_> = own(route).map(|field| field.name).collect();
+        let names: Vec<_> = own_fields(route).map(|field| field.name).collect();
         assert!(names.is_sorted_by(|a, b| a < b), "{route:?}: {names:?}");
         assert!(names.iter().all(|name| !name.bytes().any(|byte| byte.is_ascii_uppercase())));
     }
@@ -52,11 +55,11 @@ fn the_tables_are_in_order() {
 fn every_known_field_is_handled_by_its_rule() {
     for route in POSTS {
         for field in field::fields_of_route(route) {
-            for name in [field.name.to_owned(), escaped(field.name)] {
+            for name in [field.name.to_owned(), escape_name(field.name)] {
                 let model = if field.rule == FieldRule::Model { "" } else { r#","model":"m""# };
                 let value = if field.rule == FieldRule::Model { "\"m\"" } else { "null" };
                 let body = format!(r#"{{"{name}":{value}{model}}}"#);
-                let outcome = sent(route, &BodyPolicy::default(), &body);
+                let outcome = send_body(route, &BodyPolicy::default(), &body);
                 match field.rule {
                     FieldRule::Refuse(_) => {
                         let refusal = outcome.unwrap_err();
@@ -64,7 +67,7 @@ fn every_known_field_is_handled_by_its_rule() {
                         assert_eq!(refusal.field_at_fault(), field.name);
                     }
                     rule => {
-                        let sent = parsed(&outcome.unwrap());
+                        let sent = parse_json(&outcome.unwrap());
                         let passes = !matches!(rule, FieldRule::Drop(_));
                         assert_eq!(sent.get(field.name).is_some(), passes, "{route:?} {body}");
                     }
@@ -82,10 +85,14 @@ fn the_fields_of_open_models_pass() {
         for name in names {
             let body = format!(r#"{{"model":"m","{name}":1}}"#);
             for route in [GatewayRoute::ChatCompletions, GatewayRoute::Completions] {
-                assert_eq!(sent(route, &BodyPolicy::default(), &body).unwrap(), body, "{family}");
+                assert_eq!(
+                    send_body(route, &BodyPolicy::default(), &body).unwrap(),
+                    body,
+                    "{family}"
+                );
             }
             assert_eq!(
-                sent(GatewayRoute::Messages, &BodyPolicy::default(), &body).unwrap(),
+                send_body(GatewayRoute::Messages, &BodyPolicy::default(), &body).unwrap(),
                 r#"{"model":"m"}"#
             );
         }
@@ -106,7 +113,7 @@ fn options_cannot_override_limits() {
         "\"x\"",
     ] {
         let body = format!(r#"{{"model":"m","options":{options}}}"#);
-        let outcome = sent(GatewayRoute::ChatCompletions, &BodyPolicy::default(), &body);
+        let outcome = send_body(GatewayRoute::ChatCompletions, &BodyPolicy::default(), &body);
         writeln!(table, "{options} {}", outcome.unwrap_or_else(|refusal| refusal.to_string()))
             .unwrap();
     }
@@ -156,16 +163,19 @@ fn fields_in_an_extra_body_follow_the_same_rules() {
     for extra in EXTRA_BODIES {
         let body = format!(r#"{{"extra_body":{extra},"model":"m"}}"#);
         let policy = BodyPolicy::default();
-        let outcome =
-            match admit_in(GatewayRoute::ChatCompletions, &policy, frames(body.as_bytes(), 5)) {
-                Ok(call) => {
-                    let said =
-                        call.changes.iter().map(|change| change.field.clone()).collect::<Vec<_>>();
-                    let sent = String::from_utf8(concat(&call.into_body())).unwrap();
-                    format!("{} {sent}", said.join(", "))
-                }
-                Err(refusal) => format!("{}: {refusal}", refusal.code()),
-            };
+        let outcome = match admit_in(
+            GatewayRoute::ChatCompletions,
+            &policy,
+            split_frames(body.as_bytes(), 5),
+        ) {
+            Ok(call) => {
+                let said =
+                    call.changes.iter().map(|change| change.field.clone()).collect::<Vec<_>>();
+                let sent = String::from_utf8(concat_rope(&call.into_body())).unwrap();
+                format!("{} {sent}", said.join(", "))
+            }
+            Err(refusal) => format!("{}: {refusal}", refusal.code()),
+        };
         writeln!(table, "{extra}\n  {}", outcome.trim()).unwrap();
     }
     assert_snapshot!(table, @r#"
@@ -241,7 +251,7 @@ fn unknown_fields_are_dropped_rejected_or_passed() {
             [UnknownFieldPolicy::Drop, UnknownFieldPolicy::Pass, UnknownFieldPolicy::Reject]
         {
             let policy = BodyPolicy { unknown_fields, ..BodyPolicy::default() };
-            let outcome = match sent(GatewayRoute::ChatCompletions, &policy, body) {
+            let outcome = match send_body(GatewayRoute::ChatCompletions, &policy, body) {
                 Ok(sent) => sent,
                 Err(refusal) => format!("{}: {refusal}", refusal.code()),
             };
@@ -294,7 +304,7 @@ fn changes_are_reported() {
     let policy = BodyPolicy { aliases: [("m".into(), "x".into())].into(), ..BodyPolicy::default() };
     let body = r#"{"us\u0065r":"u","model":"m","stream":true,"wibble\n":1,"store":true,"top_\u0070":1,"service_tier":"priority"}"#;
     let call =
-        admit_in(GatewayRoute::ChatCompletions, &policy, frames(body.as_bytes(), 9)).unwrap();
+        admit_in(GatewayRoute::ChatCompletions, &policy, split_frames(body.as_bytes(), 9)).unwrap();
     let changes: Vec<_> = call
         .changes
         .iter()
@@ -311,7 +321,7 @@ fn changes_are_reported() {
     store overwritten: the provider may keep nothing, as `stored_state` is not granted
     stream_options forced: a stream must report its usage
     ");
-    assert_snapshot!(String::from_utf8(concat(&call.into_body())).unwrap(), @r#"{"model":"x","stream":true,"store":false,"top_p":1,"stream_options":{"include_usage":true}}"#);
+    assert_snapshot!(String::from_utf8(concat_rope(&call.into_body())).unwrap(), @r#"{"model":"x","stream":true,"store":false,"top_p":1,"stream_options":{"include_usage":true}}"#);
 }
 
 /// G6: The provider stores no answer unless the capability is granted, whether it stores by default or on request.
@@ -325,8 +335,8 @@ fn answers_are_not_stored_unless_that_is_granted() {
     for route in [GatewayRoute::Responses, GatewayRoute::ChatCompletions] {
         for store in ["", r#","store":true"#, r#","store":null"#, r#","store":false"#] {
             let body = format!(r#"{{"model":"m"{store}}}"#);
-            let not = sent(route, &BodyPolicy::default(), &body).unwrap();
-            let with = sent(route, &granted, &body).unwrap();
+            let not = send_body(route, &BodyPolicy::default(), &body).unwrap();
+            let with = send_body(route, &granted, &body).unwrap();
             writeln!(table, "{:<16} {body:<28} {not:<28} {with}", route.name()).unwrap();
         }
     }
@@ -353,7 +363,7 @@ fn fields_have_the_kind_that_they_must_have() {
         (GatewayRoute::Responses, r#"{"model":"m","store":"no"}"#),
         (GatewayRoute::Messages, r#"{"model":"m","thinking":true}"#),
     ] {
-        writeln!(table, "{body}: {}", sent(route, &BodyPolicy::default(), body).unwrap_err())
+        writeln!(table, "{body}: {}", send_body(route, &BodyPolicy::default(), body).unwrap_err())
             .unwrap();
     }
     assert_snapshot!(table, @r#"
@@ -371,7 +381,7 @@ proptest! {
     #[test]
     fn dropping_fields_leaves_the_others_unchanged(
         names in subsequence(NAMES, 0..=NAMES.len()).prop_shuffle(),
-        values in prop::collection::vec(generated_bodies::value(), NAMES.len()),
+        values in prop::collection::vec(generated_bodies::any_value(), NAMES.len()),
         place in any::<Index>(),
         space in select(&["", " ", "\n\t"][..]),
         size in 1..60usize,
@@ -382,13 +392,13 @@ proptest! {
         let body = format!("{{{space}{}{space}}}", members.join(&format!("{space},{space}")));
         prop_assume!(JsonScanner::new(JsonLimits::default()).feed_frame(body.as_bytes()).is_ok());
 
-        let call = admit_in(GatewayRoute::Messages, &BodyPolicy::default(), frames(body.as_bytes(), size)).unwrap();
-        let mut expected = parsed(&body);
+        let call = admit_in(GatewayRoute::Messages, &BodyPolicy::default(), split_frames(body.as_bytes(), size)).unwrap();
+        let mut expected = parse_json(&body);
         expected.as_object_mut().unwrap().retain(|name, _| PASSING.contains(&name.as_str()));
         let dropped = names.len() + 1 - expected.as_object().unwrap().len();
         let told = call.changes.iter().filter(|change| change.what.as_str() == "dropped").count();
         prop_assert_eq!(told, dropped);
-        let sent = concat(&call.into_body());
+        let sent = concat_rope(&call.into_body());
         prop_assert_eq!(serde_json::from_slice::<Value>(&sent).unwrap(), expected);
         let plain = JsonScanner::new(JsonLimits::default()).feed_frame(&sent);
         prop_assert!(plain.is_ok());
@@ -405,7 +415,7 @@ proptest! {
     ) {
         let members = names.iter().zip(&values).map(|(name, value)| format!("\"{name}\":{value}"));
         let body = format!("{{{}}}", members.collect::<Vec<_>>().join(","));
-        body_invariants::check(route, size, body.as_bytes());
+        body_invariants::check_body(route, size, body.as_bytes());
     }
 
     /// G5, G6: The outcome for a body does not depend on how its bytes were split into frames.
@@ -413,13 +423,13 @@ proptest! {
     fn the_outcome_is_the_same_however_the_body_arrives(
         route in select(&POSTS[..]),
         names in subsequence(JUDGED, 0..=3),
-        values in prop::collection::vec(generated_bodies::value(), 3),
+        values in prop::collection::vec(generated_bodies::any_value(), 3),
     ) {
         let members = names.iter().zip(&values).map(|(name, value)| format!(",\"{name}\":{value}"));
         let body = format!(r#"{{"model":"m"{}}}"#, members.collect::<String>());
         let outcome = |frames: Vec<Bytes>| -> Result<Vec<u8>, Option<BodyPolicyError>> {
-            let body = read(route, frames).map_err(|_| None)?;
-            Ok(concat(&admit_body(&BodyPolicy::default(), body).map_err(Some)?.into_body()))
+            let body = read_frames(route, frames).map_err(|_| None)?;
+            Ok(concat_rope(&admit_body(&BodyPolicy::default(), body).map_err(Some)?.into_body()))
         };
         let bytes = Bytes::from(body);
         let whole = outcome(vec![bytes.clone()]);
@@ -432,7 +442,7 @@ proptest! {
 /// Values that fields usually have, so that some generated bodies are admitted.
 fn sound_value() -> impl Strategy<Value = String> {
     prop_oneof![
-        1 => generated_bodies::value(),
+        1 => generated_bodies::any_value(),
         2 => select(&["null", "true", "false", "\"m\"", "[]", "{}", "5", "5000", "\"\""][..])
             .prop_map(str::to_owned),
         1 => Just(r#"{"type":"enabled","budget_tokens":4000}"#.to_owned()),
@@ -440,7 +450,7 @@ fn sound_value() -> impl Strategy<Value = String> {
 }
 
 /// Returns the fields of the route's own protocol.
-fn own(route: GatewayRoute) -> impl Iterator<Item = RequestField> {
+fn own_fields(route: GatewayRoute) -> impl Iterator<Item = RequestField> {
     let everywhere = field::fields_of_route(GatewayRoute::Models).count();
     let all = field::fields_of_route(route).count();
     field::fields_of_route(route).take(if route == GatewayRoute::Models {
@@ -450,7 +460,7 @@ fn own(route: GatewayRoute) -> impl Iterator<Item = RequestField> {
     })
 }
 
-fn fate(rule: FieldRule) -> String {
+fn field_fate(rule: FieldRule) -> String {
     match rule {
         FieldRule::Pass(shape) => format!("passes: {shape:?}"),
         FieldRule::Needs(capability) => format!("needs {}", capability.name()),
@@ -461,12 +471,12 @@ fn fate(rule: FieldRule) -> String {
     }
 }
 
-fn escaped(name: &str) -> String {
+fn escape_name(name: &str) -> String {
     let (first, rest) = name.split_at(1);
     format!("\\u{:04x}{rest}", first.as_bytes()[0])
 }
 
-fn parsed(text: &str) -> Value {
+fn parse_json(text: &str) -> Value {
     serde_json::from_str(text).unwrap()
 }
 

@@ -10,10 +10,10 @@ use cogni_gateway::llm::request::{
 use serde_json::{Map, Value, json};
 
 /// Admits `body` in frames of `size` bytes and checks the body that goes upstream. A refused body is skipped.
-pub(crate) fn check(route: GatewayRoute, size: usize, body: &[u8]) {
+pub(crate) fn check_body(route: GatewayRoute, size: usize, body: &[u8]) {
     for unknown_fields in [UnknownFieldPolicy::Drop, UnknownFieldPolicy::Pass] {
         let policy = BodyPolicy { unknown_fields, ..BodyPolicy::default() };
-        let Some(mut call) = admitted(route, &policy, size, body) else { continue };
+        let Some(mut call) = admit_in_frames(route, &policy, size, body) else { continue };
         // The ledger grants every call at least one token per answer.
         let limit = Tokens(64 * size.max(1) as u64);
         if size.is_multiple_of(2) {
@@ -26,7 +26,7 @@ pub(crate) fn check(route: GatewayRoute, size: usize, body: &[u8]) {
             change.field == "stream_options" && change.what != FieldChangeKind::Dropped
         };
         let is_hidden = call.stream && call.changes.iter().any(is_asked_for);
-        let sent = text(call);
+        let sent = body_text(call);
         // A number may be too large for `serde_json`; then the bodies cannot be compared.
         let Ok(Value::Object(before)) = serde_json::from_slice(body) else { continue };
         let Ok(Value::Object(after)) = serde_json::from_slice(&sent) else {
@@ -39,9 +39,9 @@ pub(crate) fn check(route: GatewayRoute, size: usize, body: &[u8]) {
             assert_output_is_limited(route, limit, &after);
         }
         // A body that was admitted once is admitted again without a change.
-        let again = admitted(route, &policy, 7, &sent).expect("what goes up is acceptable");
+        let again = admit_in_frames(route, &policy, 7, &sent).expect("what goes up is acceptable");
         assert!(again.changes.is_empty(), "{:?}", again.changes);
-        assert_eq!(text(again), sent);
+        assert_eq!(body_text(again), sent);
         if is_hidden {
             assert_eq!(after["stream_options"]["include_usage"], json!(true));
         }
@@ -73,16 +73,24 @@ fn assert_output_is_limited(route: GatewayRoute, limit: Tokens, after: &Map<Stri
     if let Some(budget) =
         after.get("thinking").and_then(|thinking| thinking["budget_tokens"].as_u64())
     {
-        assert!(budget < limit.0 || !route.counts_as_turn() || lower(after, budget), "{after:?}");
+        assert!(
+            budget < limit.0 || !route.counts_as_turn() || client_limit_is_lower(after, budget),
+            "{after:?}"
+        );
     }
 }
 
 /// Returns whether the client's own limit was lower; then the client is responsible for its thinking budget.
-fn lower(after: &Map<String, Value>, budget: u64) -> bool {
+fn client_limit_is_lower(after: &Map<String, Value>, budget: u64) -> bool {
     LIMITS.iter().filter_map(|name| after.get(*name)?.as_u64()).max() <= Some(budget)
 }
 
-fn admitted(route: GatewayRoute, policy: &BodyPolicy, size: usize, body: &[u8]) -> Option<LlmCall> {
+fn admit_in_frames(
+    route: GatewayRoute,
+    policy: &BodyPolicy,
+    size: usize,
+    body: &[u8],
+) -> Option<LlmCall> {
     let mut reader = BodyReader::new(route);
     body.chunks(size.max(1))
         .try_for_each(|frame| reader.push(Bytes::copy_from_slice(frame)))
@@ -90,7 +98,7 @@ fn admitted(route: GatewayRoute, policy: &BodyPolicy, size: usize, body: &[u8]) 
     admit_body(policy, reader.finish_body().ok()?).ok()
 }
 
-fn text(call: LlmCall) -> Vec<u8> {
+fn body_text(call: LlmCall) -> Vec<u8> {
     let rope = call.into_body();
     let text: Vec<u8> = rope.iter().flatten().copied().collect();
     assert_eq!(rope.len(), text.len() as u64);

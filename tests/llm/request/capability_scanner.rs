@@ -9,7 +9,7 @@ use cogni_gateway::llm::request::{
 use insta::assert_snapshot;
 use proptest::prelude::*;
 
-use super::{concat, frames, read, sent};
+use super::{concat_rope, read_frames, send_body, split_frames};
 
 use GatewayRoute::{ChatCompletions, CountTokens, Embeddings, Messages, Responses};
 
@@ -19,7 +19,7 @@ use GatewayRoute::{ChatCompletions, CountTokens, Embeddings, Messages, Responses
 fn a_hosted_tool_is_refused_by_name() {
     let mut table = String::new();
     for (route, fields) in DENIED {
-        let refusal = refusal(*route, fields);
+        let refusal = refused_fields(*route, fields);
         let BodyPolicyError::CapabilityNotGranted { capability, field, detail } = &refusal else {
             panic!("{route:?} {fields}: {refusal}")
         };
@@ -39,17 +39,18 @@ fn a_hosted_tool_is_refused_by_name() {
 #[test]
 fn a_grant_allows_its_capability_and_nothing_else() {
     for (route, fields) in DENIED {
-        let BodyPolicyError::CapabilityNotGranted { capability, .. } = refusal(*route, fields)
+        let BodyPolicyError::CapabilityNotGranted { capability, .. } =
+            refused_fields(*route, fields)
         else {
             panic!("{fields}")
         };
         let body = format!(r#"{{"model":"m",{fields}}}"#);
         let granted = BodyPolicy { capabilities: [capability].into(), ..BodyPolicy::default() };
-        assert!(sent(*route, &granted, &body).is_ok(), "{body}");
+        assert!(send_body(*route, &granted, &body).is_ok(), "{body}");
         let others =
             ProviderCapability::ALL.into_iter().filter(|other| *other != capability).collect();
         let others = BodyPolicy { capabilities: others, ..BodyPolicy::default() };
-        assert!(sent(*route, &others, &body).is_err(), "{body}");
+        assert!(send_body(*route, &others, &body).is_err(), "{body}");
     }
 }
 
@@ -58,7 +59,7 @@ fn a_grant_allows_its_capability_and_nothing_else() {
 fn data_and_tools_of_the_client_pass_unchanged() {
     for (route, fields) in ALLOWED {
         let body = format!(r#"{{"model":"m",{fields},"store":false}}"#);
-        match sent(*route, &BodyPolicy::default(), &body) {
+        match send_body(*route, &BodyPolicy::default(), &body) {
             Ok(sent) => assert!(sent.contains(fields), "{sent}"),
             Err(refusal) => panic!("{route:?} {fields}: {refusal}"),
         }
@@ -90,13 +91,14 @@ fn a_search_that_reaches_nothing_is_removed() {
     ] {
         let body = format!(r#"{{"model":"m",{fields},"store":false}}"#);
         let outcomes = [1, 7, 4096].map(|size| {
-            let body = read(Responses, frames(body.as_bytes(), size).into_pieces()).unwrap();
+            let body =
+                read_frames(Responses, split_frames(body.as_bytes(), size).into_pieces()).unwrap();
             let call = admit_body(&BodyPolicy::default(), body);
             match call {
                 Ok(call) => {
                     let said =
                         call.changes.iter().map(|change| change.field.clone()).collect::<Vec<_>>();
-                    let sent = String::from_utf8(concat(&call.into_body())).unwrap();
+                    let sent = String::from_utf8(concat_rope(&call.into_body())).unwrap();
                     let _: serde_json::Value = serde_json::from_str(&sent).unwrap();
                     format!("{} {sent}", said.join(", "))
                 }
@@ -128,7 +130,7 @@ fn a_search_that_reaches_nothing_is_removed() {
         ..BodyPolicy::default()
     };
     let body = format!(r#"{{"model":"m","tools":[{search}],"store":false}}"#);
-    assert_eq!(sent(Responses, &granted, &body).unwrap(), body);
+    assert_eq!(send_body(Responses, &granted, &body).unwrap(), body);
 }
 
 /// G6: The scanner finds a capability wherever a frame ends and however the text is escaped.
@@ -138,10 +140,10 @@ fn a_capability_is_found_at_every_split() {
         let escaped =
             fields.replace("\"type\"", "\"t\\u0079pe\"").replace("\"url\"", "\"\\u0075rl\"");
         for body in [fields, &&*escaped].map(|fields| format!(r#"{{"model":"m",{fields}}}"#)) {
-            let whole = sent(*route, &BodyPolicy::default(), &body).unwrap_err();
+            let whole = send_body(*route, &BodyPolicy::default(), &body).unwrap_err();
             for size in [1, 2, 3, 5, 7] {
-                let pieces = frames(body.as_bytes(), size).into_pieces();
-                let body = read(*route, pieces).unwrap();
+                let pieces = split_frames(body.as_bytes(), size).into_pieces();
+                let body = read_frames(*route, pieces).unwrap();
                 let split = admit_body(&BodyPolicy::default(), body);
                 assert_eq!(split.unwrap_err(), whole);
             }
@@ -153,7 +155,7 @@ fn a_capability_is_found_at_every_split() {
 #[test]
 fn a_refusal_says_how_an_operator_grants_it() {
     let refusal =
-        refusal(Messages, r#""tools":[{"type":"web_search_20991231","name":"web_search"}]"#);
+        refused_fields(Messages, r#""tools":[{"type":"web_search_20991231","name":"web_search"}]"#);
     assert_eq!((refusal.status().as_u16(), refusal.code()), (403, "capability_not_granted"));
     assert_snapshot!(refusal, @"`tools` needs `web_search` (`web_search_20991231`), which this run has not been granted; its operator can grant it, in `policy.body.capabilities` or `CAPABILITIES`");
 }
@@ -164,7 +166,7 @@ fn a_refusal_says_how_an_operator_grants_it() {
 fn an_address_of_a_part_needs_a_capability_unless_it_is_a_search_result() {
     let part = |part: &str| {
         let body = format!(r#"{{"model":"m","messages":[{{"role":"user","content":[{part}]}}]}}"#);
-        sent(Messages, &BodyPolicy::default(), &body)
+        send_body(Messages, &BodyPolicy::default(), &body)
     };
     assert!(part(r#"{"url":"https://x","type":"web_search_result"}"#).is_ok());
     for denied in [
@@ -186,7 +188,7 @@ fn a_cache_lasts_as_long_as_is_billed_with_the_call() {
         r#""tools":[{"name":"f","cache_control":{"ttl":3600}}]"#,
         r#""cache_control":{"type":"ephemeral","ttl":"2h"}"#,
     ] {
-        let refusal = refusal(Messages, fields);
+        let refusal = refused_fields(Messages, fields);
         assert_eq!(
             (refusal.code(), refusal.field_at_fault()),
             ("invalid_field", "cache_control.ttl"),
@@ -196,20 +198,20 @@ fn a_cache_lasts_as_long_as_is_billed_with_the_call() {
 }
 
 /// Returns the input tokens that are reserved for a body, however it arrives.
-fn reserved(route: GatewayRoute, policy: &BodyPolicy, body: &str) -> u64 {
+fn reserved_tokens(route: GatewayRoute, policy: &BodyPolicy, body: &str) -> u64 {
     let of = |body| admit_body(policy, body).unwrap().input_estimate.0;
     let whole = of(ScannedBody::scan_frame(route, body.to_owned().into()).unwrap());
     for size in [body.len(), 4096, 7] {
-        let frames = frames(body.as_bytes(), size).into_pieces();
-        assert_eq!(of(read(route, frames).unwrap()), whole, "frames of {size}: {body}");
+        let frames = split_frames(body.as_bytes(), size).into_pieces();
+        assert_eq!(of(read_frames(route, frames).unwrap()), whole, "frames of {size}: {body}");
     }
     whole
 }
 
 /// Returns the input tokens that are reserved beyond those for the body's length.
-fn estimate(route: GatewayRoute, fields: &str) -> u64 {
+fn estimated_tokens(route: GatewayRoute, fields: &str) -> u64 {
     let body = format!(r#"{{"model":"m",{fields}}}"#);
-    reserved(route, &BodyPolicy::default(), &body) - (body.len() as u64).div_ceil(3)
+    reserved_tokens(route, &BodyPolicy::default(), &body) - (body.len() as u64).div_ceil(3)
 }
 
 /// G9: Media, token counts and a second pass are reserved for, in addition to the length of the request.
@@ -233,7 +235,7 @@ fn a_request_reserves_what_its_parts_cost() {
         ("iVBORw0KGgoAAAANSUhEUoAAAAAAAAMACAIAAAA=", 6192),
         ("data:image/avif;base64,AAAA", 6192),
     ] {
-        assert_eq!(estimate(Messages, &image(data)), tokens, "{data}");
+        assert_eq!(estimated_tokens(Messages, &image(data)), tokens, "{data}");
     }
     let remote = r#""messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"https://x"}}]}]"#;
     let granted = BodyPolicy {
@@ -241,7 +243,7 @@ fn a_request_reserves_what_its_parts_cost() {
         ..BodyPolicy::default()
     };
     let body = format!(r#"{{"model":"m",{remote}}}"#);
-    let fetched = reserved(ChatCompletions, &granted, &body);
+    let fetched = reserved_tokens(ChatCompletions, &granted, &body);
     assert_eq!(fetched, (body.len() as u64).div_ceil(3) + 6192);
     let pdf = |data: &str| {
         format!(
@@ -249,32 +251,32 @@ fn a_request_reserves_what_its_parts_cost() {
         )
     };
     // A document without a page count; a document of one page; the one-page document beside one without a count.
-    assert_eq!(estimate(Messages, &pdf("JVBERi0xLjc=")), 200_000);
+    assert_eq!(estimated_tokens(Messages, &pdf("JVBERi0xLjc=")), 200_000);
     let page = "JVBERi0xLjQKL1R5cGUvUGFnZS9Db3VudCAxPj4=";
-    assert_eq!(estimate(Messages, &pdf(page)), 3000);
-    assert_eq!(estimate(Messages, &pdf(&format!("{page}=="))), 3000);
-    assert_eq!(estimate(Messages, &pdf(&format!("{page}AAAA"))), 200_000);
-    assert_eq!(estimate(Messages, &pdf("UEsDBA==")), 200_000);
+    assert_eq!(estimated_tokens(Messages, &pdf(page)), 3000);
+    assert_eq!(estimated_tokens(Messages, &pdf(&format!("{page}=="))), 3000);
+    assert_eq!(estimated_tokens(Messages, &pdf(&format!("{page}AAAA"))), 200_000);
+    assert_eq!(estimated_tokens(Messages, &pdf("UEsDBA==")), 200_000);
     // Media beyond the number that is read count as the most expensive kind.
     let many = format!(
         r#""messages":[{{"role":"user","content":[{}]}}]"#,
         vec![r#"{"image":"R0lGODlhAQABAAAAACwAAAAAAQABAA=="}"#; 300].join(",")
     );
-    assert_eq!(estimate(ChatCompletions, &many), 256 * 258 + 44 * 6192);
+    assert_eq!(estimated_tokens(ChatCompletions, &many), 256 * 258 + 44 * 6192);
     let numbers = (0..300).map(|_| "1").collect::<Vec<_>>().join(",");
-    assert_eq!(estimate(Embeddings, &format!(r#""input":[{numbers}]"#)), 100);
+    assert_eq!(estimated_tokens(Embeddings, &format!(r#""input":[{numbers}]"#)), 100);
     let text = format!(r#""messages":[{{"role":"user","content":"{}"}}]"#, "x".repeat(3000));
-    assert_eq!(estimate(Messages, &text), 0);
+    assert_eq!(estimated_tokens(Messages, &text), 0);
     let compacted =
         format!(r#"{text},"context_management":{{"edits":[{{"type":"compact_20260112"}}]}}"#);
-    assert!(estimate(Messages, &compacted) > 1000);
+    assert!(estimated_tokens(Messages, &compacted) > 1000);
 }
 
 /// G9: A provider adds a preamble to a request with tools, and a description to each tool that it defines itself. Both
 /// are input, and both are reserved for.
 #[test]
 fn text_that_the_provider_adds_is_reserved_for() {
-    let own = |fields: &str| estimate(Messages, fields);
+    let own = |fields: &str| estimated_tokens(Messages, fields);
     assert_eq!(own(r#""tools":[]"#), 0);
     assert_eq!(
         own(r#""tools":[{"name":"f","input_schema":{}},{"type":"custom","name":"g"}]"#),
@@ -287,9 +289,12 @@ fn text_that_the_provider_adds_is_reserved_for() {
     // No number is published for this tool.
     assert_eq!(own(r#""tools":[{"type":"memory_20250818","name":"memory"}]"#), 1_000 + 2_000);
     let function = r#"{"type":"function","function":{"name":"f"}}"#;
-    assert_eq!(estimate(ChatCompletions, &format!(r#""tools":[{function},{function}]"#)), 1_000);
     assert_eq!(
-        estimate(
+        estimated_tokens(ChatCompletions, &format!(r#""tools":[{function},{function}]"#)),
+        1_000
+    );
+    assert_eq!(
+        estimated_tokens(
             Responses,
             &format!(r#""tools":[{{"type":"namespace","name":"n","tools":[{function}]}}]"#)
         ),
@@ -300,14 +305,14 @@ fn text_that_the_provider_adds_is_reserved_for() {
         [(ChatCompletions, "response_format"), (Responses, "text"), (Messages, "output_config")]
     {
         assert_eq!(
-            estimate(route, &format!(r#""{field}":{{"type":"json_object"}}"#)),
+            estimated_tokens(route, &format!(r#""{field}":{{"type":"json_object"}}"#)),
             1_000,
             "{field}"
         );
     }
     // The gateway drops this tool, so the provider describes none.
     let search = r#""tools":[{"type":"web_search","external_web_access":false}]"#;
-    assert_eq!(estimate(Responses, search), 1_000);
+    assert_eq!(estimated_tokens(Responses, search), 1_000);
 }
 
 /// G9: A granted capability lets the provider add pages, tools of a server or an earlier conversation to the input. Such
@@ -380,7 +385,7 @@ fn sound_and_video_are_reserved_for() {
         (r#"{"type":"redacted_thinking","data":"AAAA"}"#, 0),
     ] {
         let parts = format!(r#""messages":[{{"role":"user","content":[{part}]}}]"#);
-        assert_eq!(estimate(ChatCompletions, &parts), tokens, "{part}");
+        assert_eq!(estimated_tokens(ChatCompletions, &parts), tokens, "{part}");
     }
 }
 
@@ -401,12 +406,12 @@ proptest! {
             format!(r#"{{"model":"m","messages":[{{"role":"user","content":[{parts}]}}]{}}}"#, " ".repeat(padding))
         };
         let (small, large) = (body(0), body(padding));
-        let of = |body: &str| reserved(ChatCompletions, &BodyPolicy::default(), body);
+        let of = |body: &str| reserved_tokens(ChatCompletions, &BodyPolicy::default(), body);
         let text = |body: &str| (body.len() as u64).div_ceil(3);
         prop_assert_eq!(of(&small) - text(&small), of(&large) - text(&large));
         let (head, tail) = small.as_bytes().split_at(split.index(small.len()));
         let halves = [head, tail].map(bytes::Bytes::copy_from_slice);
-        let halved = admit_body(&BodyPolicy::default(), read(ChatCompletions, halves).unwrap()).unwrap();
+        let halved = admit_body(&BodyPolicy::default(), read_frames(ChatCompletions, halves).unwrap()).unwrap();
         prop_assert_eq!(halved.input_estimate.0, of(&small));
         prop_assert!(of(&small) >= text(&small) + 258 * media.len() as u64);
     }
@@ -428,7 +433,7 @@ const MEDIA: &[&str] = &[
 fn an_address_is_embedded_as_text_where_the_model_has_nothing_else() {
     let input = r#""input":["https://x is a site","http://x","//x/y","ftp://x"]"#;
     let embed = |policy: &BodyPolicy, model: &str, input: &str| {
-        sent(Embeddings, policy, &format!(r#"{{"model":"{model}",{input}}}"#))
+        send_body(Embeddings, policy, &format!(r#"{{"model":"{model}",{input}}}"#))
     };
     let ours = BodyPolicy {
         aliases: [
@@ -468,7 +473,8 @@ fn an_address_is_embedded_as_text_where_the_model_has_nothing_else() {
 fn a_second_pass_is_reserved_for() {
     let call = |more: &str| {
         let body = format!(r#"{{"model":"m","max_tokens":500,"messages":[]{more}}}"#);
-        super::admit_in(Messages, &BodyPolicy::default(), frames(body.as_bytes(), 4096)).unwrap()
+        super::admit_in(Messages, &BodyPolicy::default(), split_frames(body.as_bytes(), 4096))
+            .unwrap()
     };
     let once = call("");
     assert_eq!((once.passes, once.generated_texts(), once.max_output().unwrap().0), (1, 1, 500));
@@ -489,8 +495,9 @@ fn capabilities_are_parsed_from_their_own_names() {
     }
 }
 
-fn refusal(route: GatewayRoute, fields: &str) -> BodyPolicyError {
-    sent(route, &BodyPolicy::default(), &format!(r#"{{"model":"m",{fields}}}"#)).expect_err(fields)
+fn refused_fields(route: GatewayRoute, fields: &str) -> BodyPolicyError {
+    send_body(route, &BodyPolicy::default(), &format!(r#"{{"model":"m",{fields}}}"#))
+        .expect_err(fields)
 }
 
 /// G6: A file id that is an address is fetched, so it needs both capabilities. Google's file ids are addresses.
@@ -501,7 +508,7 @@ fn an_id_that_is_an_address_needs_to_be_fetched() {
             r#"{{"model":"m","messages":[{{"role":"user","content":[{{"type":"file","file":{{"file_id":"{id}"}}}}]}}]}}"#
         );
         let capabilities = capabilities.iter().copied().collect();
-        sent(ChatCompletions, &BodyPolicy { capabilities, ..BodyPolicy::default() }, &body)
+        send_body(ChatCompletions, &BodyPolicy { capabilities, ..BodyPolicy::default() }, &body)
     };
     let (ids, both) = (
         &[ProviderCapability::FileIds][..],

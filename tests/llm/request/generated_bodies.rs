@@ -4,9 +4,9 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 /// Valid JSON text, or valid JSON text with up to three bytes changed.
-pub(super) fn body() -> impl Strategy<Value = Vec<u8>> {
+pub(super) fn any_body() -> impl Strategy<Value = Vec<u8>> {
     let change = (any::<prop::sample::Index>(), 0..3, prop::sample::select(INTERESTING));
-    (object(), vec(change, 0..=3)).prop_map(|(text, changes)| {
+    (any_object(), vec(change, 0..=3)).prop_map(|(text, changes)| {
         let mut body = text.into_bytes();
         for (at, change, byte) in changes {
             let at = at.index(body.len());
@@ -22,18 +22,18 @@ pub(super) fn body() -> impl Strategy<Value = Vec<u8>> {
 }
 
 /// A JSON value as text.
-pub(super) fn value() -> impl Strategy<Value = String> {
+pub(super) fn any_value() -> impl Strategy<Value = String> {
     prop_oneof![
-        object(),
-        string(),
+        any_object(),
+        any_string(),
         Just("[ ]".to_owned()),
         Just("-1.5e3".to_owned()),
-        interesting()
+        any_interesting_part()
     ]
 }
 
 /// Parts and tools that admission looks at, whole or in fragments.
-fn interesting() -> impl Strategy<Value = String> {
+fn any_interesting_part() -> impl Strategy<Value = String> {
     let leaf = prop::sample::select(TEXTS).prop_map(|text| format!("\"{text}\""));
     leaf.prop_recursive(4, 24, 4, |inner| {
         let member = (prop::sample::select(JUDGED), inner.clone());
@@ -49,35 +49,36 @@ fn interesting() -> impl Strategy<Value = String> {
 }
 
 /// A JSON object as text, in every spelling that JSON allows; sometimes with a duplicate key.
-pub(super) fn object() -> impl Strategy<Value = String> {
+pub(super) fn any_object() -> impl Strategy<Value = String> {
     let leaf = prop_oneof![
         prop::sample::select(&["true", "false", "null", "{}", "[ ]"][..]).prop_map(String::from),
         "-?(0|[1-9][0-9]{0,3})(\\.[0-9]{1,3})?([eE][+-]?[0-9]{1,2})?",
-        string(),
+        any_string(),
     ];
     let value = leaf.prop_recursive(4, 40, 5, |inner| {
         prop_oneof![
-            (space(), vec(inner.clone(), 0..5))
+            (any_space(), vec(inner.clone(), 0..5))
                 .prop_map(|(s, items)| { format!("[{s}{}{s}]", items.join(&format!("{s},"))) }),
-            members(inner),
+            any_members(inner),
         ]
     });
-    (space(), members(value), space()).prop_map(|(head, object, tail)| head + &object + &tail)
+    (any_space(), any_members(value), any_space())
+        .prop_map(|(head, object, tail)| head + &object + &tail)
 }
 
-fn members(value: impl Strategy<Value = String>) -> impl Strategy<Value = String> {
+fn any_members(value: impl Strategy<Value = String>) -> impl Strategy<Value = String> {
     let key = prop_oneof![
-        2 => string(),
+        2 => any_string(),
         3 => prop::sample::select(KEYS).prop_map(|key| format!("\"{key}\"")),
     ];
-    (space(), vec((key, value), 0..6)).prop_map(|(s, members)| {
+    (any_space(), vec((key, value), 0..6)).prop_map(|(s, members)| {
         let members: Vec<_> =
             members.into_iter().map(|(key, value)| format!("{key}{s}:{s}{value}")).collect();
         format!("{{{s}{}{s}}}", members.join(&format!("{s},{s}")))
     })
 }
 
-fn string() -> impl Strategy<Value = String> {
+fn any_string() -> impl Strategy<Value = String> {
     let part = prop_oneof![
         "[ -!#-\\[\\]-~]{0,12}",
         prop::sample::select(PARTS).prop_map(String::from),
@@ -90,7 +91,7 @@ fn string() -> impl Strategy<Value = String> {
     vec(part, 0..4).prop_map(|parts| format!("\"{}\"", parts.concat()))
 }
 
-fn space() -> impl Strategy<Value = String> {
+fn any_space() -> impl Strategy<Value = String> {
     prop_oneof![4 => Just(String::new()), 1 => "[ \n\r\t]{1,3}"]
 }
 

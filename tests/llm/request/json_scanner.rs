@@ -9,45 +9,45 @@ use insta::assert_snapshot;
 use proptest::prelude::*;
 use serde_json::Value;
 
-use super::{generated_bodies, indices, scan, strict_json};
+use super::{generated_bodies, scan_frames, slice_range, strict_json};
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
     /// G5: The scanner refuses broken JSON, duplicate keys and text that is not UTF-8, and nothing else.
     #[test]
-    fn it_accepts_exactly_what_a_strict_reader_accepts(body in generated_bodies::body()) {
-        if let Some(accepted) = strict_json::accepts(&body) {
-            let outcome = scan([&body[..]]);
+    fn it_accepts_exactly_what_a_strict_reader_accepts(body in generated_bodies::any_body()) {
+        if let Some(accepted) = strict_json::accepts_body(&body) {
+            let outcome = scan_frames([&body[..]]);
             prop_assert_eq!(outcome.is_ok(), accepted, "{:?} on {:?}", outcome, body.escape_ascii());
         }
     }
 
     /// G5: The outcome and its offsets do not depend on how the body is split into frames.
     #[test]
-    fn the_outcome_is_the_same_however_the_body_is_split(body in generated_bodies::body()) {
-        let whole = scan([&body[..]]);
-        prop_assert_eq!(&scan(body.chunks(1)), &whole);
+    fn the_outcome_is_the_same_however_the_body_is_split(body in generated_bodies::any_body()) {
+        let whole = scan_frames([&body[..]]);
+        prop_assert_eq!(&scan_frames(body.chunks(1)), &whole);
         for at in (0..=body.len()).step_by(1 + body.len() / 200) {
             let (head, tail) = body.split_at(at);
-            prop_assert_eq!(&scan([head, tail]), &whole, "split at {}", at);
+            prop_assert_eq!(&scan_frames([head, tail]), &whole, "split at {}", at);
         }
     }
 
     #[test]
-    fn a_members_offsets_lead_to_its_key_and_its_value(body in generated_bodies::object()) {
-        let Ok(document) = scan([body.as_bytes()]) else { return Ok(()) };
+    fn a_members_offsets_lead_to_its_key_and_its_value(body in generated_bodies::any_object()) {
+        let Ok(document) = scan_frames([body.as_bytes()]) else { return Ok(()) };
         let Value::Object(expected) = serde_json::from_str(&body).unwrap() else { unreachable!() };
         prop_assert_eq!(document.members.len(), expected.len());
         for member in &document.members {
-            let text = |range: Range<u64>| &body[indices(&range)];
+            let text = |range: Range<u64>| &body[slice_range(&range)];
             let value: Value = serde_json::from_str(text(member.value.clone())).unwrap();
             // The text between the two offsets is the key, a colon and white space.
             let before = text(member.start..member.value.start).trim_end();
             let key: String = serde_json::from_str(before.strip_suffix(':').unwrap()).unwrap();
             prop_assert_eq!(&value, &expected[&key]);
-            prop_assert_eq!(member.kind, kind(&value));
-            prop_assert_eq!(member.entries as usize, entries(&value));
+            prop_assert_eq!(member.kind, json_type(&value));
+            prop_assert_eq!(member.entries as usize, count_entries(&value));
             prop_assert_eq!(member.key.as_str(), (key.len() <= 64).then_some(&*key));
             prop_assert_eq!(text(member.value.clone()).trim(), text(member.value.clone()));
         }
@@ -59,7 +59,7 @@ proptest! {
         let mut body = b"{\"a\":\"".to_vec();
         body.extend(iter::repeat_n(b'x', fill).chain([odd]).chain(iter::repeat_n(b'y', rest)));
         body.extend(b"\"}");
-        prop_assert_eq!(scan([&body[..]]).is_ok(), strict_json::accepts(&body).unwrap());
+        prop_assert_eq!(scan_frames([&body[..]]).is_ok(), strict_json::accepts_body(&body).unwrap());
     }
 }
 
@@ -68,7 +68,7 @@ proptest! {
 fn a_refusal_says_what_is_wrong_and_where() {
     let mut table = String::new();
     for body in REFUSED {
-        let invalid = scan([*body]).unwrap_err();
+        let invalid = scan_frames([*body]).unwrap_err();
         let shown = body.escape_ascii().to_string().replace("\\\"", "\"").replace("\\\\", "\\");
         writeln!(table, "{shown:<28} {}: {invalid}", invalid.code()).unwrap();
     }
@@ -120,10 +120,10 @@ fn a_refusal_says_what_is_wrong_and_where() {
 #[test]
 fn every_split_of_a_refused_body_is_refused_alike() {
     for body in REFUSED {
-        let whole = scan([*body]);
+        let whole = scan_frames([*body]);
         for at in 0..=body.len() {
             let (head, tail) = body.split_at(at);
-            assert_eq!(scan([head, tail]), whole, "{} split at {at}", body.escape_ascii());
+            assert_eq!(scan_frames([head, tail]), whole, "{} split at {at}", body.escape_ascii());
         }
     }
 }
@@ -133,18 +133,18 @@ fn every_split_of_a_refused_body_is_refused_alike() {
 fn a_document_may_be_as_deep_as_the_limit_and_no_deeper() {
     let nested = |depth: usize| {
         let (open, close) = ("[".repeat(depth - 1), "]".repeat(depth - 1));
-        scan([format!("{{\"a\":{open}{close}}}").as_bytes()])
+        scan_frames([format!("{{\"a\":{open}{close}}}").as_bytes()])
     };
     assert!(nested(64).is_ok());
     assert_eq!(nested(65), Err(JsonError::TooDeep { at: 68, limit: 64 }));
     let objects = format!("{}1{}", "{\"a\":".repeat(65), "}".repeat(65));
-    assert_eq!(scan([objects.as_bytes()]), Err(JsonError::TooDeep { at: 320, limit: 64 }));
+    assert_eq!(scan_frames([objects.as_bytes()]), Err(JsonError::TooDeep { at: 320, limit: 64 }));
 }
 
 #[test]
 fn an_object_may_have_as_many_members_as_the_limit_and_no_more() {
-    assert_eq!(scan([object(256).as_bytes()]).unwrap().members.len(), 256);
-    let refused = scan([object(257).as_bytes()]).unwrap_err();
+    assert_eq!(scan_frames([object_with_members(256).as_bytes()]).unwrap().members.len(), 256);
+    let refused = scan_frames([object_with_members(257).as_bytes()]).unwrap_err();
     assert_snapshot!(refused, @"more than 256 top-level members at byte 2963");
 }
 
@@ -153,32 +153,33 @@ fn an_object_may_have_as_many_members_as_the_limit_and_no_more() {
 fn a_duplicate_is_found_wherever_it_stands() {
     for count in [2, 15, 31, 32, 33, 34, 200, 5000] {
         for twin in [0, (count - 1) / 2, count - 2] {
-            let body = nested(
-                &object(count)
+            let body = nest_object(
+                &object_with_members(count)
                     .replace(&format!("\"key {}\"", count - 1), &format!("\"key\\u0020{twin}\"")),
             );
             let expected = format!("key {twin}");
-            let refused = scan([body.as_bytes()]).unwrap_err();
+            let refused = scan_frames([body.as_bytes()]).unwrap_err();
             assert!(
                 matches!(&refused, JsonError::DuplicateKey { key, .. } if **key == *expected),
                 "{refused} among {count}"
             );
         }
-        assert!(scan([nested(&object(count)).as_bytes()]).is_ok());
+        assert!(scan_frames([nest_object(&object_with_members(count)).as_bytes()]).is_ok());
     }
 }
 
 /// The keys of an object that has ended take no memory, so a conversation may have any length.
 #[test]
 fn keys_are_forgotten_when_their_object_ends() {
-    let messages = vec![object(40); 2 * MAX_LIVE_KEYS / 40].join(",");
-    assert!(scan([format!("{{\"messages\":[{messages}]}}").as_bytes()]).is_ok());
+    let messages = vec![object_with_members(40); 2 * MAX_LIVE_KEYS / 40].join(",");
+    assert!(scan_frames([format!("{{\"messages\":[{messages}]}}").as_bytes()]).is_ok());
 }
 
 #[test]
 fn keys_that_are_live_at_one_time_are_bounded() {
-    assert!(scan([nested(&object(MAX_LIVE_KEYS - 1)).as_bytes()]).is_ok());
-    let refused = scan([nested(&object(MAX_LIVE_KEYS)).as_bytes()]).unwrap_err();
+    assert!(scan_frames([nest_object(&object_with_members(MAX_LIVE_KEYS - 1)).as_bytes()]).is_ok());
+    let refused =
+        scan_frames([nest_object(&object_with_members(MAX_LIVE_KEYS)).as_bytes()]).unwrap_err();
     assert!(matches!(refused, JsonError::TooManyKeys { .. }), "{refused}");
 }
 
@@ -195,20 +196,22 @@ fn nothing_is_read_after_an_error() {
 /// that a conversion would accept.
 #[test]
 fn numbers_are_not_converted() {
-    assert!(scan([&b"{\"a\":1e999,\"b\":123456789012345678901234567890,\"c\":-0}"[..]]).is_ok());
+    assert!(
+        scan_frames([&b"{\"a\":1e999,\"b\":123456789012345678901234567890,\"c\":-0}"[..]]).is_ok()
+    );
 }
 
 /// Returns `{"key 0":0, "key 1":0, …}`.
-fn object(members: usize) -> String {
+fn object_with_members(members: usize) -> String {
     let members: Vec<_> = (0..members).map(|i| format!("\"key {i}\":0")).collect();
     format!("{{{}}}", members.join(","))
 }
 
-fn nested(object: &str) -> String {
+fn nest_object(object: &str) -> String {
     format!("{{\"a\":{object}}}")
 }
 
-fn kind(value: &Value) -> JsonType {
+fn json_type(value: &Value) -> JsonType {
     match value {
         Value::Null => JsonType::Null,
         Value::Bool(_) => JsonType::Bool,
@@ -219,7 +222,7 @@ fn kind(value: &Value) -> JsonType {
     }
 }
 
-fn entries(value: &Value) -> usize {
+fn count_entries(value: &Value) -> usize {
     let is_entry = |value: &&Value| value.is_string() || value.is_array() || value.is_object();
     match value {
         Value::Array(items) => items.iter().filter(is_entry).count(),

@@ -9,7 +9,7 @@ use insta::assert_snapshot;
 use proptest::prelude::*;
 use serde_json::Value;
 
-use super::{admitted, concat};
+use super::{admitted_call, concat_rope};
 
 /// G9: The output limit that goes upstream is what the budget allows, in each protocol's own field.
 #[test]
@@ -33,7 +33,7 @@ fn the_output_is_limited_in_each_protocols_words() {
         (CountTokens, r#"{"model":"m"}"#),
         (Embeddings, r#"{"model":"m"}"#),
     ] {
-        writeln!(table, "{route:?} {body}\n  {}", limited(route, body, &[1000])).unwrap();
+        writeln!(table, "{route:?} {body}\n  {}", limit_body(route, body, &[1000])).unwrap();
     }
     assert_snapshot!(table, @r#"
     ChatCompletions {"model":"m"}
@@ -83,7 +83,7 @@ fn thinking_is_kept_below_the_limit() {
             format!(r#"{{"model":"m","thinking":{thinking},"max_tokens":32000}}"#),
             format!(r#"{{"model":"m","max_tokens":32000,"thinking":{thinking}}}"#),
         ] {
-            let sent = limited(GatewayRoute::Messages, &body, &[limit]);
+            let sent = limit_body(GatewayRoute::Messages, &body, &[limit]);
             writeln!(table, "{limit} {body}\n  {sent}").unwrap();
         }
     }
@@ -122,12 +122,12 @@ fn thinking_is_kept_below_the_limit() {
 /// G13: A later stage may choose another model, whatever an alias chose before.
 #[test]
 fn a_model_may_be_renamed_until_the_call_is_sent() {
-    let mut call = admitted(GatewayRoute::Messages, r#"{"model":"m","max_tokens":9}"#);
+    let mut call = admitted_call(GatewayRoute::Messages, r#"{"model":"m","max_tokens":9}"#);
     call.rename_model("first");
     call.rename_model("se\"cond");
     assert_eq!(call.model.as_deref(), Some("se\"cond"));
-    assert_eq!(changes(&call), "model renamed (alias)");
-    assert_eq!(concat(&call.into_body()), br#"{"model":"se\"cond","max_tokens":9}"#);
+    assert_eq!(list_changes(&call), "model renamed (alias)");
+    assert_eq!(concat_rope(&call.into_body()), br#"{"model":"se\"cond","max_tokens":9}"#);
 }
 
 /// A call without a body has no field to limit.
@@ -146,30 +146,30 @@ proptest! {
     fn the_least_limit_counts(asked in prop::option::of(1..5000u64), limits in prop::collection::vec(1..5000u64, 1..4)) {
         let field = asked.map_or_else(String::new, |asked| format!(r#","max_output_tokens":{asked}"#));
         let body = format!(r#"{{"model":"m"{field},"input":"max_output_tokens"}}"#);
-        let mut call = admitted(GatewayRoute::Responses, &body);
+        let mut call = admitted_call(GatewayRoute::Responses, &body);
         for limit in &limits {
             call.limit_output(Tokens(*limit));
         }
         let least = limits.iter().copied().chain(asked).min();
         prop_assert_eq!(call.max_output(), least.map(Tokens));
-        let sent: Value = serde_json::from_slice(&concat(&call.into_body())).unwrap();
+        let sent: Value = serde_json::from_slice(&concat_rope(&call.into_body())).unwrap();
         prop_assert_eq!(sent["max_output_tokens"].as_u64(), least);
         prop_assert_eq!(&sent["input"], "max_output_tokens");
     }
 }
 
-fn limited(route: GatewayRoute, body: &str, limits: &[u64]) -> String {
-    let mut call = admitted(route, body);
+fn limit_body(route: GatewayRoute, body: &str, limits: &[u64]) -> String {
+    let mut call = admitted_call(route, body);
     for limit in limits {
         call.limit_output(Tokens(*limit));
     }
-    let changes = changes(&call);
-    let sent = String::from_utf8(concat(&call.into_body())).unwrap();
+    let changes = list_changes(&call);
+    let sent = String::from_utf8(concat_rope(&call.into_body())).unwrap();
     serde_json::from_str::<Value>(&sent).unwrap();
     format!("{sent}  [{changes}]")
 }
 
-fn changes(call: &LlmCall) -> String {
+fn list_changes(call: &LlmCall) -> String {
     let changes = call.changes.iter().map(|change| {
         format!("{} {} ({})", change.field, change.what.as_str(), change.why.as_str())
     });

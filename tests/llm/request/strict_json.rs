@@ -7,7 +7,7 @@ use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 
 /// Returns whether a strict reader accepts the body. Returns `None` if `serde_json` refuses a number because it does
 /// not fit a float, which is not a fault of form.
-pub(super) fn accepts(body: &[u8]) -> Option<bool> {
+pub(super) fn accepts_body(body: &[u8]) -> Option<bool> {
     match serde_json::from_slice::<TopLevel>(body) {
         Ok(_) => Some(true),
         Err(error) if error.to_string().starts_with("number out of range") => None,
@@ -19,21 +19,21 @@ pub(super) fn accepts(body: &[u8]) -> Option<bool> {
 struct TopLevel;
 
 /// A value of any type that is read to its end.
-struct Value;
+struct StrictValue;
 
 impl<'de> Deserialize<'de> for TopLevel {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(Value).map(|_| Self)
+        deserializer.deserialize_map(StrictValue).map(|_| Self)
     }
 }
 
-impl<'de> Deserialize<'de> for Value {
+impl<'de> Deserialize<'de> for StrictValue {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(Self)
     }
 }
 
-impl<'de> Visitor<'de> for Value {
+impl<'de> Visitor<'de> for StrictValue {
     type Value = Self;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

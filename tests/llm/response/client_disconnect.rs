@@ -7,9 +7,9 @@ use cogni_gateway::llm::budget::Tokens;
 use cogni_gateway::llm::protocol::GatewayRoute;
 use proptest::prelude::*;
 
-use super::output_limiter::model_output::{self, Piece, events};
-use super::output_limiter::{ROUTES, allowance};
-use super::{ObserverReading, hidden, offsets, shown};
+use super::output_limiter::model_output::{self, OutputPiece, stream_events};
+use super::output_limiter::{ROUTES, call_allowance};
+use super::{ObserverReading, hiding_observer, showing_observer, sorted_offsets};
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
@@ -24,19 +24,19 @@ proptest! {
         hides in any::<bool>(),
         cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..5),
     ) {
-        let pieces: Vec<_> = tokens.chunks(in_one).map(|run| Piece::text(&run.concat())).collect();
-        let events = events(route, &pieces);
+        let pieces: Vec<_> = tokens.chunks(in_one).map(|run| OutputPiece::text(&run.concat())).collect();
+        let events = stream_events(route, &pieces);
         let stream = events.concat().into_bytes();
-        let observer = || if hides { hidden(route) } else { shown(route) };
+        let observer = || if hides { hiding_observer(route) } else { showing_observer(route) };
         let mut last = Tokens::ZERO;
         let (mut end, mut seen) = (0, 0);
         for event in &events {
             end += event.len();
-            if seen < pieces.len() && brings(event, &pieces[seen]) {
+            if seen < pieces.len() && event_brings(event, &pieces[seen]) {
                 seen += 1;
             }
-            let left = ObserverReading::of(observer(), &stream[..end], offsets(&cuts, end));
-            let limited = observer().with_allowance(allowance(u64::MAX));
+            let left = ObserverReading::of(observer(), &stream[..end], sorted_offsets(&cuts, end));
+            let limited = observer().with_allowance(call_allowance(u64::MAX));
             let limited = ObserverReading::of(limited, &stream[..end], []);
             prop_assert_eq!(left.estimate, limited.estimate);
             prop_assert_eq!(left.at_least, limited.at_least);
@@ -51,13 +51,13 @@ proptest! {
     #[test]
     fn a_stream_without_a_limit_is_counted_like_one_with_it(
         route in prop::sample::select(&ROUTES[..]),
-        pieces in model_output::pieces(),
+        pieces in model_output::any_pieces(),
         cut in any::<prop::sample::Index>(),
     ) {
-        let events = events(route, &pieces);
+        let events = stream_events(route, &pieces);
         let stream = &events[..cut.index(events.len())].concat().into_bytes();
-        let free = ObserverReading::of(shown(route), stream, []);
-        let limited = ObserverReading::of(shown(route).with_allowance(allowance(u64::MAX)), stream, []);
+        let free = ObserverReading::of(showing_observer(route), stream, []);
+        let limited = ObserverReading::of(showing_observer(route).with_allowance(call_allowance(u64::MAX)), stream, []);
         prop_assert_eq!((free.estimate, free.at_least), (limited.estimate, limited.at_least));
     }
 }
@@ -66,9 +66,13 @@ proptest! {
 #[test]
 fn events_without_text_count_nothing() {
     for route in ROUTES {
-        let silent = events(route, &[]).concat();
+        let silent = stream_events(route, &[]).concat();
         let fillers = ": OPENROUTER PROCESSING\n\n".repeat(100) + &silent;
-        for observer in [shown(route), hidden(route), shown(route).with_allowance(allowance(9))] {
+        for observer in [
+            showing_observer(route),
+            hiding_observer(route),
+            showing_observer(route).with_allowance(call_allowance(9)),
+        ] {
             let reading = ObserverReading::of(observer, fillers.as_bytes(), []);
             assert_eq!(
                 (reading.estimate, reading.at_least),
@@ -78,7 +82,8 @@ fn events_without_text_count_nothing() {
         }
     }
     let azure = "data: {\"choices\":[],\"created\":0,\"id\":\"\",\"prompt_filter_results\":[{\"content_filter_results\":{\"hate\":{\"filtered\":false,\"severity\":\"safe\"}}}]}\n\n";
-    let reading = ObserverReading::of(shown(GatewayRoute::ChatCompletions), azure.as_bytes(), []);
+    let reading =
+        ObserverReading::of(showing_observer(GatewayRoute::ChatCompletions), azure.as_bytes(), []);
     assert_eq!(reading.estimate, Tokens::ZERO);
 }
 
@@ -87,10 +92,11 @@ fn events_without_text_count_nothing() {
 #[test]
 fn an_estimate_is_near_the_truth() {
     let english = ["The", " record", " rides", " in", " the", " response", " body", ",", " and"];
-    let tokens: Vec<_> = english.into_iter().cycle().take(900).map(Piece::text).collect();
+    let tokens: Vec<_> = english.into_iter().cycle().take(900).map(OutputPiece::text).collect();
     for route in ROUTES {
-        let stream = events(route, &tokens).concat();
-        let Tokens(estimate) = ObserverReading::of(shown(route), stream.as_bytes(), []).estimate;
+        let stream = stream_events(route, &tokens).concat();
+        let Tokens(estimate) =
+            ObserverReading::of(showing_observer(route), stream.as_bytes(), []).estimate;
         assert!((900..1800).contains(&estimate), "{route:?}: {estimate}");
     }
 }
@@ -103,12 +109,13 @@ fn escapes_are_not_text() {
     for unit in text.encode_utf16() {
         write!(escaped, "\\u{unit:04x}").unwrap();
     }
-    let stream = events(GatewayRoute::ChatCompletions, &[Piece::text(&text)]).concat();
-    let plain = ObserverReading::of(shown(GatewayRoute::ChatCompletions), stream.as_bytes(), []);
+    let stream = stream_events(GatewayRoute::ChatCompletions, &[OutputPiece::text(&text)]).concat();
+    let plain =
+        ObserverReading::of(showing_observer(GatewayRoute::ChatCompletions), stream.as_bytes(), []);
     let stream = stream.replace(&text, &escaped);
     for observer in [
-        shown(GatewayRoute::ChatCompletions),
-        super::output_limiter::unlimited(GatewayRoute::ChatCompletions),
+        showing_observer(GatewayRoute::ChatCompletions),
+        super::output_limiter::unlimited_observer(GatewayRoute::ChatCompletions),
     ] {
         let reading = ObserverReading::of(observer, stream.as_bytes(), []);
         assert_eq!(reading.estimate, plain.estimate);
@@ -141,9 +148,10 @@ fn the_texts_of_a_unary_answer_are_counted() {
         (GatewayRoute::Embeddings, format!(r#"{{"data":[{{"text":"{text}"}}]}}"#)),
     ] {
         let expected = if route == GatewayRoute::Embeddings { 0 } else { text.len() as u64 / 16 };
-        let whole = ObserverReading::of(super::unary(route), body.as_bytes(), []);
+        let whole = ObserverReading::of(super::unary_observer(route), body.as_bytes(), []);
         assert_eq!(whole.at_least, Tokens(expected), "{route:?}");
-        let bytewise = ObserverReading::of(super::unary(route), body.as_bytes(), 0..body.len());
+        let bytewise =
+            ObserverReading::of(super::unary_observer(route), body.as_bytes(), 0..body.len());
         assert_eq!(bytewise, whole, "{route:?}");
     }
 }
@@ -154,28 +162,32 @@ fn the_texts_of_a_unary_answer_are_counted() {
 fn passes_outside_the_totals_count() {
     let usage = r#"{"input_tokens":23000,"output_tokens":1000,"iterations":[{"type":"compaction","input_tokens":180000,"output_tokens":3500,"cache_read_input_tokens":10,"cache_creation_input_tokens":40,"cache_creation":{"ephemeral_5m_input_tokens":10,"ephemeral_1h_input_tokens":30}},{"type":"message","input_tokens":23000,"output_tokens":1000}]}"#;
     let unary = ObserverReading::of(
-        super::unary(GatewayRoute::Messages),
+        super::unary_observer(GatewayRoute::Messages),
         format!(r#"{{"usage":{usage}}}"#).as_bytes(),
         [],
     );
     let delta = format!(
         "event: message_start\ndata: {{\"type\":\"message_start\",\"message\":{{\"usage\":{{\"input_tokens\":23000,\"output_tokens\":1}}}}}}\n\nevent: message_delta\ndata: {{\"type\":\"message_delta\",\"usage\":{usage}}}\n\n"
     );
-    let stream = ObserverReading::of(shown(GatewayRoute::Messages), delta.as_bytes(), []);
+    let stream =
+        ObserverReading::of(showing_observer(GatewayRoute::Messages), delta.as_bytes(), []);
     for usage in [unary.usage.unwrap(), stream.usage.unwrap()] {
         assert_eq!((usage.input, usage.output), (Tokens(203_050), Tokens(4500)));
         assert_eq!(usage.cache_read, Tokens(10));
         assert_eq!((usage.cache_write, usage.cache_write_1h), (Tokens(40), Tokens(30)));
     }
     let body = r#"{"usage":{"prompt_tokens":9,"completion_tokens":8,"prompt_tokens_details":{"audio_tokens":7},"completion_tokens_details":{"audio_tokens":6}}}"#;
-    let usage =
-        ObserverReading::of(super::unary(GatewayRoute::ChatCompletions), body.as_bytes(), [])
-            .usage
-            .unwrap();
+    let usage = ObserverReading::of(
+        super::unary_observer(GatewayRoute::ChatCompletions),
+        body.as_bytes(),
+        [],
+    )
+    .usage
+    .unwrap();
     assert_eq!((usage.audio_input, usage.audio_output), (Tokens(7), Tokens(6)));
 }
 
-fn brings(event: &str, piece: &Piece) -> bool {
+fn event_brings(event: &str, piece: &OutputPiece) -> bool {
     let text = serde_json::to_string(&piece.text).unwrap();
     event.contains("delta") && event.contains(&text) || event.contains(&format!("\"text\":{text}"))
 }

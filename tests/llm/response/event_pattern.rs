@@ -8,7 +8,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-use super::{ObserverReading, fixtures, hidden, offsets, shown};
+use super::{ObserverReading, hiding_observer, read_fixtures, showing_observer, sorted_offsets};
 
 /// Events by protocol; `TEXT`, `PAD` and `NUMBER` stand for the variable parts.
 const CHAT: &[&str] = &[
@@ -98,7 +98,7 @@ const NUMBERS: &[&str] = &[
     "",
 ];
 
-fn stream() -> impl Strategy<Value = (GatewayRoute, String)> {
+fn any_stream() -> impl Strategy<Value = (GatewayRoute, String)> {
     let protocol = select(vec![
         (GatewayRoute::ChatCompletions, CHAT),
         (GatewayRoute::Messages, MESSAGES),
@@ -122,14 +122,14 @@ fn stream() -> impl Strategy<Value = (GatewayRoute, String)> {
 }
 
 /// Returns observers of every kind; the limited ones are granted this many tokens.
-fn observers(route: GatewayRoute, granted: u64) -> [ResponseObserver; 4] {
+fn all_observers(route: GatewayRoute, granted: u64) -> [ResponseObserver; 4] {
     let allowance =
         CallAllowance { input: Tokens(5), output: Tokens(granted), cutoff: CutoffMode::Graceful };
     [
-        shown(route),
-        hidden(route),
-        shown(route).with_allowance(allowance),
-        hidden(route).with_allowance(allowance),
+        showing_observer(route),
+        hiding_observer(route),
+        showing_observer(route).with_allowance(allowance),
+        hiding_observer(route).with_allowance(allowance),
     ]
 }
 
@@ -139,16 +139,16 @@ proptest! {
     /// G7, G9: An event that matches a known pattern gives the same result as the same event read byte by byte.
     #[test]
     fn a_known_event_is_read_as_byte_by_byte(
-        (route, stream) in stream(),
+        (route, stream) in any_stream(),
         granted in 0_u64..30,
         cuts in vec(any::<prop::sample::Index>(), 0..4),
     ) {
         let stream = stream.as_bytes();
-        let slow = observers(route, granted).map(|observer| ObserverReading::of(observer, stream, 0..stream.len()));
-        let whole = observers(route, granted).map(|observer| ObserverReading::of(observer, stream, []));
+        let slow = all_observers(route, granted).map(|observer| ObserverReading::of(observer, stream, 0..stream.len()));
+        let whole = all_observers(route, granted).map(|observer| ObserverReading::of(observer, stream, []));
         prop_assert_eq!(&whole, &slow);
-        let offsets = offsets(&cuts, stream.len());
-        let split = observers(route, granted).map(|observer| ObserverReading::of(observer, stream, offsets.clone()));
+        let offsets = sorted_offsets(&cuts, stream.len());
+        let split = all_observers(route, granted).map(|observer| ObserverReading::of(observer, stream, offsets.clone()));
         prop_assert_eq!(&split, &slow);
     }
 }
@@ -156,15 +156,15 @@ proptest! {
 /// G7, G9: Recorded streams, with each event repeated several times, are read the same wherever they are split and cut.
 #[test]
 fn repeated_events_are_read_alike() {
-    for (name, route, stream) in fixtures() {
+    for (name, route, stream) in read_fixtures() {
         let stream = String::from_utf8(stream).unwrap();
         let stream: String = stream.split_inclusive("\n\n").flat_map(|event| [event; 3]).collect();
         let stream = stream.as_bytes();
         for granted in [0, 1, 3, 1000] {
-            let slow = observers(route, granted)
+            let slow = all_observers(route, granted)
                 .map(|observer| ObserverReading::of(observer, stream, 0..stream.len()));
             for cut in (0..=stream.len()).step_by(1 + stream.len() / 40) {
-                let split = observers(route, granted)
+                let split = all_observers(route, granted)
                     .map(|observer| ObserverReading::of(observer, stream, [cut]));
                 assert_eq!(split, slow, "{name} with {granted}, cut at {cut}");
             }

@@ -8,7 +8,7 @@ use proptest::sample::select;
 use serde_json::{Value, json};
 
 /// A stream of events, comments and stray lines, each line with its own line end.
-pub(super) fn stream() -> impl Strategy<Value = Bytes> {
+pub(super) fn any_stream() -> impl Strategy<Value = Bytes> {
     // The byte order mark: none, whole, twice, and two that are cut short and so belong to the first line.
     let marks: [&[u8]; 6] =
         [b"", b"", b"\xEF\xBB\xBF", b"\xEF\xBB\xBF\xEF\xBB\xBF", b"\xEF\xBB", b"\xEF"];
@@ -16,13 +16,13 @@ pub(super) fn stream() -> impl Strategy<Value = Bytes> {
     let stray = select(vec!["", ":", ": ping", ":data: [DONE]"]);
     let line = (stray, line_end()).prop_map(|(line, end)| format!("{line}{end}"));
     let end = select(vec!["", "", "data: [DONE]", "data: {\"usage", ":", "\r"]);
-    (mark, vec(prop_oneof![6 => event(), 1 => line], 0..8), end).prop_map(|(mark, blocks, end)| {
-        [mark, blocks.concat().as_bytes(), end.as_bytes()].concat().into()
-    })
+    (mark, vec(prop_oneof![6 => any_event(), 1 => line], 0..8), end).prop_map(
+        |(mark, blocks, end)| [mark, blocks.concat().as_bytes(), end.as_bytes()].concat().into(),
+    )
 }
 
 /// Meaningless bytes, made of fragments that each have a meaning.
-pub(super) fn noise() -> impl Strategy<Value = Bytes> {
+pub(super) fn any_noise() -> impl Strategy<Value = Bytes> {
     let piece = prop_oneof![
         4 => select(PIECES).prop_map(|piece| piece.as_bytes().to_vec()),
         1 => vec(any::<u8>(), 1..4),
@@ -31,19 +31,19 @@ pub(super) fn noise() -> impl Strategy<Value = Bytes> {
 }
 
 /// A JSON document.
-pub(super) fn body() -> impl Strategy<Value = Bytes> {
+pub(super) fn any_body() -> impl Strategy<Value = Bytes> {
     let other = prop_oneof![
-        decoy().prop_map(|inner| json!([inner, inner]).to_string()),
-        value().prop_map(|value| value.to_string()),
+        any_decoy().prop_map(|inner| json!([inner, inner]).to_string()),
+        any_wrong_value().prop_map(|value| value.to_string()),
     ];
-    prop_oneof![6 => payload(), 1 => other].prop_map(Bytes::from)
+    prop_oneof![6 => any_payload(), 1 => other].prop_map(Bytes::from)
 }
 
-fn event() -> BoxedStrategy<String> {
+fn any_event() -> BoxedStrategy<String> {
     let others = ["id: 7", "retry", ": comment", "data", "Data: [DONE]", " data: {}", "event", ":"];
     let other = select(others.to_vec());
     let data = prop_oneof![
-        6 => payload(),
+        6 => any_payload(),
         1 => select(vec!["[DONE]", "{", "", "null", "[]", " [DONE]"]).prop_map(str::to_owned),
     ];
     let space = select(vec![" ", "", "  "]);
@@ -65,18 +65,18 @@ fn event() -> BoxedStrategy<String> {
 }
 
 /// An object with significant members, in any order, among insignificant ones.
-fn payload() -> BoxedStrategy<String> {
+fn any_payload() -> BoxedStrategy<String> {
     let one_choice = json!([{"index": 0, "delta": {"content": "usage"}}]);
-    let choices = prop_oneof![2 => Just(json!([])), 1 => Just(one_choice), 1 => value()];
-    let error = prop_oneof![3 => Just(Value::Null), 1 => value(), 1 => decoy()];
+    let choices = prop_oneof![2 => Just(json!([])), 1 => Just(one_choice), 1 => any_wrong_value()];
+    let error = prop_oneof![3 => Just(Value::Null), 1 => any_wrong_value(), 1 => any_decoy()];
     let members = (
         weighted(0.5, select(NAMES).prop_map(Value::from)),
         weighted(0.6, choices),
-        weighted(0.7, usage()),
+        weighted(0.7, any_usage()),
         weighted(0.2, error),
-        weighted(0.4, inner()),
-        weighted(0.4, inner()),
-        weighted(0.3, decoy()),
+        weighted(0.4, any_inner_object()),
+        weighted(0.4, any_inner_object()),
+        weighted(0.3, any_decoy()),
     );
     let keys = ["type", "choices", "usage", "error", "message", "response", "content"];
     let members = members.prop_map(move |(a, b, c, d, e, f, g)| {
@@ -97,19 +97,19 @@ fn payload() -> BoxedStrategy<String> {
 }
 
 /// The content of `message` and `response`.
-fn inner() -> BoxedStrategy<Value> {
-    let object = (usage(), decoy())
+fn any_inner_object() -> BoxedStrategy<Value> {
+    let object = (any_usage(), any_decoy())
         .prop_map(|(usage, decoy)| json!({"id": "x", "output": [decoy], "usage": usage}));
-    prop_oneof![4 => object, 1 => value()].boxed()
+    prop_oneof![4 => object, 1 => any_wrong_value()].boxed()
 }
 
 /// A usage object of any protocol, or something that is not one.
-fn usage() -> BoxedStrategy<Value> {
-    let details = (weighted(0.5, count()), weighted(0.5, count())).prop_map(
+fn any_usage() -> BoxedStrategy<Value> {
+    let details = (weighted(0.5, any_count()), weighted(0.5, any_count())).prop_map(
         |(cached, reasoning)| json!({"cached_tokens": cached, "reasoning_tokens": reasoning}),
     );
-    let details = prop_oneof![4 => details, 1 => value()];
-    let counts = vec(weighted(0.6, count()), COUNTS.len());
+    let details = prop_oneof![4 => details, 1 => any_wrong_value()];
+    let counts = vec(weighted(0.6, any_count()), COUNTS.len());
     let object =
         (counts, vec(weighted(0.3, details), DETAILS.len())).prop_map(|(counts, details)| {
             let members = COUNTS.iter().chain(DETAILS).zip(counts.into_iter().chain(details));
@@ -117,16 +117,16 @@ fn usage() -> BoxedStrategy<Value> {
                 members.filter_map(|(key, value)| Some(((*key).into(), value?))).collect(),
             )
         });
-    prop_oneof![8 => object, 1 => value()].boxed()
+    prop_oneof![8 => object, 1 => any_wrong_value()].boxed()
 }
 
-fn count() -> BoxedStrategy<Value> {
+fn any_count() -> BoxedStrategy<Value> {
     let edges = vec![json!(0), json!(1), json!(u64::MAX - 1), json!(u64::MAX)];
-    prop_oneof![6 => (0_u64..5000).prop_map(Value::from), 1 => select(edges), 2 => value()].boxed()
+    prop_oneof![6 => (0_u64..5000).prop_map(Value::from), 1 => select(edges), 2 => any_wrong_value()].boxed()
 }
 
 /// Values of the wrong type for their place.
-fn value() -> impl Strategy<Value = Value> {
+fn any_wrong_value() -> impl Strategy<Value = Value> {
     select(vec![
         Value::Null,
         json!(false),
@@ -141,7 +141,7 @@ fn value() -> impl Strategy<Value = Value> {
 }
 
 /// An object that looks like usage but is in the wrong place.
-fn decoy() -> impl Strategy<Value = Value> {
+fn any_decoy() -> impl Strategy<Value = Value> {
     select(vec![
         json!({"usage": {"prompt_tokens": 1, "completion_tokens": 1, "output_tokens": 1}}),
         json!([{"input": {"usage": {"output_tokens": 0}, "error": {"message": "no"}}}, "}]{["]),

@@ -12,9 +12,11 @@ use cogni_gateway::llm::response::{CallAllowance, CutoffMode, ResponseObserver};
 use insta::assert_snapshot;
 use proptest::prelude::*;
 
-use super::{DELTA, ObserverReading, hidden, offsets, shown, unary};
+use super::{
+    DELTA, ObserverReading, hiding_observer, showing_observer, sorted_offsets, unary_observer,
+};
 use crate::support::allocations;
-use model_output::{Part, Piece, events};
+use model_output::{OutputPart, OutputPiece, stream_events};
 use sdk_client::{SdkClient, SdkState};
 
 proptest! {
@@ -25,19 +27,19 @@ proptest! {
     #[test]
     fn a_stream_is_cut_between_events_and_ended_in_its_protocol(
         route in prop::sample::select(&ROUTES[..]),
-        pieces in model_output::pieces(),
+        pieces in model_output::any_pieces(),
         granted in 0_u64..12,
         hides in any::<bool>(),
         cutoff in prop::sample::select(&[CutoffMode::Graceful, CutoffMode::Graceful, CutoffMode::Error][..]),
         cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..5),
     ) {
-        let events = events(route, &pieces);
+        let events = stream_events(route, &pieces);
         let stream = events.concat().into_bytes();
         let observer = || {
-            let observer = if hides { hidden(route) } else { shown(route) };
-            observer.with_allowance(CallAllowance { cutoff, ..allowance(granted) })
+            let observer = if hides { hiding_observer(route) } else { showing_observer(route) };
+            observer.with_allowance(CallAllowance { cutoff, ..call_allowance(granted) })
         };
-        let reading = ObserverReading::of(observer(), &stream, offsets(&cuts, stream.len()));
+        let reading = ObserverReading::of(observer(), &stream, sorted_offsets(&cuts, stream.len()));
         let bytewise = ObserverReading::of(observer(), &stream, 0..stream.len());
         prop_assert_eq!(&bytewise, &reading);
 
@@ -69,15 +71,15 @@ proptest! {
         route in prop::sample::select(&ROUTES[..]),
         tokens in prop::collection::vec((0..TOKENS.len(), any::<bool>()), 1..200),
     ) {
-        let mut pieces: Vec<Piece> = vec![];
+        let mut pieces: Vec<OutputPiece> = vec![];
         for (token, joins) in &tokens {
             match pieces.last_mut().filter(|_| *joins) {
                 Some(piece) => piece.text.push_str(TOKENS[*token]),
-                None => pieces.push(Piece::text(TOKENS[*token])),
+                None => pieces.push(OutputPiece::text(TOKENS[*token])),
             }
         }
-        let stream = events(route, &pieces).concat();
-        let observer = shown(route).with_allowance(allowance(tokens.len() as u64));
+        let stream = stream_events(route, &pieces).concat();
+        let observer = showing_observer(route).with_allowance(call_allowance(tokens.len() as u64));
         let reading = ObserverReading::of(observer, stream.as_bytes(), []);
         prop_assert!(!reading.is_cut);
         prop_assert_eq!(reading.passed, stream.as_bytes());
@@ -93,13 +95,13 @@ fn an_honest_stream_in_pieces_smaller_than_tokens_is_not_cut() {
     let pieces: Vec<_> = text
         .as_bytes()
         .chunks(3)
-        .map(|piece| Piece::text(std::str::from_utf8(piece).unwrap()))
+        .map(|piece| OutputPiece::text(std::str::from_utf8(piece).unwrap()))
         .collect();
     for route in ROUTES {
         let granted = text.len() as u64 * 10 / 46;
-        let stream = events(route, &pieces).concat();
+        let stream = stream_events(route, &pieces).concat();
         let reading = ObserverReading::of(
-            shown(route).with_allowance(allowance(granted)),
+            showing_observer(route).with_allowance(call_allowance(granted)),
             stream.as_bytes(),
             [],
         );
@@ -121,9 +123,11 @@ fn the_overrun_is_bounded() {
         ("letters, 20 tokens an event", ["a"; 9], 20),
     ] {
         let tokens: Vec<_> = tokens.into_iter().cycle().take(20_000).collect();
-        let pieces: Vec<_> = tokens.chunks(in_one).map(|run| Piece::text(&run.concat())).collect();
-        let stream = events(GatewayRoute::ChatCompletions, &pieces).concat();
-        let observer = shown(GatewayRoute::ChatCompletions).with_allowance(allowance(1000));
+        let pieces: Vec<_> =
+            tokens.chunks(in_one).map(|run| OutputPiece::text(&run.concat())).collect();
+        let stream = stream_events(GatewayRoute::ChatCompletions, &pieces).concat();
+        let observer =
+            showing_observer(GatewayRoute::ChatCompletions).with_allowance(call_allowance(1000));
         let reading = ObserverReading::of(observer, stream.as_bytes(), []);
         let text = String::from_utf8(reading.passed).unwrap();
         // The first event has no text, so it is subtracted.
@@ -148,7 +152,8 @@ fn a_running_count_cuts_at_once() {
         )
     };
     let events = [chunk("One", 1), chunk(" two", 2), chunk(" three", 3), chunk(" four", 4)];
-    let observer = shown(GatewayRoute::ChatCompletions).with_allowance(allowance(2));
+    let observer =
+        showing_observer(GatewayRoute::ChatCompletions).with_allowance(call_allowance(2));
     let reading = ObserverReading::of(observer, events.concat().as_bytes(), []);
     let told = String::from_utf8(reading.passed).unwrap();
     let end = told.strip_prefix(&events[..3].concat()).unwrap();
@@ -165,10 +170,13 @@ fn a_running_count_cuts_at_once() {
 #[test]
 fn a_stream_that_has_ended_is_not_cut() {
     for route in ROUTES {
-        let stream = events(route, &[Piece::text("yes")]).concat();
+        let stream = stream_events(route, &[OutputPiece::text("yes")]).concat();
         let stream = stream.replace("_tokens\":7", "_tokens\":70");
-        let reading =
-            ObserverReading::of(shown(route).with_allowance(allowance(8)), stream.as_bytes(), []);
+        let reading = ObserverReading::of(
+            showing_observer(route).with_allowance(call_allowance(8)),
+            stream.as_bytes(),
+            [],
+        );
         assert!(!reading.is_cut, "{route:?}");
         assert_eq!(reading.usage.unwrap().output, Tokens(70), "{route:?}");
     }
@@ -182,9 +190,10 @@ fn a_stream_ends_as_by_a_model_at_its_limit() {
         .into_iter()
         .flat_map(|route| [(route, CutoffMode::Graceful), (route, CutoffMode::Error)])
     {
-        let pieces = ["a", "b", "c", "d"].map(Piece::text);
-        let stream = events(route, &pieces).concat();
-        let observer = shown(route).with_allowance(CallAllowance { cutoff, ..allowance(1) });
+        let pieces = ["a", "b", "c", "d"].map(OutputPiece::text);
+        let stream = stream_events(route, &pieces).concat();
+        let observer =
+            showing_observer(route).with_allowance(CallAllowance { cutoff, ..call_allowance(1) });
         let reading = ObserverReading::of(observer, stream.as_bytes(), []);
         let told = String::from_utf8(reading.passed).unwrap();
         let kept = stream.bytes().zip(told.bytes()).take_while(|(one, other)| one == other).count();
@@ -244,7 +253,7 @@ fn a_unary_body_is_never_cut() {
     let text = "word ".repeat(1000);
     let body = format!(r#"{{"choices":[{{"index":0,"message":{{"content":"{text}"}}}}]}}"#);
     let reading = ObserverReading::of(
-        unary(GatewayRoute::ChatCompletions).with_allowance(allowance(1)),
+        unary_observer(GatewayRoute::ChatCompletions).with_allowance(call_allowance(1)),
         body.as_bytes(),
         [],
     );
@@ -256,13 +265,13 @@ fn a_unary_body_is_never_cut() {
 #[test]
 fn hidden_reasoning_is_charged_the_full_grant() {
     for route in [GatewayRoute::ChatCompletions, GatewayRoute::Messages, GatewayRoute::Responses] {
-        let thought = Piece { part: Part::Thinking, ..Piece::text("Hm") };
-        let stream = events(route, &[thought, Piece::text("yes")]).concat();
-        let observer = || shown(route).with_allowance(allowance(100));
+        let thought = OutputPiece { part: OutputPart::Thinking, ..OutputPiece::text("Hm") };
+        let stream = stream_events(route, &[thought, OutputPiece::text("yes")]).concat();
+        let observer = || showing_observer(route).with_allowance(call_allowance(100));
         let at = stream.find("yes").unwrap();
         let reading = ObserverReading::of(observer(), &stream.as_bytes()[..at], []);
         assert_eq!(reading.estimate, Tokens(u64::MAX), "{route:?}");
-        let stream = events(route, &[Piece::text("yes")]).concat();
+        let stream = stream_events(route, &[OutputPiece::text("yes")]).concat();
         let at = stream.find("yes").unwrap() + 20;
         let reading = ObserverReading::of(observer(), &stream.as_bytes()[..at], []);
         assert!(reading.estimate < Tokens(3), "{route:?}");
@@ -274,16 +283,23 @@ fn hidden_reasoning_is_charged_the_full_grant() {
 fn a_limited_frame_costs_no_allocation() {
     for (route, frame) in [
         (GatewayRoute::ChatCompletions, DELTA.to_owned()),
-        (GatewayRoute::Messages, events(GatewayRoute::Messages, &[Piece::text("word")])[2].clone()),
+        (
+            GatewayRoute::Messages,
+            stream_events(GatewayRoute::Messages, &[OutputPiece::text("word")])[2].clone(),
+        ),
         (GatewayRoute::Messages, "event: ping\ndata: {\"type\":\"ping\"}\n\n".to_owned()),
     ] {
-        let mut observer = shown(route).with_allowance(allowance(1_000_000));
+        let mut observer = showing_observer(route).with_allowance(call_allowance(1_000_000));
         let frame = Bytes::from(frame.into_bytes());
         // The first frame teaches the observer the common pattern.
         let mut pass =
             || assert_eq!(observer.read_frame(frame.clone()).unwrap().len(), frame.len());
         pass();
-        assert_eq!(allocations::count(|| (0..1000).for_each(|_| pass())), 0, "{frame:?}");
+        assert_eq!(
+            allocations::count_allocations(|| (0..1000).for_each(|_| pass())),
+            0,
+            "{frame:?}"
+        );
     }
 }
 
@@ -292,13 +308,14 @@ fn a_limited_frame_costs_no_allocation() {
 #[test]
 fn the_data_that_a_cut_repeats_is_bounded() {
     let long = "x".repeat(4096);
-    let pieces = vec![Piece::text(&long); 400];
-    let stream = events(GatewayRoute::Responses, &pieces);
-    let mut observer = shown(GatewayRoute::Responses).with_allowance(allowance(100_000));
+    let pieces = vec![OutputPiece::text(&long); 400];
+    let stream = stream_events(GatewayRoute::Responses, &pieces);
+    let mut observer =
+        showing_observer(GatewayRoute::Responses).with_allowance(call_allowance(100_000));
     let frames: Vec<_> =
         stream.iter().map(|event| Bytes::copy_from_slice(event.as_bytes())).collect();
     let mut last = Bytes::new();
-    let peak = allocations::peak(|| {
+    let peak = allocations::peak_bytes(|| {
         for frame in &frames {
             last = observer.read_frame(frame.clone()).unwrap();
             if observer.is_truncated() {
@@ -311,8 +328,8 @@ fn the_data_that_a_cut_repeats_is_bounded() {
 }
 
 /// Limits the observer so that it cuts at the first text.
-pub(super) fn tight(observer: ResponseObserver) -> ResponseObserver {
-    observer.with_allowance(allowance(0))
+pub(super) fn limit_to_first_text(observer: ResponseObserver) -> ResponseObserver {
+    observer.with_allowance(call_allowance(0))
 }
 
 /// G9: An empty finish reason is no finish reason. Text after a real one counts, and is cut with an error.
@@ -322,10 +339,12 @@ fn a_reason_to_finish_does_not_hide_what_comes_after_it() {
         [("\"\"", "data: [DONE]\n\n"), ("\"stop\"", "\"type\":\"insufficient_quota\"}}\n\n")]
     {
         let stream =
-            events(GatewayRoute::ChatCompletions, &vec![Piece::text(" word"); 100]).concat();
+            stream_events(GatewayRoute::ChatCompletions, &vec![OutputPiece::text(" word"); 100])
+                .concat();
         let stream =
             stream.replace("\"finish_reason\":null", &format!("\"finish_reason\":{reason}"));
-        let observer = shown(GatewayRoute::ChatCompletions).with_allowance(allowance(10));
+        let observer =
+            showing_observer(GatewayRoute::ChatCompletions).with_allowance(call_allowance(10));
         let reading = ObserverReading::of(observer, stream.as_bytes(), []);
         let told = String::from_utf8(reading.passed).unwrap();
         assert!(reading.is_cut && told.ends_with(end), "{reason}: {told}");
@@ -339,21 +358,22 @@ fn more_choices_than_are_followed_are_cut_by_an_error() {
     for (choices, last) in
         [(128, "data: [DONE]\n\n"), (129, "\"type\":\"insufficient_quota\"}}\n\n")]
     {
-        let piece = |choice| Piece { choice, ..Piece::text("a") };
+        let piece = |choice| OutputPiece { choice, ..OutputPiece::text("a") };
         let pieces: Vec<_> = (0..choices).map(piece).collect();
-        let stream = events(GatewayRoute::ChatCompletions, &pieces).concat();
-        let observer = shown(GatewayRoute::ChatCompletions).with_allowance(allowance(10));
+        let stream = stream_events(GatewayRoute::ChatCompletions, &pieces).concat();
+        let observer =
+            showing_observer(GatewayRoute::ChatCompletions).with_allowance(call_allowance(10));
         let reading = ObserverReading::of(observer, stream.as_bytes(), []);
         assert!(reading.is_cut && reading.passed.ends_with(last.as_bytes()), "{choices}");
     }
 }
 
 /// Returns an observer that parses like a limited one and never cuts.
-pub(super) fn unlimited(route: GatewayRoute) -> ResponseObserver {
-    shown(route).with_allowance(allowance(u64::MAX))
+pub(super) fn unlimited_observer(route: GatewayRoute) -> ResponseObserver {
+    showing_observer(route).with_allowance(call_allowance(u64::MAX))
 }
 
-pub(super) fn allowance(output: u64) -> CallAllowance {
+pub(super) fn call_allowance(output: u64) -> CallAllowance {
     CallAllowance { input: Tokens(5), output: Tokens(output), cutoff: CutoffMode::Graceful }
 }
 

@@ -19,11 +19,11 @@ struct SseLine<'a> {
     text: &'a [u8],
 }
 
-pub(super) fn read(route: GatewayRoute, hides: bool, stream: &[u8]) -> ExpectedUsage {
+pub(super) fn read_stream(route: GatewayRoute, hides: bool, stream: &[u8]) -> ExpectedUsage {
     let mark = if stream.starts_with(b"\xEF\xBB\xBF") { 3 } else { 0 };
-    let mut model = Model::new(route);
+    let mut model = ReferenceState::new(route);
     let mut passed = stream[..mark].to_vec();
-    let mut lines = lines(&stream[mark..]).into_iter().peekable();
+    let mut lines = split_lines(&stream[mark..]).into_iter().peekable();
     while let Some(first) = lines.next() {
         // A comment or an empty line between events.
         if first.text.is_empty() || first.text.starts_with(b":") {
@@ -38,7 +38,8 @@ pub(super) fn read(route: GatewayRoute, hides: bool, stream: &[u8]) -> ExpectedU
                 break;
             }
         }
-        let is_usage_chunk = dispatch(&event).is_some_and(|(name, data)| model.hear(&name, &data));
+        let is_usage_chunk =
+            dispatch_event(&event).is_some_and(|(name, data)| model.hear(&name, &data));
         if !(hides && is_usage_chunk && begins_without_choices(&event)) {
             passed.extend(event.iter().flat_map(|line| line.whole));
         }
@@ -47,7 +48,7 @@ pub(super) fn read(route: GatewayRoute, hides: bool, stream: &[u8]) -> ExpectedU
 }
 
 pub(super) fn read_body(route: GatewayRoute, body: &[u8]) -> ExpectedUsage {
-    let mut model = Model::new(route);
+    let mut model = ReferenceState::new(route);
     model.finish = StreamEnd::Terminated;
     let document: Value = serde_json::from_slice(body).unwrap();
     model.top_level(&document);
@@ -57,7 +58,7 @@ pub(super) fn read_body(route: GatewayRoute, body: &[u8]) -> ExpectedUsage {
     ExpectedUsage { so_far: model.usage(), finish: model.finish, passed: body.to_vec() }
 }
 
-fn lines(mut text: &[u8]) -> Vec<SseLine<'_>> {
+fn split_lines(mut text: &[u8]) -> Vec<SseLine<'_>> {
     let mut lines = vec![];
     while !text.is_empty() {
         let end = text.iter().position(|byte| b"\r\n".contains(byte)).unwrap_or(text.len());
@@ -83,7 +84,7 @@ fn begins_without_choices(event: &[SseLine<'_>]) -> bool {
 }
 
 /// Returns the event's name and data.
-fn dispatch(event: &[SseLine<'_>]) -> Option<(Vec<u8>, Vec<u8>)> {
+fn dispatch_event(event: &[SseLine<'_>]) -> Option<(Vec<u8>, Vec<u8>)> {
     let mut name = vec![];
     let mut data = vec![];
     for line in event {
@@ -104,7 +105,7 @@ fn dispatch(event: &[SseLine<'_>]) -> Option<(Vec<u8>, Vec<u8>)> {
     (!data.is_empty()).then_some((name, data))
 }
 
-struct Model {
+struct ReferenceState {
     protocol: LlmProtocol,
     finish: StreamEnd,
     input: Option<u64>,
@@ -115,7 +116,7 @@ struct Model {
     reasoning: Option<u64>,
 }
 
-impl Model {
+impl ReferenceState {
     fn new(route: GatewayRoute) -> Self {
         Self {
             protocol: route.protocol(),

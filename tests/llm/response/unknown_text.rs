@@ -4,7 +4,7 @@ use cogni_gateway::llm::budget::Tokens;
 use cogni_gateway::llm::protocol::GatewayRoute;
 use cogni_gateway::llm::response::{CallAllowance, CutoffMode, ResponseObserver};
 
-use super::{ObserverReading, shown};
+use super::{ObserverReading, showing_observer};
 
 /// Ten words, 50 bytes.
 const WORDS: &str = "word word word word word word word word word word ";
@@ -37,13 +37,13 @@ const QUIET: &[&str] = &[
     r#"data: {"choices":[],"x_groq":{"id":"WORDS"},"provider":"WORDS"}"#,
 ];
 
-fn limited(route: GatewayRoute) -> ResponseObserver {
+fn limited_observer(route: GatewayRoute) -> ResponseObserver {
     let allowance =
         CallAllowance { input: Tokens(5), output: Tokens(100), cutoff: CutoffMode::Graceful };
-    shown(route).with_allowance(allowance)
+    showing_observer(route).with_allowance(allowance)
 }
 
-fn stream(event: &str) -> String {
+fn stream_with_event(event: &str) -> String {
     format!("{}\n\n", event.replace("WORDS", WORDS)).repeat(400)
 }
 
@@ -51,12 +51,19 @@ fn stream(event: &str) -> String {
 #[test]
 fn text_of_unknown_form_is_cut_and_counted() {
     for event in UNKNOWN {
-        let stream = stream(event);
-        let seen = ObserverReading::of(shown(GatewayRoute::ChatCompletions), stream.as_bytes(), []);
+        let stream = stream_with_event(event);
+        let seen = ObserverReading::of(
+            showing_observer(GatewayRoute::ChatCompletions),
+            stream.as_bytes(),
+            [],
+        );
         assert!(seen.at_least >= Tokens(400 * 50 / 16), "{event}: {:?}", seen.at_least);
         assert!(seen.estimate >= Tokens(400 * 50 / 3), "{event}: {:?}", seen.estimate);
-        let cut =
-            ObserverReading::of(limited(GatewayRoute::ChatCompletions), stream.as_bytes(), []);
+        let cut = ObserverReading::of(
+            limited_observer(GatewayRoute::ChatCompletions),
+            stream.as_bytes(),
+            [],
+        );
         assert!(cut.is_cut, "{event}");
         let words = String::from_utf8(cut.passed).unwrap().matches("word").count();
         assert!(words <= 100 * 16 / 5 + 10, "{event}: {words} words have passed");
@@ -67,9 +74,12 @@ fn text_of_unknown_form_is_cut_and_counted() {
 #[test]
 fn framing_and_names_are_no_text() {
     for event in QUIET {
-        let stream = stream(event);
-        let reading =
-            ObserverReading::of(limited(GatewayRoute::ChatCompletions), stream.as_bytes(), []);
+        let stream = stream_with_event(event);
+        let reading = ObserverReading::of(
+            limited_observer(GatewayRoute::ChatCompletions),
+            stream.as_bytes(),
+            [],
+        );
         assert!(!reading.is_cut, "{event}");
         assert_eq!(reading.at_least, Tokens::ZERO, "{event}");
     }
@@ -95,13 +105,19 @@ fn media_are_charged_and_cut_nothing() {
         ),
         (r#"data: {"choices":[{"index":0,"delta":{"zzz":{"data":"WORDSWORDSWORDS"}}}]}"#, 2),
     ] {
-        let stream = stream(event);
+        let stream = stream_with_event(event);
         // Text still cuts the stream.
-        let cut =
-            ObserverReading::of(limited(GatewayRoute::ChatCompletions), stream.as_bytes(), []);
+        let cut = ObserverReading::of(
+            limited_observer(GatewayRoute::ChatCompletions),
+            stream.as_bytes(),
+            [],
+        );
         assert_eq!(cut.is_cut, event.contains(r#""content":"a""#), "{event}");
-        let reading =
-            ObserverReading::of(shown(GatewayRoute::ChatCompletions), stream.as_bytes(), []);
+        let reading = ObserverReading::of(
+            showing_observer(GatewayRoute::ChatCompletions),
+            stream.as_bytes(),
+            [],
+        );
         assert!(reading.estimate >= Tokens(400 * tokens), "{event}: {:?}", reading.estimate);
         assert!(reading.estimate <= Tokens(400 * (tokens + 1)), "{event}: {:?}", reading.estimate);
     }
@@ -111,8 +127,9 @@ fn media_are_charged_and_cut_nothing() {
 #[test]
 fn repeated_reasoning_counts_once() {
     let event = r#"data: {"choices":[{"index":0,"delta":{"content":"","reasoning":"WORDS","reasoning_content":"WORDS","reasoning_details":[{"type":"reasoning.text","text":"WORDS"}],"thinking_blocks":[{"thinking":"WORDS"}],"provider_specific_fields":{"reasoning_content":"WORDS","thought_signatures":["WORDS"]}}}]}"#;
-    let stream = stream(event);
-    let reading = ObserverReading::of(shown(GatewayRoute::ChatCompletions), stream.as_bytes(), []);
+    let stream = stream_with_event(event);
+    let reading =
+        ObserverReading::of(showing_observer(GatewayRoute::ChatCompletions), stream.as_bytes(), []);
     assert_eq!(reading.at_least, Tokens(400 * 50 / 16));
 }
 
@@ -125,7 +142,8 @@ fn text_in_the_last_event_of_a_response_counts_once() {
         r#"data: {{"type":"response.completed","response":{{"instructions":"{words}{words}","output":[{{"type":"reasoning","id":"{words}","encrypted_content":"{words}","summary":[{{"text":"{words}"}}]}},{{"type":"message","content":[{{"type":"output_text","text":"{words}","annotations":[{{"title":"{words}"}}]}}]}},{{"type":"file_search_call","results":[{{"text":"{words}"}}]}}]}}}}"#
     );
     for stream in [format!("{last}\n\n"), format!("{delta}\n\n{last}\n\n")] {
-        let reading = ObserverReading::of(shown(GatewayRoute::Responses), stream.as_bytes(), []);
+        let reading =
+            ObserverReading::of(showing_observer(GatewayRoute::Responses), stream.as_bytes(), []);
         assert_eq!(reading.at_least, Tokens(400 * 50 / 16));
     }
 }
@@ -172,7 +190,8 @@ fn named_events_of_unknown_form_count() {
             false,
         ),
     ] {
-        let reading = ObserverReading::of(limited(route), stream(event).as_bytes(), []);
+        let reading =
+            ObserverReading::of(limited_observer(route), stream_with_event(event).as_bytes(), []);
         assert_eq!(!reading.at_least.is_zero(), counts, "{event}");
     }
 }

@@ -10,33 +10,33 @@ use cogni_gateway::relay::repo::{BranchKey, ObjectId, RepositoryUrl};
 use futures_util::future::join_all;
 use tokio::sync::Barrier;
 
-use super::run_job::{begin, deliver, key, relay, work};
+use super::run_job::{begin_run, deliver_work, make_work, open_relay, signing_key};
 use crate::support::github_server::{NAME, RunningGithub};
-use crate::support::repository::git;
+use crate::support::repository::run_git;
 
 /// L7: One relay serves and delivers eight branches at once; each branch has its own commit, pull request and
 /// statement.
 #[tokio::test(flavor = "multi_thread")]
 async fn eight_runs_at_eight_branches_deliver_at_once() {
     let github = RunningGithub::start().await;
-    let relay = relay(&github);
+    let relay = open_relay(&github);
     let together = Arc::new(Barrier::new(BRANCHES));
     let runs = (0..BRANCHES).map(async |at| {
         let (key, run) = (format!("many-{at}"), format!("run-{at}"));
-        let (request, begun) = work(&github, &relay, &key, &run).await;
+        let (request, begun) = make_work(&github, &relay, &key, &run).await;
         // Every run has its branch now, and none has delivered.
         together.wait().await;
-        deliver(&relay, request, &begun).await
+        deliver_work(&relay, request, &begun).await
     });
     let delivered = join_all(runs).await;
     for (at, one) in delivered.iter().enumerate() {
         assert_eq!((one.step, &one.why), ("done", &None), "{one:?}");
         let head = one.head.map(|head: ObjectId| head.to_string()).unwrap();
-        assert_eq!(git(&github.bare(), &["rev-parse", &format!("sandbox/many-{at}")]), head);
-        let files = git(&github.bare(), &["ls-tree", "--name-only", &head]);
+        assert_eq!(run_git(&github.bare(), &["rev-parse", &format!("sandbox/many-{at}")]), head);
+        let files = run_git(&github.bare(), &["ls-tree", "--name-only", &head]);
         assert_eq!(files, format!("README\nmade-by-run-{at}"));
-        let note = git(&github.bare(), &["notes", "--ref=cogni", "show", &head]);
-        let statement = ProvenanceStatement::verify(&note, key().public_key()).unwrap();
+        let note = run_git(&github.bare(), &["notes", "--ref=cogni", "show", &head]);
+        let statement = ProvenanceStatement::verify(&note, signing_key().public_key()).unwrap();
         assert_eq!(statement.facts.run, format!("run-{at}"));
     }
     let mut heads: Vec<_> = github.hub.pulls(NAME).into_iter().map(|pull| pull.head).collect();
@@ -48,15 +48,16 @@ async fn eight_runs_at_eight_branches_deliver_at_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_push_that_hangs_blocks_its_own_branch_only() {
     let github = RunningGithub::start().await;
-    let relay = relay(&github);
-    let (request, begun) = work(&github, &relay, "hangs", "run-1").await;
+    let relay = open_relay(&github);
+    let (request, begun) = make_work(&github, &relay, "hangs", "run-1").await;
     github.hub.inject(GithubOperation::Push, InjectedFailure::HoldBefore, 1);
-    let hanging = deliver(&relay, request, &begun);
+    let hanging = deliver_work(&relay, request, &begun);
     let meanwhile = async {
         github.hub.response_gate().wait_for_waiting(1).await;
         let repository: RepositoryUrl = github.clone_url().parse().unwrap();
         let own = BranchKey::parse("hangs").unwrap();
-        let busy = Box::pin(begin(&relay, &repository, &own, Duration::ZERO)).await.unwrap_err();
+        let busy =
+            Box::pin(begin_run(&relay, &repository, &own, Duration::ZERO)).await.unwrap_err();
         assert!(
             matches!(
                 busy,
@@ -64,8 +65,8 @@ async fn a_push_that_hangs_blocks_its_own_branch_only() {
             ),
             "{busy}"
         );
-        let (request, begun) = work(&github, &relay, "free", "run-2").await;
-        assert_eq!(deliver(&relay, request, &begun).await.step, "done");
+        let (request, begun) = make_work(&github, &relay, "free", "run-2").await;
+        assert_eq!(deliver_work(&relay, request, &begun).await.step, "done");
         github.hub.response_gate().allow_answers(1);
     };
     let (held, ()) = tokio::join!(hanging, meanwhile);
@@ -76,12 +77,12 @@ async fn a_push_that_hangs_blocks_its_own_branch_only() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_waits_for_a_branch_builds_on_the_earlier_work() {
     let github = RunningGithub::start().await;
-    let relay = relay(&github);
-    let (request, begun) = work(&github, &relay, "shared", "run-1").await;
+    let relay = open_relay(&github);
+    let (request, begun) = make_work(&github, &relay, "shared", "run-1").await;
     let (repository, key) = (request.repository.clone(), BranchKey::parse("shared").unwrap());
-    let waiting = Box::pin(begin(&relay, &repository, &key, Duration::from_mins(2)));
+    let waiting = Box::pin(begin_run(&relay, &repository, &key, Duration::from_mins(2)));
     let first = async {
-        assert_eq!(deliver(&relay, request, &begun).await.step, "done");
+        assert_eq!(deliver_work(&relay, request, &begun).await.step, "done");
         drop(begun);
     };
     let (second, ()) = tokio::join!(waiting, first);

@@ -10,9 +10,9 @@ use cogni_gateway::relay::github::pull_request;
 use cogni_gateway::relay::repo::review::RelayConfig;
 use cogni_gateway::relay::repo::{BranchKey, ObjectId, SandboxBranch};
 
-use super::run_job::{deliver, relay, work};
-use crate::support::github_server::{NAME, RunningGithub, credential};
-use crate::support::repository::git;
+use super::run_job::{deliver_work, make_work, open_relay};
+use crate::support::github_server::{NAME, RunningGithub, forge_credential};
+use crate::support::repository::run_git;
 
 /// An earlier run left work for review without a pull request, and a later run's work may be pushed with one. That pull
 /// request is a draft and says why, also if another machine makes it and if the relay has no record of the branch.
@@ -59,7 +59,7 @@ async fn a_ready_pull_request_becomes_a_draft_before_it_mentions_earlier_work() 
         earlier_reasons: vec![],
     };
     let (api, hosted) = (github.api(), github.hosted());
-    pull_request::publish_pull_request(&api, &credential(), &hosted, &by_hand).await.unwrap();
+    pull_request::publish_pull_request(&api, &forge_credential(), &hosted, &by_hand).await.unwrap();
     assert!(!github.hub.pulls(NAME)[0].is_draft);
     run(&github, "run-2", (None, true)).await;
     let pull = github.hub.pulls(NAME).remove(0);
@@ -111,7 +111,7 @@ async fn another_agents_rules_count_for_its_work() {
 async fn merged_work_is_not_mentioned() {
     let github = RunningGithub::start().await;
     run(&github, "AGENTS.md", (None, false)).await;
-    git(&github.bare(), &["update-ref", "refs/heads/main", "refs/heads/sandbox/task-9"]);
+    run_git(&github.bare(), &["update-ref", "refs/heads/main", "refs/heads/sandbox/task-9"]);
     run(&github, "run-2", (None, true)).await;
     let pull = github.hub.pulls(NAME).remove(0);
     assert!(!pull.is_draft && !pull.body.unwrap().contains("review"));
@@ -119,10 +119,10 @@ async fn merged_work_is_not_mentioned() {
 
 /// Makes one run, from its begin to its delivery.
 async fn run(github: &RunningGithub, name: &str, (rules, asks): (Option<ReviewRules>, bool)) {
-    let relay = relay(github);
-    let (request, begun) = Box::pin(work(github, &relay, "task-9", name)).await;
+    let relay = open_relay(github);
+    let (request, begun) = Box::pin(make_work(github, &relay, "task-9", name)).await;
     let pull_request = request.pull_request.clone().filter(|_| asks);
     let delivered =
-        deliver(&relay, DeliveryRequest { rules, pull_request, ..request }, &begun).await;
+        deliver_work(&relay, DeliveryRequest { rules, pull_request, ..request }, &begun).await;
     assert_eq!((delivered.step, delivered.is_pushed), ("done", true), "{:?}", delivered.why);
 }

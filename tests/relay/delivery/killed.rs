@@ -8,10 +8,10 @@ use std::time::Instant;
 use cogni_gateway::fakes::github_server::{GithubOperation, InjectedFailure};
 use cogni_gateway::relay::delivery::outbox::{DeliveryOutbox, DeliveryStep};
 
-use super::run_job::{leaks, relay, work};
-use crate::support::github_server::{NAME, RunningGithub, TOKEN, basic};
-use crate::support::process::{Process, TEST_TIMEOUT};
-use crate::support::repository::git;
+use super::run_job::{find_leaks, make_work, open_relay};
+use crate::support::github_server::{NAME, RunningGithub, TOKEN, basic_auth};
+use crate::support::process::{ChildProcess, TEST_TIMEOUT};
+use crate::support::repository::run_git;
 
 /// L7: A process that is killed while it waits, before or after any call to GitHub, leaves a row. The next process
 /// makes exactly one update of the branch and one pull request.
@@ -29,18 +29,19 @@ async fn a_killed_relay_goes_on_in_the_next_process() {
     let points = operations.into_iter().flat_map(|at| ways.clone().map(|way| (at, way)));
     for (number, (operation, way)) in points.enumerate() {
         let (key, description) = (format!("kill-{number}"), format!("{operation:?} {way:?}"));
-        let id = begin(&github, &key).await;
+        let id = add_work(&github, &key).await;
         github.hub.inject(operation, way, 1);
-        let mut first = start(&github, &id);
+        let mut first = start_retry(&github, &id);
         github.hub.response_gate().wait_for_waiting(1).await;
         first.signal("KILL");
         first.wait();
         github.hub.response_gate().allow_answers(1);
 
-        let second = finish(&github, &id).await;
-        let outbox = DeliveryOutbox::open(&state(&github).join("outbox.sqlite")).unwrap();
+        let second = finish_delivery(&github, &id).await;
+        let outbox = DeliveryOutbox::open(&state_dir(&github).join("outbox.sqlite")).unwrap();
         assert_eq!(outbox.get(&id).unwrap().step, DeliveryStep::Done, "{description}: {second}");
-        let count = git(&github.bare(), &["rev-list", "--count", &format!("main..sandbox/{key}")]);
+        let count =
+            run_git(&github.bare(), &["rev-list", "--count", &format!("main..sandbox/{key}")]);
         let pulls = github.hub.pulls(NAME);
         let own = pulls.iter().filter(|pull| pull.head == format!("sandbox/{key}")).count();
         assert_eq!((count.as_str(), own), ("1", 1), "{description}: {second}");
@@ -52,14 +53,14 @@ async fn a_killed_relay_goes_on_in_the_next_process() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_that_is_killed_in_quarantine_goes_on_in_the_next_process() {
     let github = RunningGithub::start().await;
-    let id = begin(&github, "kill").await;
-    let outbox = DeliveryOutbox::open(&state(&github).join("outbox.sqlite")).unwrap();
+    let id = add_work(&github, "kill").await;
+    let outbox = DeliveryOutbox::open(&state_dir(&github).join("outbox.sqlite")).unwrap();
     let patches = outbox.get(&id).unwrap().request.artifacts.join("patches");
     let renamed = patches.with_extension("kept");
     fs::rename(&patches, &renamed).unwrap();
     // The relay reads this pipe when the objects are in quarantine, and waits for a writer.
     assert!(Command::new("mkfifo").arg(&patches).status().unwrap().success());
-    let mut first = start(&github, &id);
+    let mut first = start_retry(&github, &id);
     let fifo = patches.clone();
     let writer = tokio::task::spawn_blocking(move || File::options().write(true).open(fifo));
     let writer = writer.await.unwrap().unwrap();
@@ -68,9 +69,9 @@ async fn a_relay_that_is_killed_in_quarantine_goes_on_in_the_next_process() {
     drop(writer);
     fs::rename(&renamed, &patches).unwrap();
     assert_eq!(outbox.get(&id).unwrap().step, DeliveryStep::Extracted);
-    let second = finish(&github, &id).await;
+    let second = finish_delivery(&github, &id).await;
     assert_eq!(outbox.get(&id).unwrap().step, DeliveryStep::Done, "{second}");
-    let count = git(&github.bare(), &["rev-list", "--count", "main..sandbox/kill"]);
+    let count = run_git(&github.bare(), &["rev-list", "--count", "main..sandbox/kill"]);
     assert_eq!((count.as_str(), github.hub.pulls(NAME).len()), ("1", 1), "{second}");
 }
 
@@ -78,11 +79,11 @@ async fn a_relay_that_is_killed_in_quarantine_goes_on_in_the_next_process() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_is_in_no_argument_and_in_no_file() {
     let github = RunningGithub::start().await;
-    let id = begin(&github, "secret").await;
+    let id = add_work(&github, "secret").await;
     github.hub.inject(GithubOperation::Push, InjectedFailure::HoldBefore, 1);
-    let mut process = start(&github, &id);
+    let mut process = start_retry(&github, &id);
     github.hub.response_gate().wait_for_waiting(1).await;
-    let basic = basic(TOKEN);
+    let basic = basic_auth(TOKEN);
     let holding = |file: &str| {
         let processes = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
         let read = processes.filter_map(|process| fs::read(process.join(file)).ok());
@@ -98,22 +99,22 @@ async fn a_token_is_in_no_argument_and_in_no_file() {
         tokio::task::spawn_blocking(move || (process.wait(), process.output())).await.unwrap();
     assert!(status.success(), "{output}");
     assert!(!output.contains(TOKEN) && !output.contains(&basic), "{output}");
-    assert_eq!(leaks(github.place.path(), &[TOKEN, &basic]), Vec::<PathBuf>::new());
+    assert_eq!(find_leaks(github.place.path(), &[TOKEN, &basic]), Vec::<PathBuf>::new());
 }
 
 /// Adds a run's work to the outbox without a process that delivers it.
-pub(super) async fn begin(github: &RunningGithub, key: &str) -> String {
-    let relay = relay(github);
-    let (request, begun) = work(github, &relay, key, key).await;
+pub(super) async fn add_work(github: &RunningGithub, key: &str) -> String {
+    let relay = open_relay(github);
+    let (request, begun) = make_work(github, &relay, key, key).await;
     drop(begun);
     relay.outbox().add_job(&request).unwrap().id
 }
 
 /// Retries until the delivery is done: a git process that outlives its killed parent may hold the branch for a moment.
-async fn finish(github: &RunningGithub, id: &str) -> String {
+async fn finish_delivery(github: &RunningGithub, id: &str) -> String {
     let (mut output, begun) = (String::new(), Instant::now());
     while begun.elapsed() < TEST_TIMEOUT {
-        let mut process = start(github, id);
+        let mut process = start_retry(github, id);
         let ended = tokio::task::spawn_blocking(move || (process.wait(), process.output())).await;
         let (status, more) = ended.unwrap();
         output += &more;
@@ -125,29 +126,29 @@ async fn finish(github: &RunningGithub, id: &str) -> String {
 }
 
 /// Runs `relay retry` to its end.
-pub(super) async fn retry(github: &RunningGithub, words: &[&str]) -> (Option<i32>, String) {
-    let mut command = command(github, words);
+pub(super) async fn run_retry(github: &RunningGithub, words: &[&str]) -> (Option<i32>, String) {
+    let mut command = retry_command(github, words);
     let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
     let printed = [output.stdout, output.stderr].concat();
     (output.status.code(), String::from_utf8(printed).unwrap())
 }
 
-fn start(github: &RunningGithub, id: &str) -> Process {
-    Process::start(&mut command(github, &[id]), "build it")
+fn start_retry(github: &RunningGithub, id: &str) -> ChildProcess {
+    ChildProcess::start(&mut retry_command(github, &[id]), "build it")
 }
 
-pub(super) fn command(github: &RunningGithub, words: &[&str]) -> Command {
+pub(super) fn retry_command(github: &RunningGithub, words: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));
     command
         .args(["relay", "retry"])
         .args(words)
-        .env("COGNI_STATE_DIR", state(github))
+        .env("COGNI_STATE_DIR", state_dir(github))
         .env("GITHUB_API_URL", github.hub.url())
         .env("GITHUB_TOKEN", TOKEN)
         .env("AUDIT_SIGNING_KEY", "7".repeat(64));
     command
 }
 
-pub(super) fn state(github: &RunningGithub) -> PathBuf {
+pub(super) fn state_dir(github: &RunningGithub) -> PathBuf {
     Path::new(github.place.path()).join("state")
 }

@@ -23,27 +23,29 @@ use proptest::prelude::*;
 use serde_json::json;
 use tempfile::TempDir;
 
-use crate::support::delivery::{delivery_request, plan, sha};
+use crate::support::delivery::{delivery_plan, delivery_request, parse_sha};
 
 /// L7: A row is there for the next process, readable by its owner only.
 #[test]
 fn a_row_outlives_its_process() {
     let place = tempfile::tempdir().unwrap();
     let written = {
-        let outbox = open(&place);
+        let outbox = open_outbox(&place);
         let job =
             outbox.claim_job(&outbox.add_job(&delivery_request("run-1")).unwrap(), 3).unwrap();
-        let job = outbox.advance_job(&job, quarantined()).unwrap();
-        outbox.advance_job(&job, judged(review::ReviewVerdict::Review(reasons()))).unwrap()
+        let job = outbox.advance_job(&job, quarantined_step()).unwrap();
+        outbox
+            .advance_job(&job, reviewed_step(review::ReviewVerdict::Review(review_reasons())))
+            .unwrap()
     };
-    let read = open(&place).get(&written.id).unwrap();
+    let read = open_outbox(&place).get(&written.id).unwrap();
     assert_eq!(read, written);
     assert_eq!(
         (read.step, read.verdict, read.fence),
         (DeliveryStep::Judged, Some(VerdictKind::Review), 3)
     );
-    assert_eq!((read.head, &read.request), (Some(sha("tip")), &delivery_request("run-1")));
-    assert_eq!((read.reasons, read.mode.as_deref()), (reasons(), Some("bundled: merge")));
+    assert_eq!((read.head, &read.request), (Some(parse_sha("tip")), &delivery_request("run-1")));
+    assert_eq!((read.reasons, read.mode.as_deref()), (review_reasons(), Some("bundled: merge")));
     for file in fs::read_dir(place.path().join("state")).unwrap() {
         assert_eq!(file.unwrap().metadata().unwrap().mode() & 0o77, 0);
     }
@@ -54,9 +56,9 @@ fn a_row_outlives_its_process() {
 #[test]
 fn the_same_work_is_the_same_row() {
     let place = tempfile::tempdir().unwrap();
-    let outbox = open(&place);
+    let outbox = open_outbox(&place);
     let first = outbox.add_job(&delivery_request("run-1")).unwrap();
-    let moved = outbox.advance_job(&first, quarantined()).unwrap();
+    let moved = outbox.advance_job(&first, quarantined_step()).unwrap();
     assert_eq!(outbox.add_job(&delivery_request("run-1")).unwrap(), moved);
     assert_ne!(outbox.add_job(&delivery_request("run-2")).unwrap().id, first.id);
     let other =
@@ -70,7 +72,7 @@ fn the_same_work_is_the_same_row() {
 #[test]
 fn steps_come_in_their_order() {
     let place = tempfile::tempdir().unwrap();
-    let outbox = open(&place);
+    let outbox = open_outbox(&place);
     let ways = |from: DeliveryStep| {
         let to = DeliveryStep::ALL
             .into_iter()
@@ -90,7 +92,9 @@ fn steps_come_in_their_order() {
     failed → nothing
     ");
     let job = outbox.add_job(&delivery_request("run-1")).unwrap();
-    for progress in [StepOutcome::Pushed, judged(review::ReviewVerdict::Push), StepOutcome::Done] {
+    for progress in
+        [StepOutcome::Pushed, reviewed_step(review::ReviewVerdict::Push), StepOutcome::Done]
+    {
         let error = outbox.advance_job(&job, progress).unwrap_err();
         assert!(matches!(error, OutboxError::InvalidTransition { .. }), "{error}");
     }
@@ -100,17 +104,17 @@ fn steps_come_in_their_order() {
 #[test]
 fn a_late_writer_moves_nothing() {
     let place = tempfile::tempdir().unwrap();
-    let outbox = open(&place);
+    let outbox = open_outbox(&place);
     let old = outbox.claim_job(&outbox.add_job(&delivery_request("run-1")).unwrap(), 1).unwrap();
-    outbox.advance_job(&old, quarantined()).unwrap();
+    outbox.advance_job(&old, quarantined_step()).unwrap();
     assert!(matches!(
-        outbox.advance_job(&old, quarantined()),
+        outbox.advance_job(&old, quarantined_step()),
         Err(OutboxError::ChangedConcurrently { .. })
     ));
     let now = outbox.get(&old.id).unwrap();
     outbox.claim_job(&now, 2).unwrap();
     assert!(matches!(
-        outbox.advance_job(&now, judged(review::ReviewVerdict::Push)),
+        outbox.advance_job(&now, reviewed_step(review::ReviewVerdict::Push)),
         Err(OutboxError::Fenced { .. })
     ));
     assert!(matches!(outbox.claim_job(&now, 1), Err(OutboxError::Fenced { .. })));
@@ -120,10 +124,12 @@ fn a_late_writer_moves_nothing() {
 #[test]
 fn one_of_many_processes_takes_a_step() {
     let place = tempfile::tempdir().unwrap();
-    let job = open(&place).add_job(&delivery_request("run-1")).unwrap();
+    let job = open_outbox(&place).add_job(&delivery_request("run-1")).unwrap();
     let taken = thread::scope(|scope| {
         let all: Vec<_> = (0..8)
-            .map(|_| scope.spawn(|| open(&place).advance_job(&job, quarantined()).is_ok()))
+            .map(|_| {
+                scope.spawn(|| open_outbox(&place).advance_job(&job, quarantined_step()).is_ok())
+            })
             .collect();
         all.into_iter().map(|one| one.join().unwrap()).filter(|is| *is).count()
     });
@@ -134,7 +140,7 @@ fn one_of_many_processes_takes_a_step() {
 #[test]
 fn a_rescheduled_row_is_due_at_its_time() {
     let place = tempfile::tempdir().unwrap();
-    let outbox = open(&place);
+    let outbox = open_outbox(&place);
     let job = outbox.add_job(&delivery_request("run-1")).unwrap();
     let why = format!("GitHub has a temporary failure\n{}", "x".repeat(900));
     let later = outbox.reschedule_after_failure(&job, Duration::from_mins(10), &why).unwrap();
@@ -143,7 +149,7 @@ fn a_rescheduled_row_is_due_at_its_time() {
     let due =
         |after| outbox.due_jobs(SystemTime::now() + Duration::from_mins(after)).unwrap().len();
     assert_eq!([due(0), due(11)], [0, 1]);
-    assert_eq!(pending(&outbox).unwrap().len(), 1);
+    assert_eq!(pending_jobs(&outbox).unwrap().len(), 1);
     // The clock was a hundred days ahead when this row was written.
     let days = Duration::from_hours(24 * 100);
     assert_eq!(outbox.due_jobs(SystemTime::now() - days).unwrap().len(), 1);
@@ -183,7 +189,7 @@ fn work_under_way_keeps_a_workspace() {
     let label = json!({"agent": "coder", "branch": "task 1", "line": line});
     fs::write(home.join("label.json"), label.to_string()).unwrap();
 
-    let (outbox, shelf) = (open(&place), WorkspaceStore::in_state_dir(place.path()));
+    let (outbox, shelf) = (open_outbox(&place), WorkspaceStore::in_state_dir(place.path()));
     let kept = shelf.list().unwrap().remove(0);
     let is_awaited = |line: &StoredBranchRef| has_pending_delivery(&outbox, line);
     let job = outbox.add_job(&order).unwrap();
@@ -215,7 +221,7 @@ fn rows_of_an_earlier_version_are_read() {
                   VALUES ('one', 'github.com/acme/site', 'task-1', 'run-1', 't', ?1, ?2, 'held', 'hold', 1, 1, 1)";
     connection.execute(insert, given).unwrap();
     drop(connection);
-    let outbox = open(&place);
+    let outbox = open_outbox(&place);
     let job = outbox.get("one").unwrap();
     assert_eq!(
         (job.step, job.verdict, &job.request),
@@ -237,7 +243,7 @@ fn a_row_of_an_earlier_program_is_read_and_written_as_it_was() {
     let stored: String =
         connection.query_row("SELECT \"order\" FROM job", [], |row| row.get(0)).unwrap();
     drop(connection);
-    let job = open(&place).get("01a207e45e88712d8b4cbc71c048a699").unwrap();
+    let job = open_outbox(&place).get("01a207e45e88712d8b4cbc71c048a699").unwrap();
     assert_eq!((job.step, job.verdict), (DeliveryStep::Held, Some(VerdictKind::Hold)));
     assert_eq!(job.request.repository.canonical_key(), "file:///srv/earlier/bare.git");
     let mut stored: serde_json::Value = serde_json::from_str(&stored).unwrap();
@@ -261,7 +267,7 @@ fn a_copied_outbox_names_its_own_work() {
     let job = outbox.add_job(&request("run-1")).unwrap();
     let order = request("run-2");
     let workspace = order.artifacts.join("workspace");
-    let desk = outbox.register_workspace(&plan(&order), &workspace).unwrap();
+    let desk = outbox.register_workspace(&delivery_plan(&order), &workspace).unwrap();
     outbox.retain_workspace(&desk, &workspace, "files").unwrap();
     drop(outbox);
     fs::create_dir_all(&workspace).unwrap();
@@ -292,9 +298,9 @@ fn a_copied_outbox_names_its_own_work() {
 #[test]
 fn a_workspace_row_becomes_the_row_of_its_work() {
     let place = tempfile::tempdir().unwrap();
-    let outbox = open(&place);
+    let outbox = open_outbox(&place);
     let order = delivery_request("run-1");
-    let plan = plan(&order);
+    let plan = delivery_plan(&order);
     let desk = outbox.register_workspace(&plan, &plan.artifacts.join("workspace")).unwrap();
     assert_eq!((outbox.workspaces().unwrap(), desk.is_exclusive()), (vec![desk.clone()], true));
     assert!(matches!(outbox.discard_item(&desk.id), Err(OutboxError::StillNeeded { .. })));
@@ -323,9 +329,9 @@ fn a_workspace_row_becomes_the_row_of_its_work() {
 #[test]
 fn a_rescheduled_workspace_is_open_and_has_a_due_time() {
     let place = tempfile::tempdir().unwrap();
-    let outbox = open(&place);
+    let outbox = open_outbox(&place);
     let order = delivery_request("run-1");
-    let plan = plan(&order);
+    let plan = delivery_plan(&order);
     let desk = outbox.register_workspace(&plan, &plan.artifacts.join("workspace")).unwrap();
     assert!(desk.needs_collection() && desk.is_due());
     let hour = Duration::from_hours(1);
@@ -354,8 +360,8 @@ fn a_rescheduled_workspace_is_open_and_has_a_due_time() {
 #[test]
 fn the_rest_of_a_workspace_is_written_with_its_work() {
     let place = tempfile::tempdir().unwrap();
-    let outbox = open(&place);
-    let plan = plan(&delivery_request("run-1"));
+    let outbox = open_outbox(&place);
+    let plan = delivery_plan(&delivery_request("run-1"));
     let shared = outbox.register_workspace(&plan, Path::new("/of/others")).unwrap();
     let beside =
         DeliveryRequest { artifacts: "/somewhere/else".into(), ..delivery_request("run-1") };
@@ -382,9 +388,9 @@ fn the_rest_of_a_workspace_is_written_with_its_work() {
 #[test]
 fn a_path_that_is_no_text_is_refused() {
     let place = tempfile::tempdir().unwrap();
-    let outbox = open(&place);
+    let outbox = open_outbox(&place);
     let odd = PathBuf::from(OsStr::from_bytes(b"/run/\xff"));
-    let plan = DeliveryPlan { run_dir: odd.clone(), ..plan(&delivery_request("run-1")) };
+    let plan = DeliveryPlan { run_dir: odd.clone(), ..delivery_plan(&delivery_request("run-1")) };
     let refused = outbox.register_workspace(&plan, Path::new("/of/others")).unwrap_err();
     insta::assert_snapshot!(refused, @"the outbox cannot store a path that is not UTF-8");
     let order = DeliveryRequest { artifacts: odd, ..delivery_request("run-1") };
@@ -396,7 +402,7 @@ fn a_path_that_is_no_text_is_refused() {
 #[test]
 fn a_lost_lease_file_blocks_no_row() {
     let place = tempfile::tempdir().unwrap();
-    let outbox = open(&place);
+    let outbox = open_outbox(&place);
     let key = BranchKey::parse("task-1").unwrap();
     let first = BranchLease::try_acquire(place.path(), &key).unwrap();
     let job = outbox
@@ -416,7 +422,7 @@ fn a_lost_lease_file_blocks_no_row() {
 #[test]
 fn a_database_of_a_later_version_is_not_touched() {
     let place = tempfile::tempdir().unwrap();
-    drop(open(&place));
+    drop(open_outbox(&place));
     let path = place.path().join("state/relay.sqlite");
     let connection = rusqlite::Connection::open(&path).unwrap();
     connection.pragma_update(None, "user_version", 99).unwrap();
@@ -436,12 +442,12 @@ proptest! {
         let place = tempfile::tempdir().unwrap();
         let mut world = OutsideState::default();
         for (fence, fuel) in crashes.into_iter().chain([u32::MAX]).enumerate() {
-            let mut process = OutboxProcess { outbox: open(&place), world: &mut world, fuel };
+            let mut process = OutboxProcess { outbox: open_outbox(&place), world: &mut world, fuel };
             let _ = process.deliver(fence as u64);
         }
-        prop_assert_eq!(world.branch, Some(sha("tip")));
+        prop_assert_eq!(world.branch, Some(parse_sha("tip")));
         prop_assert_eq!((world.updates, world.pulls.len()), (1, 1));
-        let jobs = open(&place).list_jobs(false).unwrap();
+        let jobs = open_outbox(&place).list_jobs(false).unwrap();
         prop_assert_eq!(jobs.iter().map(|job| job.step).collect::<Vec<_>>(), [DeliveryStep::Done]);
     }
 }
@@ -483,8 +489,8 @@ impl OutboxProcess<'_> {
 
     fn step(&mut self, job: &DeliveryJob) -> Result<StepOutcome, KilledProcess> {
         Ok(match job.step {
-            DeliveryStep::Extracted => quarantined(),
-            DeliveryStep::Quarantined => judged(review::ReviewVerdict::Push),
+            DeliveryStep::Extracted => quarantined_step(),
+            DeliveryStep::Quarantined => reviewed_step(review::ReviewVerdict::Push),
             DeliveryStep::Judged => {
                 // The push succeeds if the branch is where it was expected, or already has the work.
                 if self.world.branch.is_none() {
@@ -515,24 +521,24 @@ impl OutboxProcess<'_> {
     }
 }
 
-fn pending(outbox: &DeliveryOutbox) -> Result<Vec<DeliveryJob>, OutboxError> {
+fn pending_jobs(outbox: &DeliveryOutbox) -> Result<Vec<DeliveryJob>, OutboxError> {
     let order = delivery_request("run-2");
     outbox.pending_jobs(&order.repository, order.branch().key())
 }
 
-fn open(place: &TempDir) -> DeliveryOutbox {
+fn open_outbox(place: &TempDir) -> DeliveryOutbox {
     DeliveryOutbox::open(&place.path().join("state/relay.sqlite")).unwrap()
 }
 
-fn quarantined() -> StepOutcome {
-    StepOutcome::Quarantined { head: sha("tip") }
+fn quarantined_step() -> StepOutcome {
+    StepOutcome::Quarantined { head: parse_sha("tip") }
 }
 
-fn judged(verdict: review::ReviewVerdict) -> StepOutcome {
+fn reviewed_step(verdict: review::ReviewVerdict) -> StepOutcome {
     StepOutcome::Judged { verdict, mode: "bundled: merge" }
 }
 
-fn reasons() -> Vec<ReviewReason> {
+fn review_reasons() -> Vec<ReviewReason> {
     let path = Some("AGENTS.md".to_owned());
     vec![ReviewReason {
         ruling: ReviewAction::Review,
@@ -545,7 +551,7 @@ fn reasons() -> Vec<ReviewReason> {
 #[test]
 fn undelivered_work_is_counted() {
     let place = tempfile::tempdir().unwrap();
-    let outbox = open(&place);
+    let outbox = open_outbox(&place);
     assert_eq!(outbox.undelivered_totals().unwrap(), UndeliveredTotals::default());
     let [first, second] = ["run-1", "run-2"].map(|run| {
         let artifacts = place.path().join(run);
@@ -565,7 +571,7 @@ fn undelivered_work_is_counted() {
 #[test]
 fn retained_work_is_counted_and_expires() {
     let place = tempfile::tempdir().unwrap();
-    let outbox = open(&place);
+    let outbox = open_outbox(&place);
     for (run, grant) in [("run-1", Some("one")), ("run-2", Some("one")), ("run-3", None)] {
         let artifacts = match run {
             "run-2" => place.path().join("in").join(run),
@@ -575,7 +581,7 @@ fn retained_work_is_counted_and_expires() {
         fs::create_dir_all(&workspace).unwrap();
         fs::write(workspace.join("file"), vec![7; 100_000]).unwrap();
         let order = DeliveryRequest { artifacts, ..delivery_request(run) };
-        let plan = DeliveryPlan { grant: grant.map(str::to_owned), ..plan(&order) };
+        let plan = DeliveryPlan { grant: grant.map(str::to_owned), ..delivery_plan(&order) };
         let desk = outbox.register_workspace(&plan, &workspace).unwrap();
         assert_eq!(outbox.retained_totals(Some("two")).unwrap(), RetainedTotals::default());
         if run == "run-1" {

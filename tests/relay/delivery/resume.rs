@@ -15,9 +15,9 @@ use tempfile::NamedTempFile;
 use tokio_util::sync::CancellationToken;
 use tracing::instrument::WithSubscriber;
 
-use super::killed::{begin, state};
-use super::run_job::{self, deliver, events, key, relay, work};
-use crate::support::delivery::plan;
+use super::killed::{add_work, state_dir};
+use super::run_job::{self, deliver_work, delivery_events, make_work, open_relay, signing_key};
+use crate::support::delivery::delivery_plan;
 use crate::support::github_server::{NAME, RunningGithub};
 use crate::support::small_disk::SmallDisk;
 
@@ -26,8 +26,8 @@ use crate::support::small_disk::SmallDisk;
 #[tokio::test(flavor = "multi_thread")]
 async fn later_events_are_in_the_rows_own_log() {
     let github = RunningGithub::start().await;
-    let relay = relay(&github);
-    let (request, begun) = work(&github, &relay, "task-9", "run-1").await;
+    let relay = open_relay(&github);
+    let (request, begun) = make_work(&github, &relay, "task-9", "run-1").await;
     github.hub.inject(
         GithubOperation::Branch,
         InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
@@ -38,7 +38,7 @@ async fn later_events_are_in_the_rows_own_log() {
         InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
         3,
     );
-    let first = deliver(&relay, request, &begun).await;
+    let first = deliver_work(&relay, request, &begun).await;
     assert_eq!((first.step, first.audit), ("extracted", None), "{:?}", first.why);
     drop(begun);
     let second = relay.resume_delivery(&first.id).await.unwrap().unwrap();
@@ -48,7 +48,7 @@ async fn later_events_are_in_the_rows_own_log() {
     );
     let third = relay.resume_delivery(&first.id).await.unwrap().unwrap();
     let log = third.audit.unwrap();
-    insta::assert_snapshot!(events(&log).join("\n"), @r#"
+    insta::assert_snapshot!(delivery_events(&log).join("\n"), @r#"
     relay.resumed step="extracted"
     relay.judged verdict="push" mode="replayed" files=1
     relay.pushed was_there=false
@@ -56,7 +56,7 @@ async fn later_events_are_in_the_rows_own_log() {
     relay.pushed was_there=true
     relay.pull_requested is_new=true
     "#);
-    let report = verify::verify_file(&log, Some(key().public_key())).unwrap();
+    let report = verify::verify_file(&log, Some(signing_key().public_key())).unwrap();
     assert_eq!((report.run.as_str(), report.starts, report.finished), ("run-1", 2, true));
 }
 
@@ -65,11 +65,11 @@ async fn later_events_are_in_the_rows_own_log() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_that_another_process_resumes_is_no_error() {
     let github = RunningGithub::start().await;
-    let relay = relay(&github);
-    let (request, begun) = work(&github, &relay, "task-9", "run-1").await;
+    let relay = open_relay(&github);
+    let (request, begun) = make_work(&github, &relay, "task-9", "run-1").await;
     drop(begun);
-    let plan = plan(&request);
-    let mirrors = fs::read_dir(state(&github).join("mirrors")).unwrap();
+    let plan = delivery_plan(&request);
+    let mirrors = fs::read_dir(state_dir(&github).join("mirrors")).unwrap();
     let mut mirrors = mirrors.map(|entry| entry.unwrap().path());
     let lock = mirrors.find(|path| path.extension().is_some_and(|end| end == "lock")).unwrap();
     let log_file = NamedTempFile::new().unwrap();
@@ -102,13 +102,13 @@ async fn a_row_that_another_process_resumes_is_no_error() {
 #[tokio::test(flavor = "multi_thread")]
 async fn delivering_another_runs_work_is_recorded_in_its_log() {
     let github = RunningGithub::start().await;
-    let relay = relay(&github);
-    let id = begin(&github, "task-9").await;
-    let (_, begun) = work(&github, &relay, "task-9", "run-2").await;
+    let relay = open_relay(&github);
+    let id = add_work(&github, "task-9").await;
+    let (_, begun) = make_work(&github, &relay, "task-9", "run-2").await;
     assert!(begun.state.exists);
-    let log = job_audit_log::log_path(&state(&github), &id);
-    assert_eq!(events(&log).first().unwrap(), r#"relay.resumed step="extracted""#);
-    assert_eq!(verify::verify_file(&log, Some(key().public_key())).unwrap().run, "task-9");
+    let log = job_audit_log::log_path(&state_dir(&github), &id);
+    assert_eq!(delivery_events(&log).first().unwrap(), r#"relay.resumed step="extracted""#);
+    assert_eq!(verify::verify_file(&log, Some(signing_key().public_key())).unwrap().run, "task-9");
 }
 
 /// L7: A run does not begin while older work of its branch must be delivered first, because the run would block that
@@ -116,8 +116,8 @@ async fn delivering_another_runs_work_is_recorded_in_its_log() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_does_not_begin_before_older_work_is_delivered() {
     let github = RunningGithub::start().await;
-    let relay = relay(&github);
-    let id = begin(&github, "task-9").await;
+    let relay = open_relay(&github);
+    let id = add_work(&github, "task-9").await;
     let request = relay.outbox().get(&id).unwrap().request;
     let away = || {
         github.hub.inject(
@@ -130,7 +130,7 @@ async fn a_run_does_not_begin_before_older_work_is_delivered() {
     for _ in 0..2 {
         away();
         let begun =
-            run_job::begin(&relay, &request.repository, request.branch().key(), Duration::ZERO);
+            run_job::begin_run(&relay, &request.repository, request.branch().key(), Duration::ZERO);
         let error = begun.await.unwrap_err().to_string();
         insta::allow_duplicates!(
             insta::assert_snapshot!(error.replace(&id, "ID"), @"delivery `ID` of an earlier run must reach this branch first, and cannot be delivered now: GitHub has a temporary failure (502 Bad Gateway); try again later, or run `cogni-gateway relay retry ID`")
@@ -139,7 +139,7 @@ async fn a_run_does_not_begin_before_older_work_is_delivered() {
         assert_eq!((row.step, row.attempts), (DeliveryStep::Extracted, 1));
         assert_eq!(*put_off.get_or_insert(row.due), row.due);
     }
-    let (_, begun) = work(&github, &relay, "task-9", "run-2").await;
+    let (_, begun) = make_work(&github, &relay, "task-9", "run-2").await;
     assert!(begun.state.exists, "it does not build on the work before it");
     assert_eq!(relay.outbox().get(&id).unwrap().step, DeliveryStep::Done);
 }
@@ -148,14 +148,14 @@ async fn a_run_does_not_begin_before_older_work_is_delivered() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_does_not_wait_for_a_pull_request() {
     let github = RunningGithub::start().await;
-    let relay = relay(&github);
-    let id = begin(&github, "task-9").await;
+    let relay = open_relay(&github);
+    let id = add_work(&github, "task-9").await;
     github.hub.inject(
         GithubOperation::ListPulls,
         InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
         3,
     );
-    let (_, begun) = work(&github, &relay, "task-9", "run-2").await;
+    let (_, begun) = make_work(&github, &relay, "task-9", "run-2").await;
     assert_eq!(relay.outbox().get(&id).unwrap().step, DeliveryStep::Pushed);
     assert!(begun.state.exists);
 }
@@ -164,27 +164,27 @@ async fn a_run_does_not_wait_for_a_pull_request() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_whose_log_is_broken_is_not_touched() {
     let github = RunningGithub::start().await;
-    let relay = relay(&github);
-    let id = begin(&github, "task-9").await;
-    let log = job_audit_log::log_path(&state(&github), &id);
+    let relay = open_relay(&github);
+    let id = add_work(&github, "task-9").await;
+    let log = job_audit_log::log_path(&state_dir(&github), &id);
     fs::create_dir_all(log.parent().unwrap()).unwrap();
     fs::write(&log, "nothing of ours\n").unwrap();
     let error = relay.resume_delivery(&id).await.unwrap_err();
     assert!(error.to_string().contains("keep the file for an investigation"), "{error}");
     assert_eq!(relay.outbox().get(&id).unwrap().step, DeliveryStep::Extracted);
     // The broken row does not block other rows.
-    let other = begin(&github, "task-8").await;
+    let other = add_work(&github, "task-8").await;
     let done = relay.resume_due_jobs(&CancellationToken::new()).await.unwrap();
-    assert_eq!(ids(&done), [other]);
+    assert_eq!(delivery_ids(&done), [other]);
 }
 
 /// L7: A delivery that has failed too often ends, and its log says so.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_last_failure_is_in_the_log() {
     let github = RunningGithub::start().await;
-    let relay = relay(&github);
-    let id = begin(&github, "task-9").await;
-    let rows = rusqlite::Connection::open(state(&github).join("outbox.sqlite")).unwrap();
+    let relay = open_relay(&github);
+    let id = add_work(&github, "task-9").await;
+    let rows = rusqlite::Connection::open(state_dir(&github).join("outbox.sqlite")).unwrap();
     rows.execute("UPDATE job SET attempts = 1000", []).unwrap();
     github.hub.inject(
         GithubOperation::Branch,
@@ -192,7 +192,7 @@ async fn the_last_failure_is_in_the_log() {
         3,
     );
     assert_eq!(relay.resume_delivery(&id).await.unwrap().unwrap().step, "failed");
-    insta::assert_snapshot!(events(&job_audit_log::log_path(&state(&github), &id)).join("\n"), @r#"
+    insta::assert_snapshot!(delivery_events(&job_audit_log::log_path(&state_dir(&github), &id)).join("\n"), @r#"
     relay.resumed step="extracted"
     relay.held code="failed"
     "#);
@@ -204,12 +204,12 @@ async fn a_full_disk_is_no_reason_to_hold_work() {
     let github = RunningGithub::start().await;
     let disk = SmallDisk::mount(1 << 20);
     fs::create_dir(disk.path("branches")).unwrap();
-    fs::create_dir(state(&github)).unwrap();
-    symlink(disk.path("branches"), state(&github).join("branches")).unwrap();
-    let relay = relay(&github);
-    let (request, begun) = work(&github, &relay, "task-9", "run-1").await;
+    fs::create_dir(state_dir(&github)).unwrap();
+    symlink(disk.path("branches"), state_dir(&github).join("branches")).unwrap();
+    let relay = open_relay(&github);
+    let (request, begun) = make_work(&github, &relay, "task-9", "run-1").await;
     disk.fill();
-    let first = deliver(&relay, request, &begun).await;
+    let first = deliver_work(&relay, request, &begun).await;
     assert_eq!((first.step, first.is_pushed), ("extracted", false), "{:?}", first.why);
     insta::assert_snapshot!(first.why.unwrap(), @"`git index-pack` has failed (exit status: 128): fatal: write error: No space left on device");
     disk.free();
@@ -223,13 +223,13 @@ async fn everything_due_is_delivered_except_on_branches_of_runs() {
     let github = RunningGithub::start().await;
     let mut due = vec![];
     for at in 0..3 {
-        due.push(begin(&github, &format!("due-{at}")).await);
+        due.push(add_work(&github, &format!("due-{at}")).await);
     }
-    let relay = relay(&github);
+    let relay = open_relay(&github);
     let request = relay.outbox().get(&due[1]).unwrap().request;
     let mirror = cogni_gateway::relay::repo::RepoMirror::open(
         relay.git(),
-        &state(&github),
+        &state_dir(&github),
         &request.repository,
     );
     let lease = mirror.unwrap().lease_branch(request.branch().key()).unwrap();
@@ -237,7 +237,7 @@ async fn everything_due_is_delivered_except_on_branches_of_runs() {
     let stopped = CancellationToken::new();
     stopped.cancel();
     assert!(relay.resume_due_jobs(&stopped).await.unwrap().is_empty(), "it has been told to stop");
-    let (code, output) = super::killed::retry(&github, &["--due"]).await;
+    let (code, output) = super::killed::run_retry(&github, &["--due"]).await;
     assert_eq!(code, Some(0), "{output}");
     let mut lines: Vec<_> = output
         .lines()
@@ -249,11 +249,11 @@ async fn everything_due_is_delivered_except_on_branches_of_runs() {
 
     drop(lease);
     let left = relay.resume_due_jobs(&CancellationToken::new()).await.unwrap();
-    assert_eq!((ids(&left), left[0].step), (vec![due[1].clone()], "done"));
+    assert_eq!((delivery_ids(&left), left[0].step), (vec![due[1].clone()], "done"));
     assert!(relay.resume_due_jobs(&CancellationToken::new()).await.unwrap().is_empty());
     assert_eq!(github.hub.pulls(NAME).len(), 3);
 }
 
-fn ids(delivered: &[DeliveryStatus]) -> Vec<String> {
+fn delivery_ids(delivered: &[DeliveryStatus]) -> Vec<String> {
     delivered.iter().map(|one| one.id.clone()).collect()
 }

@@ -16,7 +16,7 @@ use crate::repo::setup::RelaySetup;
 /// one.
 #[test]
 fn an_agent_without_rules_changes_nothing() {
-    let host = host("review_files = 5000\nsubmodule = 'push'\nsecrets = []");
+    let host = host_policy("review_files = 5000\nsubmodule = 'push'\nsecrets = []");
     assert_eq!(AgentReviewPolicy::default().tighten(&host), host);
     let rules = ReviewRules::new(&host, Some(&AgentReviewRules::default()));
     assert_eq!(rules.parse_policy().unwrap(), host);
@@ -27,7 +27,7 @@ fn an_agent_without_rules_changes_nothing() {
 /// effect.
 #[test]
 fn the_stricter_of_two_rules_holds() {
-    let host = host("review_files = 10\nhold_files = 20\nnew_program = 'hold'");
+    let host = host_policy("review_files = 10\nhold_files = 20\nnew_program = 'hold'");
     let own: AgentReviewPolicy = toml::from_str(
         "review_files = 5\nhold_files = 50\nnew_program = 'review'\nlfs_pointer = 'hold'\n\
          [[paths]]\nwhy = 'ours'\nverdict = 'hold'\nmatch = ['docs/**']\n[[secrets]]\nname = 'our key'\npattern = 'K-[0-9]+'",
@@ -95,19 +95,20 @@ fn recorded_rules_have_the_format_of_a_file() {
     // A rule that did not exist then has its built-in value.
     let earlier = stored_rules(&text.replace("lfs_pointer = \"review\"\n", ""));
     assert_eq!(earlier.parse_policy().unwrap(), rules.parse_policy().unwrap());
-    let now = rules.with_host_policy(&host("review_files = 1")).unwrap().parse_policy().unwrap();
+    let now =
+        rules.with_host_policy(&host_policy("review_files = 1")).unwrap().parse_policy().unwrap();
     assert_eq!((now.review_files, now.hold_files), (1, 3));
 }
 
 proptest! {
     /// A1, L5: The merged rules never accept anything that the host's rules do not accept.
     #[test]
-    fn merged_rules_are_never_weaker_than_the_hosts(host in policy(), own in stricter(), path in path()) {
+    fn merged_rules_are_never_weaker_than_the_hosts(host in policy(), own in stricter(), path in any_path()) {
         let both = own.tighten(&host);
         prop_assert!(both.review_files <= host.review_files && both.hold_files <= host.hold_files);
         prop_assert!(both.review_file_bytes <= host.review_file_bytes);
         prop_assert!(both.hold_file_bytes <= host.hold_file_bytes);
-        for (both, host) in rulings(&both).into_iter().zip(rulings(&host)) {
+        for (both, host) in list_rulings(&both).into_iter().zip(list_rulings(&host)) {
             prop_assert!(both >= host);
         }
         prop_assert!(host.secrets.iter().all(|kind| both.secrets.contains(kind)));
@@ -137,11 +138,11 @@ proptest! {
     }
 }
 
-fn host(policy: &str) -> ReviewPolicy {
+fn host_policy(policy: &str) -> ReviewPolicy {
     RelayConfig::parse(&format!("[policy]\n{policy}")).unwrap().policy
 }
 
-fn rulings(policy: &ReviewPolicy) -> [ReviewAction; 10] {
+fn list_rulings(policy: &ReviewPolicy) -> [ReviewAction; 10] {
     let ReviewPolicy { submodule, link_outside, new_program, strange_path, .. } = *policy;
     let ReviewPolicy { lfs_pointer, claims_provenance, strange_date, .. } = *policy;
     let ReviewPolicy { foreign_encoding, work_elsewhere, secret, .. } = *policy;
@@ -159,18 +160,18 @@ fn rulings(policy: &ReviewPolicy) -> [ReviewAction; 10] {
     ]
 }
 
-fn ruling() -> impl Strategy<Value = ReviewAction> {
+fn any_action() -> impl Strategy<Value = ReviewAction> {
     prop_oneof![Just(ReviewAction::Push), Just(ReviewAction::Review), Just(ReviewAction::Hold)]
 }
 
 /// A small set, so that the two lists often contain the same path.
-fn path() -> impl Strategy<Value = String> {
+fn any_path() -> impl Strategy<Value = String> {
     "(docs|src|\\.github)(/[ab]){0,2}"
 }
 
-fn paths() -> impl Strategy<Value = Vec<PathRule>> {
+fn any_path_rules() -> impl Strategy<Value = Vec<PathRule>> {
     let pattern = "(docs|src|\\.github|\\*|\\*\\*)(/([ab]|\\*|\\*\\*)){0,2}";
-    let rule = (ruling(), vec(pattern, 1..3), "[a-z]{1,5}");
+    let rule = (any_action(), vec(pattern, 1..3), "[a-z]{1,5}");
     vec(rule, 0..4).prop_map(|rules| {
         let rule = |(verdict, patterns, why): (_, Vec<String>, _)| PathRule {
             why,
@@ -181,7 +182,7 @@ fn paths() -> impl Strategy<Value = Vec<PathRule>> {
     })
 }
 
-fn kinds() -> impl Strategy<Value = Vec<CredentialKind>> {
+fn any_kinds() -> impl Strategy<Value = Vec<CredentialKind>> {
     vec(("[a-c]", "[a-c]{3}\\[0-9\\]"), 0..3).prop_map(|kinds| {
         kinds.into_iter().map(|(name, pattern)| CredentialKind { name, pattern }).collect()
     })
@@ -189,10 +190,10 @@ fn kinds() -> impl Strategy<Value = Vec<CredentialKind>> {
 
 prop_compose! {
     fn policy()(
-        rulings in vec(ruling(), 10),
+        rulings in vec(any_action(), 10),
         numbers in vec(0..1000_u32, 4),
-        paths in paths(),
-        secrets in kinds(),
+        paths in any_path_rules(),
+        secrets in any_kinds(),
     ) -> ReviewPolicy {
         ReviewPolicy {
             review_files: numbers[0] as usize,
@@ -218,10 +219,10 @@ prop_compose! {
 
 prop_compose! {
     fn stricter()(
-        rulings in vec(of(ruling()), 10),
+        rulings in vec(of(any_action()), 10),
         numbers in vec(of(0..1000_u32), 4),
-        paths in paths(),
-        secrets in kinds(),
+        paths in any_path_rules(),
+        secrets in any_kinds(),
     ) -> AgentReviewPolicy {
         AgentReviewPolicy {
             review_files: numbers[0].map(|number| number as usize),

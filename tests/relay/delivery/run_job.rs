@@ -22,47 +22,50 @@ use http::StatusCode;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
-use crate::repo::setup::execute;
-pub(super) use crate::support::delivery::{key, relay, settings};
-use crate::support::github_server::{NAME, RunningGithub, TOKEN, basic};
-use crate::support::repository::git;
+use crate::repo::setup::execute_command;
+pub(super) use crate::support::delivery::{delivery_config, open_relay, signing_key};
+use crate::support::github_server::{NAME, RunningGithub, TOKEN, basic_auth};
+use crate::support::repository::run_git;
 
 /// L6, L7: The agent's commits reach the branch, a pull request and a statement, and the audit log records it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_runs_work_is_delivered() {
     let github = RunningGithub::start().await;
-    let relay = relay(&github);
-    let (request, begun) = work(&github, &relay, "task-9", "run-1").await;
+    let relay = open_relay(&github);
+    let (request, begun) = make_work(&github, &relay, "task-9", "run-1").await;
     let audit = RunAuditLog::new(&github);
     let artifacts = request.artifacts.clone();
     let delivered = relay.deliver(request, &begun.lease, &audit.log).await.unwrap();
 
-    let head = git(&github.bare(), &["rev-parse", "sandbox/task-9"]);
+    let head = run_git(&github.bare(), &["rev-parse", "sandbox/task-9"]);
     assert_eq!(delivered.head.unwrap().to_string(), head);
     let pull = github.hub.pulls(NAME).remove(0);
     let url = format!("{}/{NAME}/pull/1", github.hub.url());
     assert_eq!((pull.head.as_str(), delivered.pull_request_url), ("sandbox/task-9", Some(url)));
-    let note = git(&github.bare(), &["notes", "--ref=cogni", "show", &head]);
-    let statement = ProvenanceStatement::verify(&note, key().public_key()).unwrap();
+    let note = run_git(&github.bare(), &["notes", "--ref=cogni", "show", &head]);
+    let statement = ProvenanceStatement::verify(&note, signing_key().public_key()).unwrap();
     assert_eq!((statement.facts.run.as_str(), statement.verdict.as_str()), ("run-1", "push"));
     assert!(!artifacts.exists(), "what was delivered is not kept");
-    insta::assert_snapshot!(events(&audit.path).join("\n"), @r#"
+    insta::assert_snapshot!(delivery_events(&audit.path).join("\n"), @r#"
     relay.extracted commits=1 branch="sandbox/task-9"
     relay.judged verdict="push" mode="replayed" files=1
     relay.pushed was_there=false
     relay.pull_requested is_new=true
     "#);
-    assert_eq!(leaks(github.place.path(), &[TOKEN, &basic(TOKEN)]), Vec::<PathBuf>::new());
+    assert_eq!(
+        find_leaks(github.place.path(), &[TOKEN, &basic_auth(TOKEN)]),
+        Vec::<PathBuf>::new()
+    );
 }
 
 /// L6: A pull request is made only on request.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_pull_request_is_made_unasked() {
     let github = RunningGithub::start().await;
-    let relay = relay(&github);
-    let (request, begun) = work(&github, &relay, "task-9", "run-1").await;
+    let relay = open_relay(&github);
+    let (request, begun) = make_work(&github, &relay, "task-9", "run-1").await;
     let delivered =
-        deliver(&relay, DeliveryRequest { pull_request: None, ..request }, &begun).await;
+        deliver_work(&relay, DeliveryRequest { pull_request: None, ..request }, &begun).await;
     assert_eq!((delivered.step, delivered.pull_request_url), ("done", None));
     assert!(delivered.is_pushed && github.hub.pulls(NAME).is_empty());
 }
@@ -72,12 +75,12 @@ async fn no_pull_request_is_made_unasked() {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_report_of_work_for_review_says_why() {
     let github = RunningGithub::start().await;
-    let relay = relay(&github);
-    let (request, begun) = work(&github, &relay, "task-9", "run-1").await;
-    deliver(&relay, request, &begun).await;
+    let relay = open_relay(&github);
+    let (request, begun) = make_work(&github, &relay, "task-9", "run-1").await;
+    deliver_work(&relay, request, &begun).await;
     drop(begun);
     github.hub.edit_pull(NAME, 1, |pull| pull.is_draft = false);
-    let (request, begun) = work(&github, &relay, "task-9", "AGENTS.md").await;
+    let (request, begun) = make_work(&github, &relay, "task-9", "AGENTS.md").await;
     let audit = RunAuditLog::new(&github);
     let delivered = relay.deliver(request, &begun.lease, &audit.log).await.unwrap();
     let reason = "`made-by-AGENTS.md`: it is ours";
@@ -98,18 +101,18 @@ async fn every_report_of_work_for_review_says_why() {
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_for_review_is_pushed_to_a_pull_request_that_is_ready() {
     let github = RunningGithub::start().await;
-    let relay = relay(&github);
-    let (request, begun) = work(&github, &relay, "task-9", "run-1").await;
-    deliver(&relay, request, &begun).await;
+    let relay = open_relay(&github);
+    let (request, begun) = make_work(&github, &relay, "task-9", "run-1").await;
+    deliver_work(&relay, request, &begun).await;
     drop(begun);
-    let before = git(&github.bare(), &["rev-parse", "sandbox/task-9"]);
+    let before = run_git(&github.bare(), &["rev-parse", "sandbox/task-9"]);
     github.hub.inject(GithubOperation::Withdraw, InjectedFailure::not_permitted(), 1);
-    let (request, begun) = work(&github, &relay, "task-9", "AGENTS.md").await;
-    let delivered = deliver(&relay, request, &begun).await;
+    let (request, begun) = make_work(&github, &relay, "task-9", "AGENTS.md").await;
+    let delivered = deliver_work(&relay, request, &begun).await;
     assert_eq!((delivered.step, delivered.is_pushed), ("held", false));
     insta::assert_snapshot!(delivered.why.unwrap(), @"cannot keep this work from being merged before a review: its pull request cannot be made a draft: the token may not do this: Resource not accessible by integration; it needs `contents: write` and `pull_requests: write` for this repository");
     assert!(delivered.apply.is_some() && !delivered.reasons.is_empty());
-    assert_eq!(git(&github.bare(), &["rev-parse", "sandbox/task-9"]), before);
+    assert_eq!(run_git(&github.bare(), &["rev-parse", "sandbox/task-9"]), before);
     drop(begun);
     let job = relay.outbox().get(&delivered.id).unwrap();
     relay.outbox().restart(&job).unwrap();
@@ -120,23 +123,23 @@ async fn nothing_for_review_is_pushed_to_a_pull_request_that_is_ready() {
 #[tokio::test(flavor = "multi_thread")]
 async fn held_work_is_kept_and_can_be_applied() {
     let github = RunningGithub::start().await;
-    let relay = relay(&github);
+    let relay = open_relay(&github);
     github.hub.protect_branch(NAME, "sandbox/task-1");
-    let (request, begun) = work(&github, &relay, "task-1", "run-1").await;
-    let before = git(&github.bare(), &["rev-parse", "sandbox/task-1"]);
-    let delivered = deliver(&relay, request, &begun).await;
+    let (request, begun) = make_work(&github, &relay, "task-1", "run-1").await;
+    let before = run_git(&github.bare(), &["rev-parse", "sandbox/task-1"]);
+    let delivered = deliver_work(&relay, request, &begun).await;
     assert_eq!((delivered.step, delivered.is_pushed), ("held", false));
     assert_eq!(delivered.why.as_deref(), Some("`sandbox/task-1` is a protected branch"));
-    assert_eq!(git(&github.bare(), &["rev-parse", "sandbox/task-1"]), before);
+    assert_eq!(run_git(&github.bare(), &["rev-parse", "sandbox/task-1"]), before);
 
     let clone = github.place.path().join("clone");
-    git(github.place.path(), &["clone", "--quiet", "site.git", "clone"]);
+    run_git(github.place.path(), &["clone", "--quiet", "site.git", "clone"]);
     let line = delivered.apply.unwrap();
     let applied =
         std::process::Command::new("sh").arg("-c").arg(&line).current_dir(&clone).output();
     assert!(applied.as_ref().unwrap().status.success(), "{line}: {applied:?}");
     assert_eq!(
-        git(&clone, &["show", &format!("held/task-1-{}:made-by-run-1", &delivered.id[24..])]),
+        run_git(&clone, &["show", &format!("held/task-1-{}:made-by-run-1", &delivered.id[24..])]),
         "by an agent"
     );
 }
@@ -146,20 +149,20 @@ async fn held_work_is_kept_and_can_be_applied() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_later_process_makes_the_missing_pull_request() {
     let github = RunningGithub::start().await;
-    let first = relay(&github);
-    let (request, begun) = work(&github, &first, "task-9", "run-1").await;
+    let first = open_relay(&github);
+    let (request, begun) = make_work(&github, &first, "task-9", "run-1").await;
     github.hub.inject(
         GithubOperation::ListPulls,
         InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
         3,
     );
-    let delivered = deliver(&first, request, &begun).await;
+    let delivered = deliver_work(&first, request, &begun).await;
     assert_eq!((delivered.step, delivered.is_pushed), ("pushed", true));
     assert_eq!(delivered.why.as_deref(), Some("GitHub has a temporary failure (502 Bad Gateway)"));
     let pushes = github.hub.count_calls(GithubOperation::Push);
     drop((first, begun));
 
-    let second = relay(&github);
+    let second = open_relay(&github);
     let due = second.resume_due_jobs(&CancellationToken::new()).await.unwrap();
     assert!(due.is_empty(), "it is not due yet");
     let again = second.resume_delivery(&delivered.id).await.unwrap().unwrap();
@@ -180,11 +183,11 @@ async fn a_crash_after_each_call_brings_one_update_and_one_pull_request() {
         GithubOperation::CreatePull,
     ] {
         let github = RunningGithub::start().await;
-        let first = relay(&github);
-        let (request, begun) = work(&github, &first, "task-9", "run-1").await;
+        let first = open_relay(&github);
+        let (request, begun) = make_work(&github, &first, "task-9", "run-1").await;
         github.hub.inject(operation, InjectedFailure::HoldAfter, 1);
         {
-            let delivering = deliver(&first, request.clone(), &begun);
+            let delivering = deliver_work(&first, request.clone(), &begun);
             tokio::select! {
                 delivered = delivering => panic!("{operation:?}: not held: {delivered:?}"),
                 () = github.hub.response_gate().wait_for_waiting(1) => (),
@@ -192,7 +195,7 @@ async fn a_crash_after_each_call_brings_one_update_and_one_pull_request() {
         }
         github.hub.response_gate().allow_answers(1);
         drop((first, begun));
-        let second = relay(&github);
+        let second = open_relay(&github);
         let id = second.outbox().list_jobs(false).unwrap().remove(0).id;
         // Threads of the first process may still hold the branch.
         let done = loop {
@@ -203,7 +206,7 @@ async fn a_crash_after_each_call_brings_one_update_and_one_pull_request() {
         };
         assert_eq!((done.step, done.why), ("done", None), "{operation:?}");
         assert_eq!(github.hub.pulls(NAME).len(), 1, "{operation:?}");
-        let count = git(&github.bare(), &["rev-list", "--count", "main..sandbox/task-9"]);
+        let count = run_git(&github.bare(), &["rev-list", "--count", "main..sandbox/task-9"]);
         assert_eq!(count, "1", "{operation:?}");
         let again = second
             .deliver(request, &second_lease(&second, &github).await, &AuditLog::disabled())
@@ -216,15 +219,15 @@ async fn a_crash_after_each_call_brings_one_update_and_one_pull_request() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_branch_that_was_moved_is_not_overwritten() {
     let github = RunningGithub::start().await;
-    let relay = relay(&github);
-    let (request, begun) = work(&github, &relay, "task-1", "run-1").await;
-    let tree = git(&github.bare(), &["rev-parse", "main^{tree}"]);
-    let other = git(&github.bare(), &["commit-tree", &tree, "-m", "of another writer"]);
-    git(&github.bare(), &["update-ref", "refs/heads/sandbox/task-1", &other]);
-    let delivered = deliver(&relay, request, &begun).await;
+    let relay = open_relay(&github);
+    let (request, begun) = make_work(&github, &relay, "task-1", "run-1").await;
+    let tree = run_git(&github.bare(), &["rev-parse", "main^{tree}"]);
+    let other = run_git(&github.bare(), &["commit-tree", &tree, "-m", "of another writer"]);
+    run_git(&github.bare(), &["update-ref", "refs/heads/sandbox/task-1", &other]);
+    let delivered = deliver_work(&relay, request, &begun).await;
     assert_eq!(delivered.step, "held");
     assert!(delivered.why.unwrap().contains("is not where the run began any more"));
-    assert_eq!(git(&github.bare(), &["rev-parse", "sandbox/task-1"]), other);
+    assert_eq!(run_git(&github.bare(), &["rev-parse", "sandbox/task-1"]), other);
     assert!(delivered.apply.is_some());
 }
 
@@ -232,20 +235,20 @@ async fn a_branch_that_was_moved_is_not_overwritten() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_builds_on_undelivered_work() {
     let github = RunningGithub::start().await;
-    let relay = relay(&github);
-    let (request, begun) = work(&github, &relay, "task-9", "run-1").await;
+    let relay = open_relay(&github);
+    let (request, begun) = make_work(&github, &relay, "task-9", "run-1").await;
     github.hub.inject(
         GithubOperation::Branch,
         InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
         3,
     );
-    let delivered = deliver(&relay, request, &begun).await;
+    let delivered = deliver_work(&relay, request, &begun).await;
     assert_eq!((delivered.step, delivered.is_pushed), ("extracted", false));
     drop(begun);
-    let (request, begun) = work(&github, &relay, "task-9", "run-2").await;
+    let (request, begun) = make_work(&github, &relay, "task-9", "run-2").await;
     assert!(begun.state.exists);
-    assert_eq!(deliver(&relay, request, &begun).await.step, "done");
-    let files = git(&github.bare(), &["ls-tree", "--name-only", "sandbox/task-9"]);
+    assert_eq!(deliver_work(&relay, request, &begun).await.step, "done");
+    let files = run_git(&github.bare(), &["ls-tree", "--name-only", "sandbox/task-9"]);
     assert_eq!(files, "README\nmade-by-run-1\nmade-by-run-2");
 }
 
@@ -254,8 +257,8 @@ async fn a_run_builds_on_undelivered_work() {
 async fn the_statement_and_the_audit_log_describe_patches_alike() {
     for mode in ["replayed", "bundled: other patches"] {
         let github = RunningGithub::start().await;
-        let relay = relay(&github);
-        let (request, begun) = work(&github, &relay, "task-9", "run-1").await;
+        let relay = open_relay(&github);
+        let (request, begun) = make_work(&github, &relay, "task-9", "run-1").await;
         if mode != "replayed" {
             fs::remove_file(ArtifactDir::from_path(&request.artifacts).patches_path()).unwrap();
         }
@@ -264,13 +267,20 @@ async fn the_statement_and_the_audit_log_describe_patches_alike() {
         let first = relay.deliver(request, &begun.lease, &audit.log).await.unwrap();
         assert_eq!((first.step, first.is_pushed), ("failed", true));
         drop((begun, relay));
-        let again = self::relay(&github);
+        let again = open_relay(&github);
         let done = again.retry_delivery(&first.id, false).await.unwrap().unwrap();
         let head = done.head.unwrap().to_string();
-        let note = git(&github.bare(), &["notes", "--ref=cogni", "show", &head]);
-        assert_eq!(ProvenanceStatement::verify(&note, key().public_key()).unwrap().mode, mode);
+        let note = run_git(&github.bare(), &["notes", "--ref=cogni", "show", &head]);
+        assert_eq!(
+            ProvenanceStatement::verify(&note, signing_key().public_key()).unwrap().mode,
+            mode
+        );
         let judged = format!("relay.judged verdict=\"push\" mode=\"{mode}\" files=1");
-        assert!(events(&audit.path).contains(&judged), "{:?}", events(&audit.path));
+        assert!(
+            delivery_events(&audit.path).contains(&judged),
+            "{:?}",
+            delivery_events(&audit.path)
+        );
     }
 }
 
@@ -278,10 +288,10 @@ async fn the_statement_and_the_audit_log_describe_patches_alike() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_repository_on_this_machine_needs_no_token() {
     let github = RunningGithub::start().await;
-    let relay = relay(&github);
+    let relay = open_relay(&github);
     let here: RepositoryUrl = format!("file://{}", github.bare().display()).parse().unwrap();
     let (request, begun) = work_at(&github, &relay, here, "task-9", "run-1").await;
-    let delivered = deliver(&relay, request, &begun).await;
+    let delivered = deliver_work(&relay, request, &begun).await;
     assert_eq!((delivered.step, delivered.is_pushed), ("failed", true));
     assert!(delivered.why.unwrap().contains("a pull request needs a repository on a forge"));
     assert!(github.hub.recorded_calls().is_empty());
@@ -291,10 +301,10 @@ async fn a_repository_on_this_machine_needs_no_token() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failed_delivery_is_resumed_on_request() {
     let github = RunningGithub::start().await;
-    let relay = relay(&github);
-    let (request, begun) = work(&github, &relay, "task-9", "run-1").await;
+    let relay = open_relay(&github);
+    let (request, begun) = make_work(&github, &relay, "task-9", "run-1").await;
     github.hub.inject(GithubOperation::CreatePull, InjectedFailure::not_permitted(), 1);
-    let delivered = deliver(&relay, request, &begun).await;
+    let delivered = deliver_work(&relay, request, &begun).await;
     assert_eq!((delivered.step, delivered.is_pushed), ("failed", true));
     drop(begun);
     let job = relay.outbox().get(&delivered.id).unwrap();
@@ -302,7 +312,7 @@ async fn a_failed_delivery_is_resumed_on_request() {
     assert_eq!(relay.resume_delivery(&delivered.id).await.unwrap().unwrap().step, "done");
 }
 
-pub(super) async fn deliver(
+pub(super) async fn deliver_work(
     relay: &Arc<DeliveryService>,
     request: DeliveryRequest,
     begun: &LeasedBranch,
@@ -316,11 +326,11 @@ async fn second_lease(
 ) -> cogni_gateway::relay::repo::BranchLease {
     let repository: RepositoryUrl = github.clone_url().parse().unwrap();
     let key = BranchKey::parse("task-9").unwrap();
-    begin(relay, &repository, &key, Duration::ZERO).await.unwrap().lease
+    begin_run(relay, &repository, &key, Duration::ZERO).await.unwrap().lease
 }
 
 /// Begins a run: takes the branch's lease, delivers older work, and reads the branch's state.
-pub(super) async fn begin(
+pub(super) async fn begin_run(
     relay: &Arc<DeliveryService>,
     repository: &RepositoryUrl,
     key: &BranchKey,
@@ -331,7 +341,7 @@ pub(super) async fn begin(
 }
 
 /// Makes a run whose agent commits one file, and returns the work that is collected from its sandbox.
-pub(super) async fn work(
+pub(super) async fn make_work(
     github: &RunningGithub,
     relay: &Arc<DeliveryService>,
     key: &str,
@@ -350,7 +360,7 @@ async fn work_at(
 ) -> (DeliveryRequest, LeasedBranch) {
     let key = BranchKey::parse(key).unwrap();
     let begun = loop {
-        match Box::pin(begin(relay, &repository, &key, Duration::ZERO)).await {
+        match Box::pin(begin_run(relay, &repository, &key, Duration::ZERO)).await {
             Ok(begun) => break begun,
             Err(DeliveryError::Relay(cogni_gateway::relay::repo::RepoError::BranchInUse {
                 ..
@@ -369,10 +379,10 @@ async fn work_at(
         .checkout_workspace(&begun.lease, &begun.state, &workspace, (owner, &author))
         .unwrap();
     fs::write(workspace.join(format!("made-by-{run}")), "by an agent\n").unwrap();
-    git(&workspace, &["add", "--all"]);
-    git(&workspace, &["commit", "--quiet", "--message", "Do the work"]);
+    run_git(&workspace, &["add", "--all"]);
+    run_git(&workspace, &["commit", "--quiet", "--message", "Do the work"]);
     let artifacts = relay.create_artifacts_dir().unwrap();
-    let announced = extracted(&begun.state, &workspace, &artifacts);
+    let announced = extract_branch(&begun.state, &workspace, &artifacts);
     let request = DeliveryRequest {
         repository,
         state: begun.state.clone(),
@@ -391,7 +401,11 @@ async fn work_at(
     (request, begun)
 }
 
-fn extracted(state: &BranchState, workspace: &Path, artifacts: &ArtifactDir) -> AnnouncedBranch {
+fn extract_branch(
+    state: &BranchState,
+    workspace: &Path,
+    artifacts: &ArtifactDir,
+) -> AnnouncedBranch {
     let workspace = workspace.display().to_string();
     let commands =
         ExtractCommandSet::new(state, &workspace, "/nowhere", &RelayConfig::default().extract);
@@ -399,10 +413,10 @@ fn extracted(state: &BranchState, workspace: &Path, artifacts: &ArtifactDir) -> 
         [(&commands.patches, artifacts.patches_path()), (&commands.bundle, artifacts.bundle_path())]
     {
         let mut spool = artifacts.create_bounded(path, command.output_bytes).unwrap();
-        spool.push(&execute(command).0).unwrap();
+        spool.push(&execute_command(command).0).unwrap();
         spool.finish().unwrap();
     }
-    let (facts, exit_code) = execute(&commands.facts);
+    let (facts, exit_code) = execute_command(&commands.facts);
     AnnouncedBranch::parse(&facts, exit_code).unwrap().unwrap()
 }
 
@@ -432,7 +446,7 @@ impl RunAuditLog {
 }
 
 /// Returns the delivery events of a log, without values that differ between runs.
-pub(super) fn events(log: &Path) -> Vec<String> {
+pub(super) fn delivery_events(log: &Path) -> Vec<String> {
     audit::verify::verify_file(log, None).unwrap();
     let text = fs::read_to_string(log).unwrap();
     let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
@@ -457,12 +471,12 @@ pub(super) fn events(log: &Path) -> Vec<String> {
 }
 
 /// Returns the files that contain one of these secrets.
-pub(super) fn leaks(directory: &Path, secrets: &[&str]) -> Vec<PathBuf> {
+pub(super) fn find_leaks(directory: &Path, secrets: &[&str]) -> Vec<PathBuf> {
     let mut found = vec![];
     for entry in fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            found.extend(leaks(&path, secrets));
+            found.extend(find_leaks(&path, secrets));
             continue;
         }
         let text = fs::read(&path).unwrap();

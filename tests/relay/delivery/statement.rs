@@ -9,7 +9,7 @@ use proptest::prelude::*;
 /// L6: A statement names the run that made a commit, and proves it. The same facts always give the same text.
 #[test]
 fn a_statement_proves_who_made_a_commit() {
-    let (key, statement) = (key("1"), statement());
+    let (key, statement) = (signing_key("1"), example_statement());
     let note = statement.sign(&key);
     assert_eq!(note, statement.sign(&key));
     assert_eq!(ProvenanceStatement::verify(&note, key.public_key()), Ok(statement));
@@ -21,8 +21,8 @@ fn a_statement_proves_who_made_a_commit() {
 /// L6: A statement with another key's signature, or without a signature, proves nothing.
 #[test]
 fn a_statement_of_another_key_proves_nothing() {
-    let (own_key, other_key) = (key("1"), key("2"));
-    let note = statement().sign(&other_key);
+    let (own_key, other_key) = (signing_key("1"), signing_key("2"));
+    let note = example_statement().sign(&other_key);
     let public = AuditPublicKey::parse_public_key(&own_key.public_key().to_string()).unwrap();
     assert_eq!(
         ProvenanceStatement::verify(&note, &public),
@@ -43,7 +43,7 @@ proptest! {
     /// L6: Verification detects any change of a statement.
     #[test]
     fn a_changed_statement_is_found(at in 0_usize..900, byte in 32_u8..127) {
-        let (key, statement) = (key("1"), statement());
+        let (key, statement) = (signing_key("1"), example_statement());
         let note = statement.sign(&key);
         let mut changed = note.clone().into_bytes();
         let at = at % changed.len();
@@ -55,11 +55,11 @@ proptest! {
     }
 }
 
-fn key(digit: &str) -> AuditSigningKey {
+fn signing_key(digit: &str) -> AuditSigningKey {
     AuditSigningKey::new(Some(&SecretString::new(digit.repeat(64)))).unwrap()
 }
 
-fn statement() -> ProvenanceStatement {
+fn example_statement() -> ProvenanceStatement {
     ProvenanceStatement {
         facts: RunFacts {
             run: "run-1".to_owned(),

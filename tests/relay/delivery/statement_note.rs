@@ -10,28 +10,28 @@ use cogni_gateway::fakes::github_server::{GithubOperation, InjectedFailure};
 use cogni_gateway::relay::delivery::{DeliveryConfig, DeliveryService};
 use http::StatusCode;
 
-use super::run_job::{deliver, key, relay, settings, work};
+use super::run_job::{deliver_work, delivery_config, make_work, open_relay, signing_key};
 use crate::support::github_server::RunningGithub;
-use crate::support::repository::git;
+use crate::support::repository::run_git;
 
 /// L6: A person with a clone and the relay's public key can verify a statement with one command.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_statement_is_proved_in_a_clone() {
     let github = RunningGithub::start().await;
-    let relay = relay(&github);
-    let (request, begun) = work(&github, &relay, "task-9", "run-1").await;
-    let done = deliver(&relay, request, &begun).await;
+    let relay = open_relay(&github);
+    let (request, begun) = make_work(&github, &relay, "task-9", "run-1").await;
+    let done = deliver_work(&relay, request, &begun).await;
     assert_eq!(done.statement.as_deref(), Some("beside the commit"));
-    git(github.place.path(), &["clone", "--quiet", "site.git", "clone"]);
+    run_git(github.place.path(), &["clone", "--quiet", "site.git", "clone"]);
     let clone = github.place.path().join("clone");
-    git(&clone, &["fetch", "--quiet", "origin", "refs/notes/cogni:refs/notes/cogni"]);
-    let (public, head) = (key().public_key().to_string(), done.head.unwrap().to_string());
-    let (code, output) = verify(&clone, &["origin/sandbox/task-9", "--public-key", &public]);
+    run_git(&clone, &["fetch", "--quiet", "origin", "refs/notes/cogni:refs/notes/cogni"]);
+    let (public, head) = (signing_key().public_key().to_string(), done.head.unwrap().to_string());
+    let (code, output) = verify_note(&clone, &["origin/sandbox/task-9", "--public-key", &public]);
     assert!(
         code == 0 && output.contains(&head) && output.contains("\"run\":\"run-1\""),
         "{output}"
     );
-    let (code, output) = verify(&clone, &["origin/main", "--public-key", &public]);
+    let (code, output) = verify_note(&clone, &["origin/main", "--public-key", &public]);
     assert_eq!(
         (code, output.as_str()),
         (
@@ -40,13 +40,13 @@ async fn a_statement_is_proved_in_a_clone() {
         )
     );
     let stranger = "1".repeat(64);
-    let (code, output) = verify(&clone, &[&head, "--public-key", &stranger]);
+    let (code, output) = verify_note(&clone, &[&head, "--public-key", &stranger]);
     assert!(code == 1 && output.contains("the statement was not signed by"), "{output}");
     // A commit that cannot be read is neither proved nor disproved.
-    assert_eq!(verify(&clone, &["nothing", "--public-key", &public]).0, 2);
+    assert_eq!(verify_note(&clone, &["nothing", "--public-key", &public]).0, 2);
     // A statement is valid only for its own commit, whatever commit it was copied to.
-    git(&clone, &["notes", "--ref=cogni", "copy", &head, "origin/main"]);
-    let (code, output) = verify(&clone, &["origin/main", "--public-key", &public]);
+    run_git(&clone, &["notes", "--ref=cogni", "copy", &head, "origin/main"]);
+    let (code, output) = verify_note(&clone, &["origin/main", "--public-key", &public]);
     assert!(code == 1 && output.contains("is about another commit"), "{output}");
 }
 
@@ -59,9 +59,9 @@ async fn a_remote_that_refuses_notes_is_reported() {
     fs::write(&hook, "#!/bin/sh\ncase $1 in refs/notes/*) echo no notes here; exit 1; esac\n")
         .unwrap();
     fs::set_permissions(&hook, Permissions::from_mode(0o755)).unwrap();
-    let relay = relay(&github);
-    let (request, begun) = work(&github, &relay, "task-9", "run-1").await;
-    let done = deliver(&relay, request, &begun).await;
+    let relay = open_relay(&github);
+    let (request, begun) = make_work(&github, &relay, "task-9", "run-1").await;
+    let done = deliver_work(&relay, request, &begun).await;
     assert_eq!((done.step, done.is_pushed), ("done", true), "{:?}", done.why);
     let statement = done.statement.unwrap();
     assert!(
@@ -76,14 +76,14 @@ async fn a_remote_that_refuses_notes_is_reported() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_statement_that_cannot_be_pushed_now_is_pushed_later() {
     let github = RunningGithub::start().await;
-    let relay = relay(&github);
-    let (request, begun) = work(&github, &relay, "task-9", "run-1").await;
+    let relay = open_relay(&github);
+    let (request, begun) = make_work(&github, &relay, "task-9", "run-1").await;
     github.hub.inject(
         GithubOperation::ListPulls,
         InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
         3,
     );
-    let first = deliver(&relay, request, &begun).await;
+    let first = deliver_work(&relay, request, &begun).await;
     assert_eq!((first.step, first.statement), ("pushed", None));
     drop(begun);
     // The only push from here on is the statement's.
@@ -102,18 +102,19 @@ async fn a_statement_that_cannot_be_pushed_now_is_pushed_later() {
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_signed_with_a_key_that_is_lost() {
     let github = RunningGithub::start().await;
-    let relay = DeliveryService::open(DeliveryConfig { signing_key: None, ..settings(&github) });
+    let relay =
+        DeliveryService::open(DeliveryConfig { signing_key: None, ..delivery_config(&github) });
     let relay = Arc::new(relay.unwrap());
-    let (request, begun) = work(&github, &relay, "task-9", "run-1").await;
-    let done = deliver(&relay, request, &begun).await;
+    let (request, begun) = make_work(&github, &relay, "task-9", "run-1").await;
+    let done = deliver_work(&relay, request, &begun).await;
     assert_eq!(
         done.statement.as_deref(),
         Some("none: there is no `AUDIT_SIGNING_KEY` to sign it with")
     );
-    assert_eq!(git(&github.bare(), &["for-each-ref", "refs/notes"]), "");
+    assert_eq!(run_git(&github.bare(), &["for-each-ref", "refs/notes"]), "");
 }
 
-fn verify(clone: &Path, words: &[&str]) -> (i32, String) {
+fn verify_note(clone: &Path, words: &[&str]) -> (i32, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));
     let output = command.args(["relay", "verify"]).args(words).current_dir(clone).output();
     let output = output.unwrap();

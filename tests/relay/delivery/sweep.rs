@@ -8,36 +8,36 @@ use cogni_gateway::relay::delivery::outbox::StepOutcome;
 use cogni_gateway::relay::delivery::sweep::{RelaySweepReport, sweep_relay_state};
 use cogni_gateway::relay::repo::BranchLease;
 
-use super::killed::{begin, state};
-use super::run_job::{deliver, relay, work};
+use super::killed::{add_work, state_dir};
+use super::run_job::{deliver_work, make_work, open_relay};
 use crate::support::github_server::RunningGithub;
-use crate::support::repository::git;
+use crate::support::repository::run_git;
 
 /// L4, L5: Delivered work and unused mirrors are removed. Undelivered work is kept with everything that it needs.
 #[tokio::test(flavor = "multi_thread")]
 async fn data_without_a_use_is_removed() {
     let github = RunningGithub::start().await;
-    let relay = relay(&github);
-    let (request, begun) = work(&github, &relay, "done", "run-1").await;
+    let relay = open_relay(&github);
+    let (request, begun) = make_work(&github, &relay, "done", "run-1").await;
     let artifacts = request.artifacts.clone();
-    assert_eq!(deliver(&relay, request, &begun).await.step, "done");
+    assert_eq!(deliver_work(&relay, request, &begun).await.step, "done");
     drop(begun);
     assert!(!artifacts.exists());
     // The state after a process was killed between writing the row and removing the directory.
     fs::create_dir(&artifacts).and_then(|()| fs::write(artifacts.join("bundle"), "")).unwrap();
     let removed =
-        sweep_relay_state(&state(&github), relay.outbox(), Duration::from_hours(2)).unwrap();
+        sweep_relay_state(&state_dir(&github), relay.outbox(), Duration::from_hours(2)).unwrap();
     assert_eq!(
         (removed, artifacts.exists()),
         (RelaySweepReport { works: 1, ..RelaySweepReport::default() }, false)
     );
-    let held = begin(&github, "held").await;
+    let held = add_work(&github, "held").await;
     let outbox = relay.outbox();
     let row = outbox.get(&held).unwrap();
     let row = outbox
         .advance_job(&row, StepOutcome::Held { code: "policy", why: "it is ours".to_owned() })
         .unwrap();
-    let state = state(&github);
+    let state = state_dir(&github);
     let workspace = state.join("work/kept/workspace");
     fs::create_dir_all(&workspace).unwrap();
     let branches = fs::read_dir(state.join("branches")).unwrap().next().unwrap().unwrap().path();
@@ -78,7 +78,7 @@ async fn data_without_a_use_is_removed() {
     grow_old(&mirror.join("relay-made"));
     let removed = sweep_relay_state(&state, outbox, age).unwrap();
     assert_eq!(removed, RelaySweepReport { mirrors: 1, ..RelaySweepReport::default() });
-    let (_, begun) = work(&github, &relay, "done", "run-2").await;
+    let (_, begun) = make_work(&github, &relay, "done", "run-2").await;
     assert!(begun.state.exists, "the mirror is made anew");
     assert_eq!(outbox.list_jobs(false).unwrap().len(), 2);
     let tomorrow = SystemTime::now() + Duration::from_hours(24);
@@ -92,11 +92,11 @@ async fn data_without_a_use_is_removed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_lease_file_ends_no_sweep() {
     let github = RunningGithub::start().await;
-    let relay = relay(&github);
+    let relay = open_relay(&github);
     for key in ["old", "young", "other"] {
-        drop(work(&github, &relay, key, key).await);
+        drop(make_work(&github, &relay, key, key).await);
     }
-    let state = state(&github);
+    let state = state_dir(&github);
     let branches = fs::read_dir(state.join("branches")).unwrap().next().unwrap().unwrap().path();
     let mirror = state.join("mirrors").join(branches.file_name().unwrap()).with_extension("git");
     for key in ["old", "young"] {
@@ -105,7 +105,7 @@ async fn a_lost_lease_file_ends_no_sweep() {
     fs::create_dir(branches.join("young/objects")).unwrap();
     grow_old(&branches.join("old"));
     sweep_relay_state(&state, relay.outbox(), Duration::from_hours(2)).unwrap();
-    let refs = git(&mirror, &["for-each-ref", "--format=%(refname)"]);
+    let refs = run_git(&mirror, &["for-each-ref", "--format=%(refname)"]);
     let is_there = |key: &str| refs.contains(&format!("/{key}/"));
     assert_eq!(["old", "young", "other"].map(is_there), [false, true, true], "{refs}");
     assert!(!branches.join("young/objects").exists(), "what was left there stays");

@@ -28,7 +28,7 @@ async fn a_call_is_one_plain_request() {
     let pull = r#"[{"number": 1, "node_id": "PR_1", "html_url": "u", "body": null,
         "head": {"ref": "sandbox/task-1", "repo": {"full_name": "acme/site"}},
         "base": {"ref": "main", "repo": null}}]"#;
-    let server = ReplyServer::start([answer("200 OK", pull), answer("200 OK", "{}")]);
+    let server = ReplyServer::start([format_answer("200 OK", pull), format_answer("200 OK", "{}")]);
     let (api, repository) = (server.api("/api/v3/"), server.repository());
     let credential = ForgeCredential::Token(SecretString::new(TOKEN));
     convert_to_draft(&api, &credential, &repository, &pull_request_spec().head).await.unwrap();
@@ -59,7 +59,7 @@ async fn a_call_is_one_plain_request() {
 /// L6: The token is sent to no other address, wherever an answer redirects.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_redirect_is_not_followed() {
-    let other = ReplyServer::start([answer("200 OK", ABOUT)]);
+    let other = ReplyServer::start([format_answer("200 OK", ABOUT)]);
     for status in ["301 Moved Permanently", "302 Found", "307 Temporary Redirect"] {
         let location = format!("http://{}/repos/acme/site", other.address);
         let reply =
@@ -76,8 +76,8 @@ async fn an_answer_that_cannot_be_used_says_why() {
     let long = format!("{{\"default_branch\": \"main\", \"x\": \"{}\"}}", "x".repeat(4 << 20));
     let mut messages = vec![];
     for reply in [
-        answer("200 OK", &long),
-        answer("200 OK", r#"{"default_branch": 1}"#),
+        format_answer("200 OK", &long),
+        format_answer("200 OK", r#"{"default_branch": 1}"#),
         "HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{".to_owned(),
         "SSH-2.0-OpenSSH\r\n".to_owned(),
         String::new(),
@@ -100,7 +100,7 @@ async fn an_answer_that_cannot_be_used_says_why() {
 /// L6: A token that cannot be a header value is refused before anything is sent, and not printed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_that_is_no_header_is_not_sent() {
-    let server = ReplyServer::start([answer("200 OK", ABOUT)]);
+    let server = ReplyServer::start([format_answer("200 OK", ABOUT)]);
     let token = SecretString::new(format!("{TOKEN}\nx: y"));
     let error = server.api("").repository_info(&token, &server.repository()).await.unwrap_err();
     assert!(server.seen().is_empty() && !format!("{error:?}").contains(TOKEN));
@@ -123,17 +123,17 @@ async fn an_unreachable_api_names_its_setting() {
         ),
     ] {
         let address = serve_tls(trusted_ca.server(host, &["http/1.1"])).await;
-        let api = api(
+        let api = github_client(
             &format!("https://localhost:{}", address.port()),
             OutboundConfig { ca_file, proxy },
         );
-        let site = hosted(&format!("https://localhost:{}/acme/site", address.port()));
+        let site = hosted_repository(&format!("https://localhost:{}/acme/site", address.port()));
         messages.push(
             api.repository_info(&SecretString::new(TOKEN), &site).await.unwrap_err().to_string(),
         );
     }
-    let no_listener = api(&format!("http://{NO_LISTENER}"), OutboundConfig::default());
-    let site = hosted(&format!("http://{NO_LISTENER}/acme/site"));
+    let no_listener = github_client(&format!("http://{NO_LISTENER}"), OutboundConfig::default());
+    let site = hosted_repository(&format!("http://{NO_LISTENER}/acme/site"));
     messages.push(
         no_listener
             .repository_info(&SecretString::new(TOKEN), &site)
@@ -166,7 +166,7 @@ impl ReplyServer {
         thread::spawn(move || {
             for reply in replies {
                 let mut socket = listener.accept().unwrap().0;
-                seen_by_server.lock().unwrap().push(request(&socket));
+                seen_by_server.lock().unwrap().push(read_request(&socket));
                 if reply == HANG {
                     // The client speaks first.
                     let _ = socket.read(&mut [0]);
@@ -183,11 +183,11 @@ impl ReplyServer {
     }
 
     fn api(&self, base: &str) -> GithubClient {
-        api(&format!("http://{}{base}", self.address), OutboundConfig::default())
+        github_client(&format!("http://{}{base}", self.address), OutboundConfig::default())
     }
 
     fn repository(&self) -> HostedRepository {
-        hosted(&format!("http://{}/acme/site", self.address))
+        hosted_repository(&format!("http://{}/acme/site", self.address))
     }
 
     async fn about(&self) -> Result<RepositoryInfo, GithubError> {
@@ -196,7 +196,7 @@ impl ReplyServer {
 }
 
 /// Reads one request including its body.
-fn request(socket: &TcpStream) -> String {
+fn read_request(socket: &TcpStream) -> String {
     let mut from = BufReader::new(socket);
     let mut head = String::new();
     while !head.ends_with("\r\n\r\n") {
@@ -220,12 +220,12 @@ async fn serve_tls(tls: rustls::ServerConfig) -> SocketAddr {
     address
 }
 
-fn answer(status: &str, body: &str) -> String {
+fn format_answer(status: &str, body: &str) -> String {
     let length = body.len();
     format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}")
 }
 
-fn api(url: &str, network: OutboundConfig) -> GithubClient {
+fn github_client(url: &str, network: OutboundConfig) -> GithubClient {
     let patience = RetryPolicy { attempts: 1, ..RetryPolicy::default() };
     let timeout = Duration::from_secs(2);
     let config = GithubConfig {
@@ -238,7 +238,7 @@ fn api(url: &str, network: OutboundConfig) -> GithubClient {
     GithubClient::new(config).unwrap()
 }
 
-fn hosted(url: &str) -> HostedRepository {
+fn hosted_repository(url: &str) -> HostedRepository {
     let repository: RepositoryUrl = url.parse().unwrap();
     repository.as_hosted().unwrap().clone()
 }

@@ -15,7 +15,7 @@ use rustls::pki_types::PrivateKeyDer;
 use rustls::pki_types::pem::PemObject;
 
 use super::pull_request::pull_request_spec;
-use crate::support::github_server::{NAME, RunningGithub, credential};
+use crate::support::github_server::{NAME, RunningGithub, forge_credential};
 
 /// L6: An app signs with its key, in either key format, and gets a token for exactly that repository and those
 /// permissions.
@@ -23,7 +23,7 @@ use crate::support::github_server::{NAME, RunningGithub, credential};
 async fn an_app_gets_a_token_for_one_repository() {
     for form in [&["-traditional"][..], &[]] {
         let github = RunningGithub::start().await;
-        let app = install(&github, form);
+        let app = install_app(&github, form);
         let (api, repository) = (github.api(), github.hosted());
         let token = app.token(&api, &repository).await.unwrap();
         assert_eq!(api.repository_info(&token, &repository).await.unwrap().default_branch, "main");
@@ -42,7 +42,7 @@ async fn an_app_gets_a_token_for_one_repository() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_is_asked_for_once_and_kept() {
     let github = RunningGithub::start().await;
-    let app = install(&github, &[]);
+    let app = install_app(&github, &[]);
     let (api, repository) = (github.api(), github.hosted());
     let asking = (0..20).map(|_| app.token(&api, &repository));
     let tokens: Vec<_> = join_all(asking).await.into_iter().map(Result::unwrap).collect();
@@ -55,7 +55,7 @@ async fn a_token_is_asked_for_once_and_kept() {
 async fn a_token_near_its_end_is_replaced() {
     let github = RunningGithub::start().await;
     github.hub.set_token_lifetime(240);
-    let app = install(&github, &[]);
+    let app = install_app(&github, &[]);
     let (api, repository) = (github.api(), github.hosted());
     let first = app.token(&api, &repository).await.unwrap();
     assert_ne!(first, app.token(&api, &repository).await.unwrap());
@@ -65,7 +65,7 @@ async fn a_token_near_its_end_is_replaced() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_that_was_taken_back_is_replaced() {
     let github = RunningGithub::start().await;
-    let app = install(&github, &[]);
+    let app = install_app(&github, &[]);
     let (api, repository) = (github.api(), github.hosted());
     app.token(&api, &repository).await.unwrap();
     github.hub.revoke_tokens();
@@ -85,7 +85,7 @@ async fn the_error_says_why_an_app_gets_no_token() {
         InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
         2,
     );
-    let app = install(&github, &[]);
+    let app = install_app(&github, &[]);
     app.token(&api, &github.hosted()).await.unwrap();
     let other: RepositoryUrl = format!("{}/acme/other", github.hub.url()).parse().unwrap();
     let error = app.token(&api, other.as_hosted().unwrap()).await.unwrap_err();
@@ -99,7 +99,7 @@ async fn a_token_is_not_for_another_host() {
     let api = github.api();
     for url in ["https://github.com/acme/site", "https://127.0.0.1.example/acme/site"] {
         let other: RepositoryUrl = url.parse().unwrap();
-        let error = credential().token(&api, other.as_hosted().unwrap()).await.unwrap_err();
+        let error = forge_credential().token(&api, other.as_hosted().unwrap()).await.unwrap_err();
         assert!(matches!(error, GithubError::OtherHost { .. }), "{error}");
     }
     assert!(github.hub.recorded_calls().is_empty());
@@ -109,22 +109,22 @@ async fn a_token_is_not_for_another_host() {
 #[tokio::test(flavor = "multi_thread")]
 async fn no_credential_prints_its_secret() {
     let github = RunningGithub::start().await;
-    let app = install(&github, &[]);
-    let shown = format!("{:?} {app:?}", credential());
+    let app = install_app(&github, &[]);
+    let shown = format!("{:?} {app:?}", forge_credential());
     assert_eq!(shown, "Token(***) App(GithubApp { id: \"Iv1.cogni\", .. })");
     let bad = GithubApp::new("1", &SecretString::new("-----BEGIN hunter2")).unwrap_err();
     insta::assert_snapshot!(bad, @"the app's private key cannot be used: it is not a private key in PEM");
 }
 
 /// Installs an app with its own key in the one repository.
-fn install(github: &RunningGithub, form: &[&str]) -> Arc<ForgeCredential> {
+fn install_app(github: &RunningGithub, form: &[&str]) -> Arc<ForgeCredential> {
     let key = github.place.path().join("key.pem");
     let key = key.to_str().unwrap();
-    openssl(&["genrsa", "-out", key, "2048"]);
+    run_openssl(&["genrsa", "-out", key, "2048"]);
     let pem = if form.is_empty() {
-        openssl(&["pkcs8", "-topk8", "-nocrypt", "-in", key])
+        run_openssl(&["pkcs8", "-topk8", "-nocrypt", "-in", key])
     } else {
-        openssl(&["rsa", "-traditional", "-in", key])
+        run_openssl(&["rsa", "-traditional", "-in", key])
     };
     let pkcs1 = match PrivateKeyDer::from_pem_slice(pem.as_bytes()).unwrap() {
         PrivateKeyDer::Pkcs1(_) => form,
@@ -133,14 +133,14 @@ fn install(github: &RunningGithub, form: &[&str]) -> Arc<ForgeCredential> {
     assert_eq!(pkcs1, form);
     let public = github.place.path().join("public.der");
     let public_path = public.to_str().unwrap();
-    openssl(&["rsa", "-in", key, "-RSAPublicKey_out", "-outform", "DER", "-out", public_path]);
+    run_openssl(&["rsa", "-in", key, "-RSAPublicKey_out", "-outform", "DER", "-out", public_path]);
     github.hub.install_app("Iv1.cogni", &std::fs::read(&public).unwrap(), &[NAME]);
     Arc::new(ForgeCredential::App(Box::new(
         GithubApp::new("Iv1.cogni", &SecretString::new(pem)).unwrap(),
     )))
 }
 
-fn openssl(arguments: &[&str]) -> String {
+fn run_openssl(arguments: &[&str]) -> String {
     let output = Command::new("openssl").args(arguments).output().expect("install openssl");
     assert!(output.status.success(), "{output:?}");
     String::from_utf8_lossy(&output.stdout).into_owned()

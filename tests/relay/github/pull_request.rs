@@ -16,20 +16,20 @@ use cogni_gateway::relay::repo::review::{ReviewAction, ReviewReason};
 use cogni_gateway::relay::repo::{BranchKey, ObjectId, SandboxBranch};
 use http::StatusCode;
 
-use crate::support::github_server::{NAME, RunningGithub, TOKEN, credential};
+use crate::support::github_server::{NAME, RunningGithub, TOKEN, forge_credential};
 
 /// L6: The first run creates a pull request, and later runs update it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_branch_has_one_pull_request() {
     let forge = RunningGithub::start().await;
-    let first = published(&forge, &pull_request_spec()).await.unwrap();
+    let first = publish_spec(&forge, &pull_request_spec()).await.unwrap();
     assert!(first.is_new);
     forge.hub.edit_pull(NAME, first.number, |pull| {
         pull.title = "Better title".to_owned();
         pull.body = pull.body.take().map(|body| format!("Reviewed by hand.\r\n\r\n{body}"));
     });
     let second =
-        published(&forge, &PullRequestSpec { run: "run-8".to_owned(), ..pull_request_spec() })
+        publish_spec(&forge, &PullRequestSpec { run: "run-8".to_owned(), ..pull_request_spec() })
             .await
             .unwrap();
     assert_eq!(second, PublishedPullRequest { is_new: false, ..first });
@@ -83,7 +83,7 @@ async fn a_reviewer_reads_the_facts_of_the_run() {
         public_key: Some("KEY".to_owned()),
     };
     let spec = PullRequestSpec { title: String::new(), summary, ..pull_request_spec() };
-    published(&forge, &spec).await.unwrap();
+    publish_spec(&forge, &spec).await.unwrap();
     let pull = &forge.hub.pulls(NAME)[0];
     assert_eq!(pull.title, "Fix the login (and 4 more commits)");
     insta::assert_snapshot!(pull.body.as_ref().unwrap().replace('\u{200b}', "·"), @r"
@@ -133,7 +133,7 @@ async fn a_reviewer_reads_the_facts_of_the_run() {
 async fn nothing_new_changes_nothing() {
     let forge = RunningGithub::start().await;
     for _ in 0..2 {
-        published(&forge, &pull_request_spec()).await.unwrap();
+        publish_spec(&forge, &pull_request_spec()).await.unwrap();
     }
     assert_eq!(forge.hub.count_calls(GithubOperation::UpdatePull), 0);
 }
@@ -142,7 +142,7 @@ async fn nothing_new_changes_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn work_for_review_is_a_draft() {
     let forge = RunningGithub::start().await;
-    published(&forge, &for_review(12)).await.unwrap();
+    publish_spec(&forge, &for_review(12)).await.unwrap();
     let pull = forge.hub.pulls(NAME).remove(0);
     assert!(pull.is_draft);
     let body = pull.body.unwrap().replace('\u{200b}', "·");
@@ -170,12 +170,12 @@ async fn work_for_review_is_a_draft() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_ready_pull_request_becomes_a_draft() {
     let forge = RunningGithub::start().await;
-    published(&forge, &pull_request_spec()).await.unwrap();
+    publish_spec(&forge, &pull_request_spec()).await.unwrap();
     let is_draft = || forge.hub.pulls(NAME)[0].is_draft;
     assert!(!is_draft());
     let withdrawn = async || {
         let (api, branch) = (forge.api(), pull_request_spec().head);
-        convert_to_draft(&api, &credential(), &forge.hosted(), &branch).await
+        convert_to_draft(&api, &forge_credential(), &forge.hosted(), &branch).await
     };
     forge.hub.inject(GithubOperation::Withdraw, InjectedFailure::not_permitted(), 1);
     let error = withdrawn().await.unwrap_err();
@@ -198,11 +198,11 @@ async fn a_ready_pull_request_becomes_a_draft() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_repository_without_drafts_is_not_blocked() {
     let forge = RunningGithub::start().await;
-    published(&forge, &pull_request_spec()).await.unwrap();
+    publish_spec(&forge, &pull_request_spec()).await.unwrap();
     let refused =
         InjectedFailure::graphql_error("UNPROCESSABLE", "Draft pull requests are not supported");
     forge.hub.inject(GithubOperation::Withdraw, refused, 1);
-    convert_to_draft(&forge.api(), &credential(), &forge.hosted(), &pull_request_spec().head)
+    convert_to_draft(&forge.api(), &forge_credential(), &forge.hosted(), &pull_request_spec().head)
         .await
         .unwrap();
 }
@@ -212,13 +212,18 @@ async fn a_repository_without_drafts_is_not_blocked() {
 async fn a_pull_request_of_a_fork_is_ignored() {
     for fork in ["mallory/site", ""] {
         let forge = RunningGithub::start().await;
-        let first = published(&forge, &pull_request_spec()).await.unwrap();
+        let first = publish_spec(&forge, &pull_request_spec()).await.unwrap();
         forge.hub.edit_pull(NAME, first.number, |pull| pull.fork = Some(fork.to_owned()));
         let theirs = forge.hub.pulls(NAME).remove(0);
-        convert_to_draft(&forge.api(), &credential(), &forge.hosted(), &pull_request_spec().head)
-            .await
-            .unwrap();
-        let second = published(&forge, &for_review(1)).await.unwrap();
+        convert_to_draft(
+            &forge.api(),
+            &forge_credential(),
+            &forge.hosted(),
+            &pull_request_spec().head,
+        )
+        .await
+        .unwrap();
+        let second = publish_spec(&forge, &for_review(1)).await.unwrap();
         assert!(second.is_new && second.number != first.number);
         assert_eq!(forge.hub.pulls(NAME).remove(0), theirs);
     }
@@ -228,14 +233,14 @@ async fn a_pull_request_of_a_fork_is_ignored() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_text_that_cannot_ask_for_a_review_is_an_error() {
     let forge = RunningGithub::start().await;
-    let first = published(&forge, &pull_request_spec()).await.unwrap();
+    let first = publish_spec(&forge, &pull_request_spec()).await.unwrap();
     forge.hub.edit_pull(NAME, first.number, |pull| pull.body = Some("x".repeat(64_990)));
-    let error = published(&forge, &for_review(1)).await.unwrap_err();
+    let error = publish_spec(&forge, &for_review(1)).await.unwrap_err();
     assert!(
         matches!(error, GithubError::DescriptionFull(_)) && error.retry_after().is_none(),
         "{error}"
     );
-    assert!(!published(&forge, &pull_request_spec()).await.unwrap().is_new);
+    assert!(!publish_spec(&forge, &pull_request_spec()).await.unwrap().is_new);
 }
 
 /// L6: If an answer is lost after GitHub has acted, no second pull request is made.
@@ -243,7 +248,7 @@ async fn a_full_text_that_cannot_ask_for_a_review_is_an_error() {
 async fn a_lost_answer_is_not_a_second_pull_request() {
     let forge = RunningGithub::start().await;
     forge.hub.inject(GithubOperation::CreatePull, InjectedFailure::LoseReply, 1);
-    published(&forge, &pull_request_spec()).await.unwrap();
+    publish_spec(&forge, &pull_request_spec()).await.unwrap();
     assert_eq!(
         (forge.hub.pulls(NAME).len(), forge.hub.count_calls(GithubOperation::CreatePull)),
         (1, 1)
@@ -251,7 +256,7 @@ async fn a_lost_answer_is_not_a_second_pull_request() {
 
     forge.hub.inject(GithubOperation::ListPulls, InjectedFailure::LoseReply, 1);
     forge.hub.inject(GithubOperation::UpdatePull, InjectedFailure::LoseReply, 1);
-    published(&forge, &PullRequestSpec { run: "run-8".to_owned(), ..pull_request_spec() })
+    publish_spec(&forge, &PullRequestSpec { run: "run-8".to_owned(), ..pull_request_spec() })
         .await
         .unwrap();
     assert_eq!(forge.hub.pulls(NAME).len(), 1);
@@ -264,7 +269,7 @@ async fn two_at_once_make_one_pull_request() {
     forge.hub.inject(GithubOperation::CreatePull, InjectedFailure::HoldBefore, 2);
     let (first, second) =
         (pull_request_spec(), PullRequestSpec { run: "run-8".to_owned(), ..pull_request_spec() });
-    let both = async { tokio::join!(published(&forge, &first), published(&forge, &second)) };
+    let both = async { tokio::join!(publish_spec(&forge, &first), publish_spec(&forge, &second)) };
     let opened = async {
         forge.hub.response_gate().wait_for_waiting(2).await;
         forge.hub.response_gate().allow_answers(2);
@@ -287,7 +292,7 @@ async fn temporary_failures_are_retried() {
     ] {
         let forge = RunningGithub::start().await;
         forge.hub.inject(GithubOperation::CreatePull, trouble, 2);
-        assert!(published(&forge, &pull_request_spec()).await.unwrap().is_new);
+        assert!(publish_spec(&forge, &pull_request_spec()).await.unwrap().is_new);
     }
 }
 
@@ -311,7 +316,7 @@ async fn every_refusal_says_what_to_do() {
     ] {
         let forge = RunningGithub::start().await;
         forge.hub.inject(operation, trouble, 9);
-        let error = published(&forge, &pull_request_spec()).await.unwrap_err();
+        let error = publish_spec(&forge, &pull_request_spec()).await.unwrap_err();
         assert!(!format!("{error} {error:?}").contains(TOKEN));
         let later = error.retry_after().map_or("no".to_owned(), |after| match after.as_secs() {
             0 => "soon".to_owned(),
@@ -340,7 +345,7 @@ async fn every_refusal_says_what_to_do() {
 async fn a_renamed_repository_is_not_followed() {
     let forge = RunningGithub::start().await;
     forge.hub.rename_repository(NAME, "acme/shop");
-    let error = published(&forge, &pull_request_spec()).await.unwrap_err();
+    let error = publish_spec(&forge, &pull_request_spec()).await.unwrap_err();
     assert!(
         matches!(&error, GithubError::RepositoryMoved(to) if to.ends_with("/repositories/100")),
         "{error}"
@@ -359,9 +364,10 @@ async fn a_long_rate_limit_reschedules_the_delivery() {
         max_delay: Duration::from_secs(59),
     };
     let api = forge.api_with(patience);
-    let error = publish_pull_request(&api, &credential(), &forge.hosted(), &pull_request_spec())
-        .await
-        .unwrap_err();
+    let error =
+        publish_pull_request(&api, &forge_credential(), &forge.hosted(), &pull_request_spec())
+            .await
+            .unwrap_err();
     assert_eq!(error.retry_after(), Some(Duration::from_mins(1)));
     assert_eq!(forge.hub.count_calls(GithubOperation::ListPulls), 1);
 }
@@ -372,7 +378,7 @@ async fn a_protected_branch_is_known() {
     let forge = RunningGithub::start().await;
     forge.hub.protect_branch(NAME, "sandbox/task-1");
     let (api, repository) = (forge.api(), forge.hosted());
-    let token = credential().token(&api, &repository).await.unwrap();
+    let token = forge_credential().token(&api, &repository).await.unwrap();
     let told = async |branch| {
         api.branch_info(&token, &repository, branch).await.unwrap().map(|branch| branch.protected)
     };
@@ -384,11 +390,11 @@ async fn a_protected_branch_is_known() {
     assert_eq!(error, GithubError::NotFound, "a missing repository is no missing branch");
 }
 
-async fn published(
+async fn publish_spec(
     forge: &RunningGithub,
     order: &PullRequestSpec,
 ) -> Result<PublishedPullRequest, GithubError> {
-    publish_pull_request(&forge.api(), &credential(), &forge.hosted(), order).await
+    publish_pull_request(&forge.api(), &forge_credential(), &forge.hosted(), order).await
 }
 
 /// The pull request of work for which a policy gave this many reasons.

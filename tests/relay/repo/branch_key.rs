@@ -69,7 +69,7 @@ fn the_branch_is_below_sandbox() {
 }
 
 /// Keys, and texts that are almost keys.
-fn text() -> impl Strategy<Value = String> {
+fn any_text() -> impl Strategy<Value = String> {
     prop_oneof![
         "[A-Za-z0-9._-]{0,12}",
         "[a-z.]{0,6}(\\.lock|\\.|\\.\\.|@\\{|~1)?",
@@ -81,7 +81,7 @@ fn text() -> impl Strategy<Value = String> {
 proptest! {
     /// L1: A key can be written and read again, and keeps its documented form.
     #[test]
-    fn a_key_keeps_to_its_form(text in text()) {
+    fn a_key_keeps_to_its_form(text in any_text()) {
         if let Ok(key) = BranchKey::parse(&text) {
             prop_assert_eq!(key.as_str(), &text);
             prop_assert!((1..=100).contains(&text.len()));
@@ -97,7 +97,7 @@ proptest! {
 
     /// L1: Git accepts the branch of every key.
     #[test]
-    fn git_accepts_the_branch_of_every_key(text in text()) {
+    fn git_accepts_the_branch_of_every_key(text in any_text()) {
         if let Ok(key) = BranchKey::parse(&text) {
             let branch = SandboxBranch::from_key(key).to_ref();
             let checked = Command::new("git").args(["check-ref-format", &branch]).status().unwrap();

@@ -23,7 +23,7 @@ use cogni_gateway::relay::repo::extract_commands::{AnnouncedBranch, ExtractOutpu
 use cogni_gateway::relay::repo::{ReviewVerdict, ReviewedWork};
 
 use super::setup::{RelayRun, RelaySetup};
-use crate::support::repository::Repository;
+use crate::support::repository::TestRepository;
 
 /// One hostile agent with its repository.
 pub(crate) struct HostileCase {
@@ -38,7 +38,7 @@ type HostileAttack = (&'static str, fn(&HostileCase) -> AnnouncementClaim);
 type AnnouncementClaim = Result<Option<AnnouncedBranch>, ExtractOutputError>;
 
 impl HostileCase {
-    fn new(seed: &Repository) -> Self {
+    fn new(seed: &TestRepository) -> Self {
         let mut setup = RelaySetup::copy_of(seed);
         // The limits are small, so that a test can exceed them.
         let config = &mut setup.config;
@@ -51,7 +51,7 @@ impl HostileCase {
         Self { place: setup, run }
     }
 
-    pub(crate) fn agent(&self) -> &Repository {
+    pub(crate) fn agent(&self) -> &TestRepository {
         &self.run.workspace
     }
 
@@ -147,7 +147,7 @@ impl HostileCase {
 #[test]
 fn no_hostile_work_escapes_or_executes_or_is_lost() {
     let directory = tempfile::tempdir().unwrap();
-    let seed = Repository::seeded(&directory.path().join("seed.git"));
+    let seed = TestRepository::seeded(&directory.path().join("seed.git"));
     let later = merge::moved_on(&directory.path().join("later.git"));
     let lists = [
         (&seed, message::ATTACKS),

@@ -11,9 +11,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::support::process::{pause_for, wait_until};
-use crate::support::repository::Repository;
+use crate::support::repository::TestRepository;
 
-fn git() -> (TempDir, GitProgram) {
+fn git_program() -> (TempDir, GitProgram) {
     let directory = tempfile::tempdir().unwrap();
     let git = GitProgram::find(&directory.path().join("home")).unwrap();
     (directory, git)
@@ -22,7 +22,7 @@ fn git() -> (TempDir, GitProgram) {
 /// L4: A git process that does not end, or prints too much, is killed.
 #[test]
 fn a_git_without_end_is_ended() {
-    let (_directory, git) = git();
+    let (_directory, git) = git_program();
     // No process writes to this pipe or closes it while git reads.
     let (read, _write) = std::io::pipe().unwrap();
     let reads =
@@ -38,14 +38,14 @@ fn a_git_without_end_is_ended() {
 /// L4, L7: If git was killed from outside, its result is unknown. If git reached a limit, the limit is the result.
 #[test]
 fn a_killed_git_is_distinguished_from_a_limit() {
-    let (_directory, git) = git();
+    let (_directory, git) = git_program();
     let (read, _write) = std::io::pipe().unwrap();
     let input = GitInput::File(File::from(std::os::fd::OwnedFd::from(read)));
     let ended = thread::scope(|scope| {
         let call = git.subcommand("hash-object").arg("--stdin").input(input);
         let caller = scope.spawn(|| call.execute().unwrap_err());
-        wait_until(|| child("hash-object").is_some(), || "git has not begun".to_owned());
-        kill_process(child("hash-object").unwrap(), Signal::KILL).unwrap();
+        wait_until(|| find_child("hash-object").is_some(), || "git has not begun".to_owned());
+        kill_process(find_child("hash-object").unwrap(), Signal::KILL).unwrap();
         caller.join().unwrap()
     });
     insta::assert_snapshot!(ended, @"`git hash-object` has failed (signal: 9 (SIGKILL))");
@@ -53,7 +53,7 @@ fn a_killed_git_is_distinguished_from_a_limit() {
 
     let limits = GitLimits { file_bytes: 1 << 10, ..GitLimits::default() };
     let directory = tempfile::tempdir().unwrap();
-    let bare = Repository::seeded(&directory.path().join("bare.git"));
+    let bare = TestRepository::seeded(&directory.path().join("bare.git"));
     let call = git.subcommand("hash-object").repository(&bare.path).args(["-w", "--stdin"]);
     let noise: Vec<u8> =
         (0..200_000_u32).flat_map(|at| at.wrapping_mul(0x9e37_79b1).to_le_bytes()).collect();
@@ -63,7 +63,7 @@ fn a_killed_git_is_distinguished_from_a_limit() {
 }
 
 /// Returns this process's one child with this argument.
-fn child(word: &str) -> Option<Pid> {
+fn find_child(word: &str) -> Option<Pid> {
     let own = format!("PPid:\t{}\n", std::process::id());
     fs::read_dir("/proc").unwrap().map(Result::unwrap).find_map(|entry| {
         let status = fs::read_to_string(entry.path().join("status")).ok()?;
@@ -76,7 +76,7 @@ fn child(word: &str) -> Option<Pid> {
 /// L4: The limits hold from git's first instruction on, also on a machine that is too busy to set them in time.
 #[test]
 fn no_git_is_ever_without_limits() {
-    let (_directory, git) = git();
+    let (_directory, git) = git_program();
     let limits = GitLimits { memory_bytes: 1 << 29, file_bytes: 1 << 29, ..GitLimits::default() };
     let ask = || {
         let call = git.subcommand("limits").config("alias.limits=!ulimit -v; ulimit -f; ulimit -c");
@@ -100,7 +100,7 @@ fn no_git_is_ever_without_limits() {
 /// no limit.
 #[test]
 fn only_gits_own_time_counts() {
-    let (_directory, git) = git();
+    let (_directory, git) = git_program();
     let limits = GitLimits { time: Duration::from_secs(4), ..GitLimits::default() };
     let mut pieces = 0;
     let slow = git.subcommand("help").arg("-a").limits(limits).stream_output(|_| {
@@ -117,8 +117,8 @@ fn only_gits_own_time_counts() {
 /// L4: Git can be fed more than a pipe holds while it answers with more than a pipe holds.
 #[test]
 fn a_long_question_has_a_long_answer() {
-    let (directory, git) = git();
-    let repository = Repository::with_files(&directory.path().join("repository"));
+    let (directory, git) = git_program();
+    let repository = TestRepository::with_files(&directory.path().join("repository"));
     let name = repository.object("blob", "x");
     let call = git.subcommand("cat-file").repository(&repository.path.join(".git"));
     let question = format!("{name}\n").repeat(20_000).into_bytes();
@@ -130,7 +130,7 @@ fn a_long_question_has_a_long_answer() {
 /// L6: A secret that git repeats is removed from its output and from its errors.
 #[test]
 fn a_secret_is_in_nothing_that_comes_back() {
-    let (_directory, git) = git();
+    let (_directory, git) = git_program();
     let secret = SecretString::new("Authorization: Basic c2VjcmV0LXNlY3JldA==");
     let call = git.subcommand("config").args(["--get", "http.https://x/.extraHeader"]);
     let (output, ended) = call.http_header("https://x/", &secret).output_and_status().unwrap();
@@ -153,7 +153,7 @@ fn the_relays_git_reads_no_configuration() {
     let others: Vec<_> = output.lines().filter(|line| !line.starts_with("command line:")).collect();
     assert_eq!(others, Vec::<&str>::new());
     // Git does not look for a repository in the parent directories either.
-    Repository::with_files(&home);
+    TestRepository::with_files(&home);
     let found = git.subcommand("rev-parse").arg("--git-dir").output_text();
     assert!(found.is_err(), "{found:?}");
 }

@@ -1,14 +1,14 @@
 //! Tests of the test suite's own git server: it requires the token.
 
 use crate::support::git_server::GitServer;
-use crate::support::repository::Repository;
+use crate::support::repository::TestRepository;
 
 #[test]
 fn the_server_requires_the_token() {
     let directory = tempfile::tempdir().unwrap();
-    Repository::seeded(&directory.path().join("project.git"));
+    TestRepository::seeded(&directory.path().join("project.git"));
     let server = GitServer::start(directory.path(), "s3cret");
-    let client = Repository::with_files(&directory.path().join("client"));
+    let client = TestRepository::with_files(&directory.path().join("client"));
     let url = server.url("project.git");
     let refused = client.try_git(["-c", "credential.helper=", "ls-remote", &url], b"");
     assert!(!refused.status.success());

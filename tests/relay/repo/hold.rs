@@ -8,7 +8,7 @@ use cogni_gateway::relay::repo::review::{
 use cogni_gateway::relay::repo::{RepoError, ReviewVerdict};
 
 use super::setup::RelaySetup;
-use crate::support::repository::{Repository, command};
+use crate::support::repository::{TestRepository, command_in};
 
 /// L5: The printed command applies the work in a clone of the repository.
 #[test]
@@ -28,10 +28,10 @@ fn held_work_is_applied_by_one_line() {
     );
     let clone = setup.path("clone");
     let url = setup.remote.path.display().to_string();
-    Repository::at(setup.directory.path()).git(["clone", "-q", &url, clone.to_str().unwrap()]);
-    let applied = command("sh", &clone).args(["-c", &line]).status().unwrap();
+    TestRepository::at(setup.directory.path()).git(["clone", "-q", &url, clone.to_str().unwrap()]);
+    let applied = command_in("sh", &clone).args(["-c", &line]).status().unwrap();
     assert!(applied.success());
-    assert_eq!(Repository::at(&clone).git(["rev-parse", "held/held-89abcdef"]), tip);
+    assert_eq!(TestRepository::at(&clone).git(["rev-parse", "held/held-89abcdef"]), tip);
 }
 
 /// L5: The shipped rules file states every rule, and equals the built-in rules.
@@ -127,7 +127,7 @@ fn a_long_credential_is_found_at_every_split() {
 #[test]
 fn a_credential_that_was_there_is_not_found_again() {
     let setup = RelaySetup::new();
-    let work = Repository::with_files(&setup.path("work"));
+    let work = TestRepository::with_files(&setup.path("work"));
     let url = setup.remote.path.display().to_string();
     work.git(["pull", "-q", &url, "main"]);
     let token = format!("token = \"ghp_{}\"\n", "a1B2c3D4e5F6".repeat(3));
@@ -146,7 +146,7 @@ fn a_credential_that_was_there_is_not_found_again() {
 #[test]
 fn work_that_takes_too_much_room_is_too_costly() {
     let mut setup = RelaySetup::new();
-    let work = Repository::with_files(&setup.path("work"));
+    let work = TestRepository::with_files(&setup.path("work"));
     let url = setup.remote.path.display().to_string();
     work.git(["pull", "-q", &url, "main"]);
     let noise = (0..500_000_u32).flat_map(|at| at.wrapping_mul(0x9e37_79b1).to_le_bytes());

@@ -124,7 +124,7 @@ async fn errors_name_the_setting_to_change() {
         let api = Box::pin(company.ask_api(&url, network.clone(), token)).await;
         let git = tokio::task::block_in_place(|| company.ask_with(&url, network, token));
         let git = git.map_or_else(|error| error.to_string(), |()| "served".to_owned());
-        told.push(format!("{case}\n  API: {api}\n  git: {}", stable(&git)));
+        told.push(format!("{case}\n  API: {api}\n  git: {}", stable_error(&git)));
     }
     insta::assert_snapshot!(told.join("\n"), @r#"
     no authority
@@ -146,7 +146,7 @@ async fn errors_name_the_setting_to_change() {
 }
 
 /// Removes the port, the file's name and the library's words, which differ from machine to machine.
-fn stable(error: &str) -> String {
+fn stable_error(error: &str) -> String {
     let advice = error.rsplit_once("; ").map_or("", |(_, advice)| advice);
     let kind = error.split(": ").next().unwrap_or_default();
     if error == "served" { error.to_owned() } else { format!("{kind}: … {advice}") }
@@ -244,7 +244,7 @@ impl CompanyServer {
     fn behind(authority: TestCa, tls: rustls::ServerConfig) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let bare = directory.path().join("forge/o/site.git");
-        let remote = repository::Repository::seeded(&bare);
+        let remote = repository::TestRepository::seeded(&bare);
         let server = GitServer::start_tls(&directory.path().join("forge"), TOKEN, tls);
         let url = bare.display().to_string();
         Self { place: RelaySetup::at(directory, remote, &url), authority, server }

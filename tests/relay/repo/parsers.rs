@@ -11,12 +11,12 @@ use cogni_gateway::relay::repo::quarantine::tree;
 use cogni_gateway::relay::repo::review::diff::{self, MODE_EXECUTABLE, MODE_FILE, TreeEntry};
 use proptest::prelude::*;
 
-use crate::support::repository::Repository;
+use crate::support::repository::TestRepository;
 
 const NAME: &str = "0123456789abcdef0123456789abcdef01234567";
 const WANTED: &str = "refs/heads/sandbox/k";
 
-fn sha() -> ObjectId {
+fn any_sha() -> ObjectId {
     NAME.parse().unwrap()
 }
 
@@ -26,8 +26,8 @@ fn a_bundle_names_one_branch_and_its_prerequisites() {
     let text = format!("# v2 git bundle\n-{NAME} first line\n-{NAME}\n{NAME} {WANTED}\n\nPACK");
     let header = BundleHeader::parse(text.as_bytes(), WANTED).unwrap();
     let expected = BundleHeader {
-        prerequisites: vec![sha(), sha()],
-        tip: sha(),
+        prerequisites: vec![any_sha(), any_sha()],
+        tip: any_sha(),
         pack_at: text.len() as u64 - 4,
     };
     assert_eq!(header, expected);
@@ -60,7 +60,7 @@ fn a_raw_diff_is_read_with_its_merges() {
     let text = format!(
         ":100644 100755 {NAME} {NAME} M\0a\nb\0::100644 100644 100644 {NAME} {NAME} {NAME} MM\0c\0"
     );
-    let entry = |mode| TreeEntry { mode, name: sha() };
+    let entry = |mode| TreeEntry { mode, name: any_sha() };
     let one = diff::PathChange {
         path: b"a\nb".to_vec(),
         before: vec![entry(MODE_FILE)],
@@ -101,7 +101,7 @@ fn a_commit_has_one_form() {
     let signed = "encoding utf8\ngpgsig a\n \n b\nmergetag c\n parent x\nmergetag d\n";
     for more in ["", signed, "gpgsig-sha256 a\n"] {
         let commit = parsed(&format!("{head}{more}\nOdd\n\ntree x\n")).unwrap();
-        assert_eq!((commit.tree, commit.parents.as_slice()), (sha(), [sha()].as_slice()));
+        assert_eq!((commit.tree, commit.parents.as_slice()), (any_sha(), [any_sha()].as_slice()));
         assert_eq!((commit.encoding, commit.message), (None, b"Odd\n\ntree x\n".to_vec()));
     }
     let foreign = parsed(&format!("{head}encoding UTF-7\n\n")).unwrap();
@@ -150,7 +150,7 @@ fn a_commit_has_one_form() {
 }
 
 /// The lines of a commit as git may write it, with its message.
-fn commit() -> impl Strategy<Value = Vec<String>> {
+fn any_commit() -> impl Strategy<Value = Vec<String>> {
     let identity = "A B <a@b.example> 1767323045 +0000";
     let optional = |line: &str| prop_oneof![Just(None), Just(Some(line.to_owned()))];
     let lines = (
@@ -181,7 +181,7 @@ enum ParserChange {
     Replace(usize, u8),
 }
 
-fn changes() -> impl Strategy<Value = Vec<ParserChange>> {
+fn any_changes() -> impl Strategy<Value = Vec<ParserChange>> {
     let at = || 0..10_000_usize;
     let byte = prop_oneof![any::<u8>(), prop::sample::select(b"\n\r\t\0 <>0aA7".to_vec())];
     let pieces: Vec<&'static [u8]> = vec![
@@ -213,7 +213,7 @@ fn changes() -> impl Strategy<Value = Vec<ParserChange>> {
     prop::collection::vec(change, 0..4)
 }
 
-fn changed(mut parts: Vec<Vec<u8>>, changes: &[ParserChange]) -> Vec<u8> {
+fn change_parts(mut parts: Vec<Vec<u8>>, changes: &[ParserChange]) -> Vec<u8> {
     for change in changes {
         let count = parts.len().max(1);
         match *change {
@@ -246,20 +246,20 @@ fn changed(mut parts: Vec<Vec<u8>>, changes: &[ParserChange]) -> Vec<u8> {
 }
 
 /// Returns git's reading of an object, or `None` if git finds the object malformed.
-fn stored(repository: &Repository, kind: &str, content: &[u8]) -> Option<String> {
+fn store_object(repository: &TestRepository, kind: &str, content: &[u8]) -> Option<String> {
     let words = ["hash-object", "-w", "--stdin", "-t", kind];
     let output = repository.try_git(words, content);
     let name = String::from_utf8(output.stdout).unwrap();
     output.status.success().then(|| name.trim_end().to_owned())
 }
 
-fn scratch() -> (tempfile::TempDir, Repository) {
+fn scratch_repository() -> (tempfile::TempDir, TestRepository) {
     let directory = tempfile::tempdir().unwrap();
-    let repository = Repository::bare(&directory.path().join("oracle.git"));
+    let repository = TestRepository::bare(&directory.path().join("oracle.git"));
     (directory, repository)
 }
 
-fn batch(pieces: &[&[u8]]) -> (bool, Vec<(String, Vec<u8>)>) {
+fn parse_batch(pieces: &[&[u8]]) -> (bool, Vec<(String, Vec<u8>)>) {
     let (mut reader, mut objects) = (BatchReader::default(), vec![]);
     let mut is_sound = true;
     for piece in pieces {
@@ -278,7 +278,7 @@ fn batch(pieces: &[&[u8]]) -> (bool, Vec<(String, Vec<u8>)>) {
 }
 
 /// Parts of a bundle's header.
-fn line() -> impl Strategy<Value = String> {
+fn any_line() -> impl Strategy<Value = String> {
     prop_oneof![
         Just("# v2 git bundle\n".to_owned()),
         Just("# v3 git bundle\n".to_owned()),
@@ -296,14 +296,14 @@ proptest! {
     /// L4: If a commit is accepted, git considers it well-formed and reads the same tree, parents and author. Every
     /// commit that git writes is accepted.
     #[test]
-    fn git_reads_the_same_commit(lines in commit(), changes in changes()) {
+    fn git_reads_the_same_commit(lines in any_commit(), changes in any_changes()) {
         let parts = lines.into_iter().map(String::into_bytes).collect();
-        let content = changed(parts, &changes);
+        let content = change_parts(parts, &changes);
         let parsed = ParsedCommit::parse(ObjectId::NONE, &content);
         prop_assert!(parsed.is_ok() || !changes.is_empty(), "{parsed:?}");
         if let Ok(commit) = parsed {
-            let (_directory, git) = scratch();
-            let name = stored(&git, "commit", &content);
+            let (_directory, git) = scratch_repository();
+            let name = store_object(&git, "commit", &content);
             prop_assert!(name.is_some(), "git does not accept it: {:?}", content.escape_ascii().to_string());
             std::fs::write(git.path.join("refs/heads/it"), name.unwrap() + "\n").unwrap();
             let format = "--format=%(tree) %(parent)%0a%(authorname) %(authoremail)%0a";
@@ -319,23 +319,23 @@ proptest! {
 
     /// L4: If a tree is accepted by the parser and by git, git writes the same bytes from what it reads.
     #[test]
-    fn git_writes_the_same_tree(kinds in prop::collection::vec(0..7_usize, 1..4), changes in changes()) {
+    fn git_writes_the_same_tree(kinds in prop::collection::vec(0..7_usize, 1..4), changes in any_changes()) {
         let entries = ["100644", "100755", "120000", "160000", "40000", "300644", "040000"];
         let name = hex_bytes(NAME);
         let entry = |(at, kind): (usize, &usize)| {
             [format!("{} {}\0", entries[*kind], at).as_bytes(), &name].concat()
         };
-        let content = changed(kinds.iter().enumerate().map(entry).collect(), &changes);
+        let content = change_parts(kinds.iter().enumerate().map(entry).collect(), &changes);
         let is_plain = changes.is_empty() && kinds.iter().all(|kind| *kind < 5);
         prop_assert_eq!(is_plain, is_plain && tree::check_tree(&content).is_ok());
         if tree::check_tree(&content).is_ok() {
-            let (_directory, git) = scratch();
+            let (_directory, git) = scratch_repository();
             // Git before 2.40 stores trees that its own check refuses.
             let is_refused = || {
                 let said = git.try_git(["fsck", "--strict"], b"").stderr;
                 String::from_utf8_lossy(&said).contains("error in tree")
             };
-            if let Some(name) = stored(&git, "tree", &content) && !is_refused() {
+            if let Some(name) = store_object(&git, "tree", &content) && !is_refused() {
                 let listed = git.try_git(["ls-tree", "-z", &name], b"");
                 let made = git.try_git(["mktree", "-z", "--missing"], &listed.stdout);
                 let made = String::from_utf8(made.stdout).unwrap();
@@ -353,7 +353,7 @@ fn hex_bytes(name: &str) -> Vec<u8> {
 proptest! {
     /// L4: Any header is accepted or refused with an error; an accepted one ends in an empty line.
     #[test]
-    fn any_head_is_read_or_refused(lines in prop::collection::vec(line(), 0..8)) {
+    fn any_head_is_read_or_refused(lines in prop::collection::vec(any_line(), 0..8)) {
         let text = lines.concat();
         if let Ok(header) = BundleHeader::parse(text.as_bytes(), WANTED) {
             let at = usize::try_from(header.pack_at).unwrap();
@@ -385,7 +385,7 @@ proptest! {
             stream.push(b'\n');
         }
         let cut = at.index(stream.len() + 1);
-        let (is_sound, objects) = batch(&[&stream[..cut], &stream[cut..]]);
+        let (is_sound, objects) = parse_batch(&[&stream[..cut], &stream[cut..]]);
         prop_assert!(is_sound);
         let expected: Vec<_> = contents.into_iter().map(|it| ("blob".to_owned(), it)).collect();
         prop_assert_eq!(objects, expected);

@@ -8,30 +8,30 @@ use cogni_gateway::relay::repo::{BranchKey, BranchLease, PushOutcome, RepoError,
 
 use super::setup::{RelayRun, RelaySetup};
 use crate::support::git_server::GitServer;
-use crate::support::repository::Repository;
+use crate::support::repository::TestRepository;
 
 const TOKEN: &str = "ghs_0123456789abcdefghijklmnopqrstuvwxyz";
 
 /// Sets up a remote behind HTTP that requires the token.
-fn served() -> (RelaySetup, GitServer) {
+fn served_setup() -> (RelaySetup, GitServer) {
     let directory = tempfile::tempdir().unwrap();
-    let remote = Repository::seeded(&directory.path().join("forge/o/remote.git"));
+    let remote = TestRepository::seeded(&directory.path().join("forge/o/remote.git"));
     let server = GitServer::start(&directory.path().join("forge"), TOKEN);
     let url = server.url("o/remote.git");
     (RelaySetup::at(directory, remote, &url), server)
 }
 
-fn lease(mirror: &RepoMirror, key: &str) -> BranchLease {
+fn take_lease(mirror: &RepoMirror, key: &str) -> BranchLease {
     mirror.lease_branch(&BranchKey::parse(key).unwrap()).unwrap()
 }
 
-fn begin(setup: &RelaySetup, token: &SecretString, name: &str) -> RelayRun {
-    let lease = lease(&setup.mirror, "over-http");
+fn begin_run(setup: &RelaySetup, token: &SecretString, name: &str) -> RelayRun {
+    let lease = take_lease(&setup.mirror, "over-http");
     let state = setup.mirror.ensure_branch(&lease, None, Some(token)).unwrap();
     setup.begin_with(lease, state, name)
 }
 
-fn push(
+fn push_work(
     setup: &RelaySetup,
     run: &RelayRun,
     token: &SecretString,
@@ -43,16 +43,16 @@ fn push(
 /// L6: Fetch and push use a token, which is in no file and in no argument.
 #[test]
 fn work_is_pushed_with_a_token_that_is_written_nowhere() {
-    let (setup, server) = served();
+    let (setup, server) = served_setup();
     let token = SecretString::new(TOKEN);
-    let run = begin(&setup, &token, "one");
+    let run = begin_run(&setup, &token, "one");
     run.workspace.write("more.txt", "more\n");
     run.workspace.commit("More");
-    let pushed = push(&setup, &run, &token).unwrap();
+    let pushed = push_work(&setup, &run, &token).unwrap();
     assert_eq!(setup.tip("sandbox/over-http"), pushed.tip.to_string());
     assert!(server.seen().iter().any(|line| line == "POST /o/remote.git/git-receive-pack 200"));
     let encoded = "eC1hY2Nlc3MtdG9rZW46Z2hz";
-    let found = Repository::at(setup.directory.path());
+    let found = TestRepository::at(setup.directory.path());
     for words in [TOKEN, encoded] {
         let grep = found.try_git(["grep", "--no-index", "-rlF", words, "."], b"");
         assert_eq!(String::from_utf8_lossy(&grep.stdout), "", "{words} is in a file");
@@ -62,14 +62,14 @@ fn work_is_pushed_with_a_token_that_is_written_nowhere() {
 /// L6: After a lost answer, the relay looks at the remote and pushes again if necessary.
 #[test]
 fn a_lost_answer_is_no_lost_push() {
-    let (setup, server) = served();
+    let (setup, server) = served_setup();
     let token = SecretString::new(TOKEN);
-    let run = begin(&setup, &token, "one");
+    let run = begin_run(&setup, &token, "one");
     run.workspace.write("more.txt", "more\n");
     run.workspace.commit("More");
     server.lose_an_answer();
-    let lost = push(&setup, &run, &token).unwrap();
-    let again = push(&setup, &run, &token).unwrap();
+    let lost = push_work(&setup, &run, &token).unwrap();
+    let again = push_work(&setup, &run, &token).unwrap();
     assert!(lost.was_there && again.was_there);
     assert_eq!((lost.tip, setup.tip("sandbox/over-http")), (again.tip, again.tip.to_string()));
     let pushes = |line: &&String| line.starts_with("POST") && line.contains("receive-pack");
@@ -79,18 +79,18 @@ fn a_lost_answer_is_no_lost_push() {
 /// L6: An invalid or revoked token is distinguished from an unreachable remote.
 #[test]
 fn a_bad_token_is_denied_and_never_shown() {
-    let (setup, server) = served();
+    let (setup, server) = served_setup();
     let token = SecretString::new(TOKEN);
-    let run = begin(&setup, &token, "one");
+    let run = begin_run(&setup, &token, "one");
     run.workspace.write("more.txt", "more\n");
     run.workspace.commit("More");
     server.accept("another");
-    let denied = push(&setup, &run, &token).unwrap_err();
+    let denied = push_work(&setup, &run, &token).unwrap_err();
     assert!(matches!(denied, RepoError::Unauthorized { .. }), "{denied}");
     let message = format!("{denied} {denied:?}");
     assert!(!message.contains("0123456789abc") && !message.contains("eC1hY2Nlc3M"), "{message}");
     drop(run);
-    let lease = lease(&setup.mirror, "over-http");
+    let lease = take_lease(&setup.mirror, "over-http");
     let error = setup.mirror.ensure_branch(&lease, None, Some(&token)).unwrap_err();
     assert!(matches!(error, RepoError::Unauthorized { .. }), "{error}");
     drop(server);
@@ -156,7 +156,7 @@ fn a_protected_branch_is_declined_with_the_remotes_reason() {
 fn the_default_branch_is_never_the_branch() {
     let setup = RelaySetup::new();
     setup.remote.git(["branch", "-m", "main", "sandbox/trunk"]);
-    let trunk = lease(&setup.mirror, "trunk");
+    let trunk = take_lease(&setup.mirror, "trunk");
     for base in [None, Some("sandbox/trunk")] {
         let error = setup.mirror.ensure_branch(&trunk, base, None).unwrap_err();
         assert!(matches!(error, RepoError::DefaultBranch { .. }), "{error}");
@@ -167,7 +167,7 @@ fn the_default_branch_is_never_the_branch() {
 #[test]
 fn a_missing_local_repository_is_named() {
     let setup = RelaySetup::new();
-    let lease = lease(&setup.mirror, "key");
+    let lease = take_lease(&setup.mirror, "key");
     let error = || {
         let error = setup.mirror.ensure_branch(&lease, None, None).unwrap_err().to_string();
         error.replace(setup.remote.path.to_str().unwrap(), "PATH")
@@ -182,7 +182,7 @@ fn a_missing_local_repository_is_named() {
 #[test]
 fn a_missing_base_is_an_error() {
     let setup = RelaySetup::new();
-    let lease = lease(&setup.mirror, "key");
+    let lease = take_lease(&setup.mirror, "key");
     for base in ["nowhere", "main:refs/heads/x", "--upload-pack=evil", "*", ""] {
         let error = setup.mirror.ensure_branch(&lease, Some(base), None).unwrap_err();
         assert!(matches!(error, RepoError::UnknownBase { .. }), "{base}: {error}");

@@ -17,12 +17,12 @@ use cogni_gateway::relay::repo::{
 };
 use tempfile::TempDir;
 
-use crate::support::repository::Repository;
+use crate::support::repository::TestRepository;
 
 /// Everything that a run needs except the agent.
 pub(crate) struct RelaySetup {
     pub(crate) directory: TempDir,
-    pub(crate) remote: Repository,
+    pub(crate) remote: TestRepository,
     pub(crate) mirror: RepoMirror,
     pub(crate) config: RelayConfig,
 }
@@ -31,7 +31,7 @@ pub(crate) struct RelaySetup {
 pub(crate) struct RelayRun {
     pub(crate) lease: BranchLease,
     pub(crate) state: BranchState,
-    pub(crate) workspace: Repository,
+    pub(crate) workspace: TestRepository,
     pub(crate) artifacts: ArtifactDir,
 }
 
@@ -39,22 +39,22 @@ impl RelaySetup {
     /// Makes a remote with one commit on `main`, on this disk.
     pub(crate) fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let remote = Repository::seeded(&directory.path().join("remote.git"));
+        let remote = TestRepository::seeded(&directory.path().join("remote.git"));
         let url = remote.path.display().to_string();
         Self::at(directory, remote, &url)
     }
 
     /// Makes a remote that is a copy of `seed`.
-    pub(crate) fn copy_of(seed: &Repository) -> Self {
+    pub(crate) fn copy_of(seed: &TestRepository) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("remote.git");
-        copy(&seed.path, &path);
+        copy_dir(&seed.path, &path);
         let url = path.display().to_string();
-        Self::at(directory, Repository::at(&path), &url)
+        Self::at(directory, TestRepository::at(&path), &url)
     }
 
     /// Uses this remote by another address.
-    pub(crate) fn at(directory: TempDir, remote: Repository, url: &str) -> Self {
+    pub(crate) fn at(directory: TempDir, remote: TestRepository, url: &str) -> Self {
         let state = directory.path().join("state");
         let git = GitProgram::find(&state.join("home")).unwrap();
         let mirror = RepoMirror::open(&git, &state, &url.parse().unwrap()).unwrap();
@@ -87,7 +87,7 @@ impl RelaySetup {
             .checkout_workspace(&lease, &state, &workspace, (FileOwner { uid, gid }, &author))
             .unwrap();
         let artifacts = ArtifactDir::create(&self.path(&format!("{name}.artifacts"))).unwrap();
-        RelayRun { lease, state, workspace: Repository::at(&workspace), artifacts }
+        RelayRun { lease, state, workspace: TestRepository::at(&workspace), artifacts }
     }
 
     /// Extracts the agent's commits; `None` if there are none.
@@ -97,7 +97,7 @@ impl RelaySetup {
     ) -> Result<Option<AnnouncedBranch>, extract_commands::ExtractOutputError> {
         let announced = self.extract_without_patches(run)?;
         if announced.is_some() {
-            take(&self.commands(run).patches, &run.artifacts, run.artifacts.patches_path());
+            take_output(&self.commands(run).patches, &run.artifacts, run.artifacts.patches_path());
         }
         Ok(announced)
     }
@@ -107,10 +107,10 @@ impl RelaySetup {
         run: &RelayRun,
     ) -> Result<Option<AnnouncedBranch>, extract_commands::ExtractOutputError> {
         let commands = self.commands(run);
-        let (facts, exit_code) = execute(&commands.facts);
+        let (facts, exit_code) = execute_command(&commands.facts);
         let Some(announced) = AnnouncedBranch::parse(&facts, exit_code)? else { return Ok(None) };
-        let announced = announced.with_head(&execute(&commands.head).0);
-        take(&commands.bundle, &run.artifacts, run.artifacts.bundle_path());
+        let announced = announced.with_head(&execute_command(&commands.head).0);
+        take_output(&commands.bundle, &run.artifacts, run.artifacts.bundle_path());
         Ok(Some(announced))
     }
 
@@ -143,7 +143,7 @@ impl RelaySetup {
             announced,
             artifacts: &run.artifacts,
         };
-        work.into_quarantine(&self.config.quarantine, &provenance())?
+        work.into_quarantine(&self.config.quarantine, &commit_provenance())?
             .review(&self.config.policy, known)
     }
 
@@ -160,7 +160,7 @@ impl RelaySetup {
     }
 }
 
-pub(crate) fn provenance() -> CommitProvenance {
+pub(crate) fn commit_provenance() -> CommitProvenance {
     CommitProvenance {
         committer: "Relay <relay@example.com>".to_owned(),
         run: "run-1".to_owned(),
@@ -168,16 +168,16 @@ pub(crate) fn provenance() -> CommitProvenance {
     }
 }
 
-fn take(command: &extract_commands::ExtractCommand, artifacts: &ArtifactDir, path: PathBuf) {
+fn take_output(command: &extract_commands::ExtractCommand, artifacts: &ArtifactDir, path: PathBuf) {
     let mut spool = artifacts.create_bounded(path, command.output_bytes).unwrap();
     // Overlong output is truncated silently, as a sandbox's is.
-    let _ = spool.push(&execute(command).0);
+    let _ = spool.push(&execute_command(command).0);
     spool.finish().unwrap();
 }
 
 /// Executes a command of the extraction without a sandbox, with its environment on top of a container's. Returns its
 /// output, truncated at the limit.
-pub(crate) fn execute(command: &extract_commands::ExtractCommand) -> (Vec<u8>, i64) {
+pub(crate) fn execute_command(command: &extract_commands::ExtractCommand) -> (Vec<u8>, i64) {
     let mut child = Command::new(&command.argv[0])
         .args(&command.argv[1..])
         .env_clear()
@@ -198,12 +198,12 @@ pub(crate) fn execute(command: &extract_commands::ExtractCommand) -> (Vec<u8>, i
     (output, child.wait().unwrap().code().unwrap_or(-1).into())
 }
 
-fn copy(from: &Path, to: &Path) {
+fn copy_dir(from: &Path, to: &Path) {
     fs::create_dir(to).unwrap();
     for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
         let to = to.join(entry.file_name());
         if entry.file_type().unwrap().is_dir() {
-            copy(&entry.path(), &to);
+            copy_dir(&entry.path(), &to);
         } else {
             fs::copy(entry.path(), to).unwrap();
         }

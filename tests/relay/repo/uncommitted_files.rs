@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use cogni_gateway::relay::repo::extract_commands::create_stub_repository;
 
-use super::setup::{RelayRun, RelaySetup, execute};
+use super::setup::{RelayRun, RelaySetup, execute_command};
 
 /// Git versions of different ages, if this machine has them. Only newer ones know where to read attributes from.
 const GITS: [&str; 2] = ["/usr/bin/git", "/usr/local/bin/git"];
@@ -20,17 +20,17 @@ fn no_program_of_the_workspace_is_started_to_look_for_files() {
         let setup = RelaySetup::new();
         let run = setup.begin("hostile", "workspace");
         fs::create_dir(setup.path("canary")).unwrap();
-        configure(&setup, &run);
+        configure_repository(&setup, &run);
         make_racy(&run);
-        assert_eq!(ask(&setup, &run, git), "", "{git}: nothing has changed");
+        assert_eq!(run_git(&setup, &run, git), "", "{git}: nothing has changed");
         // The new content has the same size, so git has to read the file.
         fs::write(run.workspace.path.join("README.md"), "# a PROJECT\n").unwrap();
         make_racy(&run);
-        assert_eq!(ask(&setup, &run, git), " M README.md\0", "{git}");
+        assert_eq!(run_git(&setup, &run, git), " M README.md\0", "{git}");
         run.workspace.write("new", "new");
         run.workspace.write("ignored/file", "ignored");
         run.workspace.write("nested/.git/config", "[core]\n\tfsmonitor = touch sung\n");
-        assert_eq!(ask(&setup, &run, git), " M README.md\0?? new\0", "{git}");
+        assert_eq!(run_git(&setup, &run, git), " M README.md\0?? new\0", "{git}");
         let sung: Vec<_> = fs::read_dir(setup.path("canary")).unwrap().collect();
         assert!(sung.is_empty(), "{git}: something of the agent's was executed: {sung:?}");
     }
@@ -41,14 +41,14 @@ fn no_program_of_the_workspace_is_started_to_look_for_files() {
 fn a_file_that_is_only_in_the_index_is_uncommitted() {
     let setup = RelaySetup::new();
     let run = setup.begin("index", "workspace");
-    assert_eq!(ask(&setup, &run, GITS[0]), "");
+    assert_eq!(run_git(&setup, &run, GITS[0]), "");
     run.workspace.write("staged", "staged");
     run.workspace.git(["add", "staged"]);
     fs::remove_file(run.workspace.path.join("README.md")).unwrap();
-    assert_eq!(ask(&setup, &run, GITS[0]), " D README.md\0A  staged\0");
+    assert_eq!(run_git(&setup, &run, GITS[0]), " D README.md\0A  staged\0");
 }
 
-fn configure(setup: &RelaySetup, run: &RelayRun) {
+fn configure_repository(setup: &RelaySetup, run: &RelayRun) {
     let canary = |name: &str| format!("touch {}/{name}; cat", setup.path("canary").display());
     let mut config = String::new();
     for name in ["evil", "text", "lfs"] {
@@ -85,14 +85,14 @@ fn make_racy(run: &RelayRun) {
     File::options().write(true).open(index).unwrap().set_modified(old).unwrap();
 }
 
-fn ask(setup: &RelaySetup, run: &RelayRun, git: &str) -> String {
+fn run_git(setup: &RelaySetup, run: &RelayRun, git: &str) -> String {
     let own = setup.path("own.git");
     if !own.exists() {
         create_stub_repository(&own, run.state.start).unwrap();
     }
     let mut command = setup.commands(run).uncommitted;
     git.clone_into(&mut command.argv[0]);
-    let (output, code) = execute(&command);
+    let (output, code) = execute_command(&command);
     assert_eq!(code, 0, "{git}");
     String::from_utf8(output).unwrap()
 }

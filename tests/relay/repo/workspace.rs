@@ -9,11 +9,11 @@ use cogni_gateway::relay::repo::mirror::{CommitAuthor, FileOwner, MAX_CHECKOUT_N
 use cogni_gateway::relay::repo::{BranchKey, FetchLimits, RepoError, ReviewVerdict};
 
 use super::setup::{RelayRun, RelaySetup};
-use crate::support::repository::Repository;
+use crate::support::repository::TestRepository;
 
 const AGENT: FileOwner = FileOwner { uid: 1001, gid: 1001 };
 
-fn feed(setup: &RelaySetup, run: &RelayRun, path: &Path) -> Result<(), RepoError> {
+fn fill_workspace(setup: &RelaySetup, run: &RelayRun, path: &Path) -> Result<(), RepoError> {
     let author = CommitAuthor { name: "An Agent".into(), email: "agent@example.com".into() };
     setup.mirror.checkout_workspace(&run.lease, &run.state, path, (AGENT, &author))
 }
@@ -22,7 +22,7 @@ fn feed(setup: &RelaySetup, run: &RelayRun, path: &Path) -> Result<(), RepoError
 #[test]
 fn the_workspace_is_the_agents_and_nothing_else_is() {
     let setup = RelaySetup::new();
-    let work = Repository::with_files(&setup.path("work"));
+    let work = TestRepository::with_files(&setup.path("work"));
     work.git(["pull", "-q", setup.remote.path.to_str().unwrap(), "main"]);
     let target = setup.path("target");
     fs::write(&target, "not the agent's").unwrap();
@@ -31,7 +31,7 @@ fn the_workspace_is_the_agents_and_nothing_else_is() {
     work.git(["push", "-q", setup.remote.path.to_str().unwrap(), "main"]);
     let run = setup.begin("owned", "first");
     let path = setup.path("owned");
-    feed(&setup, &run, &path).unwrap();
+    fill_workspace(&setup, &run, &path).unwrap();
     let mut folders = vec![path.clone()];
     while let Some(directory) = folders.pop() {
         assert_eq!(directory.symlink_metadata().unwrap().uid(), 1001, "{}", directory.display());
@@ -44,7 +44,7 @@ fn the_workspace_is_the_agents_and_nothing_else_is() {
     assert!(path.join("link").is_symlink());
     assert_eq!(target.metadata().unwrap().uid(), setup.directory.path().metadata().unwrap().uid());
     // A workspace that belongs to the agent is not filled again.
-    let again = feed(&setup, &run, &path).unwrap_err();
+    let again = fill_workspace(&setup, &run, &path).unwrap_err();
     assert!(matches!(again, RepoError::StateUnusable { .. }), "{again}");
 }
 
@@ -61,12 +61,12 @@ fn a_directory_that_is_not_empty_and_owned_is_not_filled() {
     let link = setup.path("link");
     symlink(&elsewhere, &link).unwrap();
     for path in [full, link] {
-        let error = feed(&setup, &run, &path).unwrap_err();
+        let error = fill_workspace(&setup, &run, &path).unwrap_err();
         assert!(matches!(error, RepoError::StateUnusable { .. }), "{error}");
     }
     let empty = setup.path("empty");
     fs::create_dir(&empty).unwrap();
-    feed(&setup, &run, &empty).unwrap();
+    fill_workspace(&setup, &run, &empty).unwrap();
     assert_eq!(empty.metadata().unwrap().permissions().mode() & 0o777, 0o700);
 }
 
@@ -80,7 +80,7 @@ fn a_newer_base_may_be_merged_and_is_not_the_agents_work() {
     run.workspace.commit("Own");
     setup.deliver(&run).unwrap();
     drop(run);
-    let work = Repository::with_files(&setup.path("work"));
+    let work = TestRepository::with_files(&setup.path("work"));
     let url = setup.remote.path.display().to_string();
     work.git(["pull", "-q", &url, "main"]);
     work.write(".github/workflows/ci.yml", "on: push\n");
@@ -103,7 +103,7 @@ fn a_base_that_moved_into_a_conflict_does_not_affect_the_push() {
     let run = setup.begin("conflict", "first");
     run.workspace.write("docs/guide.md", "the agent's\n");
     run.workspace.commit("Agent's guide");
-    let work = Repository::with_files(&setup.path("work"));
+    let work = TestRepository::with_files(&setup.path("work"));
     let url = setup.remote.path.display().to_string();
     work.git(["pull", "-q", &url, "main"]);
     work.write("docs/guide.md", "of another run\n");
@@ -145,7 +145,7 @@ fn a_sweep_packs_mirrors_and_drops_unused_branches() {
             .find(|path| found(path))
             .unwrap()
     };
-    let mirror = Repository::at(&only(&state.join("mirrors")));
+    let mirror = TestRepository::at(&only(&state.join("mirrors")));
     for at in 0..25 {
         let name = mirror.git_with(["hash-object", "-w", "--stdin"], &[at]);
         mirror.git_with(["pack-objects", "-q", "objects/pack/pack"], name.as_bytes());
@@ -200,7 +200,7 @@ fn a_repository_that_brings_too_much_is_not_fetched() {
             char::from(b'!' + u8::try_from(state >> 57).unwrap() % 90)
         })
         .collect();
-    let work = Repository::with_files(&setup.path("work"));
+    let work = TestRepository::with_files(&setup.path("work"));
     work.git(["pull", "-q", setup.remote.path.to_str().unwrap(), "main"]);
     work.write("noise", &noise);
     work.commit("Noise");
@@ -277,7 +277,7 @@ fn a_mirror_that_is_full_takes_no_more() {
         u8::try_from(state >> 56).unwrap()
     });
     let garbage: Vec<_> = noise.take(4 << 20).collect();
-    Repository::at(&mirror).git_with(["hash-object", "-w", "--stdin"], &garbage);
+    TestRepository::at(&mirror).git_with(["hash-object", "-w", "--stdin"], &garbage);
     let limits = FetchLimits { mirror_bytes: 2 << 20, ..FetchLimits::default() };
     let small = setup.mirror.clone().with_limits(limits);
     let refused = small.ensure_branch(&lease, None, None).unwrap_err();

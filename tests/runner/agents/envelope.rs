@@ -122,7 +122,7 @@ proptest! {
 
     /// A1: Valid and broken JSON, in any order, is an answer or an error.
     #[test]
-    fn whatever_json_is_printed_can_be_read(parts in proptest::collection::vec(part(), 0..12)) {
+    fn whatever_json_is_printed_can_be_read(parts in proptest::collection::vec(any_part(), 0..12)) {
         let _ = AgentEnvelope::parse(&parts.concat());
     }
 
@@ -143,7 +143,7 @@ proptest! {
     }
 }
 
-fn part() -> impl Strategy<Value = &'static str> {
+fn any_part() -> impl Strategy<Value = &'static str> {
     prop::sample::select(vec![
         "{",
         "}",

@@ -7,10 +7,10 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-use super::run_command::Runs;
+use super::run_command::AgentRuns;
 
 /// Returns flags for a catalog with one agent that is configured as `OpenClaw` is, and prints its arguments.
-fn claw(runs: &Runs, more: &str) -> [String; 4] {
+fn openclaw_flags(runs: &AgentRuns, more: &str) -> [String; 4] {
     let agents = runs.path("agents");
     fs::create_dir_all(&agents).unwrap();
     let script = "printf '%s\\n' \"$@\" >&2; echo '{\"payloads\":[],\"meta\":{}}'";
@@ -23,7 +23,7 @@ fn claw(runs: &Runs, more: &str) -> [String; 4] {
     ["--agents-dir".into(), agents, "--agent".into(), "claw".into()]
 }
 
-fn task(runs: &Runs) -> PathBuf {
+fn task_file(runs: &AgentRuns) -> PathBuf {
     let task = runs.path("task");
     fs::create_dir_all(&task).unwrap();
     fs::set_permissions(&task, Permissions::from_mode(0o777)).unwrap();
@@ -34,14 +34,14 @@ fn task(runs: &Runs) -> PathBuf {
 /// last message as an argument and the rest in a file.
 #[tokio::test]
 async fn openclaw_finds_its_settings_and_its_conversation() {
-    let runs = Runs::new().await;
-    let agent = claw(
+    let runs = AgentRuns::new().await;
+    let agent = openclaw_flags(
         &runs,
         "[openclaw]\nagent = 'reviewer'\ndeny = ['exec']\n[models]\nallow = ['m-1', 'm-2']\ndefault = 'm-2'\n\
          [files]\n'AGENTS.md' = 'ours'\n'notes/SOUL.md' = { file = 'soul.txt' }\n",
     );
     fs::write(runs.path("agents/soul.txt"), "from beside").unwrap();
-    let task = task(&runs);
+    let task = task_file(&runs);
     fs::write(task.join("AGENTS.md"), "theirs").unwrap();
     let request_toml = "run = 'team/run-1'\n[[messages]]\nrole = 'system'\ncontent = 'Be brief.'\n\
                 [[messages]]\nrole = 'user'\ncontent = 'What is 2 + 2?'\n\
@@ -88,7 +88,7 @@ async fn openclaw_finds_its_settings_and_its_conversation() {
 /// A1: The limits of an entry hold, whatever the run asks for, and the calls carry the entry's name.
 #[tokio::test]
 async fn the_limits_of_an_entry_hold() {
-    let runs = Runs::new().await;
+    let runs = AgentRuns::new().await;
     let text = "name = 'caller'\ndescription = 'calls'\nversion = 1\ngraph_id = 'team:caller'\nprogram = '/cogni-agent'\n\
                 argv = ['/cogni-agent']\nstream = 'events'\n[budget]\nmax_turns = 2\n[models]\ndefault = 'fake/tool=exec;repeat=yes'\n\
                 [policy]\nmax_body_bytes = 100000\n";
@@ -109,9 +109,9 @@ async fn the_limits_of_an_entry_hold() {
 /// A1, R6: A request that makes no sense, or would not fit, is refused before anything is made.
 #[tokio::test]
 async fn a_request_that_does_not_fit_an_agent_is_refused() {
-    let runs = Runs::new().await;
-    let task = task(&runs);
-    let agent = claw(&runs, "[models]\nallow = ['m-1', 'm-2']\n");
+    let runs = AgentRuns::new().await;
+    let task = task_file(&runs);
+    let agent = openclaw_flags(&runs, "[models]\nallow = ['m-1', 'm-2']\n");
     let agent = agent.each_ref().map(String::as_str);
     let ask = ["--message", "x", "--model", "m-1"];
     let ask_in = ["--message", "x", "--model", "m-1", "--workspace", "task:rw"];

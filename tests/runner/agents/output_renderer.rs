@@ -20,7 +20,7 @@ const OUTPUT: &str = concat!(
     "its last words",
 );
 
-async fn shown(chunks: impl Iterator<Item = &[u8]>) -> String {
+async fn render_chunks(chunks: impl Iterator<Item = &[u8]>) -> String {
     let mut seen = vec![];
     let mut shown = OutputRenderer::for_events(&mut seen, OpenLineFlag::default());
     for chunk in chunks {
@@ -66,7 +66,7 @@ async fn a_program_gives_no_commands_to_the_terminal() {
 #[tokio::test]
 async fn an_agent_is_shown_as_one_would_read_it() {
     let bytes = OUTPUT.as_bytes();
-    let whole = shown([bytes].into_iter()).await;
+    let whole = render_chunks([bytes].into_iter()).await;
     insta::assert_snapshot!(whole, @r#"
     cogni-init: a line of the program
     Let me look: ü
@@ -80,7 +80,11 @@ async fn an_agent_is_shown_as_one_would_read_it() {
     its last words
     "#);
     for at in 0..bytes.len() {
-        assert_eq!(shown([&bytes[..at], &bytes[at..]].into_iter()).await, whole, "cut at {at}");
+        assert_eq!(
+            render_chunks([&bytes[..at], &bytes[at..]].into_iter()).await,
+            whole,
+            "cut at {at}"
+        );
     }
-    assert_eq!(shown(bytes.chunks(1)).await, whole);
+    assert_eq!(render_chunks(bytes.chunks(1)).await, whole);
 }

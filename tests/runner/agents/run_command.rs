@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use crate::support::model_provider::{self, calling_tool};
 
 /// The directory of the runs, and their provider.
-pub(super) struct Runs {
+pub(super) struct AgentRuns {
     folder: TempDir,
     pub(super) provider: model_provider::RunningProvider,
 }
@@ -23,7 +23,7 @@ pub(super) struct RunCommandEnd {
     stderr: String,
 }
 
-impl Runs {
+impl AgentRuns {
     pub(super) async fn new() -> Self {
         Self {
             folder: tempfile::tempdir().unwrap(),
@@ -88,26 +88,26 @@ impl Runs {
     }
 }
 
-fn facts(result: &Value) -> Value {
+fn result_facts(result: &Value) -> Value {
     json!([result["ok"], result["exit_code"], result["error_code"]])
 }
 
-fn text(result: &Value) -> &str {
+fn result_text(result: &Value) -> &str {
     result["agent"]["payloads"][0]["text"].as_str().unwrap_or_default()
 }
 
 /// A1: The agent gets the conversation and returns its answer, in a workspace that is made automatically.
 #[tokio::test]
 async fn an_agent_answers_and_its_answer_is_in_the_result() {
-    let runs = Runs::new().await;
+    let runs = AgentRuns::new().await;
     let result = runs.ask("fake/echo=yes", &[]).await;
-    assert_eq!(facts(&result), json!([true, 0, null]), "{result}");
-    assert_eq!(text(&result), "hi ü");
+    assert_eq!(result_facts(&result), json!([true, 0, null]), "{result}");
+    assert_eq!(result_text(&result), "hi ü");
     assert_eq!(result["agent"]["meta"]["error"], Value::Null);
     assert_eq!(result["usage"]["turns"], 1);
     let look = "pwd; [ $(id -u) -ge 2100000000 ] && echo own; ls -A; stat -c '%U %a' . .cogni .cogni/messages.json; touch new; id -u > new";
     let result = runs.ask(&calling_tool(&["sh", "-c", look]), &[]).await;
-    let done: Value = serde_json::from_str(text(&result)).unwrap();
+    let done: Value = serde_json::from_str(result_text(&result)).unwrap();
     insta::assert_snapshot!(done["stdout"].as_str().unwrap(), @r"
     /workspace
     own
@@ -122,12 +122,12 @@ async fn an_agent_answers_and_its_answer_is_in_the_result() {
 /// R6: A workspace of the host gets the conversation, and keeps the agent's files.
 #[tokio::test]
 async fn a_workspace_of_the_hosts_is_written_to_and_kept() {
-    let runs = Runs::new().await;
+    let runs = AgentRuns::new().await;
     let task = runs.path("task");
     fs::create_dir(&task).unwrap();
     fs::set_permissions(&task, Permissions::from_mode(0o777)).unwrap();
     let result = runs.ask(&calling_tool(&["touch", "made"]), &["--workspace", "task:rw"]).await;
-    assert_eq!(facts(&result), json!([true, 0, null]), "{result}");
+    assert_eq!(result_facts(&result), json!([true, 0, null]), "{result}");
     let messages = fs::read_to_string(task.join(".cogni/messages.json")).unwrap();
     assert_eq!(messages, r#"{"messages":[{"content":"hi ü","role":"user"}]}"#);
     for (name, uid) in [(".cogni", 1001), (".cogni/messages.json", 1001), ("made", 1001), ("", 0)] {
@@ -138,13 +138,13 @@ async fn a_workspace_of_the_hosts_is_written_to_and_kept() {
         .unwrap();
     let model = ["--model", "fake/echo=yes", "--workspace", "task"];
     let result = runs.run(&[&["--agent", "sandbox:agent"], &model[..]].concat()).await;
-    assert_eq!(text(&result), "second");
+    assert_eq!(result_text(&result), "second");
 }
 
 /// R6: A symbolic link that an agent has put into the workspace is not followed.
 #[tokio::test]
 async fn a_symlink_in_the_workspace_is_not_followed() {
-    let runs = Runs::new().await;
+    let runs = AgentRuns::new().await;
     let (task, outside) = (runs.path("task"), runs.path("outside"));
     fs::create_dir(&task).unwrap();
     fs::create_dir(&outside).unwrap();
@@ -163,7 +163,7 @@ async fn a_symlink_in_the_workspace_is_not_followed() {
     fs::set_permissions(task.join(".cogni"), Permissions::from_mode(0o755)).unwrap();
     symlink(outside.join("messages.json"), task.join(".cogni/messages.json")).unwrap();
     let result = runs.ask("fake/echo=yes", &["--workspace", "task:rw"]).await;
-    assert_eq!(text(&result), "hi ü", "{result}");
+    assert_eq!(result_text(&result), "hi ü", "{result}");
     assert!(fs::symlink_metadata(task.join(".cogni/messages.json")).unwrap().is_file());
     assert_eq!(fs::read_to_string(outside.join("messages.json")).unwrap(), "mine");
     // The owner of a directory that existed before does not change.
@@ -175,7 +175,7 @@ async fn a_symlink_in_the_workspace_is_not_followed() {
 /// A1, R1: Each kind of an agent's failure has its own code.
 #[tokio::test]
 async fn each_failure_of_an_agent_has_its_code() {
-    let runs = Runs::new().await;
+    let runs = AgentRuns::new().await;
     let envelope = |meta: &str| format!("echo '{{\"payloads\":[],\"meta\":{meta}}}'");
     let error = r#"{"error":{"kind":"context_overflow","message":"too long"}}"#;
     let mut messages = vec![];
@@ -203,7 +203,7 @@ async fn each_failure_of_an_agent_has_its_code() {
         let init = ["--init", program.to_str().unwrap()];
         let result = runs.ask("m", &[&init, flags].concat()).await;
         let answered = !result["agent"].is_null();
-        messages.push(format!("{} {answered} {}", facts(&result), result["error"]));
+        messages.push(format!("{} {answered} {}", result_facts(&result), result["error"]));
     }
     insta::assert_snapshot!(messages.join("\n"), @r#"
     [true,0,null] true null
@@ -224,7 +224,7 @@ async fn each_failure_of_an_agent_has_its_code() {
 /// A1, G9: An agent with a spent budget reports it, and so does the result.
 #[tokio::test]
 async fn an_agent_that_spends_its_budget_is_ended() {
-    let runs = Runs::new().await;
+    let runs = AgentRuns::new().await;
     let result = runs.ask("fake/tool=exec;repeat=yes", &["--max-turns", "2"]).await;
     assert_eq!(result["error_code"], "budget_exhausted", "{result}");
     assert_eq!(result["usage"]["turns"], 2);
@@ -233,7 +233,7 @@ async fn an_agent_that_spends_its_budget_is_ended() {
 /// R8: Contradictory options are refused before anything is made.
 #[tokio::test]
 async fn contradictory_options_are_refused() {
-    let runs = Runs::new().await;
+    let runs = AgentRuns::new().await;
     let mut messages = String::new();
     for flags in [
         &["--agent", "sandbox:unknown", "--message", "x", "--model", "m"][..],
@@ -260,22 +260,22 @@ async fn contradictory_options_are_refused() {
 /// R8: A run can be described in a file, and the shipped example is valid.
 #[tokio::test]
 async fn a_file_says_what_to_run_and_flags_win() {
-    let runs = Runs::new().await;
+    let runs = AgentRuns::new().await;
     let example = concat!(env!("CARGO_MANIFEST_DIR"), "/config/run.toml");
     // The example names the account.
     let result = runs.result(runs.command(&["--spec", example])).await;
-    assert_eq!(facts(&result), json!([true, 0, null]), "{result}");
+    assert_eq!(result_facts(&result), json!([true, 0, null]), "{result}");
     assert_eq!(result["stdout"], "the answer is 42, and the LLM is at http://localhost:8080/v1\n");
     let result = runs.run(&["--spec", example, "--env", "ANSWER=43"]).await;
     assert!(result["stdout"].as_str().unwrap().contains("is 43"));
     let result = runs.run(&["--spec", example, "--", "sh", "-c", "echo $ANSWER; exit 7"]).await;
     assert_eq!(
-        (facts(&result), &result["stdout"]),
+        (result_facts(&result), &result["stdout"]),
         (json!([false, 7, "container_failed"]), &json!("42\n"))
     );
     let agent = ["--agent", "sandbox:agent", "--message", "hi", "--model", "fake/echo=yes"];
     let result = runs.run(&[&["--spec", example], &agent[..]].concat()).await;
-    assert_eq!(text(&result), "hi");
+    assert_eq!(result_text(&result), "hi");
     fs::write(
         runs.path("run.toml"),
         "run = 'run-of-file'\nagent = 'sandbox:agent'\nmessage = 'from a file'\n\
@@ -298,13 +298,13 @@ async fn a_file_says_what_to_run_and_flags_win() {
         "5",
     ];
     let result = runs.result(runs.command(&flags)).await;
-    assert_eq!((&result["run_id"], text(&result)), (&json!("run-of-flag"), "from a file"));
+    assert_eq!((&result["run_id"], result_text(&result)), (&json!("run-of-flag"), "from a file"));
 }
 
 /// R8: The error of a mistake in a file shows its line.
 #[tokio::test]
 async fn the_error_of_a_wrong_file_names_its_line() {
-    let runs = Runs::new().await;
+    let runs = AgentRuns::new().await;
     let mut messages = vec![];
     for text in [
         "argv = ['true']\nnetwork = 'host'\n",
@@ -331,7 +331,7 @@ async fn the_error_of_a_wrong_file_names_its_line() {
 /// R8: The live output shows the agent's text and actions, the cost of each call, and the end.
 #[tokio::test]
 async fn progress_can_be_followed() {
-    let runs = Runs::new().await;
+    let runs = AgentRuns::new().await;
     let model = calling_tool(&["sh", "-c", "exit 3"]);
     let agent = ["--agent", "sandbox:agent", "--message", "x", "--model", &model];
     let flags = ["--progress", "always", "--run-id", "run-1", "--max-turns", "5"];

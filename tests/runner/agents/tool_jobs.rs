@@ -6,10 +6,10 @@ use std::os::unix::fs::PermissionsExt;
 use cogni_gateway::base::digest::sha256_hex;
 use serde_json::{Value, json};
 
-use super::run_command::Runs;
+use super::run_command::AgentRuns;
 
 /// Writes a tool whose program is a shell script that gets the path of the arguments.
-fn write_tool(runs: &Runs, name: &str, script: &str, more: &str) {
+fn write_tool(runs: &AgentRuns, name: &str, script: &str, more: &str) {
     let tools = runs.path("tools");
     fs::create_dir_all(&tools).unwrap();
     let text = format!(
@@ -19,8 +19,8 @@ fn write_tool(runs: &Runs, name: &str, script: &str, more: &str) {
 }
 
 /// Runs a script that calls tools with `cogni-tool`, and returns the gateway's answers and all records of the run.
-async fn answers(
-    runs: &Runs,
+async fn tool_answers(
+    runs: &AgentRuns,
     granted: &[&str],
     script: &str,
     flags: &[&str],
@@ -36,7 +36,7 @@ async fn answers(
     (lines(result["stdout"].as_str().unwrap()), lines(&records))
 }
 
-fn workspace(runs: &Runs) {
+fn prepare_workspace(runs: &AgentRuns) {
     let task = runs.path("task");
     fs::create_dir(&task).unwrap();
     fs::set_permissions(&task, Permissions::from_mode(0o777)).unwrap();
@@ -46,7 +46,7 @@ fn workspace(runs: &Runs) {
 /// T3: the arguments arrive as one JSON file, whatever they contain; no shell reads them.
 #[tokio::test]
 async fn a_job_gets_its_arguments_as_a_file() {
-    let runs = Runs::new().await;
+    let runs = AgentRuns::new().await;
     let schema =
         "[parameters]\nrequired = ['text']\n[parameters.properties.text]\ntype = 'string'\n";
     write_tool(&runs, "t__echo", "cat \"$0\"; echo beside >&2", schema);
@@ -54,7 +54,7 @@ async fn a_job_gets_its_arguments_as_a_file() {
     let script = format!(
         "/run/cogni-tool exec t__echo '{arguments}'; /run/cogni-tool exec t__echo '{{}}'; true"
     );
-    let (answers, records) = answers(&runs, &["t__echo"], &script, &[]).await;
+    let (answers, records) = tool_answers(&runs, &["t__echo"], &script, &[]).await;
     let text = "$(id) `id`; \"' --flag";
     assert_eq!(
         answers[0]["result"],
@@ -72,7 +72,7 @@ async fn a_job_gets_its_arguments_as_a_file() {
 /// T3: a job has no network, no gateway, no way to change its root, and not the user of root.
 #[tokio::test]
 async fn a_job_is_as_confined_as_an_agent() {
-    let runs = Runs::new().await;
+    let runs = AgentRuns::new().await;
     let look = "
         echo $(ls /sys/class/net) \\| $(ls /llm-sock)
         touch /usr/x /arguments.json 2>/dev/null || echo read-only
@@ -85,7 +85,7 @@ async fn a_job_is_as_confined_as_an_agent() {
     ";
     write_tool(&runs, "t__look", look, "");
     let script = "/run/cogni-tool exec t__look";
-    let (answers, _) = answers(&runs, &["t__look"], script, &[]).await;
+    let (answers, _) = tool_answers(&runs, &["t__look"], script, &[]).await;
     let seen = answers[0]["result"]["stdout"].as_str().unwrap();
     insta::assert_snapshot!(seen, @r"
     lo | hosts
@@ -100,21 +100,22 @@ async fn a_job_is_as_confined_as_an_agent() {
 /// T3: a job has no more of the workspace than its file says and its run has.
 #[tokio::test]
 async fn a_job_writes_to_the_workspace_only_if_its_run_may() {
-    let runs = Runs::new().await;
-    workspace(&runs);
+    let runs = AgentRuns::new().await;
+    prepare_workspace(&runs);
     let write = "cat /workspace/seen; touch /workspace/$(basename $PWD)-made 2>/dev/null || echo , read-only";
     for access in ["none", "ro", "rw"] {
         write_tool(&runs, &format!("t__{access}"), write, &format!("workspace = '{access}'\n"));
     }
     let granted = ["t__none", "t__ro", "t__rw"];
     let script = "for tool in none ro rw; do /run/cogni-tool exec t__$tool; done; true";
-    let (writable, _) = answers(&runs, &granted, script, &["--workspace", "task:rw"]).await;
+    let (writable, _) = tool_answers(&runs, &granted, script, &["--workspace", "task:rw"]).await;
     let read_only = "by the tool, read-only\n";
     assert_eq!(writable[0]["error"]["code"], Value::Null, "{writable:?}");
     assert_eq!(writable[1]["result"]["stdout"], read_only);
     assert_eq!(writable[2]["result"]["stdout"], "by the tool");
     // A run that only reads its workspace loses the tools that write.
-    let (restricted, records) = answers(&runs, &granted, script, &["--workspace", "task:ro"]).await;
+    let (restricted, records) =
+        tool_answers(&runs, &granted, script, &["--workspace", "task:ro"]).await;
     assert_eq!(restricted[1]["result"]["stdout"], read_only);
     assert_eq!(restricted[2]["error"]["code"], "policy_denied");
     let refused = records.iter().find(|record| record["event"] == "tool.refused").unwrap();
@@ -124,7 +125,7 @@ async fn a_job_writes_to_the_workspace_only_if_its_run_may() {
 /// T3: a job that fails, hangs, floods, takes all memory or does not exist ends with a code, and the run goes on.
 #[tokio::test]
 async fn a_bad_job_ends_typed_and_bounded() {
-    let runs = Runs::new().await;
+    let runs = AgentRuns::new().await;
     let limits =
         "[limits]\nmax_runtime = '2s'\nmax_output = '10k'\nmax_memory = '48m'\npids = 16\n";
     write_tool(&runs, "t__fail", "echo bad >&2; exit 3", limits);
@@ -136,7 +137,7 @@ async fn a_bad_job_ends_typed_and_bounded() {
     fs::write(runs.path("tools/t__missing.toml"), missing).unwrap();
     let granted = ["t__fail", "t__flood", "t__hang", "t__hungry", "t__large", "t__missing"];
     let script = "for tool in fail hang flood large hungry missing; do /run/cogni-tool exec t__$tool; done; echo '{\"error\":{\"code\":\"alive\"}}'";
-    let (answers, records) = answers(&runs, &granted, script, &[]).await;
+    let (answers, records) = tool_answers(&runs, &granted, script, &[]).await;
     let codes: Vec<_> =
         answers.iter().map(|answer| answer["error"]["code"].as_str().unwrap()).collect();
     assert_eq!(
@@ -159,7 +160,7 @@ async fn a_bad_job_ends_typed_and_bounded() {
 /// T3, T7: a tool's file that is wrong is refused with its name, its key and a remedy.
 #[tokio::test]
 async fn a_wrong_tool_file_is_refused_before_the_run() {
-    let runs = Runs::new().await;
+    let runs = AgentRuns::new().await;
     fs::create_dir(runs.path("tools")).unwrap();
     fs::write(runs.path("gateway.toml"), "[tools]\ndirectory = 'tools'\ngranted = []\n").unwrap();
     let mut errors = vec![];

@@ -9,11 +9,11 @@ use cogni_gateway::relay::delivery::statement::ProvenanceStatement;
 use cogni_gateway::telemetry::audit::AuditSigningKey;
 use serde_json::{Value, json};
 
-use super::driver::{Sandboxed, sh};
+use super::driver::{TestedRunner, shell_argv};
 use crate::support::github_server::{self, NAME, TOKEN};
-use crate::support::process::{Process, wait_until};
-use crate::support::repository::git;
-use crate::support::run_command::{Result, entries};
+use crate::support::process::{ChildProcess, wait_until};
+use crate::support::repository::run_git;
+use crate::support::run_command::{Result, list_entries};
 
 /// L1, L2, L6: One run's commits are pushed and get a pull request, and the next run starts from them.
 #[tokio::test(flavor = "multi_thread")]
@@ -35,11 +35,11 @@ async fn a_runs_commits_reach_a_pull_request() {
         setup.run(&flags, "cat one && echo two > two && git add two && git commit -qm 'Add two'");
     assert_eq!(second.json["stdout"], "one\n", "{}", second.json);
     assert_eq!(setup.forge.hub.pulls(NAME).len(), 1, "the second run has asked again");
-    let log = git(&setup.forge.bare(), &["log", "--format=%s", "sandbox/task-9"]);
+    let log = run_git(&setup.forge.bare(), &["log", "--format=%s", "sandbox/task-9"]);
     assert_eq!(log, "Add two\nAdd one\nchange README");
     assert_eq!(
         second.json["relay"]["head"],
-        git(&setup.forge.bare(), &["rev-parse", "sandbox/task-9"])
+        run_git(&setup.forge.bare(), &["rev-parse", "sandbox/task-9"])
     );
     assert_no_token([&first, &second]);
 }
@@ -55,16 +55,16 @@ async fn work_that_is_held_is_kept() {
     assert_eq!((result.json["ok"].clone(), result.status), (json!(true), 3));
     let line = relay["apply"].as_str().unwrap();
     let clone = setup.runner.path().join("clone");
-    git(
+    run_git(
         &setup.runner.path(),
         &["clone", "--quiet", &setup.forge.bare().display().to_string(), "clone"],
     );
     let words: Vec<_> =
         line.strip_prefix("git ").unwrap().split(' ').map(|word| word.trim_matches('\'')).collect();
-    git(&clone, &words);
+    run_git(&clone, &words);
     let branch = line.trim_end_matches('\'').rsplit(':').next().unwrap();
     assert!(branch.starts_with("refs/heads/held/held-"), "{line}");
-    let files = git(&clone, &["ls-tree", "-r", "--name-only", branch]);
+    let files = run_git(&clone, &["ls-tree", "-r", "--name-only", branch]);
     assert_eq!(files, ".github/workflows/x.yml\nREADME");
 }
 
@@ -99,7 +99,7 @@ async fn a_run_may_have_nothing_to_deliver() {
         idle.json["relay"],
         json!({"branch": "sandbox/idle", "why": "nothing was committed"})
     );
-    assert_eq!(entries(&setup.runner.path().join("state/work")), [""; 0]);
+    assert_eq!(list_entries(&setup.runner.path().join("state/work")), [""; 0]);
 }
 
 /// L3, R5: A delivery starts one sandbox if there are only commits, and two sandboxes at most whatever the workspace
@@ -130,8 +130,8 @@ async fn a_delivery_starts_two_sandboxes_at_most() {
 async fn a_second_interrupt_detaches_a_delivery() {
     let setup = DeliverySetup::new().await;
     setup.forge.hub.inject(GithubOperation::Push, InjectedFailure::HoldBefore, 1);
-    let work = sh("echo work > work && git add work && git commit -qm work");
-    let mut process = Process::start(&mut setup.prepare(&["--branch-key", "left"], &work), "");
+    let work = shell_argv("echo work > work && git add work && git commit -qm work");
+    let mut process = ChildProcess::start(&mut setup.prepare(&["--branch-key", "left"], &work), "");
     setup.forge.hub.response_gate().wait_for_waiting(1).await;
     let is_over = || {
         process.signal("INT");
@@ -141,7 +141,7 @@ async fn a_second_interrupt_detaches_a_delivery() {
     assert_eq!(process.wait().code(), Some(3), "{}", process.output());
     setup.forge.hub.response_gate().allow_answers(1);
     let (_, output) = setup.relay(&["retry", "--due"]);
-    let branches = git(&setup.forge.bare(), &["branch", "--list", "sandbox/left"]);
+    let branches = run_git(&setup.forge.bare(), &["branch", "--list", "sandbox/left"]);
     assert_eq!(branches.trim(), "sandbox/left", "{output}");
 }
 
@@ -156,7 +156,7 @@ async fn the_key_of_a_runs_log_signs_its_statement() {
     let flags = |branch| [&["--branch-key", branch][..], &key].concat();
     let result = setup.run(&flags("signed"), "echo 1 > one && git add one && git commit -qm one");
     let head = result.json["relay"]["head"].as_str().unwrap();
-    let note = git(&setup.forge.bare(), &["notes", "--ref=cogni", "show", head]);
+    let note = run_git(&setup.forge.bare(), &["notes", "--ref=cogni", "show", head]);
     let public =
         *AuditSigningKey::new(Some(&SecretString::new(seed.clone()))).unwrap().public_key();
     assert!(ProvenanceStatement::verify(&note, &public).is_ok(), "{note}");
@@ -175,8 +175,8 @@ async fn a_workspace_that_cannot_be_read_is_kept() {
     assert_eq!(fs::read_to_string(format!("{workspace}/work")).unwrap(), "work\n", "{why}");
     // The workspace is in its own directory, and there is no other.
     let works = setup.runner.path().join("state/work");
-    let [id] = &entries(&works)[..] else { panic!("{:?}", entries(&works)) };
-    assert_eq!(entries(&works.join(id)), ["workspace"]);
+    let [id] = &list_entries(&works)[..] else { panic!("{:?}", list_entries(&works)) };
+    assert_eq!(list_entries(&works.join(id)), ["workspace"]);
 }
 
 /// A1, L3: Files that the agent gets with its task are not part of its work, and the repository's own instructions
@@ -196,7 +196,7 @@ async fn files_given_to_an_agent_are_not_its_work() {
     let agent = ["--agents-dir", agents, "--agent", "claw", "--message", "x", "--model", "m"];
     let result = setup.run_argv(&[&["--branch-key", "given"], &agent[..]].concat(), &[]);
     assert_eq!(result.facts(), json!([true, 0, null]), "{}", result.json);
-    let files = git(&setup.forge.bare(), &["ls-tree", "-r", "--name-only", "sandbox/given"]);
+    let files = run_git(&setup.forge.bare(), &["ls-tree", "-r", "--name-only", "sandbox/given"]);
     assert_eq!(files, "README\nwork");
     assert_ne!(result.json["stderr"], "ours, too", "a file of the repository is replaced");
 }
@@ -229,17 +229,17 @@ async fn an_agents_own_rules_judge_its_work() {
 }
 
 pub(super) struct DeliverySetup {
-    pub(super) runner: Sandboxed,
+    pub(super) runner: TestedRunner,
     pub(super) forge: github_server::RunningGithub,
 }
 
 impl DeliverySetup {
     pub(super) async fn new() -> Self {
-        Self { runner: Sandboxed::new(), forge: github_server::RunningGithub::start().await }
+        Self { runner: TestedRunner::new(), forge: github_server::RunningGithub::start().await }
     }
 
     pub(super) fn run(&self, flags: &[&str], script: &str) -> Result {
-        self.run_argv(flags, &sh(script))
+        self.run_argv(flags, &shell_argv(script))
     }
 
     pub(super) fn prepare(&self, flags: &[&str], argv: &[&str]) -> Command {

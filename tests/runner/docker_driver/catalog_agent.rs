@@ -5,13 +5,13 @@ use std::process::Command;
 
 use serde_json::json;
 
-use super::driver::Sandboxed;
+use super::driver::TestedRunner;
 use crate::support::docker_engine;
 
 /// A1, R4: The image contains nothing of the agent; the agent's program is mounted.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_runs_in_an_image_that_knows_nothing_of_it() {
-    let runner = Sandboxed::with_provider().await;
+    let runner = TestedRunner::with_provider().await;
     let arguments =
         r#"{"argv":["sh"%2c"-c"%2c"test $(id -u) -ge 2100000000 && ls /cogni-agent && touch it"]}"#;
     let model = format!("fake/tool=exec;echo=yes;arguments={arguments}");
@@ -26,9 +26,14 @@ async fn an_agent_runs_in_an_image_that_knows_nothing_of_it() {
 /// A2: The catalog asks the engine whether an agent's image exists, by name or id.
 #[test]
 fn a_missing_image_is_the_reason_why_an_agent_cannot_run() {
-    let runner = Sandboxed::new();
-    let id =
-        docker_engine::must(&["image", "inspect", "--format", "{{.Id}}", docker_engine::BUSYBOX]);
+    let runner = TestedRunner::new();
+    let id = docker_engine::docker_output(&[
+        "image",
+        "inspect",
+        "--format",
+        "{{.Id}}",
+        docker_engine::BUSYBOX,
+    ]);
     let agents = runner.path().join("agents");
     fs::create_dir(&agents).unwrap();
     let images = [("a", docker_engine::BUSYBOX), ("b", &id), ("c", "cogni-gateway-test:absent")];
@@ -44,7 +49,7 @@ fn a_missing_image_is_the_reason_why_an_agent_cannot_run() {
             "agents",
             "--all",
             "--init",
-            docker_engine::init(),
+            docker_engine::init_path(),
             "--docker-socket",
             docker_engine::SOCKET,
         ])

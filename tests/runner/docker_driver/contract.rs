@@ -5,31 +5,31 @@ use std::process::Stdio;
 
 use serde_json::{Value, json};
 
-use super::driver::{Sandboxed, sh};
+use super::driver::{TestedRunner, shell_argv};
 use crate::support::process::wait_until;
 
 /// R1: The exit code is the program's own, and only 0 is a success.
 #[test]
 fn exit_codes_come_through() {
-    let runner = Sandboxed::new();
+    let runner = TestedRunner::new();
     for code in [1, 2, 42, 126, 127, 137, 143] {
-        let result = runner.run(&[], &sh(&format!("exit {code}")));
+        let result = runner.run(&[], &shell_argv(&format!("exit {code}")));
         assert_eq!(result.status, 1);
         assert_eq!(result.facts(), json!([false, code, "container_failed"]));
     }
-    let result = runner.run(&[], &sh("exit 0"));
+    let result = runner.run(&[], &shell_argv("exit 0"));
     assert_eq!((result.status, result.facts()), (0, json!([true, 0, null])));
 }
 
 /// R1: The exit codes of programs that cannot start or are killed are those of a shell.
 #[test]
 fn a_program_that_cannot_be_started_or_is_killed_has_the_exit_code_of_a_shell() {
-    let runner = Sandboxed::new();
+    let runner = TestedRunner::new();
     for (argv, code) in [
         (vec!["/nowhere"], 127),
         (vec!["/etc/passwd"], 126),
-        (sh("kill -KILL $$").into(), 137),
-        (sh("kill -TERM $$").into(), 143),
+        (shell_argv("kill -KILL $$").into(), 137),
+        (shell_argv("kill -TERM $$").into(), 143),
     ] {
         let result = runner.run(&[], &argv);
         assert_eq!(result.facts(), json!([false, code, "container_failed"]), "{argv:?}");
@@ -40,14 +40,14 @@ fn a_program_that_cannot_be_started_or_is_killed_has_the_exit_code_of_a_shell() 
 #[test]
 fn the_arguments_arrive_as_they_were_given() {
     let argv = ["printf", "<%s>", "a b", "$HOME", "", "'; id", "ü\n"];
-    let result = Sandboxed::new().run(&[], &argv);
+    let result = TestedRunner::new().run(&[], &argv);
     assert_eq!(result.json["stdout"], "<a b><$HOME><><'; id><ü\n>");
 }
 
 /// R8: Standard output has only the result; the program's output appears live on standard error.
 #[test]
 fn the_two_streams_are_separate_and_printed_live() {
-    let result = Sandboxed::new().run(&[], &sh("echo to out; echo to err >&2"));
+    let result = TestedRunner::new().run(&[], &shell_argv("echo to out; echo to err >&2"));
     assert_eq!(result.json["stdout"], "to out\n");
     assert_eq!(result.json["stderr"], "to err\n");
     let lines: Vec<_> = result.shown.lines().filter(|line| line.starts_with("to ")).collect();
@@ -58,7 +58,7 @@ fn the_two_streams_are_separate_and_printed_live() {
 #[test]
 fn the_program_finds_what_every_client_needs_in_its_environment() {
     let run = format!("run-env-{}", std::process::id());
-    let result = Sandboxed::new().run(&["--env", "COGNI_MODEL=m", "--run-id", &run], &["env"]);
+    let result = TestedRunner::new().run(&["--env", "COGNI_MODEL=m", "--run-id", &run], &["env"]);
     let stdout = result.json["stdout"].as_str().unwrap().replace(&run, "run-env");
     let mut variables: Vec<_> = stdout
         .lines()
@@ -80,8 +80,9 @@ fn the_program_finds_what_every_client_needs_in_its_environment() {
 /// R5: The cost of a flood of output is bounded, in the result and in memory.
 #[test]
 fn a_flood_is_counted_and_not_kept() {
-    let runner = Sandboxed::new();
-    let flood = sh("echo first; dd if=/dev/zero bs=1M count=100 2>/dev/null; echo; echo last");
+    let runner = TestedRunner::new();
+    let flood =
+        shell_argv("echo first; dd if=/dev/zero bs=1M count=100 2>/dev/null; echo; echo last");
     let stdout = runner.path().join("result");
     let mut command = runner.prepare(&["--max-output", "4k"], &flood);
     command.stdout(File::create(&stdout).unwrap()).stderr(Stdio::null());
@@ -111,16 +112,16 @@ fn peak_memory_of(pid: u32) -> u64 {
 /// R1, R5, G9: Calls reach the upstream from inside the sandbox, until the budget is spent.
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_go_through_the_gateway_until_the_budget_is_spent() {
-    let runner = Sandboxed::with_provider().await;
+    let runner = TestedRunner::with_provider().await;
     let call = "curl --silent -H 'content-type: application/json' \
                 -d '{\"model\":\"fake/chunks=5\",\"messages\":[]}' $OPENAI_BASE_URL/chat/completions";
-    let result = runner.run(&["--max-turns", "2"], &sh(&format!("{call}; {call}")));
+    let result = runner.run(&["--max-turns", "2"], &shell_argv(&format!("{call}; {call}")));
     assert_eq!(result.facts(), json!([true, 0, null]));
     assert_eq!(result.json["usage"]["turns"], 2, "{}", result.json);
     assert!(result.json["stdout"].as_str().unwrap().contains("hello from the fake provider"));
 
     let again = format!("trap 'exit 0' TERM; while true; do {call}; sleep 0.1; done");
-    let result = runner.run(&["--max-turns", "2"], &sh(&again));
+    let result = runner.run(&["--max-turns", "2"], &shell_argv(&again));
     assert_eq!(result.json["error_code"], "budget_exhausted", "{}", result.json);
     assert_eq!(result.json["usage"]["turns"], 2);
     assert_eq!(result.status, 1);
@@ -130,7 +131,7 @@ async fn calls_go_through_the_gateway_until_the_budget_is_spent() {
 /// program fails because of it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_that_is_too_large_does_not_end_the_run() {
-    let runner = Sandboxed::with_provider().await;
+    let runner = TestedRunner::with_provider().await;
     let script = |last: &str| {
         let call = r#"
             call() { curl --silent --fail -o /dev/null -H 'content-type: application/json' --data-binary @- $OPENAI_BASE_URL/chat/completions; }
@@ -144,10 +145,10 @@ async fn a_call_that_is_too_large_does_not_end_the_run() {
     };
     let flags = ["--max-total-tokens", "2000"];
     let small = r#"echo '{"model":"fake/chunks=1","max_tokens":9,"messages":[]}' | call"#;
-    let goes_on = runner.run(&flags, &sh(&script(small)));
+    let goes_on = runner.run(&flags, &shell_argv(&script(small)));
     assert_eq!(goes_on.facts(), json!([true, 0, null]), "{}", goes_on.json);
     assert_eq!(goes_on.json["usage"]["refused"], 1);
-    let gives_up = runner.run(&flags, &sh(&script("exit 1")));
+    let gives_up = runner.run(&flags, &shell_argv(&script("exit 1")));
     assert_eq!(gives_up.facts(), json!([false, 1, "budget_exhausted"]), "{}", gives_up.json);
 }
 
@@ -156,7 +157,7 @@ async fn a_call_that_is_too_large_does_not_end_the_run() {
 fn a_workspace_is_read_or_written_as_it_was_asked_for() {
     use std::os::unix::fs::PermissionsExt;
 
-    let runner = Sandboxed::new();
+    let runner = TestedRunner::new();
     let task = runner.path().join("task");
     fs::create_dir(&task).unwrap();
     fs::set_permissions(&task, fs::Permissions::from_mode(0o777)).unwrap();
@@ -164,7 +165,7 @@ fn a_workspace_is_read_or_written_as_it_was_asked_for() {
     let root = runner.path().display().to_string();
     let with = |mode: &str, script: &str| {
         let workspace = format!("{}{mode}", task.display());
-        runner.run(&["--root", &root, "--workspace", &workspace], &sh(script)).facts()
+        runner.run(&["--root", &root, "--workspace", &workspace], &shell_argv(script)).facts()
     };
     let failed = json!([false, 1, "container_failed"]);
     assert_eq!(with("", "grep -q why question && ! touch answer"), json!([true, 0, null]));
@@ -177,7 +178,7 @@ fn a_workspace_is_read_or_written_as_it_was_asked_for() {
 /// R8: A mistake that can be detected before anything is made is wrong use, without a result.
 #[test]
 fn wrong_use_is_distinguished_from_a_failed_run() {
-    let runner = Sandboxed::new();
+    let runner = TestedRunner::new();
     for (flags, argv) in [
         (&["--workspace", "/etc"][..], &["true"][..]),
         (&["--pids", "0"], &["true"]),
@@ -195,7 +196,7 @@ fn wrong_use_is_distinguished_from_a_failed_run() {
 #[test]
 fn a_result_has_these_fields() {
     let run = format!("run-fields-{}", std::process::id());
-    let result = Sandboxed::new().run(&["--run-id", &run], &sh("echo hi"));
+    let result = TestedRunner::new().run(&["--run-id", &run], &shell_argv("echo hi"));
     let mut json = result.json;
     for (name, timing) in json["timings"].as_object_mut().unwrap() {
         assert!(timing.as_u64().unwrap() > 0, "{name}");

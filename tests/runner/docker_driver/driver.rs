@@ -6,42 +6,53 @@ use std::process::Command;
 
 use cogni_gateway::sandbox::sandbox_name;
 
-use crate::support::docker_engine::{self, must};
-use crate::support::run_command::{self, Driver};
+use crate::support::docker_engine::{self, docker_output};
+use crate::support::run_command::{self, TestDriver};
 
-pub(super) use crate::support::run_command::{entries, sh};
+pub(super) use crate::support::run_command::{list_entries, shell_argv};
 
-pub(super) type Sandboxed = run_command::Sandboxed<Docker>;
+/// The tests of both drivers know the runner of their driver by one name.
+pub(super) use DockerRunner as TestedRunner;
 
-pub(super) struct Docker;
+pub(super) type DockerRunner = run_command::SandboxedRunner<DockerDriver>;
 
-impl Driver for Docker {
+pub(super) struct DockerDriver;
+
+impl TestDriver for DockerDriver {
     /// Checks the engine and its images, and reports what is missing.
     fn check() {
-        docker_engine::need(&[docker_engine::HOST]);
+        docker_engine::need_images(&[docker_engine::HOST]);
     }
 
     fn choose(command: &mut Command) {
-        command.env("COGNI_IMAGE", docker_engine::HOST).env("COGNI_INIT", docker_engine::init());
+        command
+            .env("COGNI_IMAGE", docker_engine::HOST)
+            .env("COGNI_INIT", docker_engine::init_path());
     }
 
     fn traces(run: &str) -> String {
-        containers(run)
+        list_containers(run)
     }
 }
 
-impl Sandboxed {
+impl TestedRunner {
     /// Describes everything that exists of a run.
     pub(super) fn left(&self, run: &str) -> String {
         let filter = format!("label=cogni.run={run}");
-        let states =
-            must(&["ps", "--all", "--filter", &filter, "--format", "container ({{.State}})"]);
-        let directories = entries(&self.run_dir()).into_iter().map(|_| "directory");
+        let states = docker_output(&[
+            "ps",
+            "--all",
+            "--filter",
+            &filter,
+            "--format",
+            "container ({{.State}})",
+        ]);
+        let directories = list_entries(&self.run_dir()).into_iter().map(|_| "directory");
         // A running container always has processes; at its start they appear a moment later.
         let is_news = !states.contains("running") && has_processes(run);
         let processes = is_news.then_some("processes");
         let name = sandbox_name(run);
-        let groups = find(&["/sys/fs/cgroup", "-maxdepth", "2", "-name", &format!("{name}-*")]);
+        let groups = run_find(&["/sys/fs/cgroup", "-maxdepth", "2", "-name", &format!("{name}-*")]);
         let groups = (!groups.is_empty()).then_some("groups");
         let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
         let mounts = mounts.contains(self.run_dir().to_str().unwrap()).then_some("mounts");
@@ -52,7 +63,7 @@ impl Sandboxed {
 }
 
 /// Returns the output of `find`.
-pub(super) fn find(line: &[&str]) -> String {
+pub(super) fn run_find(line: &[&str]) -> String {
     String::from_utf8(Command::new("find").args(line).output().unwrap().stdout).unwrap()
 }
 
@@ -60,13 +71,20 @@ pub(super) fn find(line: &[&str]) -> String {
 fn has_processes(run: &str) -> bool {
     let variable = format!("RUN_ID={run}");
     let environments =
-        entries(Path::new("/proc")).into_iter().map(|pid| format!("/proc/{pid}/environ"));
+        list_entries(Path::new("/proc")).into_iter().map(|pid| format!("/proc/{pid}/environ"));
     environments.filter_map(|path| fs::read(path).ok()).any(|environment| {
         environment.split(|byte| *byte == 0).any(|part| part == variable.as_bytes())
     })
 }
 
 /// Returns the ids of a run's containers, in any state.
-pub(super) fn containers(run: &str) -> String {
-    must(&["ps", "--all", "--quiet", "--no-trunc", "--filter", &format!("label=cogni.run={run}")])
+pub(super) fn list_containers(run: &str) -> String {
+    docker_output(&[
+        "ps",
+        "--all",
+        "--quiet",
+        "--no-trunc",
+        "--filter",
+        &format!("label=cogni.run={run}"),
+    ])
 }

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::driver::{Sandboxed, sh};
+use super::driver::{TestedRunner, shell_argv};
 use crate::support::docker_engine;
-use crate::support::engine_proxy::{Call, EngineProxy, Fault};
-use crate::support::process::Process;
+use crate::support::engine_proxy::{EngineFault, EngineProxy, ProxiedCall};
+use crate::support::process::ChildProcess;
 
 /// R5: If an answer of the engine is missing or incomplete, or its connection ends, the run ends at its deadline at the
 /// latest and leaves nothing, including what the engine has made by then.
@@ -17,15 +17,15 @@ use crate::support::process::Process;
 fn an_engine_whose_answers_are_lost_costs_the_run_and_leaves_nothing() {
     let mut table = String::new();
     for call in [
-        Call::Image,
-        Call::Create,
-        Call::Attach,
-        Call::Start,
-        Call::Wait,
-        Call::Inspect,
-        Call::Remove,
+        ProxiedCall::Image,
+        ProxiedCall::Create,
+        ProxiedCall::Attach,
+        ProxiedCall::Start,
+        ProxiedCall::Wait,
+        ProxiedCall::Inspect,
+        ProxiedCall::Remove,
     ] {
-        for fault in [Fault::AnswerLost, Fault::AnswerCut, Fault::Refused] {
+        for fault in [EngineFault::AnswerLost, EngineFault::AnswerCut, EngineFault::Refused] {
             let outcome = came_of(call, fault);
             writeln!(table, "{:8} {:11} {outcome}", format!("{call:?}"), format!("{fault:?}"))
                 .unwrap();
@@ -34,18 +34,19 @@ fn an_engine_whose_answers_are_lost_costs_the_run_and_leaves_nothing() {
     insta::assert_snapshot!(table);
 }
 
-fn came_of(call: Call, fault: Fault) -> String {
-    let runner = Sandboxed::new();
+fn came_of(call: ProxiedCall, fault: EngineFault) -> String {
+    let runner = TestedRunner::new();
     let engine_proxy = EngineProxy::new(&runner.path(), Path::new(docker_engine::SOCKET));
     engine_proxy.inject(call, fault);
     // A lost answer at the end is requested again or not needed; before that, only the deadline helps.
-    let is_late = matches!(call, Call::Inspect | Call::Remove) || fault != Fault::AnswerLost;
+    let is_late = matches!(call, ProxiedCall::Inspect | ProxiedCall::Remove)
+        || fault != EngineFault::AnswerLost;
     let max_runtime = if is_late { "60s" } else { "1s" };
     let flags = ["--docker-socket", engine_proxy.socket(), "--max-runtime", max_runtime];
     // If the run ends without the fault, the program must end by itself; if the run ends at its deadline, the program
     // must not.
-    let script = if call == Call::Wait && !is_late { "sleep 600" } else { "true" };
-    let result = runner.run(&flags, &sh(script));
+    let script = if call == ProxiedCall::Wait && !is_late { "sleep 600" } else { "true" };
+    let result = runner.run(&flags, &shell_argv(script));
     let error = result.json["error"].as_str().unwrap_or_default().split(':').next().unwrap();
     format!("{} {error}", result.json["error_code"].as_str().unwrap_or("ok")).trim_end().to_owned()
 }
@@ -53,10 +54,10 @@ fn came_of(call: Call, fault: Fault) -> String {
 /// R5: A slow engine alone ends no run.
 #[test]
 fn an_engine_that_is_slow_does_its_work() {
-    let runner = Sandboxed::new();
+    let runner = TestedRunner::new();
     let engine_proxy = EngineProxy::new(&runner.path(), Path::new(docker_engine::SOCKET));
-    engine_proxy.always(Fault::Late(Duration::from_millis(200)));
-    let result = runner.run(&["--docker-socket", engine_proxy.socket()], &sh("echo hi"));
+    engine_proxy.always(EngineFault::Late(Duration::from_millis(200)));
+    let result = runner.run(&["--docker-socket", engine_proxy.socket()], &shell_argv("echo hi"));
     assert_eq!(result.facts(), json!([true, 0, null]), "{}", result.json);
     assert_eq!(result.json["stdout"], "hi\n");
 }
@@ -66,16 +67,17 @@ fn an_engine_that_is_slow_does_its_work() {
 fn a_container_that_comes_after_the_deadline_is_removed() {
     // On a slow machine the first deadline may pass before anything is made.
     for seconds in [3, 12, 48] {
-        let runner = Sandboxed::new();
+        let runner = TestedRunner::new();
         let engine_proxy = EngineProxy::new(&runner.path(), Path::new(docker_engine::SOCKET));
-        engine_proxy.inject(Call::Create, Fault::Slow(Duration::from_secs(seconds + 1)));
+        engine_proxy
+            .inject(ProxiedCall::Create, EngineFault::Slow(Duration::from_secs(seconds + 1)));
         let max_runtime = format!("{seconds}s");
         let flags = ["--docker-socket", engine_proxy.socket(), "--max-runtime", &max_runtime];
         let result = runner.run(&flags, &["true"]);
         assert_eq!(result.facts(), json!([false, null, "timeout"]), "{}", result.json);
         let calls = engine_proxy.calls();
-        if calls.contains(&Call::Create) {
-            assert!(calls.contains(&Call::Remove), "{calls:?}");
+        if calls.contains(&ProxiedCall::Create) {
+            assert!(calls.contains(&ProxiedCall::Remove), "{calls:?}");
             return;
         }
     }
@@ -85,41 +87,41 @@ fn a_container_that_comes_after_the_deadline_is_removed() {
 /// R5: An engine that returns removes what it had lost.
 #[test]
 fn an_engine_that_goes_away_and_comes_back_keeps_nothing() {
-    let runner = Sandboxed::new();
+    let runner = TestedRunner::new();
     let engine_proxy = EngineProxy::new(&runner.path(), Path::new(docker_engine::SOCKET));
     let run = format!("run-engine-back-{}", std::process::id());
-    let mut process = started(&runner, &engine_proxy, &run);
+    let mut process = start_run(&runner, &engine_proxy, &run);
     engine_proxy.disconnect();
     process.until(|output| output.contains("cannot remove the container yet"));
     engine_proxy.reconnect();
-    assert_eq!(result(&mut process)["error_code"], "internal");
+    assert_eq!(run_result(&mut process)["error_code"], "internal");
     runner.assert_nothing_is_left(&run);
 }
 
 /// R5: A run does not wait for an engine that does not return, and the next run removes the rest.
 #[test]
 fn an_engine_that_goes_away_for_good_costs_a_bounded_time() {
-    let runner = Sandboxed::new();
+    let runner = TestedRunner::new();
     let engine_proxy = EngineProxy::new(&runner.path(), Path::new(docker_engine::SOCKET));
     let run = format!("run-engine-gone-{}", std::process::id());
-    let mut process = started(&runner, &engine_proxy, &run);
+    let mut process = start_run(&runner, &engine_proxy, &run);
     engine_proxy.disconnect();
-    let result = result(&mut process);
+    let result = run_result(&mut process);
     assert_eq!(result["error_code"], "internal");
     assert_eq!(runner.left(&run), "container (running)");
     assert!(process.output().contains("the container is left behind"), "{}", process.output());
     runner.run(&["--run-id", &run], &["true"]);
 }
 
-fn started(runner: &Sandboxed, engine_proxy: &EngineProxy, run: &str) -> Process {
+fn start_run(runner: &TestedRunner, engine_proxy: &EngineProxy, run: &str) -> ChildProcess {
     let flags = ["--run-id", run, "--docker-socket", engine_proxy.socket()];
-    let mut command = runner.prepare(&flags, &sh("echo up; sleep 600"));
-    let mut process = Process::start(command.env("LOG", "debug"), "");
+    let mut command = runner.prepare(&flags, &shell_argv("echo up; sleep 600"));
+    let mut process = ChildProcess::start(command.env("LOG", "debug"), "");
     process.until(|output| output.contains("up\n"));
     process
 }
 
-fn result(process: &mut Process) -> Value {
+fn run_result(process: &mut ChildProcess) -> Value {
     assert_eq!(process.wait().code(), Some(1));
     let output = process.output();
     let line = output.lines().find(|line| line.starts_with("{\"run_id\"")).expect("a result");

@@ -2,10 +2,10 @@
 
 use serde_json::Value;
 
-use super::driver::{Sandboxed, sh};
+use super::driver::{TestedRunner, shell_argv};
 use crate::support::docker_daemon::{ContainerFate, DockerDaemon};
 use crate::support::docker_engine;
-use crate::support::process::Process;
+use crate::support::process::ChildProcess;
 
 /// R5: The run ends with a reason, and its container is removed as soon as the engine is back.
 #[test]
@@ -19,12 +19,12 @@ fn an_engine_that_is_restarted_keeps_nothing_of_the_run() {
     ] {
         dockerd.stop();
         dockerd.start_again(containers);
-        let runner = Sandboxed::new();
+        let runner = TestedRunner::new();
         let run = format!("run-restart-{}", std::process::id());
         let socket = dockerd.socket().display().to_string();
         let flags = ["--run-id", &run, "--docker-socket", &socket];
         let mut process =
-            Process::start(&mut runner.prepare(&flags, &sh("echo up; sleep 600")), "");
+            ChildProcess::start(&mut runner.prepare(&flags, &shell_argv("echo up; sleep 600")), "");
         process.until(|output| output.contains("up\n"));
         end(&mut dockerd);
         dockerd.start_again(containers);

@@ -12,13 +12,13 @@ use std::process;
 
 use serde_json::Value;
 
-use super::driver::Sandboxed;
+use super::driver::TestedRunner;
 
 /// R3: Each attempt of `tests/escape` is refused, in a sandbox of Docker Engine and of the embedded driver. The table
 /// is written to `target/tmp/escape.txt`.
 #[test]
 fn nothing_gets_out_of_either_driver() {
-    let runner = Sandboxed::new();
+    let runner = TestedRunner::new();
     let abstract_name = format!("cogni-escape-{}", process::id());
     let address = SocketAddr::from_abstract_name(&abstract_name).unwrap();
     let _abstract = UnixListener::bind_addr(&address).unwrap();
@@ -31,14 +31,14 @@ fn nothing_gets_out_of_either_driver() {
     ];
     let mut table = BTreeMap::<_, Vec<_>>::new();
     for driver in DRIVERS {
-        for (number, line) in attempts(&runner, driver, &facts).lines().enumerate() {
+        for (number, line) in run_attempts(&runner, driver, &facts).lines().enumerate() {
             let words: Vec<_> = line.split('\t').map(str::to_owned).collect();
             let [area, what, word, why] = words.try_into().unwrap();
             let row = table.entry((number, area, what)).or_default();
             row.push(format!("{word}: {why}"));
         }
     }
-    let text = text(&table);
+    let text = format_table(&table);
     fs::write(Path::new(env!("CARGO_TARGET_TMPDIR")).join("escape.txt"), &text).unwrap();
     let is_held = |row: &Vec<String>| {
         row.len() == DRIVERS.len() && row.iter().all(|cell| cell.starts_with("held: "))
@@ -49,7 +49,7 @@ fn nothing_gets_out_of_either_driver() {
 /// R3: Connections that no process accepts take memory that no control group counts, so they end the sandbox.
 #[test]
 fn connections_that_no_process_accepts_end_the_sandbox() {
-    let runner = Sandboxed::new();
+    let runner = TestedRunner::new();
     for driver in DRIVERS {
         let result = run(&runner, driver, &["fill=accept-queues".to_owned()]);
         assert_eq!((&result["ok"], &result["exit_code"]), (&false.into(), &137.into()), "{result}");
@@ -59,12 +59,12 @@ fn connections_that_no_process_accepts_end_the_sandbox() {
 }
 
 /// Returns the program's output in a sandbox whose workspace has only the program.
-fn attempts(runner: &Sandboxed, driver: &str, facts: &[String]) -> String {
+fn run_attempts(runner: &TestedRunner, driver: &str, facts: &[String]) -> String {
     run(runner, driver, facts)["stdout"].as_str().unwrap().to_owned()
 }
 
 /// Returns the result of a run of the program.
-fn run(runner: &Sandboxed, driver: &str, facts: &[String]) -> Value {
+fn run(runner: &TestedRunner, driver: &str, facts: &[String]) -> Value {
     let workspace = runner.path().join(driver);
     fs::create_dir(&workspace).unwrap();
     fs::set_permissions(&workspace, fs::Permissions::from_mode(0o755)).unwrap();
@@ -84,7 +84,7 @@ fn run(runner: &Sandboxed, driver: &str, facts: &[String]) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-fn text(table: &BTreeMap<(usize, String, String), Vec<String>>) -> String {
+fn format_table(table: &BTreeMap<(usize, String, String), Vec<String>>) -> String {
     let mut text = format!("{:<11}{:<42}{:<52}{}\n", "", "", DRIVERS[0], DRIVERS[1]);
     for ((_, area, what), row) in table {
         writeln!(text, "{area:<11}{what:<42}{:<52}{}", row[0], row.get(1).map_or("", |cell| cell))

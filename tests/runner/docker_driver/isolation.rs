@@ -2,8 +2,8 @@
 
 use serde_json::json;
 
-use super::driver::{Sandboxed, sh};
-use crate::support::run_command::landlock;
+use super::driver::{TestedRunner, shell_argv};
+use crate::support::run_command::landlock_version;
 
 /// R3: The kernel reports no network, no rights and no writable place.
 #[test]
@@ -22,7 +22,7 @@ fn a_sandbox_has_no_network_no_rights_and_no_place_to_write() {
         ls /var/run/docker.sock /run/docker.sock 2>/dev/null
         true
     ";
-    let result = Sandboxed::new().run(&[], &sh(look));
+    let result = TestedRunner::new().run(&[], &shell_argv(look));
     assert_eq!(result.facts(), json!([true, 0, null]));
     insta::assert_snapshot!(result.json["stdout"].as_str().unwrap(), @r"
     a user of its own
@@ -57,8 +57,8 @@ fn writes_that_only_landlock_denies_are_denied() {
         done
         echo x > /dev/null
     ";
-    let result = Sandboxed::new().run(&[], &sh(look));
-    let expected = match landlock() {
+    let result = TestedRunner::new().run(&[], &shell_argv(look));
+    let expected = match landlock_version() {
         6.. => "",
         2.. => "could signal the first process\n",
         _ => "named itself\ncould signal the first process\n",
@@ -85,7 +85,7 @@ fn dangerous_system_calls_are_denied() {
         try dd if=/dev/zero of=/proc/sys/kernel/randomize_va_space
         try dmesg
     ";
-    let result = Sandboxed::new().run(&[], &sh(attempts));
+    let result = TestedRunner::new().run(&[], &shell_argv(attempts));
     assert_eq!(result.json["stdout"], "");
 }
 
@@ -94,7 +94,7 @@ fn dangerous_system_calls_are_denied() {
 fn processes_are_limited() {
     let bomb =
         "i=0; while [ $i -lt 40 ]; do sleep 600 & i=$((i+1)); done; ls -d /proc/[0-9]* | wc -l";
-    let result = Sandboxed::new().run(&["--pids", "16"], &sh(bomb));
+    let result = TestedRunner::new().run(&["--pids", "16"], &shell_argv(bomb));
     let stderr = result.json["stderr"].as_str().unwrap();
     assert!(stderr.contains("fork"), "{}", result.json);
 }
@@ -103,6 +103,6 @@ fn processes_are_limited() {
 #[test]
 fn files_in_memory_are_limited() {
     let fill = "dd if=/dev/zero of=/tmp/x bs=1M count=100 2>/dev/null; wc -c < /tmp/x; dd if=/dev/zero of=/run/x bs=1M count=100 2>/dev/null; wc -c < /run/x";
-    let result = Sandboxed::new().run(&[], &sh(fill));
+    let result = TestedRunner::new().run(&[], &shell_argv(fill));
     assert_eq!(result.json["stdout"], format!("{}\n{}\n", 64 << 20, 8 << 20));
 }

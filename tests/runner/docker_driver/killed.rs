@@ -9,9 +9,9 @@ use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
 
-use super::driver::{Sandboxed, containers, find, sh};
+use super::driver::{TestedRunner, list_containers, run_find, shell_argv};
 use crate::support::docker_engine;
-use crate::support::engine_proxy::{Call, EngineProxy, Fault};
+use crate::support::engine_proxy::{EngineFault, EngineProxy, ProxiedCall};
 use crate::support::process::wait_until;
 
 /// R5: Whenever the runner is killed, nothing remains after the same run has been started again and has ended.
@@ -24,7 +24,9 @@ fn whenever_the_runner_is_killed_its_next_start_leaves_nothing() {
     row("killed while", ["left behind".into(), "after the next start".into()]);
     row("the log is opened", killed_at_the_log());
     for (call, deeds) in CALLS {
-        for (fault, when) in [(Fault::Lost, "is asked for"), (Fault::AnswerLost, "is done")] {
+        for (fault, when) in
+            [(EngineFault::Lost, "is asked for"), (EngineFault::AnswerLost, "is done")]
+        {
             row(&format!("{deeds} {when}"), killed_at(*call, fault));
         }
     }
@@ -32,67 +34,68 @@ fn whenever_the_runner_is_killed_its_next_start_leaves_nothing() {
     insta::assert_snapshot!(table);
 }
 
-const CALLS: &[(Call, &str)] = &[
-    (Call::Version, "the engine's version"),
-    (Call::Image, "the image"),
-    (Call::Create, "the creation"),
-    (Call::Attach, "the output"),
-    (Call::Start, "the start"),
-    (Call::Wait, "the exit code"),
-    (Call::Kill, "the signal"),
-    (Call::Inspect, "the cause of the end"),
-    (Call::Remove, "the removal"),
+const CALLS: &[(ProxiedCall, &str)] = &[
+    (ProxiedCall::Version, "the engine's version"),
+    (ProxiedCall::Image, "the image"),
+    (ProxiedCall::Create, "the creation"),
+    (ProxiedCall::Attach, "the output"),
+    (ProxiedCall::Start, "the start"),
+    (ProxiedCall::Wait, "the exit code"),
+    (ProxiedCall::Kill, "the signal"),
+    (ProxiedCall::Inspect, "the cause of the end"),
+    (ProxiedCall::Remove, "the removal"),
 ];
 
 /// Kills the runner while it waits for an answer. Returns what remained then, and what remained after the next start.
-fn killed_at(call: Call, fault: Fault) -> [String; 2] {
-    let (runner, run) = (Sandboxed::new(), name("call"));
+fn killed_at(call: ProxiedCall, fault: EngineFault) -> [String; 2] {
+    let (runner, run) = (TestedRunner::new(), container_name("call"));
     let engine_proxy = EngineProxy::new(&runner.path(), Path::new(docker_engine::SOCKET));
     engine_proxy.inject_always(call, fault);
     let ends = matches!(
         (call, fault),
-        (Call::Wait, Fault::AnswerLost) | (Call::Inspect | Call::Remove, _)
+        (ProxiedCall::Wait, EngineFault::AnswerLost)
+            | (ProxiedCall::Inspect | ProxiedCall::Remove, _)
     );
     let script = if ends { "true" } else { "trap '' TERM; echo up; while true; do sleep 1; done" };
     let flags = ["--run-id", &run, "--docker-socket", engine_proxy.socket()];
-    let mut command = runner.prepare(&flags, &sh(script));
+    let mut command = runner.prepare(&flags, &shell_argv(script));
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    if call == Call::Kill {
+    if call == ProxiedCall::Kill {
         read_until(&mut child, "up\n");
-        signal(&child, "-TERM");
+        send_signal(&child, "-TERM");
     }
     engine_proxy.wait_until_injected();
-    restarted(&runner, &run, child)
+    restart_run(&runner, &run, child)
 }
 
 /// A log without a reader is opened after the directory is made, and the opening blocks.
 fn killed_at_the_log() -> [String; 2] {
-    let (runner, run) = (Sandboxed::new(), name("log"));
+    let (runner, run) = (TestedRunner::new(), container_name("log"));
     let fifo = runner.path().join("log");
     assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
     let mut command = runner.prepare(&["--run-id", &run], &["true"]);
     let child = command.env("ACCESS_LOG_PATH", &fifo).stderr(Stdio::null()).spawn().unwrap();
     wait_until(|| runner.left(&run) == "directory", || "there is no directory".to_owned());
-    restarted(&runner, &run, child)
+    restart_run(&runner, &run, child)
 }
 
 /// A result without a reader is larger than its pipe.
 fn killed_at_the_result() -> [String; 2] {
-    let (runner, run) = (Sandboxed::new(), name("result"));
-    let script = sh("head -c 200000 /dev/zero | tr '\\0' x");
+    let (runner, run) = (TestedRunner::new(), container_name("result"));
+    let script = shell_argv("head -c 200000 /dev/zero | tr '\\0' x");
     let mut command = runner.prepare(&["--run-id", &run], &script);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut byte = [0];
     child.stdout.as_mut().unwrap().read_exact(&mut byte).unwrap();
-    restarted(&runner, &run, child)
+    restart_run(&runner, &run, child)
 }
 
-fn restarted(runner: &Sandboxed, run: &str, mut child: Child) -> [String; 2] {
+fn restart_run(runner: &TestedRunner, run: &str, mut child: Child) -> [String; 2] {
     assert!(child.try_wait().unwrap().is_none(), "it has ended before it was killed");
     child.kill().unwrap();
     child.wait().unwrap();
     let left = runner.left(run);
-    let ids = containers(run);
+    let ids = list_containers(run);
     let (_, result, shown) = runner.command(&["--run-id", run], &["true"]);
     let result: Value = serde_json::from_str(&result).unwrap();
     assert_eq!(result["ok"], true, "{result} {shown}");
@@ -105,7 +108,7 @@ fn restarted(runner: &Sandboxed, run: &str, mut child: Child) -> [String; 2] {
 
 /// Returns whether the kernel still has a control group of a container's processes.
 fn has_cgroup(id: &str) -> bool {
-    !find(&["/sys/fs/cgroup", "-maxdepth", "4", "-name", &format!("*{id}*")]).is_empty()
+    !run_find(&["/sys/fs/cgroup", "-maxdepth", "4", "-name", &format!("*{id}*")]).is_empty()
 }
 
 fn read_until(child: &mut Child, line: &str) {
@@ -118,10 +121,10 @@ fn read_until(child: &mut Child, line: &str) {
     }
 }
 
-fn signal(child: &Child, name: &str) {
+fn send_signal(child: &Child, name: &str) {
     assert!(Command::new("kill").args([name, &child.id().to_string()]).status().unwrap().success());
 }
 
-fn name(of: &str) -> String {
+fn container_name(of: &str) -> String {
     format!("run-killed-at-{of}-{}", std::process::id())
 }

@@ -8,21 +8,21 @@ use std::time::{Duration, Instant};
 use cogni_gateway::runner::{PreparedRun, RunInputs, RunPlan};
 use cogni_gateway::sandbox::{SandboxDriver, sandbox_name};
 
-use super::driver::{entries, sh};
+use super::driver::{list_entries, shell_argv};
 use crate::support::docker_engine;
-use crate::support::engine_proxy::{Call, EngineProxy, Fault};
-use crate::support::installation::{Installation, run};
+use crate::support::engine_proxy::{EngineFault, EngineProxy, ProxiedCall};
+use crate::support::installation::{TestInstallation, run};
 use crate::support::process::wait_until;
 
 /// R5: The engine is away when a run ends, for longer than the run waits.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_container_that_an_engine_did_not_remove_in_time_is_swept() {
-    let installation = Installation::docker();
+    let installation = TestInstallation::docker();
     let engine_proxy = EngineProxy::new(&installation.path(), Path::new(docker_engine::SOCKET));
     let name = format!("run-away-{}", std::process::id());
-    let prepared = prepare(&installation, &engine_proxy, &name, &sh("sleep 1000"));
+    let prepared = prepare_run(&installation, &engine_proxy, &name, &shell_argv("sleep 1000"));
     let goes = async {
-        until(|| engine_proxy.calls().contains(&Call::Wait)).await;
+        wait_async(|| engine_proxy.calls().contains(&ProxiedCall::Wait)).await;
         engine_proxy.disconnect();
     };
     let (ended, ()) = tokio::join!(run(prepared), goes);
@@ -34,29 +34,29 @@ async fn a_container_that_an_engine_did_not_remove_in_time_is_swept() {
 /// R5: The engine makes a container after the connection has ended, and after the runner has looked for it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_container_that_an_engine_makes_late_is_swept() {
-    let installation = Installation::docker();
+    let installation = TestInstallation::docker();
     let engine_proxy = EngineProxy::new(&installation.path(), Path::new(docker_engine::SOCKET));
     let name = format!("run-forsaken-{}", std::process::id());
-    engine_proxy.inject(Call::Create, Fault::Forsaken);
-    let ended = run(prepare(&installation, &engine_proxy, &name, &["true"])).await;
+    engine_proxy.inject(ProxiedCall::Create, EngineFault::Forsaken);
+    let ended = run(prepare_run(&installation, &engine_proxy, &name, &["true"])).await;
     assert_eq!(ended["error_code"], "internal", "{ended}");
     assert_eq!(installation.left(), sandbox_name(&name), "it was looked for, and found");
     installation.sweep().await;
 
     // The container's name can be used again.
     engine_proxy.resume();
-    let next = run(prepare(&installation, &engine_proxy, &name, &["true"])).await;
+    let next = run(prepare_run(&installation, &engine_proxy, &name, &["true"])).await;
     assert_eq!(next["ok"], true, "{next}");
 }
 
 /// R5: The run's directory contains something that cannot be removed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_directory_that_could_not_be_removed_is_swept() {
-    let installation = Installation::embedded();
+    let installation = TestInstallation::embedded();
     let prepared =
         PreparedRun::new(installation.run_plan("run-mounted", &["true"]), RunInputs::default())
             .unwrap();
-    let [directory] = &entries(&installation.run_dir())[..] else {
+    let [directory] = &list_entries(&installation.run_dir())[..] else {
         panic!("{}", installation.left())
     };
     let mounted = MountedFileSystem::at(installation.run_dir().join(directory).join("sock"));
@@ -71,8 +71,8 @@ fn is_noted(directory: &str) -> bool {
     cogni_gateway::sandbox::leftovers::is_registered(directory)
 }
 
-fn prepare(
-    installation: &Installation,
+fn prepare_run(
+    installation: &TestInstallation,
     engine_proxy: &EngineProxy,
     run: &str,
     argv: &[&str],
@@ -83,7 +83,7 @@ fn prepare(
 }
 
 /// Waits as [`wait_until`] does, without blocking other tasks.
-async fn until(holds: impl Fn() -> bool) {
+async fn wait_async(holds: impl Fn() -> bool) {
     let begun = Instant::now();
     while !holds() {
         assert!(begun.elapsed() < Duration::from_mins(1), "it does not come to that");

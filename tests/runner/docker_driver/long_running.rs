@@ -24,15 +24,17 @@ use cogni_gateway::sandbox::spec::SandboxLimits;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::driver::sh;
-use crate::support::installation::{self, BackgroundPool, Installation, installations, run};
+use super::driver::shell_argv;
+use crate::support::installation::{
+    self, BackgroundPool, TestInstallation, both_installations, run,
+};
 use crate::support::model_provider;
 use crate::support::process::wait_until;
 
 /// R7: Two runs share the sandbox and the workspace, and nothing else.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_runs_share_a_sandbox_and_a_workspace_and_nothing_else() {
-    let script = sh("
+    let script = shell_argv("
         cat state 2>/dev/null; echo $RUN_ID >> state
         ls -A /tmp /dev/shm /dev/mqueue /run; set -- /proc/[0-9]*; echo $#; ls /llm-sock
         tail -n +2 /proc/sysvipc/shm; stat -c %i /proc/1/ns/pid /proc/1/ns/net
@@ -42,7 +44,7 @@ async fn two_runs_share_a_sandbox_and_a_workspace_and_nothing_else() {
         echo told >&2; exit 3
     ");
     let provider = model_provider::start_default().await;
-    for installation in installations() {
+    for installation in both_installations() {
         let pool = LongRunningPoolFixture::new(&installation, LIMITS);
         let mut results = vec![];
         for name in ["run-one", "run-two"] {
@@ -74,16 +76,16 @@ async fn two_runs_share_a_sandbox_and_a_workspace_and_nothing_else() {
 /// R1, R7: A run in a long-running sandbox ends with the same results as in its own sandbox.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_ends_in_a_long_running_sandbox_as_elsewhere() {
-    for installation in installations() {
+    for installation in both_installations() {
         let pool = LongRunningPoolFixture::new(&installation, LIMITS);
         let mut ends = vec![];
         for (number, argv) in [
             vec!["true"],
             vec!["/nowhere"],
             vec!["/etc/passwd"],
-            sh("kill -KILL $$").into(),
-            sh("head -c 3000000 /dev/zero | tr '\\0' x").into(),
-            sh("x=$(head -c 200000000 /dev/zero | tr '\\0' x); echo $x | wc -c").into(),
+            shell_argv("kill -KILL $$").into(),
+            shell_argv("head -c 3000000 /dev/zero | tr '\\0' x").into(),
+            shell_argv("x=$(head -c 200000000 /dev/zero | tr '\\0' x); echo $x | wc -c").into(),
             vec!["true"],
         ]
         .into_iter()
@@ -111,10 +113,11 @@ async fn a_run_ends_in_a_long_running_sandbox_as_elsewhere() {
 /// R5, R7: A run that does not end is ended with all its processes, and the next run gets the same sandbox.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_is_ended_at_its_deadline_leaves_nothing_running() {
-    let stubborn = sh("trap '' TERM; (trap '' TERM; setsid sleep 1000) & sleep 1000; sleep 1000");
-    let bomb = sh("bomb() { bomb | bomb & }; trap '' TERM; (bomb) & exec sleep 1000");
-    let look = sh("set -- /proc/[0-9]*; echo $#; stat -c %i /proc/1/ns/pid");
-    for installation in installations() {
+    let stubborn =
+        shell_argv("trap '' TERM; (trap '' TERM; setsid sleep 1000) & sleep 1000; sleep 1000");
+    let bomb = shell_argv("bomb() { bomb | bomb & }; trap '' TERM; (bomb) & exec sleep 1000");
+    let look = shell_argv("set -- /proc/[0-9]*; echo $#; stat -c %i /proc/1/ns/pid");
+    for installation in both_installations() {
         let pool = LongRunningPoolFixture::new(&installation, LIMITS);
         let short = |run: &str, argv: &[&str]| {
             let plan = installation.run_plan(run, argv);
@@ -145,7 +148,7 @@ async fn a_run_that_is_ended_at_its_deadline_leaves_nothing_running() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unhealthy_sandbox_is_replaced() {
     let look = ["stat", "-c", "%i", "/proc/1/ns/pid"];
-    for installation in installations() {
+    for installation in both_installations() {
         let pool = LongRunningPoolFixture::new(&installation, LIMITS);
         let first = run(pool.claim(installation.run_plan("run-1", &look)).await).await;
         for pid in installation.waiting_slots() {
@@ -155,12 +158,12 @@ async fn an_unhealthy_sandbox_is_replaced() {
         assert_eq!(second["ok"], json!(true), "{second}");
         assert_ne!(first["stdout"], second["stdout"]);
 
-        let forever = sh("echo > begun; sleep 1000");
+        let forever = shell_argv("echo > begun; sleep 1000");
         let abandoned = pool.claim(installation.run_plan("run-3", &forever)).await;
         let begun = abandoned.workspace_path().unwrap().join("begun");
         tokio::select! {
             result = run(abandoned) => panic!("{result}"),
-            () = exists(&begun) => (),
+            () = wait_for_file(&begun) => (),
         }
         let fourth = run(pool.claim(installation.run_plan("run-4", &look)).await).await;
         assert_eq!(fourth["ok"], json!(true), "{fourth}");
@@ -172,8 +175,9 @@ async fn an_unhealthy_sandbox_is_replaced() {
 /// R7: A sandbox serves a limited number of runs and is removed when it is idle; the workspace stays.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sandbox_is_replaced_at_its_limits() {
-    let look = sh("[ -e state ] && wc -l < state; echo >> state; stat -c %i /proc/1/ns/pid >&2");
-    let installation = Installation::embedded();
+    let look =
+        shell_argv("[ -e state ] && wc -l < state; echo >> state; stat -c %i /proc/1/ns/pid >&2");
+    let installation = TestInstallation::embedded();
     let pool = LongRunningPoolFixture::new(
         &installation,
         LongRunningPoolLimits { max_runs: 2, max_idle: Duration::from_secs(2), ..LIMITS },
@@ -197,7 +201,7 @@ async fn a_sandbox_is_replaced_at_its_limits() {
 /// R7: A key has one run at a time, and the number of sandboxes is limited.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_without_a_free_sandbox_is_refused() {
-    let installation = Installation::embedded();
+    let installation = TestInstallation::embedded();
     let wait = Duration::from_millis(50);
     let pool = LongRunningPoolFixture::new(
         &installation,
@@ -211,7 +215,7 @@ async fn a_run_without_a_free_sandbox_is_refused() {
         Box::pin(claim_sandbox(&pool.pool, key, plan)).await.err().map(|error| error.to_string())
     };
     let messages = [
-        claim(&key(), "run-2", |_| ()).await,
+        claim(&sandbox_key(), "run-2", |_| ()).await,
         claim(&other, "run-3", |_| ()).await,
         claim(&other, "run-4", |plan| plan.spec.init = None).await,
         claim(&other, "run-5", |plan| plan.spec.argv.clear()).await,
@@ -238,7 +242,7 @@ async fn a_run_without_a_free_sandbox_is_refused() {
 /// R7: If all sandboxes are busy, the next run waits before it is refused.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_waits_for_a_free_sandbox() {
-    let installation = Installation::embedded();
+    let installation = TestInstallation::embedded();
     let pool = LongRunningPoolFixture::new(
         &installation,
         LongRunningPoolLimits { max_sandboxes: 1, ..LIMITS },
@@ -252,7 +256,7 @@ async fn a_run_waits_for_a_free_sandbox() {
     assert_eq!(first["ok"], json!(true), "{first}");
 
     let cancel = CancellationToken::new();
-    let key = key();
+    let key = sandbox_key();
     let third = claim_until(&cancel, &pool.pool, &key, installation.run_plan("run-3", &["true"]));
     let (third, ()) = tokio::join!(Box::pin(third), async { cancel.cancel() });
     assert!(matches!(third.err(), Some(LongRunningClaimError::Cancelled)));
@@ -282,7 +286,7 @@ async fn claim_until(
 }
 
 /// Waits as [`wait_until`] does, without blocking other tasks.
-async fn exists(path: &Path) {
+async fn wait_for_file(path: &Path) {
     let begun = Instant::now();
     while !path.exists() {
         assert!(begun.elapsed() < Duration::from_mins(1), "there is no `{}`", path.display());
@@ -290,13 +294,15 @@ async fn exists(path: &Path) {
     }
 }
 
-async fn kept_claim_after_stop(installation: &Installation) -> Result<(), LongRunningClaimError> {
+async fn kept_claim_after_stop(
+    installation: &TestInstallation,
+) -> Result<(), LongRunningClaimError> {
     let pool = LongRunningPool::new(&workspace_store(installation), LIMITS);
     let stop = CancellationToken::new();
     stop.cancel();
     pool.maintain(stop).await;
     let plan = installation.run_plan("run-late", &["true"]);
-    Box::pin(claim_sandbox(&pool, &key(), plan)).await.map(drop)
+    Box::pin(claim_sandbox(&pool, &sandbox_key(), plan)).await.map(drop)
 }
 
 /// R5, R7: Long-running sandboxes of a killed process end by themselves, and a sweep removes the rest.
@@ -307,14 +313,14 @@ async fn long_running_sandboxes_end_with_their_process() {
         let idle = SandboxKey::new("agent", "idle");
         let plan = installation.run_plan("run-idle", &["true"]);
         run(Box::pin(claim_sandbox(&pool.pool, &idle, plan)).await.unwrap()).await;
-        let busy = sh("echo > begun; setsid sleep 1000 & sleep 1000");
+        let busy = shell_argv("echo > begun; setsid sleep 1000 & sleep 1000");
         let busy = pool.claim(installation.run_plan("run-busy", &busy)).await;
         let begun = busy.workspace_path().unwrap().join("begun");
         std::os::unix::fs::symlink(begun, installation.path().join("begun")).unwrap();
         run(busy).await;
         return future::pending().await;
     }
-    for installation in installations() {
+    for installation in both_installations() {
         let keeper = installation.start_keeper(
             "docker_driver::long_running::long_running_sandboxes_end_with_their_process",
         );
@@ -334,7 +340,7 @@ const LIMITS: LongRunningPoolLimits = LongRunningPoolLimits {
     wait: Duration::from_mins(1),
 };
 
-fn key() -> SandboxKey {
+fn sandbox_key() -> SandboxKey {
     SandboxKey::new("agent", "branch")
 }
 
@@ -345,7 +351,7 @@ struct LongRunningPoolFixture<'place> {
 }
 
 impl<'place> LongRunningPoolFixture<'place> {
-    fn new(installation: &'place Installation, terms: LongRunningPoolLimits) -> Self {
+    fn new(installation: &'place TestInstallation, terms: LongRunningPoolLimits) -> Self {
         let pool = Arc::new(LongRunningPool::new(&workspace_store(installation), terms));
         let pool_handle = Arc::clone(&pool);
         Self {
@@ -357,7 +363,7 @@ impl<'place> LongRunningPoolFixture<'place> {
     }
 
     fn claim(&self, plan: RunPlan) -> Pin<Box<dyn Future<Output = PreparedRun> + '_>> {
-        self.claim_for(key(), plan)
+        self.claim_for(sandbox_key(), plan)
     }
 
     fn claim_for(
@@ -375,6 +381,6 @@ impl<'place> LongRunningPoolFixture<'place> {
 }
 
 /// The store of the pool's workspaces.
-fn workspace_store(installation: &Installation) -> WorkspaceStore {
+fn workspace_store(installation: &TestInstallation) -> WorkspaceStore {
     WorkspaceStore::in_state_dir(&installation.path().join("state"))
 }

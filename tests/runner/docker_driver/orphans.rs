@@ -10,9 +10,9 @@ use rusqlite::Connection;
 use serde_json::{Value, json};
 
 use super::branch_delivery::DeliverySetup;
-use super::driver::{entries, sh};
-use crate::support::process::{Process, wait_until};
-use crate::support::repository::git;
+use super::driver::{list_entries, shell_argv};
+use crate::support::process::{ChildProcess, wait_until};
+use crate::support::repository::run_git;
 use crate::support::small_disk::SmallDisk;
 
 /// L7: The runner is killed while its agent works and has committed. A retry delivers the commits to the branch, and a
@@ -20,7 +20,7 @@ use crate::support::small_disk::SmallDisk;
 #[tokio::test(flavor = "multi_thread")]
 async fn the_work_of_a_killed_runner_is_delivered() {
     let setup = DeliverySetup::new().await;
-    let id = killed(&setup, "retried");
+    let id = kill_runner(&setup, "retried");
     let (code, output) = setup.relay(&["status"]);
     let begun = format!("{id} begun: sandbox/retried of ");
     assert!(
@@ -36,19 +36,19 @@ async fn the_work_of_a_killed_runner_is_delivered() {
         json!([id, "done", true])
     );
     assert_eq!(output.matches("the sandbox runs").count(), 1, "{output}");
-    let log = git(&setup.forge.bare(), &["log", "--format=%s", "sandbox/retried"]);
+    let log = run_git(&setup.forge.bare(), &["log", "--format=%s", "sandbox/retried"]);
     assert_eq!(log, "Add one\nchange README");
     assert_eq!(setup.relay(&["status"]), (0, "everything is delivered\n".to_owned()));
 
-    killed(&setup, "followed");
+    kill_runner(&setup, "followed");
     let second = setup.run(&["--branch-key", "followed"], "cat one");
     assert_eq!(second.json["stdout"], "one\n", "{}", second.shown);
 
-    killed(&setup, "due");
+    kill_runner(&setup, "due");
     let (code, output) = setup.relay(&["retry", "--due"]);
     assert!(code == 0 && output.contains("sandbox/due"), "{output}");
-    assert_eq!(entries(&setup.runner.path().join("state/work")), [""; 0]);
-    assert_eq!(entries(&setup.runner.run_dir()), [""; 0]);
+    assert_eq!(list_entries(&setup.runner.path().join("state/work")), [""; 0]);
+    assert_eq!(list_entries(&setup.runner.run_dir()), [""; 0]);
 }
 
 /// L3, L7: A pipe in place of a file that git reads blocks nothing: git is not started, and the workspace is kept with
@@ -88,7 +88,7 @@ async fn orphaned_work_is_reviewed_with_its_runs_credentials() {
     let (code, output) = setup.relay(&["retry", &id]);
     let unknown = "cannot check this work for the secret `AUDIT_SIGNING_KEY`";
     assert!(code == 1 && output.contains(unknown), "{output}");
-    assert_eq!(git(&setup.forge.bare(), &["branch", "--list", "sandbox/secret"]), "");
+    assert_eq!(run_git(&setup.forge.bare(), &["branch", "--list", "sandbox/secret"]), "");
     let (code, output) = setup.relay(&["retry", "--new-rules", &id]);
     assert!(code == 0 && output.contains("\"step\":\"done\""), "{output}");
 }
@@ -130,7 +130,7 @@ async fn a_collection_that_a_full_disk_prevents_is_retried() {
         }
         assert!(put_off >= least, "{small}: it was put off {put_off} times");
         let (_, output) = setup.relay(&["retry", &id]);
-        let log = git(&setup.forge.bare(), &["log", "--format=%s", "sandbox/full"]);
+        let log = run_git(&setup.forge.bare(), &["log", "--format=%s", "sandbox/full"]);
         assert_eq!(log, "Add one\nchange README", "{output}");
         assert_eq!(setup.relay(&["status"]), (0, "everything is delivered\n".to_owned()));
     }
@@ -141,9 +141,9 @@ async fn a_collection_that_a_full_disk_prevents_is_retried() {
 async fn a_run_does_not_begin_before_older_work_is_collected() {
     let setup = DeliverySetup::new().await;
     let disk = with_disk(&setup, "work");
-    let id = killed(&setup, "full");
+    let id = kill_runner(&setup, "full");
     disk.fill();
-    let mut second = setup.prepare(&["--branch-key", "full"], &sh("cat one"));
+    let mut second = setup.prepare(&["--branch-key", "full"], &shell_argv("cat one"));
     let refused = second.output().unwrap();
     let output = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(
@@ -190,7 +190,7 @@ async fn undelivered_work_is_kept_and_reported() {
         && echo x > build/x && echo x > deep/x.o && echo one > one";
     let kept_dir = setup.run(&["--branch-key", "build"], script);
     let id = kept_dir.json["relay"]["id"].as_str().unwrap();
-    let [work] = &entries(&setup.runner.path().join("state/work"))[..] else { panic!() };
+    let [work] = &list_entries(&setup.runner.path().join("state/work"))[..] else { panic!() };
     let workspace = setup.runner.path().join("state/work").join(work).join("workspace");
     let is_there = |name: &str| workspace.join(name).exists();
     let found = ["one", "README", ".git/config", "build", "deep/x.o"].map(is_there);
@@ -213,8 +213,8 @@ async fn undelivered_work_is_kept_and_reported() {
         code == 1 && output.contains("left: sandbox/both of ") && output.contains(elsewhere),
         "{output}"
     );
-    let [id] = &entries(&setup.runner.path().join("state/work"))[..] else { panic!() };
-    assert_eq!(entries(&setup.runner.path().join("state/work").join(id)), ["workspace"]);
+    let [id] = &list_entries(&setup.runner.path().join("state/work"))[..] else { panic!() };
+    assert_eq!(list_entries(&setup.runner.path().join("state/work").join(id)), ["workspace"]);
 }
 
 /// L3: If git cannot list something, it is not taken as absent: a broken ref hides no commit.
@@ -227,7 +227,7 @@ async fn work_that_git_cannot_list_is_kept() {
     let result = setup.run(&["--branch-key", "unclear"], script);
     let relay = &result.json["relay"];
     assert_eq!(json!([relay["step"], relay["is_pushed"]]), json!(["done", true]), "{relay}");
-    let log = git(&setup.forge.bare(), &["log", "--format=%s", "sandbox/unclear"]);
+    let log = run_git(&setup.forge.bare(), &["log", "--format=%s", "sandbox/unclear"]);
     assert_eq!(log, "one\nchange README");
     let (_, output) = setup.relay(&["status", "--json"]);
     let left: Value = serde_json::from_str(output.lines().next().unwrap()).unwrap();
@@ -240,7 +240,7 @@ async fn work_that_git_cannot_list_is_kept() {
     assert!(workspace.join(".git/refs/heads/other").exists(), "{left}");
     let id = left["id"].as_str().unwrap();
     assert_eq!(setup.relay(&["discard", id]), (0, "deleted\n".to_owned()));
-    assert_eq!(entries(&setup.runner.path().join("state/work")), [""; 0]);
+    assert_eq!(list_entries(&setup.runner.path().join("state/work")), [""; 0]);
 }
 
 /// Mounts a small disk for part of the state directory, or for all of it.
@@ -272,7 +272,7 @@ async fn programs_in_an_agents_git_configuration_do_not_run_after_its_end() {
 }
 
 /// Starts a run that commits, kills its runner, and returns the name under which the workspace is kept.
-fn killed(setup: &DeliverySetup, key: &str) -> String {
+fn kill_runner(setup: &DeliverySetup, key: &str) -> String {
     killed_with(setup, key, "")
 }
 
@@ -282,12 +282,12 @@ fn killed_with(setup: &DeliverySetup, key: &str, signing_key: &str) -> String {
 
 fn killed_at(setup: &DeliverySetup, key: &str, script: &str, signing_key: &str) -> String {
     let script = format!("{script} && echo > .git/ready; exec sleep 1000");
-    let mut command = setup.prepare(&["--branch-key", key], &sh(&script));
+    let mut command = setup.prepare(&["--branch-key", key], &shell_argv(&script));
     command.env("AUDIT_SIGNING_KEY", signing_key);
-    let mut runner = Process::start(&mut command, "build it");
+    let mut runner = ChildProcess::start(&mut command, "build it");
     let works = setup.runner.path().join("state/work");
     let is_ready = || {
-        let mut works = entries(&works).into_iter().map(|work| works.join(work));
+        let mut works = list_entries(&works).into_iter().map(|work| works.join(work));
         works.any(|work| work.join("workspace/.git/ready").exists())
     };
     wait_until(is_ready, || runner.output());

@@ -8,13 +8,14 @@ use cogni_gateway::service::billing::CallUsage;
 use serde_json::{Value, json};
 use tokio::task::block_in_place;
 
-use super::driver::containers;
-use crate::support::docker_engine::{self, must};
+use super::driver::list_containers;
+use crate::support::docker_engine::{self, docker_output};
 use crate::support::github_server;
 use crate::support::process::wait_until;
-use crate::support::repository::git;
+use crate::support::repository::run_git;
 use crate::support::service::{
-    Service, ServiceSetup, SseEvent, ask, chat, parse_events, tool_call_script,
+    ServiceProcess, ServiceSetup, SseEvent, chat_body, conversation_body, parse_events,
+    tool_call_script,
 };
 
 /// A2, R3, L2, B1, B4: The container has no network; its calls reach the upstream, its work is delivered, its cost is
@@ -22,7 +23,7 @@ use crate::support::service::{
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chat_in_a_container_ends_in_a_pull_request() {
     let commit = "ls /sys/class/net > nets && git add nets && git commit --quiet --message=Look";
-    let mut setup = place(commit, "").await;
+    let mut setup = service_setup(commit, "").await;
     let github = github_server::RunningGithub::start().await;
     setup.set("GITHUB_API_URL", github.hub.url());
     setup.set("GITHUB_TOKEN", github_server::TOKEN);
@@ -32,7 +33,7 @@ async fn a_chat_in_a_container_ends_in_a_pull_request() {
     assert_eq!(chat.end()["ok"], true, "{}", chat.end());
     assert_eq!(chat.end()["relay"]["branch"], "sandbox/nets", "{}", chat.end());
     assert_eq!(github.hub.pulls(github_server::NAME)[0].head, "sandbox/nets");
-    assert_eq!(git(&github.bare(), &["show", "sandbox/nets:nets"]), "lo");
+    assert_eq!(run_git(&github.bare(), &["show", "sandbox/nets:nets"]), "lo");
 
     let facts = setup.books().calls_of_run(&chat.run).await.unwrap();
     let reported: Vec<_> = chat.all("usage_report").map(|data| &data["call_id"]).collect();
@@ -42,9 +43,9 @@ async fn a_chat_in_a_container_ends_in_a_pull_request() {
         json!([audit["verified"], audit["finished"], audit["admitted"], audit["open"]]),
         json!([true, true, 2, 0])
     );
-    assert_eq!(containers(&chat.run), "");
+    assert_eq!(list_containers(&chat.run), "");
 
-    let items: Vec<_> = facts.iter().map(charged).collect();
+    let items: Vec<_> = facts.iter().map(litellm_charge).collect();
     let answer = service.post("/api/internal/billing/ingest", &json!(items)).await.json();
     assert_eq!((&answer["new"], &answer["foreign"]), (&json!(2), &json!(0)), "{answer}");
     let shown = service.get(&format!("/api/v1/runs/{}/receipts", chat.run)).await.json();
@@ -58,7 +59,7 @@ async fn a_chat_in_a_container_ends_in_a_pull_request() {
 }
 
 /// Returns the charge that LiteLLM's callback would report for a call.
-fn charged(fact: &CallUsage) -> Value {
+fn litellm_charge(fact: &CallUsage) -> Value {
     json!({
         "litellm_call_id": fact.call_id,
         "status": "success",
@@ -75,7 +76,7 @@ fn charged(fact: &CallUsage) -> Value {
 #[tokio::test(flavor = "multi_thread")]
 async fn chats_of_one_conversation_share_a_container() {
     let look = "cat said 2>/dev/null; echo $RUN_ID >> said; stat -c %i /proc/1/ns/pid >&2";
-    let setup = place(look, "mode = 'long_running'\n").await;
+    let setup = service_setup(look, "mode = 'long_running'\n").await;
     let mut service = setup.start();
     let mut chats = vec![];
     let mut found = vec![];
@@ -105,7 +106,7 @@ async fn chats_of_one_conversation_share_a_container() {
         assert_eq!(facts.len(), 2);
         assert!(facts.iter().all(|fact| fact.account == account), "{facts:?}");
         // The container carries no run's label.
-        assert_eq!(containers(&chat.run), "");
+        assert_eq!(list_containers(&chat.run), "");
     }
     service.process.terminate();
     assert_nothing_is_left(&setup);
@@ -116,13 +117,14 @@ async fn chats_of_one_conversation_share_a_container() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_workspace_outlives_a_killed_service_and_expires() {
     let work = "cat said 2>/dev/null; echo $RUN_ID >> said; [ -e go ] || sleep 1000";
-    let setup = place(work, "mode = 'long_running'\n").await;
+    let setup = service_setup(work, "mode = 'long_running'\n").await;
     let mut service = setup.start();
-    let mut body = ask("go");
+    let mut body = conversation_body("go");
     body["agent"] = json!("worker");
     body["branch_key"] = json!("talk");
     let first = service.run(&body).await;
-    let said_file = || kept(&setup).into_iter().next().map(|home| home.join("workspace/said"));
+    let said_file =
+        || stored_workspaces(&setup).into_iter().next().map(|home| home.join("workspace/said"));
     block_in_place(|| {
         let is_said = || said_file().is_some_and(|path| path.exists());
         wait_until(is_said, || "it does not begin".to_owned());
@@ -140,19 +142,22 @@ async fn a_workspace_outlives_a_killed_service_and_expires() {
     assert_eq!(service_containers(&setup).lines().count(), 1);
     service.process.terminate();
     assert_nothing_is_left(&setup);
-    assert_eq!(kept(&setup).len(), 1);
+    assert_eq!(stored_workspaces(&setup).len(), 1);
 
     setup.write_config("workspace_retention = \"0s\"");
     service = setup.start();
     block_in_place(|| {
-        wait_until(|| kept(&setup).is_empty(), || format!("{:?}", kept(&setup)));
+        wait_until(
+            || stored_workspaces(&setup).is_empty(),
+            || format!("{:?}", stored_workspaces(&setup)),
+        );
         service.process.until(|printed| printed.contains("forgot an unused workspace"));
     });
     service.process.terminate();
 }
 
 /// Returns the stored workspaces.
-fn kept(setup: &ServiceSetup) -> Vec<PathBuf> {
+fn stored_workspaces(setup: &ServiceSetup) -> Vec<PathBuf> {
     let entries = fs::read_dir(setup.state_dir().join("workspaces"));
     entries.into_iter().flatten().map(|entry| entry.unwrap().path()).collect()
 }
@@ -164,8 +169,8 @@ struct ServiceChat {
 }
 
 impl ServiceChat {
-    async fn new(service: &Service, more: Value) -> Self {
-        let mut body = chat("go");
+    async fn new(service: &ServiceProcess, more: Value) -> Self {
+        let mut body = chat_body("go");
         body["graphName"] = "worker".into();
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         let answer = service.post("/api/v1/ai/chat", &body).await;
@@ -176,7 +181,10 @@ impl ServiceChat {
         }
     }
 
-    fn all<'chat>(&'chat self, kind: &'chat str) -> impl Iterator<Item = &'chat Value> {
+    fn all<'chat_body>(
+        &'chat_body self,
+        kind: &'chat_body str,
+    ) -> impl Iterator<Item = &'chat_body Value> {
         self.told.iter().filter(move |event| event.kind == kind).map(|event| &event.data)
     }
 
@@ -193,8 +201,8 @@ impl ServiceChat {
 }
 
 /// Starts a service whose only agent is `cogni-agent`, which runs `command` in an image that contains nothing of it.
-async fn place(command: &str, more: &str) -> ServiceSetup {
-    docker_engine::need(&[docker_engine::HOST]);
+async fn service_setup(command: &str, more: &str) -> ServiceSetup {
+    docker_engine::need_images(&[docker_engine::HOST]);
     let mut setup = ServiceSetup::new(&tool_call_script(command)).await;
     let agents = setup.path().join("agents");
     fs::create_dir(&agents).unwrap();
@@ -206,14 +214,14 @@ async fn place(command: &str, more: &str) -> ServiceSetup {
     fs::write(agents.join("worker.toml"), entry).unwrap();
     setup.set("COGNI_AGENTS_DIR", agents.to_str().unwrap());
     setup.set("COGNI_DRIVER", "docker");
-    setup.set("COGNI_INIT", docker_engine::init());
+    setup.set("COGNI_INIT", docker_engine::init_path());
     setup
 }
 
 /// Returns the ids of this service's containers.
 fn service_containers(setup: &ServiceSetup) -> String {
     let filter = format!("label=cogni.dir={}", setup.run_dir().display());
-    must(&["ps", "--all", "--quiet", "--no-trunc", "--filter", &filter])
+    docker_output(&["ps", "--all", "--quiet", "--no-trunc", "--filter", &filter])
 }
 
 fn assert_nothing_is_left(setup: &ServiceSetup) {

@@ -18,26 +18,28 @@ use cogni_gateway::sandbox::spec::{BindMount, MountAccess, SandboxLimits, Worksp
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::driver::sh;
-use crate::support::installation::{self, BackgroundPool, Installation, installations, run};
+use super::driver::shell_argv;
+use crate::support::installation::{
+    self, BackgroundPool, TestInstallation, both_installations, run,
+};
 use crate::support::process::wait_until;
 
 /// R7: A run in a warm slot differs from another run only in its start.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claimed_slot_runs_the_program_as_any_sandbox() {
-    let look = sh(
+    let look = shell_argv(
         "sort /proc/self/environ -z | tr '\\0' '\\n'; ls /llm-sock; [ $(id -u) -ge 2100000000 ] && echo own; echo told >&2; exit 3",
     );
-    for installation in installations() {
+    for installation in both_installations() {
         let plan = |run| RunPlan {
             spec: SandboxSpec {
-                env: [pair("COGNI_MODEL", "m")].into(),
+                env: [string_pair("COGNI_MODEL", "m")].into(),
                 ..installation.spec(&look)
             },
             ..installation.run_plan(run, &look)
         };
         let cold = run(PreparedRun::new(plan("run-cold"), RunInputs::default()).unwrap()).await;
-        let pool = keep(&installation, 1);
+        let pool = keep_slots(&installation, 1);
         let claimed = run(pool.claim(&plan("run-slot"))).await;
         pool.stop().await;
         let expected = serde_json::to_string(&cold).unwrap().replace("run-cold", "run-slot");
@@ -52,9 +54,9 @@ async fn a_claimed_slot_runs_the_program_as_any_sandbox() {
 /// R7: Before its claim, a slot knows nothing of a run, and two runs share nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn each_slot_is_claimed_once() {
-    for installation in installations() {
-        let pool = keep(&installation, 2);
-        let look = sh("ls; touch left-behind; ls / >/dev/null");
+    for installation in both_installations() {
+        let pool = keep_slots(&installation, 2);
+        let look = shell_argv("ls; touch left-behind; ls / >/dev/null");
         let fresh = |run| RunPlan {
             spec: SandboxSpec { workspace: WorkspaceMount::Fresh, ..installation.spec(&look) },
             ..installation.run_plan(run, &look)
@@ -86,8 +88,8 @@ async fn each_slot_is_claimed_once() {
 /// R7: A slot that has died is never given to a run.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_that_dies_while_it_waits_is_replaced() {
-    for installation in installations() {
-        let pool = keep(&installation, 1);
+    for installation in both_installations() {
+        let pool = keep_slots(&installation, 1);
         pool.until_full();
         let dead = installation.waiting_slots();
         for pid in &dead {
@@ -107,8 +109,8 @@ async fn a_slot_that_dies_while_it_waits_is_replaced() {
 /// R7: A claimed slot has its run's deadline, and is removed with its run.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_ends_at_the_deadline_of_its_run() {
-    for installation in installations() {
-        let pool = keep(&installation, 1);
+    for installation in both_installations() {
+        let pool = keep_slots(&installation, 1);
         let forever = ["sleep", "1000"];
         let limits =
             SandboxLimits { max_runtime: Duration::from_secs(1), ..SandboxLimits::default() };
@@ -125,7 +127,7 @@ async fn a_slot_ends_at_the_deadline_of_its_run() {
 /// R7: A run that needs a different slot is distinguished from a run with a mistake.
 #[test]
 fn the_error_says_why_a_run_does_not_fit_a_slot() {
-    let installation = Installation::embedded();
+    let installation = TestInstallation::embedded();
     let config = WarmPoolConfig { count: 0, max_age: Duration::from_mins(1) };
     let usual = installation.run_plan("run-1", &["true"]);
     let pool = WarmPool::new(&usual, config).unwrap();
@@ -182,7 +184,7 @@ async fn nothing_gets_out_of_a_claimed_slot() {
     let argv: Vec<_> =
         ["/workspace/escape"].into_iter().chain(facts.iter().map(String::as_str)).collect();
     // The program needs a library of this machine, which the image may not have.
-    let installation = Installation::embedded();
+    let installation = TestInstallation::embedded();
     let plan = RunPlan {
         spec: SandboxSpec { workspace: WorkspaceMount::Fresh, ..installation.spec(&argv) },
         ..installation.run_plan("run-escape", &argv)
@@ -205,10 +207,10 @@ async fn nothing_gets_out_of_a_claimed_slot() {
 #[tokio::test(flavor = "multi_thread")]
 async fn slots_end_with_their_process() {
     if let Some(installation) = installation::inherited_installation() {
-        let _kept = keep(&installation, 1);
+        let _kept = keep_slots(&installation, 1);
         return future::pending().await;
     }
-    for installation in installations() {
+    for installation in both_installations() {
         let test = "docker_driver::warm_pool::slots_end_with_their_process";
         let keeper = installation.start_keeper(test);
         wait_until(|| !installation.waiting_slots().is_empty(), || "it keeps no slot".to_owned());
@@ -223,12 +225,12 @@ struct WarmPoolFixture<'place> {
     keeping: BackgroundPool<'place>,
 }
 
-fn keep(installation: &Installation, count: usize) -> WarmPoolFixture<'_> {
+fn keep_slots(installation: &TestInstallation, count: usize) -> WarmPoolFixture<'_> {
     keep_for(installation, &installation.run_plan("run-kind", &["true"]), count)
 }
 
 fn keep_for<'place>(
-    installation: &'place Installation,
+    installation: &'place TestInstallation,
     plan: &RunPlan,
     count: usize,
 ) -> WarmPoolFixture<'place> {
@@ -269,6 +271,6 @@ impl WarmPoolFixture<'_> {
     }
 }
 
-fn pair(name: &str, value: &str) -> (String, String) {
+fn string_pair(name: &str, value: &str) -> (String, String) {
     (name.to_owned(), value.to_owned())
 }

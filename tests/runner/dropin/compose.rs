@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use tempfile::TempDir;
 use uuid::Uuid;
 
-use crate::support::docker_engine::{self, Engine};
+use crate::support::docker_engine::{self, PrivateEngine};
 
 /// A compose project; dropping it takes the project down.
 pub(super) struct ComposeProject {
@@ -19,7 +19,7 @@ pub(super) struct ComposeProject {
 impl ComposeProject {
     pub(super) fn new() -> Self {
         // This checks the engine and its images, and reports what is missing.
-        Engine::connect();
+        PrivateEngine::connect();
         let dir = tempfile::tempdir().unwrap();
         let key = dir.path().join("litellm_master_key");
         fs::write(&key, "sk-litellm-master").unwrap();
@@ -52,7 +52,7 @@ impl ComposeProject {
             .arg(self.folder.path().join("litellm.yaml"))
             .args(arguments)
             .env("AGENT_IMAGE", docker_engine::HOST)
-            .env("COGNI_INIT", docker_engine::init())
+            .env("COGNI_INIT", docker_engine::init_path())
             .env("GATEWAY_IMAGE", docker_engine::GATEWAY)
             .env("LITELLM_MASTER_KEY_FILE", self.folder.path().join("litellm_master_key"))
             .output()

@@ -7,7 +7,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::support::docker_engine::{self, Container, Engine, RunningCommand};
+use crate::support::docker_engine::{self, PrivateEngine, RunningCommand, TestContainer};
 use crate::support::process::wait_until;
 
 pub(super) const SOCKET: &str = "/llm-sock/llm.sock";
@@ -27,18 +27,18 @@ pub(super) enum ProxyContainer {
 
 /// A deployment; dropping it removes its containers, network and volumes.
 pub(super) struct ProxyDeployment {
-    pub(super) proxy: Container,
-    pub(super) agent: Container,
-    provider: Container,
+    pub(super) proxy: TestContainer,
+    pub(super) agent: TestContainer,
+    provider: TestContainer,
     kind: ProxyContainer,
     socket: String,
     logs: String,
-    engine: Engine,
+    engine: PrivateEngine,
     _config: TempDir,
 }
 
 /// A function that starts a container.
-type Start<'a> = &'a dyn Fn() -> Container;
+type DeploymentStart<'a> = &'a dyn Fn() -> TestContainer;
 
 /// The parts of an answer, as curl prints them.
 pub(super) struct ProxyReply {
@@ -71,9 +71,9 @@ impl ProxyDeployment {
 
     fn assemble(
         kind: ProxyContainer,
-        order: impl FnOnce(Start<'_>, Start<'_>) -> (Container, Container),
+        order: impl FnOnce(DeploymentStart<'_>, DeploymentStart<'_>) -> (TestContainer, TestContainer),
     ) -> Self {
-        let engine = Engine::connect();
+        let engine = PrivateEngine::connect();
         let (network, socket, logs) = (engine.internal_network(), engine.volume(), engine.volume());
         let provider = engine.run(
             docker_engine::GATEWAY,
@@ -92,8 +92,8 @@ impl ProxyDeployment {
     }
 
     /// Starts a sandbox of any image beside the agent's, with `cogni-init` mounted and nothing else changed.
-    pub(super) fn sandbox(&self, image: &str, argv: &[&str]) -> Container {
-        let init = format!("{}:/cogni-init:ro", docker_engine::init());
+    pub(super) fn sandbox(&self, image: &str, argv: &[&str]) -> TestContainer {
+        let init = format!("{}:/cogni-init:ro", docker_engine::init_path());
         let options = ["--volume", &init, "--entrypoint", "/cogni-init"];
         start_sandbox(&self.engine, image, &self.socket, &options, argv)
     }
@@ -112,7 +112,7 @@ impl ProxyDeployment {
 
     /// Makes a chat completion with the agent's own headers added.
     pub(super) fn complete(&self, model: &str, stream: bool, headers: &[&str]) -> ProxyReply {
-        let body = chat(model, stream);
+        let body = chat_body(model, stream);
         let mut arguments = [&[CHAT, "--data", &body], &JSON[..]].concat();
         for header in headers {
             arguments.extend(["--header", header]);
@@ -122,7 +122,7 @@ impl ProxyDeployment {
 
     /// Makes a streamed chat completion, which is read line by line.
     pub(super) fn stream(&self, model: &str) -> RunningCommand {
-        let body = chat(model, true);
+        let body = chat_body(model, true);
         let request = [&["--no-buffer", CHAT, "--data", &body], &JSON[..]].concat();
         self.agent.exec_live(&[&CURL[..], &request].concat())
     }
@@ -190,12 +190,12 @@ impl ProxyDeployment {
 }
 
 fn start_proxy(
-    engine: &Engine,
+    engine: &PrivateEngine,
     kind: ProxyContainer,
     config: &TempDir,
     network: &str,
     volumes: [&str; 2],
-) -> Container {
+) -> TestContainer {
     let [socket, logs] = volumes.map(str::to_owned);
     let (socket, logs) = (socket + ":/llm-sock", logs + ":/var/log/cogni");
     let mut options =
@@ -213,7 +213,7 @@ fn start_proxy(
             )
         }
         ProxyContainer::Gateway => {
-            let variables = variables().map(|(name, value)| format!("{name}={value}"));
+            let variables = compose_variables().map(|(name, value)| format!("{name}={value}"));
             for variable in &variables {
                 options.extend(["--env", variable]);
             }
@@ -224,7 +224,7 @@ fn start_proxy(
 }
 
 /// Starts the agent as today's sandboxes are started, with the socat of their image.
-fn start_agent(engine: &Engine, socket: &str) -> Container {
+fn start_agent(engine: &PrivateEngine, socket: &str) -> TestContainer {
     let bridge = [
         "socat",
         "TCP-LISTEN:8080,fork,bind=127.0.0.1,reuseaddr",
@@ -235,12 +235,12 @@ fn start_agent(engine: &Engine, socket: &str) -> Container {
 
 /// Starts a container with the hardening of every agent and the socket mounted read-only.
 fn start_sandbox(
-    engine: &Engine,
+    engine: &PrivateEngine,
     image: &str,
     socket: &str,
     more: &[&str],
     command: &[&str],
-) -> Container {
+) -> TestContainer {
     let socket = format!("{socket}:/llm-sock:ro");
     let options = [
         ["--network", "none"],
@@ -254,7 +254,7 @@ fn start_sandbox(
     engine.run(image, &[&["--read-only"], options.as_flattened(), more].concat(), command)
 }
 
-fn variables() -> [(&'static str, &'static str); 9] {
+fn compose_variables() -> [(&'static str, &'static str); 9] {
     [
         ("SOCKET_PATH", SOCKET),
         ("ACCESS_LOG_PATH", ACCESS_LOG),
@@ -270,12 +270,12 @@ fn variables() -> [(&'static str, &'static str); 9] {
 
 fn nginx_config() -> String {
     let template = include_str!("../../fixtures/nginx.conf").to_owned();
-    variables()
+    compose_variables()
         .iter()
         .fold(template, |text, (name, value)| text.replace(&format!("@{name}@"), value))
 }
 
-fn chat(model: &str, stream: bool) -> String {
+fn chat_body(model: &str, stream: bool) -> String {
     json!({ "model": model, "stream": stream, "messages": [{ "role": "user", "content": "hello" }] }).to_string()
 }
 

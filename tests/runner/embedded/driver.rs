@@ -6,15 +6,18 @@ use std::process::Command;
 use cogni_gateway::sandbox::{embedded, sandbox_name};
 use rustix::process::geteuid;
 
-use crate::support::run_command::{self, Driver};
+use crate::support::run_command::{self, TestDriver};
 
-pub(super) use crate::support::run_command::{entries, sh};
+pub(super) use crate::support::run_command::{list_entries, shell_argv};
 
-pub(super) type Sandboxed = run_command::Sandboxed<Embedded>;
+/// The tests of both drivers know the runner of their driver by one name.
+pub(super) use EmbeddedRunner as TestedRunner;
 
-pub(super) struct Embedded;
+pub(super) type EmbeddedRunner = run_command::SandboxedRunner<EmbeddedDriver>;
 
-impl Driver for Embedded {
+pub(super) struct EmbeddedDriver;
+
+impl TestDriver for EmbeddedDriver {
     fn check() {
         assert!(geteuid().is_root(), "this test sets limits, which needs root");
     }
@@ -29,12 +32,12 @@ impl Driver for Embedded {
         let groups = embedded::list_leftovers().unwrap();
         let groups = groups.iter().map(|group| group.name.display().to_string());
         let groups: Vec<_> = groups.filter(|name| name.contains(&sandbox_name(run))).collect();
-        format!("{}{}", groups.join(" "), containers(run))
+        format!("{}{}", groups.join(" "), list_containers(run))
     }
 }
 
 /// Returns the pids of a run's processes, including those that make its sandbox.
-pub(super) fn containers(run: &str) -> String {
+pub(super) fn list_containers(run: &str) -> String {
     let processes = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap());
     let is_ours = |pid: &str| {
         let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();

@@ -14,23 +14,23 @@ use serde_json::Value;
 use tokio::time::{Duration, sleep};
 
 use crate::docker_driver::long_running::claim_sandbox;
-use crate::support::installation::{Installation, run};
+use crate::support::installation::{TestInstallation, run};
 use crate::support::process::TEST_TIMEOUT;
-use crate::support::run_command::sh;
+use crate::support::run_command::shell_argv;
 
 /// A run whose workspace is a directory that the host can see.
-fn run_plan(installation: &Installation, name: &str, script: &str) -> RunPlan {
-    let plan = installation.run_plan(name, &sh(script));
+fn run_plan(installation: &TestInstallation, name: &str, script: &str) -> RunPlan {
+    let plan = installation.run_plan(name, &shell_argv(script));
     RunPlan { spec: SandboxSpec { workspace: WorkspaceMount::Fresh, ..plan.spec.clone() }, ..plan }
 }
 
-fn stdout(result: &Value) -> &str {
+fn result_stdout(result: &Value) -> &str {
     assert_eq!(result["ok"], true, "{result}");
     result["stdout"].as_str().unwrap().trim()
 }
 
 /// Returns when the sandbox has made the file.
-async fn found(path: &Path) -> Metadata {
+async fn wait_for_metadata(path: &Path) -> Metadata {
     let wait = async {
         loop {
             match fs::metadata(path) {
@@ -47,7 +47,7 @@ async fn found(path: &Path) -> Metadata {
 /// R3: Files, socket and processes of a sandbox belong to one user, and no other sandbox has that user.
 #[tokio::test]
 async fn two_sandboxes_are_two_users_of_this_machine() {
-    let installation = Installation::embedded();
+    let installation = TestInstallation::embedded();
     let script = "umask 077; id -u; echo secret > secret; while [ ! -e go ]; do sleep 0.05; done";
     let runs = ["run-one", "run-two"].map(|name| {
         PreparedRun::new(run_plan(&installation, name, script), RunInputs::default()).unwrap()
@@ -56,7 +56,7 @@ async fn two_sandboxes_are_two_users_of_this_machine() {
     let look = async {
         let mut users = vec![];
         for home in &homes {
-            let uid = found(&home.join("secret")).await.uid();
+            let uid = wait_for_metadata(&home.join("secret")).await.uid();
             let socket = fs::metadata(home.parent().unwrap().join("sock/llm.sock")).unwrap();
             let own = fs::metadata(home).unwrap();
             assert_eq!([own.uid(), own.gid(), socket.uid()], [uid; 3]);
@@ -71,7 +71,7 @@ async fn two_sandboxes_are_two_users_of_this_machine() {
     };
     let [one, two] = runs.map(run);
     let (one, two, users) = tokio::join!(one, two, look);
-    assert_eq!([stdout(&one), stdout(&two)], users[..]);
+    assert_eq!([result_stdout(&one), result_stdout(&two)], users[..]);
     assert_ne!(users[0], users[1]);
     assert!(
         users.iter().all(|uid| UserRange::DEFAULT_RANGE.contains(uid.parse().unwrap())),
@@ -82,7 +82,7 @@ async fn two_sandboxes_are_two_users_of_this_machine() {
 /// R3: A sandbox that uses up its user's share leaves other sandboxes theirs; under one shared user, it would not.
 #[tokio::test]
 async fn a_sandbox_that_uses_up_its_users_share_leaves_others_theirs() {
-    let installation = Installation::embedded();
+    let installation = TestInstallation::embedded();
     let take = format!("while (syscall({}, 0) >= 0) {{ $n++ }}", libc::SYS_inotify_init1);
     // Enough processes to hold more inotify instances than one user may have.
     let greedy = format!(
@@ -95,7 +95,7 @@ async fn a_sandbox_that_uses_up_its_users_share_leaves_others_theirs() {
             .unwrap();
     let home = greedy.workspace_path().unwrap().to_owned();
     let look = async {
-        found(&home.join("full")).await;
+        wait_for_metadata(&home.join("full")).await;
         let uid = fs::metadata(&home).unwrap().uid();
         let other = run(PreparedRun::new(
             run_plan(&installation, "run-other", &modest),
@@ -110,19 +110,19 @@ async fn a_sandbox_that_uses_up_its_users_share_leaves_others_theirs() {
         [other, same]
     };
     let (_, [other, same]) = tokio::join!(run(greedy), look);
-    assert_eq!([stdout(&other), stdout(&same)], ["some", "none"]);
+    assert_eq!([result_stdout(&other), result_stdout(&same)], ["some", "none"]);
 }
 
 /// R6: An operator can give all sandboxes one user, for images that need it.
 #[tokio::test]
 async fn an_operator_may_give_all_sandboxes_one_user() {
-    let installation = Installation::embedded();
+    let installation = TestInstallation::embedded();
     let fixed = RunPlan {
         uids: "1001".parse().unwrap(),
         ..run_plan(&installation, "run-fixed", "id -u; id -g")
     };
     assert_eq!(
-        stdout(&run(PreparedRun::new(fixed, RunInputs::default()).unwrap()).await),
+        result_stdout(&run(PreparedRun::new(fixed, RunInputs::default()).unwrap()).await),
         "1001\n1001"
     );
 }
@@ -130,7 +130,7 @@ async fn an_operator_may_give_all_sandboxes_one_user() {
 /// R6, R7: A stored workspace belongs to its next sandbox, whatever user that sandbox has; targets of links do not.
 #[tokio::test]
 async fn a_stored_workspace_belongs_to_its_next_user() {
-    let installation = Installation::embedded();
+    let installation = TestInstallation::embedded();
     let outside = installation.path().join("outside");
     fs::write(&outside, "mine").unwrap();
     let store = WorkspaceStore::in_state_dir(&installation.path());
@@ -143,7 +143,7 @@ async fn a_stored_workspace_belongs_to_its_next_user() {
             let prepared = Box::pin(claim_sandbox(&pool, &key, plan)).await.unwrap();
             let home = prepared.workspace_path().unwrap().to_owned();
             let result = run(prepared).await;
-            (stdout(&result).to_owned(), home)
+            (result_stdout(&result).to_owned(), home)
         }
     };
     // The range depends on this process, because the locks are shared by the whole machine.

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use serde_json::json;
 
-use super::driver::{Sandboxed, sh};
+use super::driver::{TestedRunner, shell_argv};
 
 /// R3: The root has the host's programs and what they need, and nothing of the host's users and services.
 #[test]
@@ -21,7 +21,7 @@ fn a_sandbox_sees_the_hosts_programs_and_nothing_else() {
         touch /usr/x /etc/x /etc/passwd 2>/dev/null && echo wrote
         id | sed -E 's/2[0-9]{9}/N/g'
     ";
-    let result = Sandboxed::new().run(&[], &sh(look));
+    let result = TestedRunner::new().run(&[], &shell_argv(look));
     let stdout = result.json["stdout"].as_str().unwrap();
     // Not every machine has these directories.
     let stdout: Vec<_> =
@@ -56,14 +56,14 @@ fn a_sandbox_sees_the_hosts_programs_and_nothing_else() {
 /// R2: An unpacked root is used as it is, with missing files added, and is never written to.
 #[test]
 fn an_unpacked_root_takes_the_place_of_an_image() {
-    let runner = Sandboxed::new();
-    let rootfs = rootfs(&runner.path().join("rootfs"));
-    let before = listing(&rootfs);
+    let runner = TestedRunner::new();
+    let rootfs = make_rootfs(&runner.path().join("rootfs"));
+    let before = list_path(&rootfs);
     let root = runner.path().display().to_string();
     let flags = ["--root", &root, "--rootfs", &rootfs, "--init", "none"];
     let look =
         "cat /etc/motd; ls /; touch /etc/x /bin/x 2>/dev/null && echo wrote; echo $$; exit 42";
-    let result = runner.run(&flags, &sh(look));
+    let result = runner.run(&flags, &shell_argv(look));
     assert_eq!(result.facts(), json!([false, 42, "container_failed"]), "{}", result.json);
     insta::assert_snapshot!(result.json["stdout"].as_str().unwrap(), @r"
     hello
@@ -79,13 +79,13 @@ fn an_unpacked_root_takes_the_place_of_an_image() {
     workspace
     1
     ");
-    assert_eq!(listing(&rootfs), before);
+    assert_eq!(list_path(&rootfs), before);
 }
 
 /// R3: The engine's socket of this machine is in no sandbox, whichever driver makes it.
 #[test]
 fn the_engines_socket_is_in_no_embedded_sandbox() {
-    let runner = Sandboxed::new();
+    let runner = TestedRunner::new();
     let dir = runner.path().join("place");
     fs::create_dir(&dir).unwrap();
     let (root, socket) = (runner.path().display().to_string(), dir.join("docker.sock"));
@@ -100,7 +100,7 @@ fn the_engines_socket_is_in_no_embedded_sandbox() {
 /// R1: Without `cogni-init`, the program itself is the first process, and the runner reports a shell's errors.
 #[test]
 fn a_missing_program_is_reported_without_cogni_init_too() {
-    let runner = Sandboxed::new();
+    let runner = TestedRunner::new();
     for (program, code) in [("/nowhere", 127), ("nowhere", 127), ("/etc/passwd", 126)] {
         let result = runner.run(&["--init", "none"], &[program]);
         assert_eq!(result.facts(), json!([false, code, "container_failed"]), "{program}");
@@ -111,7 +111,7 @@ fn a_missing_program_is_reported_without_cogni_init_too() {
 /// R2: Each driver reports the kinds of root that it does not support.
 #[test]
 fn a_root_that_a_driver_does_not_know_is_wrong_use() {
-    let runner = Sandboxed::new();
+    let runner = TestedRunner::new();
     let messages = [
         &["--image", "agent:1"][..],
         &["--driver", "docker"],
@@ -134,7 +134,7 @@ fn a_root_that_a_driver_does_not_know_is_wrong_use() {
 }
 
 /// Makes a root with busybox and a link to a directory, as images have it.
-fn rootfs(path: &Path) -> String {
+fn make_rootfs(path: &Path) -> String {
     for directory in ["usr/bin", "etc"] {
         fs::create_dir_all(path.join(directory)).unwrap();
     }
@@ -153,7 +153,7 @@ fn rootfs(path: &Path) -> String {
     path.display().to_string()
 }
 
-fn listing(path: &str) -> String {
+fn list_path(path: &str) -> String {
     let found = Command::new("find").args([path, "-printf", "%P %M %s %T@\n"]).output().unwrap();
     String::from_utf8(found.stdout).unwrap()
 }

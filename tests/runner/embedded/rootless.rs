@@ -9,8 +9,8 @@ use std::process::{self, Command, Output};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::driver::containers;
-use crate::support::process::{Process, wait_until};
+use super::driver::list_containers;
+use crate::support::process::{ChildProcess, wait_until};
 
 /// R2: A sandbox without limits must be allowed explicitly.
 #[test]
@@ -79,13 +79,13 @@ fn the_program_of_another_user_than_root_is_not_within_reach() {
     }
     let run = format!("run-sealed-{}", process::id());
     let flags = ["--allow-unlimited", "--run-id", &run];
-    let mut command = Process::start(&mut public_dir.prepare(&flags, "sleep 600"), "");
+    let mut command = ChildProcess::start(&mut public_dir.prepare(&flags, "sleep 600"), "");
     let helper = || {
         let is_helper = |pid: &&str| {
             let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             line.starts_with(b"cogni-sandbox\0")
         };
-        containers(&run).split(' ').find(is_helper).map(str::to_owned)
+        list_containers(&run).split(' ').find(is_helper).map(str::to_owned)
     };
     wait_until(|| helper().is_some(), || "there is no helper".to_owned());
     let pid = helper().unwrap();

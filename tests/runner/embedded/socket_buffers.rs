@@ -1,14 +1,14 @@
 //! R3: Tests of the memory in a sandbox's socket buffers.
 
-use super::driver::{Sandboxed, sh};
+use super::driver::{TestedRunner, shell_argv};
 
 /// R3: Buffers of sockets on a sandbox's own loopback hold no more than its memory limit, over TCP or UDP, whether the
 /// kernel counts them as memory or separately.
 #[test]
 fn socket_buffers_are_limited() {
     for script in [TCP, UDP] {
-        let result =
-            Sandboxed::new().run(&["--max-memory", "64m"], &sh(&format!("perl -e '{script}'")));
+        let result = TestedRunner::new()
+            .run(&["--max-memory", "64m"], &shell_argv(&format!("perl -e '{script}'")));
         if result.json["error_code"] == "oom_killed" {
             continue;
         }

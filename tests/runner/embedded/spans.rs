@@ -2,8 +2,8 @@
 
 use http::StatusCode;
 
-use super::driver::{Sandboxed, sh};
-use crate::support::trace_collector::{TraceCollector, shown};
+use super::driver::{TestedRunner, shell_argv};
+use crate::support::trace_collector::{TraceCollector, format_span};
 
 /// G12: The sandbox is a child span of the run, and its start is another span; a failure is recorded.
 #[tokio::test(flavor = "multi_thread")]
@@ -13,8 +13,8 @@ async fn a_collector_sees_the_sandbox_of_a_run() {
     let name = format!("run-traced-{}", std::process::id());
     let id = name.clone();
     let run = move || {
-        let runner = Sandboxed::new();
-        let mut command = runner.prepare(&["--run-id", &id], &sh("exit 3"));
+        let runner = TestedRunner::new();
+        let mut command = runner.prepare(&["--run-id", &id], &shell_argv("exit 3"));
         command.env("OTEL_EXPORTER_OTLP_ENDPOINT", format!("http://{address}"));
         command.env("TRACEPARENT", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01");
         assert_eq!(command.output().unwrap().status.code(), Some(1));
@@ -23,7 +23,7 @@ async fn a_collector_sees_the_sandbox_of_a_run() {
     tokio::task::spawn_blocking(run).await.unwrap();
     let mut spans = collector.seen().spans();
     spans.sort_by(|a, b| a.name.cmp(&b.name));
-    let tree: String = spans.iter().map(|span| shown(span, "")).collect();
+    let tree: String = spans.iter().map(|span| format_span(span, "")).collect();
     let tree = tree.replace(&name, "run-traced");
     insta::assert_snapshot!(tree, @r"
     run (kind 1): container_failed

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use cogni_gateway::guest::agent::exec::{self, ExecResult, KEEP_BYTES};
 use serde_json::{Value, json};
 
-use super::Agent;
+use super::AgentFixture;
 use crate::support::model_provider::calling_tool_with;
 
 fn run(arguments: &Value) -> ExecResult {
@@ -13,7 +13,7 @@ fn run(arguments: &Value) -> ExecResult {
     exec::run_tool(&request, Instant::now() + Duration::from_mins(1))
 }
 
-fn sh(script: &str) -> ExecResult {
+fn run_shell(script: &str) -> ExecResult {
     run(&json!({ "argv": ["sh", "-c", script] }))
 }
 
@@ -39,8 +39,8 @@ fn the_arguments_and_the_input_arrive_as_they_were_given() {
 
 #[test]
 fn the_end_of_a_program_is_reported() {
-    insta::assert_snapshot!(sh("exit 42"), @r#"{"exit_code":42,"stderr":"","stdout":""}"#);
-    insta::assert_snapshot!(sh("kill -KILL $$"), @r#"{"exit_code":null,"signal":9,"stderr":"","stdout":""}"#);
+    insta::assert_snapshot!(run_shell("exit 42"), @r#"{"exit_code":42,"stderr":"","stdout":""}"#);
+    insta::assert_snapshot!(run_shell("kill -KILL $$"), @r#"{"exit_code":null,"signal":9,"stderr":"","stdout":""}"#);
     let done = timed_out("echo begun; sleep 600", "begun");
     insta::assert_snapshot!(done, @r#"{"exit_code":null,"signal":9,"stderr":"","stdout":"begun\n","timed_out":true}"#);
     let done = run(&json!({ "argv": ["/nowhere/program"] }));
@@ -71,7 +71,7 @@ fn an_invalid_tool_call_is_reported_to_the_model() {
 /// The tool keeps the beginning and the end of each stream of a flood.
 #[test]
 fn a_flood_costs_no_more_than_the_kept_output() {
-    let done = sh("echo first; yes | head -c 50000000; echo last; echo err >&2");
+    let done = run_shell("echo first; yes | head -c 50000000; echo last; echo err >&2");
     assert_eq!((done.exit_code, done.stderr.as_str()), (Some(0), "err\n"));
     assert!(done.stdout.starts_with("first\ny\n") && done.stdout.ends_with("y\nlast\n"));
     let left_out = format!("\n[{} bytes left out]\n", 50_000_011 - 2 * KEEP_BYTES);
@@ -90,7 +90,7 @@ fn a_flood_without_an_end_is_ended() {
 #[test]
 fn a_background_process_delays_nothing() {
     let begun = Instant::now();
-    let done = sh("sleep 300 & echo $!");
+    let done = run_shell("sleep 300 & echo $!");
     assert_eq!(done.exit_code, Some(0));
     assert!(begun.elapsed() < Duration::from_secs(200));
     let pid = done.stdout.trim();
@@ -102,7 +102,7 @@ fn a_background_process_delays_nothing() {
 /// The agent's own time limit applies to the tool as well.
 #[tokio::test]
 async fn a_tool_does_not_outlive_the_agents_time() {
-    let agent = Agent::new().await;
+    let agent = AgentFixture::new().await;
     let model = calling_tool_with(&json!({ "argv": ["sleep", "600"] }));
     let ended = agent.ask(&model, &["--timeout", "1"]).await;
     assert_eq!(ended.envelope["meta"]["error"]["kind"], "timeout", "{}", ended.envelope);

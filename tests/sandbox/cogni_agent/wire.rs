@@ -50,7 +50,7 @@ const STREAM: &str = concat!(
     "data: [DONE]\n\n",
 );
 
-fn chunked(body: &[u8], size: usize) -> Vec<u8> {
+fn chunked_response(body: &[u8], size: usize) -> Vec<u8> {
     let mut framed =
         b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
             .to_vec();
@@ -63,7 +63,7 @@ fn chunked(body: &[u8], size: usize) -> Vec<u8> {
     framed
 }
 
-fn sized(body: &[u8]) -> Vec<u8> {
+fn sized_response(body: &[u8]) -> Vec<u8> {
     let head = format!(
         "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n",
         body.len()
@@ -71,7 +71,7 @@ fn sized(body: &[u8]) -> Vec<u8> {
     [head.as_bytes(), body].concat()
 }
 
-fn answer(source: impl Read) -> (ModelCompletion, String) {
+fn read_answer(source: impl Read) -> (ModelCompletion, String) {
     // The smallest buffer exposes a reader that loses its position.
     let response = http::read_response(BufReader::with_capacity(3, source)).unwrap();
     let mut messages = String::new();
@@ -88,16 +88,18 @@ fn answer(source: impl Read) -> (ModelCompletion, String) {
 
 #[test]
 fn an_answer_is_the_same_wherever_it_is_cut() {
-    let whole = answer(&*sized(STREAM.as_bytes()));
+    let whole = read_answer(&*sized_response(STREAM.as_bytes()));
     insta::assert_debug_snapshot!(whole.0);
     assert_eq!(whole.1, whole.0.text);
-    for bytes in
-        [sized(STREAM.as_bytes()), chunked(STREAM.as_bytes(), 1), chunked(STREAM.as_bytes(), 50)]
-    {
+    for bytes in [
+        sized_response(STREAM.as_bytes()),
+        chunked_response(STREAM.as_bytes(), 1),
+        chunked_response(STREAM.as_bytes(), 50),
+    ] {
         for at in 0..=bytes.len() {
-            assert_eq!(answer(CutBytes::at(&bytes, at)), whole, "cut at {at}");
+            assert_eq!(read_answer(CutBytes::at(&bytes, at)), whole, "cut at {at}");
         }
-        assert_eq!(answer(CutBytes::singly(&bytes)), whole);
+        assert_eq!(read_answer(CutBytes::singly(&bytes)), whole);
     }
 }
 
@@ -109,7 +111,7 @@ fn the_end_of_a_body_is_where_its_framing_says() {
         let response = http::read_response(bytes);
         response.and_then(|mut answer| answer.body.read_to_string(&mut body)).map(|_| body)
     };
-    for whole in [sized(b"0123456789"), chunked(b"0123456789", 4)] {
+    for whole in [sized_response(b"0123456789"), chunked_response(b"0123456789", 4)] {
         assert_eq!(read_all(&whole).unwrap(), "0123456789");
         assert_eq!(read_all(&[&whole[..], b"more"].concat()).unwrap(), "0123456789");
         for at in 0..whole.len() {

@@ -10,19 +10,19 @@ use std::time::Duration;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
-use super::Sandbox;
-use crate::support::process::{Process, wait_until};
+use super::InitFixture;
+use crate::support::process::{ChildProcess, wait_until};
 
 /// A bridge between the test as the agent and the test as the gateway.
 struct TestBridge {
-    sandbox: Sandbox,
-    process: Process,
+    sandbox: InitFixture,
+    process: ChildProcess,
 }
 
 impl TestBridge {
     fn start() -> Self {
-        let sandbox = Sandbox::new();
-        let process = Process::start(&mut sandbox.command(&[], &["sleep", "1000"]), "");
+        let sandbox = InitFixture::new();
+        let process = ChildProcess::start(&mut sandbox.command(&[], &["sleep", "1000"]), "");
         let bridge = Self { sandbox, process };
         // The connection that `cogni-init` made to check the socket.
         bridge.accept();
@@ -88,9 +88,11 @@ fn bytes_arrive_as_they_were_sent() {
     let done = runner.run(&(pieces(), pieces()), |(up, down)| {
         let (client, gateway) = bridge.pair();
         let reverse = (client.try_clone().unwrap(), gateway.try_clone().unwrap());
-        let upward = exchange(&up, client, gateway, |sink| sink.shutdown(Shutdown::Write).unwrap());
-        let downward =
-            exchange(&down, reverse.1, reverse.0, |sink| sink.shutdown(Shutdown::Write).unwrap());
+        let upward =
+            exchange_pieces(&up, client, gateway, |sink| sink.shutdown(Shutdown::Write).unwrap());
+        let downward = exchange_pieces(&down, reverse.1, reverse.0, |sink| {
+            sink.shutdown(Shutdown::Write).unwrap();
+        });
         upward.join().unwrap();
         downward.join().unwrap();
         Ok(())
@@ -99,7 +101,7 @@ fn bytes_arrive_as_they_were_sent() {
 }
 
 /// Writes the pieces to one end and reads them from the other; fails if they differ.
-fn exchange<W: Write + Send + 'static>(
+fn exchange_pieces<W: Write + Send + 'static>(
     pieces: &[(u8, usize)],
     mut to: W,
     mut from: impl Read + Send + 'static,
@@ -133,18 +135,18 @@ fn one_direction_may_end_before_the_other() {
     let (mut client, mut gateway) = bridge.pair();
     client.write_all(b"request").unwrap();
     client.shutdown(Shutdown::Write).unwrap();
-    assert_eq!(rest(&mut gateway), b"request");
+    assert_eq!(read_rest(&mut gateway), b"request");
     gateway.write_all(b"answer").unwrap();
     drop(gateway);
-    assert_eq!(rest(&mut client), b"answer");
+    assert_eq!(read_rest(&mut client), b"answer");
 
     let (mut client, mut gateway) = bridge.pair();
     gateway.write_all(b"answer").unwrap();
     gateway.shutdown(Shutdown::Write).unwrap();
-    assert_eq!(rest(&mut client), b"answer");
+    assert_eq!(read_rest(&mut client), b"answer");
     client.write_all(b"request").unwrap();
     drop(client);
-    assert_eq!(rest(&mut gateway), b"request");
+    assert_eq!(read_rest(&mut gateway), b"request");
 }
 
 /// R4: A stream flows without delay: no event waits for the next one.
@@ -206,7 +208,7 @@ fn a_slow_reader_costs_bounded_memory() {
     let before = bridge.resident_kib();
     let (client, mut gateway) = bridge.pair();
     gateway.set_write_timeout(STALLED).unwrap();
-    let written = fill(&mut gateway);
+    let written = fill_buffer(&mut gateway);
     assert!(bridge.resident_kib() < before + 1024, "{} KiB, was {before}", bridge.resident_kib());
     drop(gateway);
     let mut seen = 0;
@@ -222,11 +224,11 @@ fn a_connection_in_which_nothing_moves_takes_no_processor() {
     let bridge = TestBridge::start();
     let (_slow, mut gateway) = bridge.pair();
     gateway.set_write_timeout(STALLED).unwrap();
-    fill(&mut gateway);
+    fill_buffer(&mut gateway);
     drop(gateway);
     let (mut full, _silent) = bridge.pair();
     full.set_write_timeout(STALLED).unwrap();
-    fill(&mut full);
+    fill_buffer(&mut full);
     let (half, _other) = bridge.pair();
     half.shutdown(Shutdown::Write).unwrap();
     // Both sides have closed one direction, and neither has closed the connection.
@@ -259,12 +261,12 @@ fn a_client_that_leaves_is_seen_by_the_gateway() {
     let bridge = TestBridge::start();
     let (client, mut gateway) = bridge.pair();
     drop(client);
-    assert_eq!(rest(&mut gateway), b"");
+    assert_eq!(read_rest(&mut gateway), b"");
 
     // The client half-closes first and then resets: unread data turns its close into a reset.
     let (client, mut gateway) = bridge.pair();
     client.shutdown(Shutdown::Write).unwrap();
-    assert_eq!(rest(&mut gateway), b"");
+    assert_eq!(read_rest(&mut gateway), b"");
     gateway.write_all(b"event").unwrap();
     client.peek(&mut [0; 5]).unwrap();
     drop(client);
@@ -278,7 +280,7 @@ fn an_answer_that_comes_before_the_request_has_ended_is_delivered() {
     let bridge = TestBridge::start();
     let (mut client, mut gateway) = bridge.pair();
     client.set_write_timeout(STALLED).unwrap();
-    fill(&mut client);
+    fill_buffer(&mut client);
     gateway.write_all(b"too large").unwrap();
     gateway.shutdown(Shutdown::Both).unwrap();
     let mut seen = [0; 9];
@@ -293,7 +295,7 @@ fn a_gateway_that_is_gone_closes_connections_until_it_is_back() {
     let mut bridge = TestBridge::start();
     let (mut open, gateway) = bridge.pair();
     drop((gateway, bridge.sandbox.gateway.take()));
-    assert_eq!(rest(&mut open), b"");
+    assert_eq!(read_rest(&mut open), b"");
     for _ in 0..3 {
         let closed = bridge.connect().read(&mut [0]);
         assert!(matches!(closed, Ok(0) | Err(_)), "{closed:?}");
@@ -308,7 +310,7 @@ fn a_gateway_that_is_gone_closes_connections_until_it_is_back() {
 }
 
 /// Writes until the other side takes no more, and returns the number of bytes.
-fn fill(sink: &mut impl Write) -> usize {
+fn fill_buffer(sink: &mut impl Write) -> usize {
     let chunk = vec![7; 1 << 16];
     let mut written = 0;
     while let Ok(length) = sink.write(&chunk) {
@@ -318,7 +320,7 @@ fn fill(sink: &mut impl Write) -> usize {
     written
 }
 
-fn rest(source: &mut impl Read) -> Vec<u8> {
+fn read_rest(source: &mut impl Read) -> Vec<u8> {
     let mut seen = vec![];
     source.read_to_end(&mut seen).unwrap();
     seen

@@ -5,16 +5,16 @@ use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Child, Command, Stdio};
 
-use super::{InitEnd, PROGRAM, Sandbox};
+use super::{InitEnd, InitFixture, PROGRAM};
 
 /// R7: The claim replaces the command line, and the sandbox's own variables stay unless the claim sets them.
 #[test]
 fn a_claim_is_the_command_line() {
-    let sandbox = Sandbox::new();
-    let (slot, mut host) = wait(&sandbox);
+    let sandbox = InitFixture::new();
+    let (slot, mut host) = start_slot(&sandbox);
     let (socket, address) = (sandbox.path("llm.sock"), sandbox.address.to_string());
     let script = "echo $OWN $GIVEN \"$0\" \"$1\"; ls /proc/self/fd | wc -l";
-    host.write_all(&claim(&[
+    host.write_all(&claim_message(&[
         "--socket",
         &socket,
         "--listen",
@@ -32,7 +32,7 @@ fn a_claim_is_the_command_line() {
     let mut answer = vec![];
     host.read_to_end(&mut answer).unwrap();
     assert_eq!(answer, [0]);
-    let ended = finish(slot);
+    let ended = finish_slot(slot);
     // No descriptor of the claim's connection stays open.
     let files = sandbox.script(&[], "ls /proc/self/fd | wc -l").stdout;
     assert_eq!((ended.code, ended.stdout), (Some(0), format!("own given  a b\n{files}")));
@@ -41,8 +41,8 @@ fn a_claim_is_the_command_line() {
 /// R7: An incomplete claim starts nothing.
 #[test]
 fn an_incomplete_or_invalid_claim_starts_nothing() {
-    let sandbox = Sandbox::new();
-    let whole = claim(&["--", "sh", "-c", "echo started"]);
+    let sandbox = InitFixture::new();
+    let whole = claim_message(&["--", "sh", "-c", "echo started"]);
     let mut messages = vec![];
     for bytes in [
         &whole[..0],
@@ -51,14 +51,14 @@ fn an_incomplete_or_invalid_claim_starts_nothing() {
         &[&whole[..], b"more"].concat(),
         &[255, 255, 255, 255],
         &[0, 0, 0, 0],
-        &claim(&["--"]),
-        &claim(&["--slot", "/again"]),
-        &claim(&["--env", "=x", "true"]),
+        &claim_message(&["--"]),
+        &claim_message(&["--slot", "/again"]),
+        &claim_message(&["--env", "=x", "true"]),
     ] {
-        let (slot, mut host) = wait(&sandbox);
+        let (slot, mut host) = start_slot(&sandbox);
         host.write_all(bytes).unwrap();
         host.shutdown(Shutdown::Write).unwrap();
-        let ended = finish(slot);
+        let ended = finish_slot(slot);
         assert_eq!(ended.stdout, "");
         messages.push(format!("{} {}", ended.code.unwrap(), ended.stderr));
     }
@@ -78,15 +78,15 @@ fn an_incomplete_or_invalid_claim_starts_nothing() {
 /// R7: A waiting slot ends at once when it gets a signal.
 #[test]
 fn a_waiting_slot_ends_on_a_signal() {
-    let (slot, _host) = wait(&Sandbox::new());
+    let (slot, _host) = start_slot(&InitFixture::new());
     assert!(
         Command::new("kill").args(["-TERM", &slot.id().to_string()]).status().unwrap().success()
     );
-    assert_eq!(finish(slot).code, Some(143));
+    assert_eq!(finish_slot(slot).code, Some(143));
 }
 
 /// Starts a slot and connects to it.
-fn wait(sandbox: &Sandbox) -> (Child, UnixStream) {
+fn start_slot(sandbox: &InitFixture) -> (Child, UnixStream) {
     let path = sandbox.path("slot");
     let listener = UnixListener::bind(&path).unwrap();
     let mut command = Command::new(PROGRAM);
@@ -97,12 +97,12 @@ fn wait(sandbox: &Sandbox) -> (Child, UnixStream) {
     (slot, host)
 }
 
-fn claim(arguments: &[&str]) -> Vec<u8> {
+fn claim_message(arguments: &[&str]) -> Vec<u8> {
     let text: String = arguments.iter().flat_map(|argument| [*argument, "\0"]).collect();
     let length = u32::try_from(text.len()).unwrap();
     [&length.to_be_bytes(), text.as_bytes()].concat()
 }
 
-fn finish(slot: Child) -> InitEnd {
+fn finish_slot(slot: Child) -> InitEnd {
     slot.wait_with_output().unwrap().into()
 }

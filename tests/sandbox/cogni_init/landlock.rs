@@ -3,13 +3,13 @@
 use std::fs;
 use std::process::Command;
 
-use super::{InitEnd, PROGRAM, Sandbox};
-use crate::support::run_command::landlock;
+use super::{InitEnd, InitFixture, PROGRAM};
+use crate::support::run_command::landlock_version;
 
 /// R3: The agent, as any user, writes only where it may, and can do everything there that it could before.
 #[test]
 fn the_agent_writes_where_it_may_and_nowhere_else() {
-    let sandbox = Sandbox::new();
+    let sandbox = InitFixture::new();
     fs::create_dir(sandbox.path("own")).unwrap();
     fs::write(sandbox.path("other"), "as it was").unwrap();
     let script = "
@@ -30,7 +30,7 @@ fn the_agent_writes_where_it_may_and_nowhere_else() {
     let ended =
         sandbox.script(&["--env", &directory, "--write", &own, "--write", "/nowhere"], script);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    match landlock() {
+    match landlock_version() {
         6.. => assert_eq!(ended.stdout, ""),
         2.. => assert_eq!(ended.stdout, "could signal its first process\n"),
         // Landlock is not required here; `doctor` reports that it is missing.
@@ -41,7 +41,7 @@ fn the_agent_writes_where_it_may_and_nowhere_else() {
 /// R3: A writable path may be a file as well as a directory.
 #[test]
 fn a_writable_path_may_be_a_file() {
-    let sandbox = Sandbox::new();
+    let sandbox = InitFixture::new();
     let file = sandbox.path("file");
     fs::write(&file, "").unwrap();
     let ended = sandbox.script(&["--write", &file], &format!("echo new > {file}"));
@@ -51,7 +51,7 @@ fn a_writable_path_may_be_a_file() {
 /// R3: A kernel without Landlock does not stop the agent.
 #[test]
 fn a_kernel_without_landlock_is_no_reason_to_stop() {
-    let sandbox = Sandbox::new();
+    let sandbox = InitFixture::new();
     let command = sandbox.command(&["--write", "/nowhere"], &["touch", &sandbox.path("made")]);
     let arguments = command.get_args().map(|argument| argument.to_str().unwrap());
     let mut without = Command::new("perl");

@@ -8,7 +8,7 @@ use std::process::Command;
 use cogni_gateway::sandbox::InitBinary;
 use cogni_gateway::sandbox::init_binary::BUILT_IN_INIT;
 
-use super::{InitEnd, PROGRAM, Sandbox};
+use super::{InitEnd, InitFixture, PROGRAM};
 
 #[test]
 fn wrong_use_is_reported_with_a_remedy() {
@@ -76,7 +76,7 @@ fn help_and_version_are_printed() {
 /// R4: The socket is checked before the agent starts.
 #[test]
 fn a_socket_that_does_not_answer_is_reported_before_the_agent_starts() {
-    let sandbox = Sandbox::without_gateway();
+    let sandbox = InitFixture::without_gateway();
     let mut messages = vec![];
     let mut attempt = || {
         let ended = sandbox.script(&["--socket-timeout=10ms"], "echo started");
@@ -100,7 +100,7 @@ fn a_socket_that_does_not_answer_is_reported_before_the_agent_starts() {
 /// R4: Without a gateway, nothing waits for one, and nothing listens.
 #[test]
 fn without_a_gateway_the_agent_starts_at_once() {
-    let sandbox = Sandbox::without_gateway();
+    let sandbox = InitFixture::without_gateway();
     let script = format!(
         "use IO::Socket::INET;
          print IO::Socket::INET->new('{}') ? 'connected' : \"refused: $!\"",
@@ -116,7 +116,7 @@ fn without_a_gateway_the_agent_starts_at_once() {
 
 #[test]
 fn a_socket_of_another_user_is_reported() {
-    let sandbox = Sandbox::new();
+    let sandbox = InitFixture::new();
     fs::set_permissions(sandbox.folder.path(), Permissions::from_mode(0o755)).unwrap();
     fs::set_permissions(sandbox.socket(), Permissions::from_mode(0o600)).unwrap();
     let program = sandbox.path("cogni-init");
@@ -132,7 +132,7 @@ fn a_socket_of_another_user_is_reported() {
 
 #[test]
 fn a_gateway_that_is_late_is_waited_for() {
-    let sandbox = Sandbox::without_gateway();
+    let sandbox = InitFixture::without_gateway();
     let started = sandbox.command(&["--socket-timeout=60s"], &["true"]).spawn();
     let _gateway = UnixListener::bind(sandbox.socket()).unwrap();
     assert!(started.unwrap().wait().unwrap().success());
@@ -140,7 +140,7 @@ fn a_gateway_that_is_late_is_waited_for() {
 
 #[test]
 fn a_port_in_use_is_reported() {
-    let sandbox = Sandbox::new();
+    let sandbox = InitFixture::new();
     let _taken = std::net::TcpListener::bind(sandbox.address).unwrap();
     let ended = sandbox.run(&["true"]);
     assert_eq!(ended.code, Some(125));
@@ -150,7 +150,7 @@ fn a_port_in_use_is_reported() {
 
 #[test]
 fn a_loopback_interface_that_is_down_is_brought_up() {
-    let sandbox = Sandbox::new();
+    let sandbox = InitFixture::new();
     let connect = "use IO::Socket::INET; IO::Socket::INET->new($ARGV[0]) or die $@";
     let agent = ["perl", "-e", connect, &sandbox.address.to_string()];
     let ended = InitEnd::of(&mut sandbox.under(&["unshare", "--net"], &[], &agent));

@@ -4,13 +4,13 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use super::{AS_PID_1, InitEnd, Sandbox};
-use crate::support::process::Process;
+use super::{AS_PID_1, InitEnd, InitFixture};
+use crate::support::process::ChildProcess;
 
 /// R4: The exit status is the agent's own.
 #[test]
 fn the_exit_status_is_the_agents() {
-    let sandbox = Sandbox::new();
+    let sandbox = InitFixture::new();
     for (script, code) in [
         ("exit 0", 0),
         ("exit 1", 1),
@@ -30,7 +30,7 @@ fn the_exit_status_is_the_agents() {
 /// R4: The agent is started with execve and without a shell, also if only a shell could interpret the command.
 #[test]
 fn a_program_that_cannot_start_is_reported_as_a_shell_does() {
-    let sandbox = Sandbox::new();
+    let sandbox = InitFixture::new();
     let (plain, script, missing) =
         (sandbox.path("plain"), sandbox.path("script"), sandbox.path("missing"));
     fs::write(&plain, "echo a shell has run this").unwrap();
@@ -61,7 +61,7 @@ fn a_program_that_cannot_start_is_reported_as_a_shell_does() {
 
 #[test]
 fn arguments_and_environment_arrive_as_they_are() {
-    let sandbox = Sandbox::new();
+    let sandbox = InitFixture::new();
     let argv = ["printf", "%s|", "a b", "", "$HOME", "--listen", "\"'\\"];
     assert_eq!(sandbox.run(&argv).stdout, "a b||$HOME|--listen|\"'\\|");
     let mut command = sandbox.command(&[], &["env"]);
@@ -74,10 +74,10 @@ fn arguments_and_environment_arrive_as_they_are() {
 fn signals_reach_the_agent() {
     for wrapper in [&[][..], &AS_PID_1] {
         for signal in ["TERM", "INT", "QUIT", "HUP", "USR1", "USR2"] {
-            let sandbox = Sandbox::new();
+            let sandbox = InitFixture::new();
             let script = format!("trap 'exit 40' {signal}; sleep 1000 & echo $PPID; wait; exit 41");
             let mut command = sandbox.under(wrapper, &[], &["sh", "-c", &script]);
-            let mut process = Process::start(&mut command, "util-linux is installed");
+            let mut process = ChildProcess::start(&mut command, "util-linux is installed");
             process.until(|output| output.ends_with('\n'));
             let own = wrapper.is_empty().then(|| process.id());
             signal_to(own.unwrap_or_else(|| child_of(process.id())), signal);
@@ -89,7 +89,7 @@ fn signals_reach_the_agent() {
 /// R4: Orphans are reaped while the agent runs.
 #[test]
 fn zombies_are_reaped() {
-    let sandbox = Sandbox::new();
+    let sandbox = InitFixture::new();
     // Each subshell ends before its child, which `cogni-init` then inherits.
     let script = "
         for i in 1 2 3 4 5 6 7 8 9 10; do (sleep 0.05 &); done
@@ -107,7 +107,7 @@ fn zombies_are_reaped() {
 #[test]
 fn nothing_outlives_the_agent() {
     for wrapper in [&[][..], &["unshare", "--pid", "--fork"]] {
-        let sandbox = Sandbox::new();
+        let sandbox = InitFixture::new();
         let stubborn = sandbox.path("stubborn");
         // The process is an orphan, not the shell's own child, in its own session, and ignores every signal that it
         // can.
@@ -123,7 +123,7 @@ fn nothing_outlives_the_agent() {
 
 #[test]
 fn remaining_processes_get_sigterm_before_sigkill() {
-    let sandbox = Sandbox::new();
+    let sandbox = InitFixture::new();
     // A signal that arrives in a shell's child between fork and exec is lost, so `ready` is printed after the exec.
     let script = "
         (sh -c 'trap \"trap : TERM; echo asked; exit\" TERM; sleep 1000 &
@@ -138,7 +138,7 @@ fn remaining_processes_get_sigterm_before_sigkill() {
 /// R5: The sandbox has its own deadline, in case its runner has gone.
 #[test]
 fn the_agent_ends_at_its_longest_runtime() {
-    let sandbox = Sandbox::new();
+    let sandbox = InitFixture::new();
     let ended = sandbox.script(&["--max-runtime=50ms"], "sleep 1000");
     assert_eq!(ended.code, Some(124));
     insta::assert_snapshot!(ended.stderr, @"cogni-init: the agent has reached --max-runtime and is terminated");
@@ -150,10 +150,10 @@ fn the_agent_ends_at_its_longest_runtime() {
 /// R5: If the first process is killed, the agent ends too, also without a PID namespace.
 #[test]
 fn the_agent_does_not_outlive_its_first_process() {
-    let sandbox = Sandbox::new();
+    let sandbox = InitFixture::new();
     let held = sandbox.path("held");
     let script = format!("exec 9>{held}; echo ready; exec sleep 1000");
-    let mut process = Process::start(&mut sandbox.command(&[], &["sh", "-c", &script]), "");
+    let mut process = ChildProcess::start(&mut sandbox.command(&[], &["sh", "-c", &script]), "");
     process.until(|output| output.contains("ready"));
     process.signal("KILL");
     process.wait();

@@ -1,7 +1,7 @@
 //! Tests of what the agent cannot do because its first process has set a filter.
 
-use super::Sandbox;
-use crate::support::run_command::landlock;
+use super::InitFixture;
+use crate::support::run_command::landlock_version;
 
 /// perl-base is part of every Debian; its error numbers are errno's.
 const TRY: &str = r#"
@@ -18,7 +18,7 @@ print socket($s, AF_INET, SOCK_STREAM, 0) ? "inet\n" : "inet: $!\n";
 /// R3: After the bridge has started, the agent can make no unix socket; socket pairs and the local port work.
 #[test]
 fn the_agent_makes_no_unix_socket() {
-    let sandbox = Sandbox::new();
+    let sandbox = InitFixture::new();
     let ended = sandbox.run(&["perl", "-e", TRY]);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     let portable: Vec<_> = ended
@@ -45,7 +45,7 @@ fn the_agent_makes_no_unix_socket() {
 /// files.
 #[test]
 fn a_sandbox_without_a_gateway_is_confined_too() {
-    let sandbox = Sandbox::without_gateway();
+    let sandbox = InitFixture::without_gateway();
     let (own, other) = (sandbox.path("own"), sandbox.path("other"));
     for directory in [&own, &other] {
         std::fs::create_dir(directory).unwrap();
@@ -58,7 +58,7 @@ fn a_sandbox_without_a_gateway_is_confined_too() {
     let ended = sandbox.script(&options, &script);
     let is_made = |directory: &str| std::path::Path::new(directory).join("made").exists();
     assert!(is_made(&own), "{}", ended.stderr);
-    if landlock() >= 2 {
+    if landlock_version() >= 2 {
         assert_ne!(ended.code, Some(0));
         assert!(!is_made(&other));
     }
@@ -66,7 +66,7 @@ fn a_sandbox_without_a_gateway_is_confined_too() {
 
 #[test]
 fn unix_sockets_are_allowed_where_that_is_asked_for() {
-    let sandbox = Sandbox::new();
+    let sandbox = InitFixture::new();
     let mut command = sandbox.command(&["--allow-unix-sockets"], &["perl", "-e", TRY]);
     let ended = super::InitEnd::of(&mut command);
     assert!(ended.stdout.starts_with("unix\ndatagram\n"), "{}", ended.stdout);
@@ -75,7 +75,7 @@ fn unix_sockets_are_allowed_where_that_is_asked_for() {
 /// R3: A program that the agent starts gains nothing from a set-user-ID bit.
 #[test]
 fn the_agent_gains_no_privilege() {
-    let sandbox = Sandbox::new();
+    let sandbox = InitFixture::new();
     let ended = sandbox.run(&["grep", "-E", "^(NoNewPrivs|Seccomp):", "/proc/self/status"]);
     assert_eq!(ended.stdout, "NoNewPrivs:\t1\nSeccomp:\t2\n");
 }

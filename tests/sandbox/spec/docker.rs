@@ -13,7 +13,7 @@ use cogni_gateway::sandbox::spec::{BindMount, MountAccess, OwnerLabels};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::spec;
+use super::example_spec;
 
 /// R3, R4: The gateway's container has a network and nothing that it does not need; its secrets are files.
 #[test]
@@ -35,7 +35,8 @@ fn the_gateways_container_is_hardened_too() {
         }],
     };
     let body =
-        serde_json::to_value(gateway_container::container_body(&proxy, IMAGE, &stamp())).unwrap();
+        serde_json::to_value(gateway_container::container_body(&proxy, IMAGE, &owner_labels()))
+            .unwrap();
     insta::assert_json_snapshot!(body);
 }
 
@@ -77,7 +78,7 @@ async fn an_error_names_its_engine() {
 /// R2, R3: Podman gets the same request in its own format; only these lines differ.
 #[test]
 fn podman_gets_the_same_request_in_its_format() {
-    let docker = container_body(&spec(), IMAGE, &stamp());
+    let docker = container_body(&example_spec(), IMAGE, &owner_labels());
     let mut podman = docker.clone();
     let most = UserLimits { processes: 32_768, open_files: 524_288 };
     podman::translate_for_podman(&mut podman, Path::new("/run/cogni/run-1/seccomp.json"), most);
@@ -112,7 +113,7 @@ fn podman_is_asked_for_no_more_than_it_may_allow() {
         assert!(files.next().is_none() && limits.iter().any(|limit| limit["Name"] == "nproc"));
         found
     };
-    let sandbox = || container_body(&spec(), IMAGE, &stamp());
+    let sandbox = || container_body(&example_spec(), IMAGE, &owner_labels());
     assert_eq!((files(sandbox(), 524_288), files(sandbox(), 256)), (1024, 256));
     let unlimited = || ContainerCreateBody {
         host_config: Some(HostConfig::default()),
@@ -121,7 +122,7 @@ fn podman_is_asked_for_no_more_than_it_may_allow() {
     assert_eq!((files(unlimited(), u64::MAX), files(unlimited(), 4096)), (1 << 20, 4096));
 }
 
-fn stamp() -> OwnerLabels {
+fn owner_labels() -> OwnerLabels {
     let owner = OwnerProcess::parse("0123456789abcdef:42:4242:4026531836").unwrap();
     OwnerLabels {
         owner,

@@ -7,25 +7,25 @@ use cogni_gateway::sandbox::spec::oci::{OciHostSettings, build_oci_spec};
 use cogni_gateway::sandbox::spec::{BindMount, MountAccess, RootSource};
 use serde_json::{Value, json};
 
-use super::{asked, everything, spec};
+use super::{docker_request, example_spec, full_spec};
 
 /// R3: The snapshot has every flag of the hardening.
 #[test]
 fn an_embedded_sandbox_is_hardened_whatever_is_requested() {
-    insta::assert_json_snapshot!(made(&spec()));
+    insta::assert_json_snapshot!(oci_document(&example_spec()));
 }
 
 /// R3, R4, R6: Requested options are added, and remove no hardening.
 #[test]
 fn an_embedded_sandbox_gets_requested_options_and_keeps_its_hardening() {
-    insta::assert_json_snapshot!(made(&SandboxSpec { volumes: vec![], ..everything() }));
+    insta::assert_json_snapshot!(oci_document(&SandboxSpec { volumes: vec![], ..full_spec() }));
 }
 
 /// R2: Both drivers enforce the same, flag by flag.
 #[test]
 fn both_drivers_enforce_the_same() {
-    for spec in [spec(), SandboxSpec { volumes: vec![], ..everything() }] {
-        let (docker, oci) = (docker_facts(&asked(&spec)), oci_facts(&made(&spec)));
+    for spec in [example_spec(), SandboxSpec { volumes: vec![], ..full_spec() }] {
+        let (docker, oci) = (docker_facts(&docker_request(&spec)), oci_facts(&oci_document(&spec)));
         assert_eq!(docker.keys().collect::<Vec<_>>(), oci.keys().collect::<Vec<_>>());
         for (fact, value) in &docker {
             assert_eq!(value, &oci[fact], "{fact}");
@@ -36,8 +36,10 @@ fn both_drivers_enforce_the_same() {
 /// R2: Without a control group, only the limits are missing.
 #[test]
 fn a_container_without_a_group_has_all_but_its_limits() {
-    let (with, without) =
-        (made(&spec()), made_at(&spec(), &OciHostSettings { cgroup: None, ..place() }));
+    let (with, without) = (
+        oci_document(&example_spec()),
+        made_at(&example_spec(), &OciHostSettings { cgroup: None, ..host_settings() }),
+    );
     let mut with = with;
     let linux = with["linux"].as_object_mut().unwrap();
     assert!(linux.remove("resources").is_some());
@@ -49,7 +51,7 @@ fn a_container_without_a_group_has_all_but_its_limits() {
 #[test]
 fn a_containers_sockets_have_a_limit_where_there_is_one() {
     let memory = |limits_sockets| {
-        made_at(&spec(), &OciHostSettings { limits_sockets, ..place() })["linux"]["resources"]["memory"]
+        made_at(&example_spec(), &OciHostSettings { limits_sockets, ..host_settings() })["linux"]["resources"]["memory"]
             .clone()
     };
     assert_eq!(memory(true)["kernelTCP"], memory(true)["limit"]);
@@ -59,7 +61,7 @@ fn a_containers_sockets_have_a_limit_where_there_is_one() {
 /// R2: A process can give a container no more open files than it has itself.
 #[test]
 fn an_embedded_sandbox_has_no_more_open_files_than_its_maker() {
-    let few = made_at(&spec(), &OciHostSettings { max_files: 512, ..place() });
+    let few = made_at(&example_spec(), &OciHostSettings { max_files: 512, ..host_settings() });
     let limit = json!({ "type": "RLIMIT_NOFILE", "soft": 512, "hard": 512 });
     assert_eq!(few["process"]["rlimits"][0], limit);
 }
@@ -67,8 +69,10 @@ fn an_embedded_sandbox_has_no_more_open_files_than_its_maker() {
 /// R2: The sandbox of a user who is not root maps only that user; everything else is the same.
 #[test]
 fn a_container_of_another_user_has_that_user_only() {
-    let (mut with, without) =
-        (made(&spec()), made_at(&spec(), &OciHostSettings { is_rootless: true, ..place() }));
+    let (mut with, without) = (
+        oci_document(&example_spec()),
+        made_at(&example_spec(), &OciHostSettings { is_rootless: true, ..host_settings() }),
+    );
     with["process"]["user"]["uid"] = json!(0);
     with["process"]["user"]["gid"] = json!(0);
     for set in ["bounding", "effective", "permitted"] {
@@ -109,7 +113,7 @@ fn docker_facts(body: &Value) -> BTreeMap<&'static str, Value> {
         ("oom score", host["OomScoreAdj"].clone()),
         ("processes", host["PidsLimit"].clone()),
         ("read-only root", host["ReadonlyRootfs"].clone()),
-        ("tmpfs", sorted(memory.collect())),
+        ("tmpfs", sort_values(memory.collect())),
         ("user", body["User"].clone()),
     ])
 }
@@ -181,18 +185,18 @@ fn oci_facts(config: &Value) -> BTreeMap<&'static str, Value> {
         ("oom score", process["oomScoreAdj"].clone()),
         ("processes", linux["resources"]["pids"]["limit"].clone()),
         ("read-only root", config["root"]["readonly"].clone()),
-        ("tmpfs", sorted(memory.collect())),
+        ("tmpfs", sort_values(memory.collect())),
         ("user", json!(format!("{}:{}", process["user"]["uid"], process["user"]["gid"]))),
     ])
 }
 
-fn sorted(mut values: Vec<Value>) -> Value {
+fn sort_values(mut values: Vec<Value>) -> Value {
     values.sort_by_key(ToString::to_string);
     values.into()
 }
 
-fn made(spec: &SandboxSpec) -> Value {
-    made_at(spec, &place())
+fn oci_document(spec: &SandboxSpec) -> Value {
+    made_at(spec, &host_settings())
 }
 
 fn made_at(spec: &SandboxSpec, settings: &OciHostSettings) -> Value {
@@ -200,7 +204,7 @@ fn made_at(spec: &SandboxSpec, settings: &OciHostSettings) -> Value {
     serde_json::to_value(build_oci_spec(&spec, settings)).unwrap()
 }
 
-fn place() -> OciHostSettings {
+fn host_settings() -> OciHostSettings {
     let programs = BindMount {
         source: "/programs/usr".into(),
         target: "/usr".into(),

@@ -17,10 +17,10 @@ const PERM: u32 = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
 #[test]
 fn each_call_ends_as_the_file_says() {
     let filters = compile_profile(SECCOMP_PROFILE).unwrap();
-    let expected = expected();
+    let expected = expected_results();
     for call in Sysno::iter() {
         let (name, number) = (call.name(), call.id().into());
-        let zeros = answer(&filters, number, [0; 6]);
+        let zeros = evaluate_filters(&filters, number, [0; 6]);
         match name {
             "clone" | "execveat" | "ioctl" | "personality" => assert_eq!(zeros, ALLOW, "{name}"),
             "socket" => assert_eq!(zeros, NOSYS),
@@ -28,16 +28,16 @@ fn each_call_ends_as_the_file_says() {
             _ => assert_eq!(zeros, *expected.get(name).unwrap_or(&NOSYS), "{name}"),
         }
     }
-    let of = |name: &str, args| answer(&filters, number(name), args);
+    let of = |name: &str, args| evaluate_filters(&filters, call_number(name), args);
     let namespaces =
         [libc::CLONE_NEWUSER, libc::CLONE_NEWNET, libc::CLONE_NEWNS, libc::CLONE_NEWPID];
     for flag in namespaces {
-        assert_eq!(of("clone", [argument(flag | libc::SIGCHLD), 0, 0, 0, 0, 0]), NOSYS);
+        assert_eq!(of("clone", [as_argument(flag | libc::SIGCHLD), 0, 0, 0, 0, 0]), NOSYS);
     }
-    assert_eq!(of("clone", [argument(libc::CLONE_VM | libc::SIGCHLD), 0, 0, 0, 0, 0]), ALLOW);
-    assert_eq!(of("execveat", [0, 0, 0, 0, argument(libc::AT_EMPTY_PATH), 0]), NOSYS);
+    assert_eq!(of("clone", [as_argument(libc::CLONE_VM | libc::SIGCHLD), 0, 0, 0, 0, 0]), ALLOW);
+    assert_eq!(of("execveat", [0, 0, 0, 0, as_argument(libc::AT_EMPTY_PATH), 0]), NOSYS);
     assert_eq!(of("personality", [0xffff_ffff, 0, 0, 0, 0, 0]), ALLOW);
-    assert_eq!(of("personality", [argument(libc::ADDR_NO_RANDOMIZE), 0, 0, 0, 0, 0]), NOSYS);
+    assert_eq!(of("personality", [as_argument(libc::ADDR_NO_RANDOMIZE), 0, 0, 0, 0, 0]), NOSYS);
     for (family, protocol, ends) in [
         (libc::AF_UNIX, 0, ALLOW),
         (libc::AF_INET, 0, ALLOW),
@@ -49,7 +49,7 @@ fn each_call_ends_as_the_file_says() {
         (libc::AF_ALG, 0, NOSYS),
     ] {
         assert_eq!(
-            of("socket", [argument(family), 1, argument(protocol), 0, 0, 0]),
+            of("socket", [as_argument(family), 1, as_argument(protocol), 0, 0, 0]),
             ends,
             "{family}"
         );
@@ -63,7 +63,7 @@ fn a_file_cannot_be_taken_out_of_its_quota() {
     const FS_IOC_FSSETXATTR: u64 = 0x401c_5820;
     const FS_IOC_SETFLAGS: u64 = 0x4008_6602;
     let filters = compile_profile(SECCOMP_PROFILE).unwrap();
-    let of = |request| answer(&filters, libc::SYS_ioctl, [3, request, 0, 0, 0, 0]);
+    let of = |request| evaluate_filters(&filters, libc::SYS_ioctl, [3, request, 0, 0, 0, 0]);
     for request in [FS_IOC_FSSETXATTR, FS_IOC_SETFLAGS] {
         assert_eq!(of(request), NOSYS, "{request:#x}");
         assert_eq!(of(request | 0xdead_beef << 32), NOSYS, "{request:#x}");
@@ -100,11 +100,11 @@ fn dangerous_calls_are_denied_by_number() {
         libc::SYS_unshare,
         libc::SYS_userfaultfd,
     ] {
-        assert!([PERM, NOSYS].contains(&answer(&filters, number, [0; 6])), "{number}");
+        assert!([PERM, NOSYS].contains(&evaluate_filters(&filters, number, [0; 6])), "{number}");
     }
     // Future calls, and those of x32, which share the architecture.
     for number in (470..1000).chain([0x4000_0000, 0x4000_0000 + libc::SYS_ptrace]) {
-        assert_eq!(answer(&filters, number, [0; 6]), NOSYS, "{number}");
+        assert_eq!(evaluate_filters(&filters, number, [0; 6]), NOSYS, "{number}");
     }
 }
 
@@ -112,8 +112,8 @@ fn dangerous_calls_are_denied_by_number() {
 #[test]
 fn a_call_of_another_architecture_ends_the_process() {
     let filters = compile_profile(SECCOMP_PROFILE).unwrap();
-    let data = data(libc::SYS_read, I386, [0; 6]);
-    assert_eq!(interpret(&filters.allow, &data), libc::SECCOMP_RET_KILL_PROCESS);
+    let data = seccomp_data(libc::SYS_read, I386, [0; 6]);
+    assert_eq!(interpret_program(&filters.allow, &data), libc::SECCOMP_RET_KILL_PROCESS);
 }
 
 /// R3: These calls do not exist in an embedded sandbox, and may exist in one of Docker's.
@@ -121,7 +121,8 @@ fn a_call_of_another_architecture_ends_the_process() {
 fn allowed_calls_that_are_unknown_are_reported() {
     let known: BTreeSet<_> = Sysno::iter().map(|call| call.name()).collect();
     let (mut denied, mut allowed) = (vec![], vec![]);
-    for (name, ends) in expected().into_iter().filter(|(name, _)| !known.contains(&**name)) {
+    for (name, ends) in expected_results().into_iter().filter(|(name, _)| !known.contains(&**name))
+    {
         if ends == ALLOW { allowed.push(name) } else { denied.push(name) }
     }
     #[cfg(target_arch = "x86_64")]
@@ -148,7 +149,7 @@ fn a_profile_with_unknown_rules_is_refused() {
 }
 
 /// Returns the result that the file states for each call without conditions on arguments.
-fn expected() -> BTreeMap<String, u32> {
+fn expected_results() -> BTreeMap<String, u32> {
     let profile: Value = serde_json::from_str(SECCOMP_PROFILE).unwrap();
     assert_eq!(profile["defaultErrnoRet"], libc::ENOSYS);
     let mut expected = BTreeMap::new();
@@ -166,30 +167,31 @@ fn expected() -> BTreeMap<String, u32> {
     expected
 }
 
-fn argument(value: i32) -> u64 {
+fn as_argument(value: i32) -> u64 {
     value.cast_unsigned().into()
 }
 
-fn number(name: &str) -> i64 {
+fn call_number(name: &str) -> i64 {
     name.parse::<Sysno>().unwrap().id().into()
 }
 
 /// Evaluates as the kernel does: the later filter first, and the stricter result counts; of two errors, the first.
-fn answer(filters: &SeccompFilters, number: i64, args: [u64; 6]) -> u32 {
-    let data = data(number, NATIVE, args);
-    let (deny, allow) = (interpret(&filters.deny, &data), interpret(&filters.allow, &data));
+fn evaluate_filters(filters: &SeccompFilters, number: i64, args: [u64; 6]) -> u32 {
+    let data = seccomp_data(number, NATIVE, args);
+    let (deny, allow) =
+        (interpret_program(&filters.deny, &data), interpret_program(&filters.allow, &data));
     if deny == ALLOW { allow } else { deny }
 }
 
 /// The kernel's `struct seccomp_data`.
-fn data(number: i64, architecture: u32, args: [u64; 6]) -> Vec<u8> {
+fn seccomp_data(number: i64, architecture: u32, args: [u64; 6]) -> Vec<u8> {
     let number = u32::try_from(number).unwrap();
     let head = [number, architecture, 0, 0].into_iter().flat_map(u32::to_ne_bytes);
     head.chain(args.into_iter().flat_map(u64::to_ne_bytes)).collect()
 }
 
 /// Interprets the part of the kernel's language that a filter uses.
-fn interpret(program: &[sock_filter], data: &[u8]) -> u32 {
+fn interpret_program(program: &[sock_filter], data: &[u8]) -> u32 {
     let (mut at, mut accumulator) = (0, 0);
     loop {
         let sock_filter { code, jt, jf, k } = program[at];

@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use http::Method;
 use serde_json::{Value, json};
 
-use super::asked;
+use super::run_body;
 use crate::support::service::ServiceSetup;
 
 /// B2, G4: LiteLLM receives the id of the gateway's billing store with each call, whatever the client claims. Notices
@@ -16,7 +16,7 @@ use crate::support::service::ServiceSetup;
 async fn a_call_names_its_billing_store() {
     let setup = ServiceSetup::new("").await;
     let service = setup.start();
-    let mut body = asked("fake");
+    let mut body = run_body("fake");
     body["metadata"] = json!({"team": "ads"});
     let run = service.run(&body).await;
     assert_eq!(service.ended(&run).await["error_code"], Value::Null);
@@ -53,13 +53,14 @@ async fn flagged_runs_are_listed() {
     let service = setup.start();
     let mut runs = vec![];
     for _ in 0..2 {
-        let run = service.run(&asked("fake")).await;
+        let run = service.run(&run_body("fake")).await;
         service.ended(&run).await;
         runs.push(run);
     }
     let flagged =
         async |more: &str| service.get(&format!("/api/v1/billing/flagged{more}")).await.json();
-    super::until(async || flagged("").await["runs"].as_array().unwrap().len() == 2).await;
+    super::wait_until_async(async || flagged("").await["runs"].as_array().unwrap().len() == 2)
+        .await;
     let first = flagged("?limit=1").await;
     assert_eq!((&first["runs"][0]["run"], &first["next"]), (&json!(runs[0]), &json!(runs[0])));
     assert_eq!(first["runs"][0]["flags"], json!(["unreceipted"]));

@@ -3,8 +3,8 @@
 use http::Method;
 use serde_json::{Value, json};
 
-use super::chat;
-use crate::support::service::{Grant, ServiceSetup, parse_events};
+use super::chat_body;
+use crate::support::service::{MintedGrant, ServiceSetup, parse_events};
 
 /// A2: The events come in order, the answer before the end, and can be read again from any number.
 #[tokio::test(flavor = "multi_thread")]
@@ -12,13 +12,13 @@ async fn a_chat_streams_its_answer_and_can_be_read_again() {
     let setup = ServiceSetup::new("").await;
     let service = setup.start();
     let grant = setup.grant(&[]);
-    let response = grant.post("/api/v1/ai/chat", &chat("fake/text=ready")).await;
+    let response = grant.post("/api/v1/ai/chat", &chat_body("fake/text=ready")).await;
     assert_eq!(response.status, 200, "{}", response.text());
     assert_eq!(response.header("content-type"), Some("text/event-stream"));
     let run = response.header("x-run-id").unwrap().to_owned();
     let events = parse_events(response.text());
     let count = events.len() as u64;
-    assert_eq!(ids(response.text()), (1..=count).collect::<Vec<_>>());
+    assert_eq!(event_ids(response.text()), (1..=count).collect::<Vec<_>>());
     let deltas = events.iter().filter(|event| event.kind == "text_delta");
     let text: String = deltas.filter_map(|event| event.data["text"].as_str()).collect();
     assert_eq!(text, "ready");
@@ -28,13 +28,13 @@ async fn a_chat_streams_its_answer_and_can_be_read_again() {
     assert_eq!(events.last().unwrap().data["ok"], true);
 
     let path = format!("/api/v1/runs/{run}/events");
-    assert_eq!(ids(grant.get(&path).await.text()), ids(response.text()));
+    assert_eq!(event_ids(grant.get(&path).await.text()), event_ids(response.text()));
     let after = count - 2;
     let rest = grant.get(&format!("{path}?after={after}")).await;
-    assert_eq!(ids(rest.text()), [after + 1, after + 2]);
+    assert_eq!(event_ids(rest.text()), [after + 1, after + 2]);
     let last = [("last-event-id", &*after.to_string())];
     let rest = grant.ask(Method::GET, &path, "", &last).await;
-    assert_eq!(ids(rest.text()), [after + 1, after + 2], "the header says the same");
+    assert_eq!(event_ids(rest.text()), [after + 1, after + 2], "the header says the same");
     setup.stop(service);
 }
 
@@ -44,7 +44,7 @@ async fn a_chat_whose_client_goes_away_is_ended() {
     let setup = ServiceSetup::new("").await;
     let service = setup.start();
     let grant = setup.grant(&[]);
-    let run = left(&grant, &chat(WAITS)).await;
+    let run = leave_chat(&grant, &chat_body(WAITS)).await;
     let row = grant.ended(&run).await;
     assert_eq!(
         (&row["state"], &row["error_code"]),
@@ -60,9 +60,9 @@ async fn a_detached_chat_continues_without_its_client() {
     let setup = ServiceSetup::new("").await;
     let service = setup.start();
     let grant = setup.grant(&[]);
-    let mut body = chat(WAITS);
+    let mut body = chat_body(WAITS);
     body["onDisconnect"] = "continue".into();
-    let run = left(&grant, &body).await;
+    let run = leave_chat(&grant, &body).await;
     setup.provider.gate.wait_for_waiting(1).await;
     setup.provider.gate.allow_answers(1);
     let row = grant.ended(&run).await;
@@ -71,7 +71,7 @@ async fn a_detached_chat_continues_without_its_client() {
 }
 
 /// Reads a chat until the agent's first text, which comes before the end, and disconnects.
-async fn left(grant: &Grant, body: &Value) -> String {
+async fn leave_chat(grant: &MintedGrant, body: &Value) -> String {
     let mut stream = grant.open("/api/v1/ai/chat", body).await;
     assert_eq!(stream.status, 200);
     let run = stream.headers["x-run-id"].to_str().unwrap().to_owned();
@@ -92,7 +92,7 @@ async fn a_budget_is_the_lower_of_the_request_and_the_grant() {
     let service = setup.start();
     let (free, bound) = (setup.grant(&[]), setup.grant(&["--max-turns", "0"]));
     for (grant, turns) in [(&free, 0), (&bound, 50)] {
-        let mut body = chat("fake");
+        let mut body = chat_body("fake");
         body["budget"] = json!({ "max_turns": turns });
         let response = grant.post("/api/v1/ai/chat", &body).await;
         let events = parse_events(response.text());
@@ -102,7 +102,7 @@ async fn a_budget_is_the_lower_of_the_request_and_the_grant() {
     setup.stop(service);
 }
 
-fn ids(text: &str) -> Vec<u64> {
+fn event_ids(text: &str) -> Vec<u64> {
     parse_events(text).iter().map(|event| event.seq).collect()
 }
 

@@ -5,8 +5,8 @@ use std::fmt::Write;
 use http::Method;
 use serde_json::{Value, json};
 
-use super::{asked, chat, until};
-use crate::support::client::Response;
+use super::{chat_body, run_body, wait_until_async};
+use crate::support::client::TestResponse;
 use crate::support::service::ServiceSetup;
 
 /// The paths come from the service's own API description, so a new path is tested, too.
@@ -16,7 +16,7 @@ async fn a_request_without_a_grant_is_refused_at_every_path() {
     let service = setup.start();
     let document = setup.client().get("/api/v1/openapi.json").await.json();
     let mut open = vec![];
-    for (path, method, operation) in operations(&document) {
+    for (path, method, operation) in list_operations(&document) {
         let concrete = path.replace("{id}", "run-1").replace("{name}", "bundle");
         if operation["security"] == json!([{}]) {
             open.push(concrete);
@@ -31,7 +31,7 @@ async fn a_request_without_a_grant_is_refused_at_every_path() {
     setup.stop(service);
 }
 
-fn operations(document: &Value) -> Vec<(String, Method, Value)> {
+fn list_operations(document: &Value) -> Vec<(String, Method, Value)> {
     let paths = document["paths"].as_object().unwrap();
     let operations = paths.iter().flat_map(|(path, item)| {
         item.as_object().unwrap().iter().map(move |(method, operation)| {
@@ -49,26 +49,34 @@ async fn a_grant_is_valid_for_its_scopes_until_it_is_revoked() {
     let mut messages = String::new();
     let all = setup.grant(&["--repo", "https://github.com/acme/*"]);
     let run = |change: Value| {
-        let mut body = asked("fake");
+        let mut body = run_body("fake");
         body.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
         body
     };
     let reader = setup.mint(&["--access", "read"]);
-    tell(&mut messages, "only reads", &reader.post("/api/v1/runs", &asked("fake")).await);
-    tell(&mut messages, "only reads", &reader.post("/api/v1/ai/chat", &chat("fake")).await);
+    add_message(&mut messages, "only reads", &reader.post("/api/v1/runs", &run_body("fake")).await);
+    add_message(
+        &mut messages,
+        "only reads",
+        &reader.post("/api/v1/ai/chat", &chat_body("fake")).await,
+    );
     let other = ["--allow-sandbox", "--agent", "sandbox:openclaw", "--account", "a"];
     let runner = setup.mint(&[&["--access", "runs"], &other[..]].concat());
-    tell(&mut messages, "another agent", &runner.post("/api/v1/runs", &asked("fake")).await);
-    tell(&mut messages, "only runs", &runner.get("/api/v1/runs").await);
+    add_message(
+        &mut messages,
+        "another agent",
+        &runner.post("/api/v1/runs", &run_body("fake")).await,
+    );
+    add_message(&mut messages, "only runs", &runner.get("/api/v1/runs").await);
     let account = run(json!({"account": "acct-2"}));
-    tell(&mut messages, "another account", &all.post("/api/v1/runs", &account).await);
+    add_message(&mut messages, "another account", &all.post("/api/v1/runs", &account).await);
     let foreign = run(json!({"repo": "https://github.com/acme-evil/site", "branch_key": "b"}));
-    tell(&mut messages, "another repository", &all.post("/api/v1/runs", &foreign).await);
+    add_message(&mut messages, "another repository", &all.post("/api/v1/runs", &foreign).await);
     let local = run(json!({"repo": "file:///srv/git/site.git", "branch_key": "b"}));
-    tell(&mut messages, "one of this machine", &all.post("/api/v1/runs", &local).await);
+    add_message(&mut messages, "one of this machine", &all.post("/api/v1/runs", &local).await);
     setup.cogni(&["grant", "revoke", &all.id]);
-    until(async || all.get("/api/v1/runs").await.status == 401).await;
-    tell(&mut messages, "revoked", &all.get("/api/v1/runs").await);
+    wait_until_async(async || all.get("/api/v1/runs").await.status == 401).await;
+    add_message(&mut messages, "revoked", &all.get("/api/v1/runs").await);
     insta::assert_snapshot!(messages, @r"
     only reads: 403 forbidden: this grant does not have `runs` access
     only reads: 403 forbidden: this grant does not have `runs` access
@@ -91,16 +99,20 @@ async fn malformed_requests_are_refused_in_the_same_shape() {
     let mut messages = String::new();
     for (label, method, path, body) in ODD {
         let response = grant.ask(method, path, body, &[("content-type", JSON)]).await;
-        tell(&mut messages, label, &response);
+        add_message(&mut messages, label, &response);
     }
     let large = format!("{{\"agent\": \"{}\"}}", "x".repeat(1 << 20));
     let runs = async |body: &str, headers: &[(&str, &str)]| {
         grant.ask(Method::POST, "/api/v1/runs", body, headers).await
     };
-    tell(&mut messages, "too large", &runs(&large, &[]).await);
-    tell(&mut messages, "not JSON, it says", &runs("{}", &[("content-type", "text/plain")]).await);
+    add_message(&mut messages, "too large", &runs(&large, &[]).await);
+    add_message(
+        &mut messages,
+        "not JSON, it says",
+        &runs("{}", &[("content-type", "text/plain")]).await,
+    );
     let key = [("idempotency-key", "two words")];
-    tell(&mut messages, "an odd key", &runs(&asked("m").to_string(), &key).await);
+    add_message(&mut messages, "an odd key", &runs(&run_body("m").to_string(), &key).await);
     let deleted = grant.ask(Method::DELETE, "/api/v1/runs", "", &[]).await;
     assert_eq!((deleted.status.as_u16(), deleted.header("allow")), (405, Some("POST,GET,HEAD")));
     insta::assert_snapshot!(messages, @r"
@@ -154,7 +166,7 @@ async fn a_token_is_read_from_one_header_only() {
     setup.stop(service);
 }
 
-fn tell(messages: &mut String, label: &str, response: &Response) {
+fn add_message(messages: &mut String, label: &str, response: &TestResponse) {
     assert_eq!(response.header("content-type"), Some(JSON), "{label}");
     assert!(response.header("x-request-id").is_some(), "{label}");
     let error = &response.json()["error"];

@@ -5,38 +5,38 @@ use std::time::{Duration, SystemTime};
 use cogni_gateway::llm::budget::Nanodollars;
 use serde_json::{Value, json};
 
-use super::asked;
-use crate::support::service::{Grant, ServiceSetup};
+use super::run_body;
+use crate::support::service::{MintedGrant, ServiceSetup};
 
 /// Starts a service whose model costs money and waits until the test lets it answer.
-async fn place() -> ServiceSetup {
+async fn start_service() -> ServiceSetup {
     let setup = ServiceSetup::new("gate=1").await;
     setup.write_config("[prices]\nunknown = { input = \"3\", output = \"15\" }");
     setup
 }
 
 /// Returns a grant's costs, as the command line prints them.
-fn money(setup: &ServiceSetup, grant: &Grant) -> Value {
+fn grant_costs(setup: &ServiceSetup, grant: &MintedGrant) -> Value {
     let shown: Value = serde_json::from_str(&setup.cogni(&["grant", "show", &grant.id])).unwrap();
     shown["money"].clone()
 }
 
-fn dollars(value: &Value) -> Nanodollars {
+fn parse_dollars(value: &Value) -> Nanodollars {
     Nanodollars::parse(value.as_str().unwrap()).unwrap()
 }
 
 /// A run without its own limit may cost what remains of the grant; the next run is refused until the first has ended.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_grant_spends_no_more_than_its_caps() {
-    let setup = place().await;
+    let setup = start_service().await;
     let service = setup.start();
     let grant = setup.grant(&["--max-cost-usd-total", "2", "--max-cost-usd-per-day", "1"]);
-    let run = grant.run(&asked("fake/gate=1")).await;
-    let reserved = money(&setup, &grant);
+    let run = grant.run(&run_body("fake/gate=1")).await;
+    let reserved = grant_costs(&setup, &grant);
     assert_eq!(reserved["today"]["reserved_usd"], "1", "{reserved}");
     assert_eq!(reserved["today"]["left_usd"], "0", "{reserved}");
     assert_eq!(reserved["total"]["left_usd"], "1", "{reserved}");
-    let refused = grant.post("/api/v1/runs", &asked("fake/gate=1")).await;
+    let refused = grant.post("/api/v1/runs", &run_body("fake/gate=1")).await;
     assert_eq!(refused.status, 402, "{}", refused.text());
     let error = &refused.json()["error"];
     assert_eq!(error["code"], "grant_budget_exhausted");
@@ -51,8 +51,11 @@ async fn a_grant_spends_no_more_than_its_caps() {
     assert_eq!(grant.ended(&run).await["error_code"], Value::Null);
     let facts = setup.books().calls_of_run(&run).await.unwrap();
     let cost = facts.iter().fold(Nanodollars::ZERO, |sum, fact| sum + fact.cost);
-    let settled = money(&setup, &grant);
-    assert!(!cost.is_zero() && dollars(&settled["total"]["charged_usd"]) == cost, "{settled}");
+    let settled = grant_costs(&setup, &grant);
+    assert!(
+        !cost.is_zero() && parse_dollars(&settled["total"]["charged_usd"]) == cost,
+        "{settled}"
+    );
     assert_eq!(settled["total"]["reserved_usd"], "0", "{settled}");
     let status = run_status(&grant, &setup, "0.25").await;
     assert_eq!(status, Value::Null, "a run that asks for less leaves the rest to others");
@@ -60,11 +63,11 @@ async fn a_grant_spends_no_more_than_its_caps() {
 }
 
 /// Makes a run with its own limit; returns its error.
-async fn run_status(grant: &Grant, setup: &ServiceSetup, limit: &str) -> Value {
-    let mut body = asked("fake/gate=1");
+async fn run_status(grant: &MintedGrant, setup: &ServiceSetup, limit: &str) -> Value {
+    let mut body = run_body("fake/gate=1");
     body["budget"] = json!({"max_cost_usd": limit});
     let run = grant.run(&body).await;
-    assert_eq!(money(setup, grant)["today"]["reserved_usd"], limit);
+    assert_eq!(grant_costs(setup, grant)["today"]["reserved_usd"], limit);
     setup.provider.gate.allow_answers(1);
     grant.ended(&run).await["error_code"].clone()
 }
@@ -72,21 +75,24 @@ async fn run_status(grant: &Grant, setup: &ServiceSetup, limit: &str) -> Value {
 /// A run's reservation survives a crash, and its charges count after the next process has ended it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crash_does_not_refund_costs() {
-    let setup = place().await;
+    let setup = start_service().await;
     let mut service = setup.start();
     let grant = setup.grant(&["--max-cost-usd-total", "1"]);
-    let run = grant.run(&asked("fake/gate=1")).await;
+    let run = grant.run(&run_body("fake/gate=1")).await;
     setup.provider.gate.wait_for_waiting(1).await;
     service.process.signal("KILL");
     service.process.wait();
-    assert_eq!(money(&setup, &grant)["total"]["reserved_usd"], "1");
+    assert_eq!(grant_costs(&setup, &grant)["total"]["reserved_usd"], "1");
     setup.provider.gate.allow_answers(1);
     let service = setup.start();
     assert_eq!(grant.ended(&run).await["error_code"], "interrupted");
     let facts = setup.books().calls_of_run(&run).await.unwrap();
     let cost = facts.iter().fold(Nanodollars::ZERO, |sum, fact| sum + fact.cost);
-    let settled = money(&setup, &grant);
-    assert!(!cost.is_zero() && dollars(&settled["total"]["charged_usd"]) == cost, "{settled}");
+    let settled = grant_costs(&setup, &grant);
+    assert!(
+        !cost.is_zero() && parse_dollars(&settled["total"]["charged_usd"]) == cost,
+        "{settled}"
+    );
     assert_eq!(settled["total"]["reserved_usd"], "0", "{settled}");
     assert_eq!(settled["today"], Value::Null, "{settled}");
     setup.stop(service);

@@ -6,8 +6,8 @@ use std::path::Path;
 use cogni_gateway::runner::agents;
 use serde_json::{Value, json};
 
-use super::asked;
-use crate::support::service::{Grant, Service, ServiceSetup};
+use super::run_body;
+use crate::support::service::{MintedGrant, ServiceProcess, ServiceSetup};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_text_for_a_tenant_has_a_path_of_this_machine() {
@@ -23,22 +23,22 @@ async fn no_text_for_a_tenant_has_a_path_of_this_machine() {
     setup.write_config(&format!("agents_dir = \"{}\"", agents.display()));
     let service = setup.start();
     let tenant = setup.grant(&["--repo", "http://127.0.0.1:9/*"]);
-    let (mut with_branch, mut rootless) = (asked("fake"), asked("fake"));
+    let (mut with_branch, mut rootless) = (run_body("fake"), run_body("fake"));
     with_branch["repo"] = json!("http://127.0.0.1:9/acme/site");
     with_branch["branchKey"] = json!("task-1");
     rootless["agent"] = json!("sandbox:rootless");
     let state = setup.state_dir();
     let texts = TenantTexts { place: &setup, service: &service, tenant: &tenant };
-    texts.look("nothing", &asked("fake"), None).await;
+    texts.look("nothing", &run_body("fake"), None).await;
     texts.look("no remote", &with_branch, None).await;
     texts.look("no root", &rootless, None).await;
-    texts.look("no run directory", &asked("fake"), Some(&setup.run_dir())).await;
-    texts.look("no audit logs", &asked("fake"), Some(&state.join("audit"))).await;
+    texts.look("no run directory", &run_body("fake"), Some(&setup.run_dir())).await;
+    texts.look("no audit logs", &run_body("fake"), Some(&state.join("audit"))).await;
     texts.look("no mirrors", &with_branch, Some(&state.join("mirrors"))).await;
     for entry in fs::read_dir(&state).unwrap() {
         let path = entry.unwrap().path();
         if path.file_name().unwrap().to_string_lossy().starts_with("cogni-init-") {
-            texts.look("no first process", &asked("fake"), Some(&path)).await;
+            texts.look("no first process", &run_body("fake"), Some(&path)).await;
         }
     }
     let output = service.process.output();
@@ -53,8 +53,8 @@ async fn no_text_for_a_tenant_has_a_path_of_this_machine() {
 /// Every text that a tenant receives.
 struct TenantTexts<'a> {
     place: &'a ServiceSetup,
-    service: &'a Service,
-    tenant: &'a Grant,
+    service: &'a ServiceProcess,
+    tenant: &'a MintedGrant,
 }
 
 impl TenantTexts<'_> {

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{asked, chat, until};
+use super::{chat_body, run_body, wait_until_async};
 use crate::support::service::ServiceSetup;
 
 /// At the end of a run, the service removes the records of older runs that exceed the bound. Their rows and logs stay.
@@ -14,7 +14,7 @@ async fn records_that_were_removed_are_gone_and_the_run_is_not() {
     let grant = setup.grant(&[]);
     let asked_again = async || {
         let key = [("idempotency-key", "k")];
-        grant.post_with("/api/v1/ai/chat", &chat("fake"), &key).await
+        grant.post_with("/api/v1/ai/chat", &chat_body("fake"), &key).await
     };
     let answer = asked_again().await;
     let run = answer.header("x-run-id").unwrap().to_owned();
@@ -25,10 +25,10 @@ async fn records_that_were_removed_are_gone_and_the_run_is_not() {
     let database = rusqlite::Connection::open(database).unwrap();
     database.execute("UPDATE run SET kept = 16777216 WHERE id = ?1", [&run]).unwrap();
 
-    let next = grant.run(&asked("fake")).await;
+    let next = grant.run(&run_body("fake")).await;
     assert!(grant.ended(&next).await["result"].is_object());
     let path = |of: &str| format!("/api/v1/runs/{run}/{of}");
-    until(async || grant.get(&path("output")).await.status == 410).await;
+    wait_until_async(async || grant.get(&path("output")).await.status == 410).await;
     for path in ["output", "events"].map(path) {
         let gone = grant.get(&path).await;
         assert_eq!(gone.status, 410, "{path}");

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
-use super::asked;
+use super::run_body;
 use crate::support::service::ServiceSetup;
 
 /// The snapshot shows a change to developers of clients.
@@ -69,9 +69,9 @@ async fn results_and_events_have_their_described_form() {
     let setup = ServiceSetup::new("").await;
     let service = setup.start();
     let document = setup.client().get("/api/v1/openapi.json").await.json();
-    let good = service.run(&asked("fake")).await;
+    let good = service.run(&run_body("fake")).await;
     service.ended(&good).await;
-    let failed = service.run(&asked("fake/status=500")).await;
+    let failed = service.run(&run_body("fake/status=500")).await;
     service.ended(&failed).await;
     for (run, status) in [(&good, "succeeded"), (&failed, "failed")] {
         let result = service.get(&format!("/api/v1/runs/{run}")).await.json()["result"].clone();

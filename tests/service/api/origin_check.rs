@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::support::client::Client;
+use crate::support::client::TestClient;
 use crate::support::service::ServiceSetup;
 
 /// DNS rebinding sends the page's own host name, and a form sends the page's origin. Both are refused before any
@@ -37,12 +37,12 @@ async fn a_page_in_a_browser_cannot_use_a_service_without_grants() {
         ),
         ("POST /api/v1/runs/run-1/cancel HTTP/1.1\r\nhost: localhost\r\norigin: null", 403),
     ] {
-        assert_eq!(answered(&client, head, "").await.0, status, "{head}");
+        assert_eq!(send_raw(&client, head, "").await.0, status, "{head}");
     }
     let run = asked_by("http://evil.example");
-    let (_, body) = answered(&client, &run.0, &run.1).await;
+    let (_, body) = send_raw(&client, &run.0, &run.1).await;
     insta::assert_snapshot!(body, @r#"{"error":{"code":"forbidden_origin","message":"the request's origin is refused: a service without grants serves no pages of other origins"}}"#);
-    let (_, body) = answered(&client, "GET /healthz HTTP/1.1\r\nhost: evil.example", "").await;
+    let (_, body) = send_raw(&client, "GET /healthz HTTP/1.1\r\nhost: evil.example", "").await;
     insta::assert_snapshot!(body, @r#"{"error":{"code":"forbidden_host","message":"the request's host is refused: a service without grants serves only requests to `localhost` or a loopback address"}}"#);
     let listed = client.get("/api/v1/runs").await.json();
     assert_eq!(listed["runs"], json!([]), "nothing has begun");
@@ -65,19 +65,19 @@ async fn charges_must_be_sent_as_json() {
              authorization: Bearer {}\r\ncontent-type: {kind}",
             setup.owner.token
         );
-        assert_eq!(answered(&setup.client(), &head, "[]").await.0, status, "{kind}");
+        assert_eq!(send_raw(&setup.client(), &head, "[]").await.0, status, "{kind}");
     }
     setup.stop(service);
 }
 
 fn asked_by(origin: &str) -> (String, String) {
-    let body = super::asked("fake").to_string();
+    let body = super::run_body("fake").to_string();
     let head = "POST /api/v1/runs HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json";
     (format!("{head}\r\norigin: {origin}"), body)
 }
 
 /// Returns the status and the body.
-async fn answered(client: &Client, head: &str, body: &str) -> (u16, String) {
+async fn send_raw(client: &TestClient, head: &str, body: &str) -> (u16, String) {
     let length = body.len();
     let request = format!("{head}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}");
     let answer = client.raw(request.as_bytes()).await;

@@ -6,8 +6,8 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use super::{asked, until};
-use crate::support::process::Process;
+use super::{run_body, wait_until_async};
+use crate::support::process::ChildProcess;
 use crate::support::service::ServiceSetup;
 
 /// A setting that would appear changed, and is not, makes the whole reload fail.
@@ -19,7 +19,7 @@ async fn a_setting_that_needs_a_restart_is_reported() {
     fs::write(&key, "11".repeat(32)).unwrap();
     let mut command = setup.command();
     command.env("COGNI_RELAY_CONFIG", &rules).env("AUDIT_SIGNING_KEY_FILE", &key);
-    let mut process = Process::start(&mut command, "build it");
+    let mut process = ChildProcess::start(&mut command, "build it");
     tokio::task::block_in_place(|| process.until(|output| output.contains("ready")));
     for (more, expected) in [
         ("retention = \"1d\"", "`[serve]` cannot change"),
@@ -51,7 +51,7 @@ async fn a_setting_that_needs_a_restart_is_reported() {
     };
     tokio::task::block_in_place(|| process.until(named));
     fs::write(&key, "11".repeat(32)).unwrap();
-    let run = setup.owner.run(&asked("fake")).await;
+    let run = setup.owner.run(&run_body("fake")).await;
     assert_eq!(setup.owner.ended(&run).await["error_code"], Value::Null);
     fs::write(&rules, "no_such_key = 1").unwrap();
     process.signal("HUP");
@@ -71,7 +71,7 @@ async fn an_upstreams_key_is_rotated() {
     fs::write(&key, "sk-old").unwrap();
     let mut command = setup.command();
     command.env_remove("LITELLM_MASTER_KEY").env("LITELLM_MASTER_KEY_FILE", &key);
-    let mut process = Process::start(&mut command, "build it");
+    let mut process = ChildProcess::start(&mut command, "build it");
     tokio::task::block_in_place(|| process.until(|output| output.contains("ready")));
     for (written, sent) in [("sk-old", "Bearer sk-old"), ("sk-new", "Bearer sk-new")] {
         fs::write(&key, written).unwrap();
@@ -80,7 +80,7 @@ async fn an_upstreams_key_is_rotated() {
             text.matches("are read again").count() == if written == "sk-old" { 1 } else { 2 }
         };
         tokio::task::block_in_place(|| process.until(again));
-        let run = setup.owner.run(&asked("fake")).await;
+        let run = setup.owner.run(&run_body("fake")).await;
         assert_eq!(setup.owner.ended(&run).await["error_code"], Value::Null);
         // The reconciliation task also sends requests there.
         let requests = setup.provider.seen.requests();
@@ -101,7 +101,7 @@ async fn a_broken_setting_prevents_the_start() {
         ("COGNI_RELAY_CONFIG", "/nowhere/relay.toml", "/nowhere/relay.toml"),
         ("COGNI_RUN_DIR", "/proc/x", "`serve.run_dir` is `/proc/x`, which cannot be used"),
     ] {
-        let mut process = Process::start(setup.command().env(name, value), "build it");
+        let mut process = ChildProcess::start(setup.command().env(name, value), "build it");
         let status = tokio::task::block_in_place(|| process.wait());
         assert_eq!(status.code(), Some(2), "{name}={value}: {}", process.output());
         assert!(process.output().contains(expected), "{name}={value}: {}", process.output());
@@ -115,7 +115,7 @@ async fn the_error_explains_a_wrong_setting() {
     let file = setup.path().join("serve.toml");
     let said = |text: &str| {
         fs::write(&file, text).unwrap();
-        let mut process = Process::start(&mut setup.command(), "build it");
+        let mut process = ChildProcess::start(&mut setup.command(), "build it");
         assert_eq!(tokio::task::block_in_place(|| process.wait()).code(), Some(2));
         process.output().trim_end().to_owned()
     };
@@ -154,13 +154,13 @@ async fn without_git_there_are_runs_and_no_relay() {
     command.args(["--mount", "sh", "-c", WITHOUT_GIT, "sh"]).arg(served.get_program());
     command.args(served.get_args()).env_clear();
     command.envs(served.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    let mut process = Process::start(&mut command, "run it as root");
+    let mut process = ChildProcess::start(&mut command, "run it as root");
     tokio::task::block_in_place(|| process.until(|output| output.contains("ready")));
     let ready = setup.client().get("/readyz").await;
     assert_eq!(ready.status, 200, "{}", ready.text());
     let relay = ready.json()["checks"]["relay"].as_str().unwrap().to_owned();
     assert!(relay.starts_with("there is no git that is new enough"), "{relay}");
-    let run = setup.owner.run(&asked("fake")).await;
+    let run = setup.owner.run(&run_body("fake")).await;
     assert_eq!(setup.owner.ended(&run).await["error_code"], Value::Null);
     assert!(tokio::task::block_in_place(|| process.terminate()).success());
 }
@@ -178,7 +178,7 @@ async fn a_missing_run_directory_makes_the_service_not_ready() {
     let message = ready.json()["checks"]["run_dir"].as_str().unwrap().to_owned();
     assert!(message.contains("cannot be written: No such file or directory"), "{message}");
     fs::create_dir(setup.run_dir()).unwrap();
-    until(async || setup.client().get("/readyz").await.status == 200).await;
+    wait_until_async(async || setup.client().get("/readyz").await.status == 200).await;
     setup.stop(service);
 }
 

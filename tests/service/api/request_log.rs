@@ -5,8 +5,8 @@ use std::fs;
 use http::Method;
 use serde_json::{Value, json};
 
-use super::{asked, until};
-use crate::support::client::request;
+use super::{run_body, wait_until_async};
+use crate::support::client::build_request;
 use crate::support::service::ServiceSetup;
 
 /// The calls of a run are spans of the request that started it. A repeated request within another span is still the
@@ -18,7 +18,7 @@ async fn a_run_is_part_of_the_trace_that_it_is_asked_for_in() {
     let within = |span: &str| format!("00-0af7651916cd43dd8448eb211c80319c-{span}-01");
     let ask = async |span: &str| {
         let headers = [("idempotency-key", "job-7"), ("traceparent", &*within(span))];
-        let body = asked("fake").to_string();
+        let body = run_body("fake").to_string();
         service.ask(Method::POST, "/api/v1/runs", &body, &headers).await
     };
     let first = ask("b7ad6b7169203331").await;
@@ -30,7 +30,7 @@ async fn a_run_is_part_of_the_trace_that_it_is_asked_for_in() {
     assert_eq!((again.status.as_u16(), &again.json()["id"]), (200, &json!(run)));
     // An invalid header is ignored.
     let headers = [("traceparent", "00-0-0-00")];
-    let odd = service.post_with("/api/v1/runs", &asked("fake"), &headers).await;
+    let odd = service.post_with("/api/v1/runs", &run_body("fake"), &headers).await;
     assert_eq!(odd.status, 201, "{}", odd.text());
     service.ended(odd.json()["id"].as_str().unwrap()).await;
     setup.stop(service);
@@ -42,13 +42,13 @@ async fn each_request_is_logged_and_counted_with_its_caller() {
     let setup = ServiceSetup::new("").await;
     setup.write_config("[metrics]\naddress = \"127.0.0.1:0\"");
     let mut service = setup.start();
-    let run = service.run(&asked("fake/gate=1")).await;
+    let run = service.run(&run_body("fake/gate=1")).await;
     let (ended, other) = (format!("/api/v1/runs/{run}/cancel"), setup.grant(&[]));
     assert_eq!(other.ask(Method::POST, &ended, "", &[]).await.status, 404);
     assert_eq!(service.ask(Method::POST, &ended, "", &[]).await.status, 202);
     service.ended(&run).await;
     let wrong = [("authorization", "Bearer cgr_wrong")];
-    let refused = setup.client().send(request(Method::GET, "/api/v1/runs", "", &wrong)).await;
+    let refused = setup.client().send(build_request(Method::GET, "/api/v1/runs", "", &wrong)).await;
     assert_eq!(refused.status, 401);
     assert_eq!(setup.client().get("/healthz").await.status, 200);
 
@@ -61,7 +61,7 @@ async fn each_request_is_logged_and_counted_with_its_caller() {
     assert!(line(id).contains("status=401"), "{printed}");
     assert!(printed.lines().any(|line| line.contains(&other.id) && line.contains("status=404")));
     assert!(!printed.contains("healthz") && !printed.contains("cgr_"), "{printed}");
-    let scraped = scrape(&printed).await;
+    let scraped = select_lines(&printed).await;
     for series in [
         "cogni_gateway_api_requests_total{route=\"/api/v1/runs\",status=\"401\"} 1",
         "cogni_gateway_api_requests_total{route=\"/api/v1/runs/{id}/cancel\",status=\"202\"} 1",
@@ -79,8 +79,8 @@ async fn a_scrape_shows_the_state_of_the_service() {
     setup.write_config("[metrics]\naddress = \"127.0.0.1:0\"");
     setup.set_max_runs(3);
     let service = setup.start();
-    until(async || service.get("/readyz").await.json()["upstream"] == "ok").await;
-    let scraped = scrape(&service.process.output()).await;
+    wait_until_async(async || service.get("/readyz").await.json()["upstream"] == "ok").await;
+    let scraped = select_lines(&service.process.output()).await;
     for series in [
         "cogni_gateway_places 3",
         "cogni_gateway_places_taken 0",
@@ -115,7 +115,7 @@ async fn the_line_of_a_request_names_its_run() {
     let mut setup = ServiceSetup::new("").await;
     setup.set("LOG_FORMAT", "json");
     let mut service = setup.start();
-    let begun = service.post_with("/api/v1/runs", &asked("fake"), &[]).await;
+    let begun = service.post_with("/api/v1/runs", &run_body("fake"), &[]).await;
     let run = begun.json()["id"].as_str().unwrap().to_owned();
     service.ended(&run).await;
     let chat = json!({"graphName": "sandbox:agent", "model": "fake", "messages": [{"role": "user", "content": "hi"}]});
@@ -148,7 +148,7 @@ async fn the_line_of_a_request_names_its_run() {
     setup.stop(service);
 }
 
-async fn scrape(text: &str) -> String {
+async fn select_lines(text: &str) -> String {
     let address = text.split("metrics=").nth(1).and_then(|rest| rest.split_whitespace().next());
-    super::get(address.unwrap(), "/metrics").await
+    super::get_over_tcp(address.unwrap(), "/metrics").await
 }

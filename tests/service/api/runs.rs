@@ -6,8 +6,8 @@ use cogni_gateway::runner::agents;
 use http::Method;
 use serde_json::{Value, json};
 
-use super::asked;
-use crate::support::service::{Grant, ServiceSetup};
+use super::run_body;
+use crate::support::service::{MintedGrant, ServiceSetup};
 
 /// A4: A repeated request with the same key returns the same run; a different request with that key is refused.
 #[tokio::test(flavor = "multi_thread")]
@@ -16,8 +16,8 @@ async fn a_run_is_begun_once_for_each_key() {
     let service = setup.start();
     let (grant, other) = (setup.grant(&[]), setup.grant(&[]));
     let key = [("idempotency-key", "job-7")];
-    let ask = async |grant: &Grant, model: &str| {
-        grant.ask(Method::POST, "/api/v1/runs", &asked(model).to_string(), &key).await
+    let ask = async |grant: &MintedGrant, model: &str| {
+        grant.ask(Method::POST, "/api/v1/runs", &run_body(model).to_string(), &key).await
     };
     let first = ask(&grant, "fake").await;
     assert_eq!(first.status, 201, "{}", first.text());
@@ -49,7 +49,7 @@ async fn a_run_is_as_long_as_its_agent_allows() {
     fs::write(agents.join("sandbox-agent.toml"), entry).unwrap();
     setup.write_config(&format!("agents_dir = {agents:?}"));
     let service = setup.start();
-    let mut asked = asked("fake/gate=1");
+    let mut asked = run_body("fake/gate=1");
     asked["max_runtime"] = "200000000000000d".into();
     let run = service.run(&asked).await;
     assert_eq!(service.ended(&run).await["error_code"], "timeout");
@@ -70,7 +70,7 @@ async fn an_agent_gets_a_timeout_within_the_limit_of_its_entry() {
     fs::write(agents.join("clock.toml"), entry).unwrap();
     setup.write_config(&format!("agents_dir = {agents:?}"));
     let service = setup.start();
-    let mut asked = asked("fake");
+    let mut asked = run_body("fake");
     asked["agent"] = "clock".into();
     for (max_runtime, expected) in [("1h", "30"), ("40s", "20")] {
         asked["max_runtime"] = max_runtime.into();
@@ -88,7 +88,7 @@ async fn a_run_is_visible_only_to_its_grant() {
     let service = setup.start();
     let (grant, other) = (setup.grant(&[]), setup.grant(&[]));
     let admin = setup.mint(&["--access", "read,admin"]);
-    let run = grant.run(&asked("fake/gate=1")).await;
+    let run = grant.run(&run_body("fake/gate=1")).await;
     let below = ["", "/events", "/output", "/audit", "/relay", "/artifacts", "/artifacts/bundle"];
     for path in below {
         let path = format!("/api/v1/runs/{run}{path}");
@@ -114,7 +114,7 @@ async fn runs_are_listed_in_pages() {
     let grant = setup.grant(&[]);
     let mut begun = vec![];
     for _ in 0..5 {
-        begun.push(grant.run(&asked("fake")).await);
+        begun.push(grant.run(&run_body("fake")).await);
     }
     for run in &begun {
         grant.ended(run).await;
@@ -141,7 +141,7 @@ async fn the_output_and_log_of_a_run_can_be_read_and_proved() {
     let setup = ServiceSetup::new("").await;
     let service = setup.start();
     let grant = setup.grant(&[]);
-    let run = grant.run(&asked("fake/text=ready")).await;
+    let run = grant.run(&run_body("fake/text=ready")).await;
     grant.ended(&run).await;
     let below = async |path: &str| grant.get(&format!("/api/v1/runs/{run}/{path}")).await;
     let output = below("output").await.json();
@@ -182,7 +182,7 @@ async fn agents_are_listed_for_grants_that_may_run_them() {
     assert_eq!(all["agents"][1]["available"], false);
     insta::assert_snapshot!(all["agents"][1]["reason"].as_str().unwrap(), @"it needs the image `cogni-openclaw:dev`, and the driver `embedded` knows no images");
     // The listed availability agrees with the result of a run, in both directions.
-    let mut body = asked("fake");
+    let mut body = run_body("fake");
     body["agent"] = "sandbox:openclaw".into();
     let refused = grant.post("/api/v1/runs", &body).await;
     assert_eq!(refused.status, 422, "{}", refused.text());
@@ -196,7 +196,7 @@ async fn a_page_continues_from_a_run_of_its_reader() {
     let service = setup.start();
     let (grant, other) = (setup.grant(&[]), setup.grant(&[]));
     let admin = setup.mint(&["--access", "admin"]);
-    let run = grant.run(&asked("fake")).await;
+    let run = grant.run(&run_body("fake")).await;
     grant.ended(&run).await;
     for path in ["/api/v1/runs".to_owned(), format!("/api/v1/runs/{run}/receipts")] {
         assert_eq!(admin.get(&path).await.status, 200, "{path}");
@@ -220,7 +220,7 @@ async fn work_without_a_branch_is_reported_or_refused() {
     let setup = ServiceSetup::new("").await;
     let service = setup.start();
     let with = |more: Value| {
-        let mut body = asked("fake");
+        let mut body = run_body("fake");
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         body
     };
@@ -240,7 +240,7 @@ async fn work_without_a_branch_is_reported_or_refused() {
     let ended = service.ended(&run).await;
     let came = (&ended["error_code"], &ended["result"]["relay"]);
     assert_eq!(came, (&Value::Null, &json!({"skipped": "no_branch_key"})));
-    let run = service.run(&asked("fake")).await;
+    let run = service.run(&run_body("fake")).await;
     assert_eq!(service.ended(&run).await["result"]["relay"], Value::Null);
     setup.stop(service);
 }
@@ -263,7 +263,7 @@ async fn agents_of_other_grants_are_not_named() {
     let ask = async |agents: &str| {
         let terms = ["--allow-sandbox", "--agent", agents, "--account", "a"];
         let grant = setup.mint(&[&terms[..], &["--agents-dir", known]].concat());
-        let mut body = asked("fake");
+        let mut body = run_body("fake");
         body["agent"] = "sandbox:open".into();
         grant.post("/api/v1/runs", &body).await.json()["error"]["message"].clone()
     };

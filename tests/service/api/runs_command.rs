@@ -4,7 +4,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use super::{asked, until};
+use super::{run_body, wait_until_async};
 use crate::support::service::ServiceSetup;
 
 /// A4: The command lists a run, shows it, follows it to its end, and prints its output.
@@ -13,18 +13,18 @@ async fn a_run_is_inspected_from_a_shell() {
     let setup = ServiceSetup::new("").await;
     let service = setup.start();
     let grant = setup.grant(&[]);
-    let run = grant.run(&asked("fake/text=one two")).await;
-    let (code, watched, complaint) = cogni(&setup, &grant.token, &["watch", &run]);
+    let run = grant.run(&run_body("fake/text=one two")).await;
+    let (code, watched, complaint) = run_cogni(&setup, &grant.token, &["watch", &run]);
     assert_eq!(code, 0, "{complaint}");
     assert!(watched.contains("one two") && watched.contains("result      ok"), "{watched}");
-    let (_, lines, _) = cogni(&setup, &grant.token, &["watch", "--json", &run]);
+    let (_, lines, _) = run_cogni(&setup, &grant.token, &["watch", "--json", &run]);
     let last: Value = serde_json::from_str(lines.lines().last().unwrap()).unwrap();
     assert_eq!((&last["event"], &last["data"]["ok"]), (&json!("final"), &json!(true)));
-    let (code, listed, _) = cogni(&setup, &grant.token, &["list", "--state", "ended"]);
+    let (code, listed, _) = run_cogni(&setup, &grant.token, &["list", "--state", "ended"]);
     assert!(code == 0 && listed.lines().count() == 2 && listed.contains(&run), "{listed}");
-    let (code, shown, _) = cogni(&setup, &grant.token, &["show", &run]);
+    let (code, shown, _) = run_cogni(&setup, &grant.token, &["show", &run]);
     assert!(code == 0 && shown.contains("spent       1 turn,"), "{shown}");
-    let (code, printed, _) = cogni(&setup, &grant.token, &["output", &run]);
+    let (code, printed, _) = run_cogni(&setup, &grant.token, &["output", &run]);
     assert!(code == 0 && printed.contains("one two"), "{printed}");
     setup.stop(service);
 }
@@ -35,15 +35,15 @@ async fn a_run_is_ended_from_a_shell() {
     let setup = ServiceSetup::new("").await;
     let service = setup.start();
     let (grant, other) = (setup.grant(&[]), setup.grant(&[]));
-    let run = grant.run(&asked("fake/gate=1")).await;
+    let run = grant.run(&run_body("fake/gate=1")).await;
     setup.provider.gate.wait_for_waiting(1).await;
-    let (code, _, complaint) = cogni(&setup, &other.token, &["cancel", &run]);
+    let (code, _, complaint) = run_cogni(&setup, &other.token, &["cancel", &run]);
     assert!(code == 2 && complaint.contains("answers 404"), "{complaint}");
-    let (code, output, _) = cogni(&setup, &grant.token, &["cancel", &run]);
+    let (code, output, _) = run_cogni(&setup, &grant.token, &["cancel", &run]);
     assert_eq!((code, output), (0, format!("run {run} is being ended\n")));
-    let (code, watched, _) = cogni(&setup, &grant.token, &["watch", &run]);
+    let (code, watched, _) = run_cogni(&setup, &grant.token, &["watch", &run]);
     assert!(code == 1 && watched.contains("cancelled"), "{watched}");
-    let (code, _, complaint) = cogni(&setup, "cgr_wrong", &["list"]);
+    let (code, _, complaint) = run_cogni(&setup, "cgr_wrong", &["list"]);
     assert!(code == 2 && complaint.contains("`--token-file`"), "{complaint}");
     setup.stop(service);
 }
@@ -63,14 +63,14 @@ fn a_token_stays_on_this_machine_or_goes_by_tls() {
 async fn readiness_reports_the_upstream() {
     let mut setup = ServiceSetup::new("").await;
     let service = setup.start();
-    until(async || service.get("/readyz").await.json()["upstream"] == "ok").await;
+    wait_until_async(async || service.get("/readyz").await.json()["upstream"] == "ok").await;
     let ready = service.get("/readyz").await.json();
     assert_eq!(ready["checks"]["forge"], "no credential", "{ready}");
     setup.stop(service);
     setup.set("LITELLM_HOST", "127.0.0.1:9");
     let service = setup.start();
     let expected = "upstream_unreachable: connection_refused";
-    until(async || service.get("/readyz").await.json()["upstream"] == expected).await;
+    wait_until_async(async || service.get("/readyz").await.json()["upstream"] == expected).await;
     let ready = service.get("/readyz").await;
     assert_eq!(ready.status, 200, "another instance would have the same");
     assert!(!ready.text().contains("127.0.0.1"), "{}", ready.text());
@@ -79,7 +79,7 @@ async fn readiness_reports_the_upstream() {
 }
 
 /// Returns exit code, standard output and standard error.
-fn cogni(setup: &ServiceSetup, token: &str, arguments: &[&str]) -> (i32, String, String) {
+fn run_cogni(setup: &ServiceSetup, token: &str, arguments: &[&str]) -> (i32, String, String) {
     let service = format!("unix:{}", setup.path().join("api.sock").display());
     let mut command = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));
     command.arg("runs").args(arguments).env_clear();

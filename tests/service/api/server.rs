@@ -7,10 +7,10 @@ use std::process::Command;
 use http::Method;
 use serde_json::{Value, json};
 
-use super::{asked, until};
-use crate::support::client::request;
-use crate::support::process::Process;
-use crate::support::service::{Service, ServiceSetup};
+use super::{run_body, wait_until_async};
+use crate::support::client::build_request;
+use crate::support::process::ChildProcess;
+use crate::support::service::{ServiceProcess, ServiceSetup};
 
 /// After SIGTERM, `/readyz` reports it at once, no new run is accepted, and open runs may end.
 #[tokio::test(flavor = "multi_thread")]
@@ -20,18 +20,18 @@ async fn sigterm_lets_open_runs_end() {
     let grant = setup.grant(&[]);
     let client = setup.client();
     assert_eq!(client.get("/readyz").await.status, 200);
-    let run = grant.run(&asked("fake/text=one two;gate=1")).await;
+    let run = grant.run(&run_body("fake/text=one two;gate=1")).await;
     setup.provider.gate.wait_for_waiting(1).await;
     service.process.signal("TERM");
-    until(async || client.get("/readyz").await.status == 503).await;
+    wait_until_async(async || client.get("/readyz").await.status == 503).await;
     let ready = client.get("/readyz").await.json();
     assert_eq!(ready["checks"]["accepting"], "draining", "{ready}");
     assert_eq!(client.get("/healthz").await.status, 200);
-    let refused = grant.post("/api/v1/runs", &asked("fake")).await;
+    let refused = grant.post("/api/v1/runs", &run_body("fake")).await;
     assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (503, Some("1")));
     insta::assert_snapshot!(refused.text(), @r#"{"error":{"code":"draining","message":"the service is shutting down and accepts no new runs; try again after its restart"}}"#);
     let path = format!("/api/v1/runs/{run}/events");
-    let watched = grant.start(request(Method::GET, &path, "", &[])).await.unwrap();
+    let watched = grant.start(build_request(Method::GET, &path, "", &[])).await.unwrap();
     setup.provider.gate.allow_answers(1);
     let (text, in_order) = watched.rest().await;
     assert!(in_order && text.contains("event: final"), "{text}");
@@ -48,7 +48,7 @@ async fn a_run_that_does_not_end_in_time_is_cancelled() {
     setup.write_config("drain_timeout = \"100ms\"");
     let mut service = setup.start();
     let grant = setup.grant(&[]);
-    let run = grant.run(&asked("fake/gate=1")).await;
+    let run = grant.run(&run_body("fake/gate=1")).await;
     setup.provider.gate.wait_for_waiting(1).await;
     assert!(service.process.terminate().success(), "{}", service.process.output());
     setup.write_config("");
@@ -81,7 +81,7 @@ async fn a_hangup_reads_the_agents_again() {
         fs::read_to_string(&file).unwrap().replace("\"sandbox:agent\"", "\"sandbox:second\"");
     fs::write(agents.path().join("sandbox-second.toml"), &second).unwrap();
     service.process.signal("HUP");
-    until(async || known().await == 2).await;
+    wait_until_async(async || known().await == 2).await;
     fs::write(&file, "name = 7").unwrap();
     service.process.signal("HUP");
     service.process.until(|output| output.contains("the old configuration stays in force"));
@@ -99,7 +99,7 @@ async fn a_service_without_usable_agents_is_not_ready_and_says_why() {
     let setup = ServiceSetup::new("").await;
     setup.write_config(&format!("agents_dir = {:?}", agents.path()));
     let service = setup.start();
-    until(async || setup.client().get("/readyz").await.json()["upstream"] == "ok").await;
+    wait_until_async(async || setup.client().get("/readyz").await.json()["upstream"] == "ok").await;
     let ready = setup.client().get("/readyz").await;
     assert_eq!(ready.status, 503);
     insta::assert_snapshot!(ready.text(), @r#"{"ready":false,"checks":{"accepting":"ok","agents":"no agent can run here: it needs the image `no-such-image`, and the driver `embedded` knows no images","database":"ok","forge":"no credential","queue":"ok","relay":"ok","run_dir":"ok","storage":"ok","upstream":"ok"},"upstream":"ok"}"#);
@@ -112,12 +112,12 @@ async fn tcp_is_served_and_never_by_accident_without_grants() {
     let mut setup = ServiceSetup::new("").await;
     setup.set("COGNI_LISTEN", "127.0.0.1:0");
     let service = setup.start();
-    assert!(ask(&service, "/readyz").await.starts_with("HTTP/1.1 200 OK"));
-    assert!(ask(&service, "/api/v1/runs").await.starts_with("HTTP/1.1 401"));
+    assert!(get_path(&service, "/readyz").await.starts_with("HTTP/1.1 200 OK"));
+    assert!(get_path(&service, "/api/v1/runs").await.starts_with("HTTP/1.1 401"));
     setup.stop(service);
     setup.write_config("insecure_no_auth = true");
     let open = setup.start();
-    assert!(ask(&open, "/api/v1/runs").await.starts_with("HTTP/1.1 200 OK"));
+    assert!(get_path(&open, "/api/v1/runs").await.starts_with("HTTP/1.1 200 OK"));
     setup.stop(open);
     let said = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"))
         .args(["serve", "--listen", "0.0.0.0:0", "--insecure-no-auth", "--litellm-host", "h:1"])
@@ -138,7 +138,8 @@ async fn a_second_service_does_not_start() {
     let database = rusqlite::Connection::open(setup.state_dir().join("state.db")).unwrap();
     database.execute("UPDATE schema SET version = version + 1", []).unwrap();
     let elsewhere = format!("unix:{}/second.sock", setup.path().display());
-    let mut second = Process::start(setup.command().env("COGNI_LISTEN", elsewhere), "build it");
+    let mut second =
+        ChildProcess::start(setup.command().env("COGNI_LISTEN", elsewhere), "build it");
     let status = tokio::task::block_in_place(|| second.wait());
     assert_eq!(status.code(), Some(2));
     let output = second.output().replace(setup.path().to_str().unwrap(), "[dir]");
@@ -146,10 +147,10 @@ async fn a_second_service_does_not_start() {
     setup.stop(service);
 }
 
-async fn ask(service: &Service, path: &str) -> String {
+async fn get_path(service: &ServiceProcess, path: &str) -> String {
     let output = service.process.output();
     let address = output.split("address=").nth(1).unwrap().split_whitespace().next().unwrap();
-    super::get(address, path).await
+    super::get_over_tcp(address, path).await
 }
 
 /// Files in the state directory belong to its owner, also if other users may enter the directory.
@@ -158,7 +159,7 @@ async fn files_in_the_state_directory_belong_to_its_owner() {
     let setup = ServiceSetup::new("").await;
     fs::set_permissions(setup.state_dir(), Permissions::from_mode(0o755)).unwrap();
     let service = setup.start();
-    let run = service.run(&asked("fake")).await;
+    let run = service.run(&run_body("fake")).await;
     service.ended(&run).await;
     for entry in fs::read_dir(setup.state_dir()).unwrap() {
         let path = entry.unwrap().path();

@@ -5,8 +5,8 @@ use std::fs::File;
 use http::Method;
 use serde_json::json;
 
-use super::{asked, chat, until};
-use crate::support::client::request;
+use super::{chat_body, run_body, wait_until_async};
+use crate::support::client::build_request;
 use crate::support::service::ServiceSetup;
 
 /// While all connections are in use, health checks and charge notices are answered, and other requests get an error.
@@ -28,7 +28,7 @@ async fn health_checks_and_charges_are_answered_at_the_connection_limit() {
     assert_eq!(client.post("/api/internal/billing/ingest", &json!([])).await.status, 401);
 
     // The reserved connections are limited, too.
-    until(async || {
+    wait_until_async(async || {
         let mut open = vec![];
         for _ in 0..80 {
             open.push(client.connect().await);
@@ -40,7 +40,8 @@ async fn health_checks_and_charges_are_answered_at_the_connection_limit() {
     drop(held);
     let bearer = &setup.owner.token;
     let request = format!("GET /api/v1/runs HTTP/1.0\r\nauthorization: Bearer {bearer}\r\n\r\n");
-    until(async || client.raw(request.as_bytes()).await.starts_with("HTTP/1.0 200 ")).await;
+    wait_until_async(async || client.raw(request.as_bytes()).await.starts_with("HTTP/1.0 200 "))
+        .await;
     setup.stop(service);
 }
 
@@ -51,20 +52,20 @@ async fn a_grant_watches_no_more_runs_than_it_may() {
     setup.write_config("max_watchers = 1");
     let service = setup.start();
     let (grant, other) = (setup.grant(&[]), setup.grant(&[]));
-    let run = grant.run(&asked("fake/gate=1")).await;
+    let run = grant.run(&run_body("fake/gate=1")).await;
     let path = format!("/api/v1/runs/{run}/events");
-    let watching = grant.start(request(Method::GET, &path, "", &[])).await.unwrap();
+    let watching = grant.start(build_request(Method::GET, &path, "", &[])).await.unwrap();
     assert_eq!(watching.status, 200);
     let refused = grant.get(&path).await;
     assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (429, Some("1")));
     insta::assert_snapshot!(refused.text(), @r#"{"error":{"code":"too_many_watchers","message":"too many event streams: this grant may follow 1 runs at the same time; wait until one has ended"}}"#);
-    assert_eq!(grant.post("/api/v1/ai/chat", &chat("fake")).await.status, 429);
+    assert_eq!(grant.post("/api/v1/ai/chat", &chat_body("fake")).await.status, 429);
     let listed = grant.get("/api/v1/runs").await.json();
     assert_eq!(listed["runs"].as_array().unwrap().len(), 1, "nothing has begun: {listed}");
-    assert_eq!(other.post("/api/v1/ai/chat", &chat("fake")).await.status, 200);
+    assert_eq!(other.post("/api/v1/ai/chat", &chat_body("fake")).await.status, 200);
     drop(watching);
     grant.ask(Method::POST, &format!("/api/v1/runs/{run}/cancel"), "", &[]).await;
-    until(async || grant.get(&path).await.status == 200).await;
+    wait_until_async(async || grant.get(&path).await.status == 200).await;
     setup.stop(service);
 }
 
@@ -76,7 +77,7 @@ async fn a_grant_reads_no_more_files_than_it_may() {
     let (grant, other) = (setup.grant(&[]), setup.grant(&[]));
     let mut paths = vec![];
     for grant in [&grant, &other] {
-        let run = grant.run(&asked("fake")).await;
+        let run = grant.run(&run_body("fake")).await;
         grant.ended(&run).await;
         // The file is larger than the socket buffers of a client that does not read.
         let log = File::options().write(true).open(setup.audit_log(&run)).unwrap();
@@ -85,18 +86,18 @@ async fn a_grant_reads_no_more_files_than_it_may() {
     }
     let mut reading = vec![];
     for _ in 0..4 {
-        let answer = grant.start(request(Method::GET, &paths[0], "", &[])).await.unwrap();
+        let answer = grant.start(build_request(Method::GET, &paths[0], "", &[])).await.unwrap();
         assert_eq!(answer.status, 200);
         reading.push(answer);
     }
     let refused = grant.get(&paths[0]).await;
     assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (429, Some("1")));
     insta::assert_snapshot!(refused.text(), @r#"{"error":{"code":"too_many_downloads","message":"too many downloads: this grant may read 4 files at the same time; wait until one has ended"}}"#);
-    let answer = other.start(request(Method::GET, &paths[1], "", &[])).await.unwrap();
+    let answer = other.start(build_request(Method::GET, &paths[1], "", &[])).await.unwrap();
     assert_eq!(answer.status, 200);
     drop((reading, answer));
-    until(async || {
-        let answer = grant.start(request(Method::GET, &paths[0], "", &[])).await.unwrap();
+    wait_until_async(async || {
+        let answer = grant.start(build_request(Method::GET, &paths[0], "", &[])).await.unwrap();
         answer.status == 200
     })
     .await;

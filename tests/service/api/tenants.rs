@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::{asked, chat};
+use super::{chat_body, run_body};
 use crate::support::process::wait_until;
 use crate::support::service::{ServiceSetup, parse_events};
 
@@ -19,7 +19,7 @@ async fn a_caller_cannot_pose_as_another_agent() {
     );
     let service = setup.start();
     for key in ["graph_id", "GRAPH_ID", "run_id", "attempt", "cogni_deployment_id"] {
-        let mut body = asked("fake");
+        let mut body = run_body("fake");
         body["metadata"] = json!({"team": "ads", key: "architect"});
         let answer = service.post("/api/v1/runs", &body).await;
         assert_eq!(answer.status, 422, "{key}: {}", answer.text());
@@ -27,7 +27,7 @@ async fn a_caller_cannot_pose_as_another_agent() {
         let message = format!("`metadata.{key}` is reserved: the service sets it; leave it out");
         assert_eq!(*error, json!({"code": "invalid_request", "message": message}));
     }
-    let row = service.ended(&service.run(&asked("fake")).await).await;
+    let row = service.ended(&service.run(&run_body("fake")).await).await;
     assert_ne!(row["error_code"], Value::Null, "the rule holds: {row}");
     assert_eq!(setup.provider.seen.requests().len(), 0);
     setup.stop(service);
@@ -38,7 +38,7 @@ async fn a_caller_cannot_pose_as_another_agent() {
 async fn billing_names_the_agent_that_runs() {
     let setup = ServiceSetup::new("").await;
     let service = setup.start();
-    let mut body = asked("fake");
+    let mut body = run_body("fake");
     body["metadata"] = json!({"existing_trace_id": "4bf92f3577b34da6a3ce929d0e0e4736"});
     let answer = service.post("/api/v1/runs", &body).await;
     assert_eq!(answer.status, 422, "{}", answer.text());
@@ -63,7 +63,7 @@ async fn a_tenants_repository_is_on_the_internet() {
     let (wide, named) =
         (setup.grant(&["--repo", "*"]), setup.grant(&["--repo", "https://nowhere.invalid/*"]));
     let at = |host: &str| {
-        let mut body = asked("fake");
+        let mut body = run_body("fake");
         body["repo"] = json!(format!("https://{host}/acme/site"));
         body["branch_key"] = json!("task-1");
         body
@@ -104,7 +104,7 @@ async fn a_grant_that_keeps_too_much_gets_no_further_branch() {
     setup.set("COGNI_RELAY_CONFIG", rules.to_str().unwrap());
     let service = setup.start();
     let grant = setup.grant(&["--repo", "https://github.com/acme/*"]);
-    let mut body = asked("fake");
+    let mut body = run_body("fake");
     body["repo"] = json!("https://github.com/acme/site");
     let without_branch = grant.post("/api/v1/runs", &body).await;
     assert_eq!(without_branch.status, 201, "{}", without_branch.text());
@@ -126,12 +126,12 @@ async fn a_revoked_grant_loses_its_streams_and_its_runs() {
     let service = setup.start();
     let (patient, gone) = (setup.grant(&[]), setup.grant(&[]));
     let (kept_run, ended_run) =
-        (patient.run(&asked("fake/gate=1")).await, gone.run(&asked("fake/gate=1")).await);
+        (patient.run(&run_body("fake/gate=1")).await, gone.run(&run_body("fake/gate=1")).await);
     let (watcher, path) = (patient.clone(), format!("/api/v1/runs/{kept_run}/events"));
     let watcher = tokio::spawn(async move { watcher.get(&path).await });
     let talk = patient.clone();
     let talk =
-        tokio::spawn(async move { talk.post("/api/v1/ai/chat", &chat("fake/gate=1")).await });
+        tokio::spawn(async move { talk.post("/api/v1/ai/chat", &chat_body("fake/gate=1")).await });
     let are_asking = || setup.provider.seen.requests().len() == 3;
     tokio::task::block_in_place(|| wait_until(are_asking, || "three runs do not ask".to_owned()));
     setup.cogni(&["grant", "revoke", &patient.id]);

@@ -35,20 +35,20 @@ async fn every_end_of_a_call_gives_a_usage_record() {
     })
     .await;
     let (client, chat) = (app.client(), "/v1/chat/completions");
-    client.post(chat, &asked("fake/input=11;output=7", false)).await;
+    client.post(chat, &chat_body("fake/input=11;output=7", false)).await;
     let (_, is_whole) =
-        client.open(chat, &asked("fake/input=11;output=7;cached=3", true)).await.rest().await;
+        client.open(chat, &chat_body("fake/input=11;output=7;cached=3", true)).await.rest().await;
     assert!(is_whole);
-    client.post(chat, &asked("fake/status=503", false)).await;
+    client.post(chat, &chat_body("fake/status=503", false)).await;
     let (_, is_whole) =
-        client.open(chat, &asked("fake/fault=reset@2;input=11", true)).await.rest().await;
+        client.open(chat, &chat_body("fake/fault=reset@2;input=11", true)).await.rest().await;
     assert!(!is_whole);
-    let stream = client.open("/v1/messages", &asked("fake/gate=2;input=11", true)).await;
+    let stream = client.open("/v1/messages", &chat_body("fake/gate=2;input=11", true)).await;
     app.upstream.gate.wait_for_waiting(1).await;
     drop(stream);
     app.recorded("request.settled", 5).await;
-    client.post("/v1/nowhere", &asked("fake", false)).await;
-    client.post("/v1/messages/count_tokens", &asked("fake", false)).await;
+    client.post("/v1/nowhere", &chat_body("fake", false)).await;
+    client.post("/v1/messages/count_tokens", &chat_body("fake", false)).await;
 
     let log = app.audit_log();
     let mut live = CallUsageReader::open(&log);
@@ -60,7 +60,7 @@ async fn every_end_of_a_call_gives_a_usage_record() {
     facts.extend(rest);
     app.stop().await;
     assert!(early.len() >= 5, "a follower sees them while the run goes on");
-    assert_snapshot!(table(&facts), @r#"
+    assert_snapshot!(format_table(&facts), @r#"
     chat_completions fake/input=11;output=7: attempt 0, completed 200, 11 in, 7 out, provider, $0.000025
     chat_completions fake/input=11;output=7;cached=3: attempt 0, completed 200, 11 in, 7 out, provider, $0.000025
     chat_completions fake/status=503: attempt 0, completed 503, 35 in, 0 out, estimated, $0.000035
@@ -102,7 +102,7 @@ async fn a_tool_with_a_price_gives_a_usage_record() {
     app.recorded("tool.settled", 1).await;
     let mut reader = CallUsageReader::open(&log);
     let facts = reader.read_new().unwrap();
-    assert_snapshot!(table(&facts), @"tool core__get_current_time: attempt 0, completed 0, 0 in, 0 out, provider, $0.002");
+    assert_snapshot!(format_table(&facts), @"tool core__get_current_time: attempt 0, completed 0, 0 in, 0 out, provider, $0.002");
     assert_eq!(reader.charged(), Some(Nanodollars(2_000_000)));
     assert!(facts[0].can_cost() && facts[0].is_billable());
     let free = CallUsage { cost: Nanodollars::ZERO, ..facts[0].clone() };
@@ -126,7 +126,7 @@ async fn a_usage_record_names_the_upstream_and_its_price() {
         (UpstreamKind::Anthropic, "anthropic", false),
     ] {
         let app = TestApp::with(|config| config.upstream.kind = kind).await;
-        app.client().post("/v1/messages", &asked("fake", false)).await;
+        app.client().post("/v1/messages", &chat_body("fake", false)).await;
         let log = app.audit_log();
         app.recorded("request.settled", 1).await;
         let fact = CallUsageReader::open(&log).read_new().unwrap().remove(0);
@@ -140,10 +140,10 @@ async fn a_usage_record_names_the_upstream_and_its_price() {
 fn a_call_lost_in_a_crash_is_charged_its_reservation() {
     let dir = tempfile::tempdir().unwrap();
     let log = dir.path().join("audit.jsonl");
-    crash(&log, "0");
+    write_crashed_log(&log, "0");
     let (lost, end) = CallUsageReader::open(&log).finish();
     end.unwrap();
-    let opened = open(&log, "1");
+    let opened = open_log(&log, "1");
     opened
         .finish_log(&RunFinishedRecord { spent: BudgetAmount::default(), admitted: 0, refused: 0 })
         .unwrap();
@@ -157,7 +157,7 @@ fn a_call_lost_in_a_crash_is_charged_its_reservation() {
             .collect::<Vec<_>>()
     };
     assert_eq!(summary(&lost), summary(&recovered));
-    assert_snapshot!(table(&recovered), @r#"
+    assert_snapshot!(format_table(&recovered), @r#"
     chat_completions gpt: attempt 0, completed 200, 11 in, 7 out, provider, $0.000025
     chat_completions gpt: attempt 0, crashed 0, 600 in, 4096 out, estimated, $0.008792
     chat_completions gpt: attempt 0, crashed 0, 600 in, 4096 out, estimated, $0.008792
@@ -192,7 +192,7 @@ fn a_missing_log_has_no_usage_records() {
     let mut reader = CallUsageReader::open(&log);
     assert_eq!(reader.read_new().unwrap(), []);
     fs::write(&log, &*WHOLE).unwrap();
-    assert_eq!(reader.read_new().unwrap(), whole());
+    assert_eq!(reader.read_new().unwrap(), whole_usage());
     assert_eq!(reader.read_new().unwrap(), []);
 }
 
@@ -215,7 +215,7 @@ proptest! {
         let (rest, end) = reader.finish();
         end.unwrap();
         facts.extend(rest);
-        prop_assert_eq!(facts, whole());
+        prop_assert_eq!(facts, whole_usage());
     }
 }
 
@@ -223,10 +223,10 @@ proptest! {
 static WHOLE: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("audit.jsonl");
-    crash(&log, "0");
-    let opened = open(&log, "1");
+    write_crashed_log(&log, "0");
+    let opened = open_log(&log, "1");
     for number in 0..3 {
-        call(&opened, &format!("second-{number}"), true);
+        write_call(&opened, &format!("second-{number}"), true);
     }
     opened
         .finish_log(&RunFinishedRecord { spent: BudgetAmount::default(), admitted: 3, refused: 0 })
@@ -235,7 +235,7 @@ static WHOLE: LazyLock<Vec<u8>> = LazyLock::new(|| {
     fs::read(log).unwrap()
 });
 
-fn whole() -> Vec<CallUsage> {
+fn whole_usage() -> Vec<CallUsage> {
     let dir = tempfile::tempdir().unwrap();
     let log = dir.path().join("audit.jsonl");
     fs::write(&log, &*WHOLE).unwrap();
@@ -245,14 +245,14 @@ fn whole() -> Vec<CallUsage> {
     facts
 }
 
-fn crash(log: &Path, attempt: &str) {
-    let opened = open(log, attempt);
-    call(&opened, "first-0", true);
-    call(&opened, "first-1", false);
-    call(&opened, "first-2", false);
+fn write_crashed_log(log: &Path, attempt: &str) {
+    let opened = open_log(log, attempt);
+    write_call(&opened, "first-0", true);
+    write_call(&opened, "first-1", false);
+    write_call(&opened, "first-2", false);
 }
 
-fn call(log: &AuditLog, request: &str, ends: bool) {
+fn write_call(log: &AuditLog, request: &str, ends: bool) {
     let amount = |input, output, cost| BudgetAmount {
         turns: 1,
         input: Tokens(input),
@@ -296,7 +296,7 @@ fn call(log: &AuditLog, request: &str, ends: bool) {
     });
 }
 
-fn open(log: &Path, attempt: &str) -> AuditLog {
+fn open_log(log: &Path, attempt: &str) -> AuditLog {
     let config = audit::AuditConfig { path: Some(log.to_owned()), ..audit::AuditConfig::default() };
     let started = RunStartedRecord {
         run: "run-1".into(),
@@ -311,12 +311,12 @@ fn open(log: &Path, attempt: &str) -> AuditLog {
     AuditLog::open_log(&config, &started).unwrap().0
 }
 
-fn asked(model: &str, stream: bool) -> Value {
+fn chat_body(model: &str, stream: bool) -> Value {
     let messages = json!([{ "role": "user", "content": "hello" }]);
     json!({ "model": model, "stream": stream, "max_tokens": 20, "messages": messages })
 }
 
-fn table(facts: &[CallUsage]) -> String {
+fn format_table(facts: &[CallUsage]) -> String {
     let row = |fact: &CallUsage| {
         let CallUsage { route, outcome, status, usage, cost, .. } = fact;
         let model = fact.model.as_deref().unwrap_or("-");

@@ -7,7 +7,7 @@ use insta::assert_snapshot;
 use serde_json::json;
 use tempfile::tempdir;
 
-use super::recorded;
+use super::read_recording;
 use crate::support::app::TestApp;
 
 /// B1, B4: A finished run's log is recorded twice; without LiteLLM, the price table gives its receipts.
@@ -21,7 +21,7 @@ async fn an_audit_log_becomes_receipts() {
     let log = dir.path().join("audit.jsonl");
     std::fs::copy(app.audit_log(), &log).unwrap();
     app.stop().await;
-    let billing = |arguments: &[&str]| billing(dir.path(), arguments);
+    let billing = |arguments: &[&str]| run_billing(dir.path(), arguments);
 
     let messages = [
         billing(&["record", "audit.jsonl"]),
@@ -66,8 +66,8 @@ async fn an_audit_log_becomes_receipts() {
 #[test]
 fn a_batch_can_be_imported_by_hand() {
     let dir = tempdir().unwrap();
-    std::fs::write(dir.path().join("batch.json"), recorded("callback.json")).unwrap();
-    let billing = |arguments: &[&str]| billing(dir.path(), arguments);
+    std::fs::write(dir.path().join("batch.json"), read_recording("callback.json")).unwrap();
+    let billing = |arguments: &[&str]| run_billing(dir.path(), arguments);
     let messages = [
         billing(&["ingest", "batch.json"]),
         billing(&["status"]),
@@ -106,7 +106,7 @@ fn a_batch_can_be_imported_by_hand() {
 #[test]
 fn a_query_creates_no_billing_store() {
     let dir = tempdir().unwrap();
-    let billing = |arguments: &[&str]| billing(dir.path(), arguments);
+    let billing = |arguments: &[&str]| run_billing(dir.path(), arguments);
     let messages = [
         billing(&["status"]),
         billing(&["receipts", "--run", "run-7"]),
@@ -133,7 +133,7 @@ fn a_query_creates_no_billing_store() {
 }
 
 /// Returns the command's output and exit status, without call ids.
-fn billing(place: &std::path::Path, arguments: &[&str]) -> String {
+fn run_billing(place: &std::path::Path, arguments: &[&str]) -> String {
     let Output { status, stdout, stderr } = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"))
         .arg("billing")
         .args(arguments)

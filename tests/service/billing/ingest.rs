@@ -6,7 +6,7 @@ use insta::assert_snapshot;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::recorded;
+use super::read_recording;
 use crate::support::allocations;
 
 /// The items of one body.
@@ -16,7 +16,7 @@ struct ParsedItems {
     rest: SkippedItems,
 }
 
-fn parse(body: &[u8]) -> Result<ParsedItems, MalformedBodyError> {
+fn parse_body(body: &[u8]) -> Result<ParsedItems, MalformedBodyError> {
     let mut notices = vec![];
     let rest = ingest::parse_body(body, |some| notices.extend(some))?;
     Ok(ParsedItems { notices, rest })
@@ -25,7 +25,7 @@ fn parse(body: &[u8]) -> Result<ParsedItems, MalformedBodyError> {
 /// B2: The batch has a unary call, a streamed call, a Messages stream, and a model that LiteLLM does not have.
 #[test]
 fn a_real_batch_is_understood() {
-    assert_snapshot!(table(&parse(&recorded("callback.json")).unwrap()), @r#"
+    assert_snapshot!(format_table(&parse_body(&read_recording("callback.json")).unwrap()), @r#"
     01a20298-15f8-7428-a20a-7213618e37a2 run-7 acct-42 mock came through, 10 in, 20 out, $0.00005, 2026-11-22T09:30:51.847Z
     01a20298-1c99-763c-9bd8-e4dcb2c7fdcb run-7 acct-42 gpt came through, 11 in, 7 out, $0.000025, 2026-11-22T09:30:53.549Z
     01a20298-2568-7128-9aae-ccbbfe4a339f run-7 acct-42 claude came through, 11 in, 7 out, $0.000138, 2026-11-22T09:30:55.371Z
@@ -36,34 +36,38 @@ fn a_real_batch_is_understood() {
 /// B2: LiteLLM's three formats, `json_array`, `ndjson` and `single`, give the same notices.
 #[test]
 fn an_array_lines_and_single_objects_say_the_same() {
-    let whole = parse(&recorded("callback.json")).unwrap();
-    let items: Vec<Value> = serde_json::from_slice(&recorded("callback.json")).unwrap();
+    let whole = parse_body(&read_recording("callback.json")).unwrap();
+    let items: Vec<Value> = serde_json::from_slice(&read_recording("callback.json")).unwrap();
     let lines: Vec<_> = items.iter().map(Value::to_string).collect();
-    assert_eq!(parse(lines.join("\n").as_bytes()).unwrap(), whole);
+    assert_eq!(parse_body(lines.join("\n").as_bytes()).unwrap(), whole);
     let singly: Vec<_> =
-        lines.iter().flat_map(|line| parse(line.as_bytes()).unwrap().notices).collect();
+        lines.iter().flat_map(|line| parse_body(line.as_bytes()).unwrap().notices).collect();
     assert_eq!(singly, whole.notices);
 }
 
 #[test]
 fn an_item_that_cannot_be_used_takes_nothing_from_the_others() {
     let items = json!([
-        item(&json!({})),
-        item(&json!({ "litellm_call_id": null })),
-        item(&json!({ "litellm_call_id": "x".repeat(257) })),
-        item(&json!({ "status": "perhaps" })),
-        item(&json!({ "response_cost": -1 })),
-        item(&json!({ "response_cost": 1_000_001 })),
-        item(&json!({ "completion_tokens": "seven" })),
-        item(&json!({ "prompt_tokens": 2_000_000_000_u64 })),
-        item(&json!({ "endTime": 1e300 })),
+        changed_item(&json!({})),
+        changed_item(&json!({ "litellm_call_id": null })),
+        changed_item(&json!({ "litellm_call_id": "x".repeat(257) })),
+        changed_item(&json!({ "status": "perhaps" })),
+        changed_item(&json!({ "response_cost": -1 })),
+        changed_item(&json!({ "response_cost": 1_000_001 })),
+        changed_item(&json!({ "completion_tokens": "seven" })),
+        changed_item(&json!({ "prompt_tokens": 2_000_000_000_u64 })),
+        changed_item(&json!({ "endTime": 1e300 })),
         "what",
-        item(&json!({ "metadata": { "spend_logs_metadata": null } })),
-        item(&json!({ "metadata": { "spend_logs_metadata": { "run_id": 7 } } })),
-        item(&json!({ "metadata": { "spend_logs_metadata": { "run_id": "x".repeat(257) } } })),
-        item(&json!({ "response_cost": null, "prompt_tokens": null, "wibble": { "a": [] } })),
+        changed_item(&json!({ "metadata": { "spend_logs_metadata": null } })),
+        changed_item(&json!({ "metadata": { "spend_logs_metadata": { "run_id": 7 } } })),
+        changed_item(
+            &json!({ "metadata": { "spend_logs_metadata": { "run_id": "x".repeat(257) } } })
+        ),
+        changed_item(
+            &json!({ "response_cost": null, "prompt_tokens": null, "wibble": { "a": [] } })
+        ),
     ]);
-    let parsed = parse(items.to_string().as_bytes()).unwrap();
+    let parsed = parse_body(items.to_string().as_bytes()).unwrap();
     let ParsedItems { notices, rest } = parsed;
     assert_eq!((notices.len(), rest.foreign, rest.invalid), (2, 2, 10));
     let complaints: Vec<_> =
@@ -84,8 +88,8 @@ fn an_item_that_cannot_be_used_takes_nothing_from_the_others() {
 
 #[test]
 fn a_body_that_is_not_json_is_refused() {
-    assert_snapshot!(parse(b"[{\"id\":").unwrap_err(), @"the body is neither a JSON object, nor an array of objects, nor one object on each line: EOF while parsing a value at line 1 column 7");
-    assert_eq!(parse(b"").unwrap(), ParsedItems::default());
+    assert_snapshot!(parse_body(b"[{\"id\":").unwrap_err(), @"the body is neither a JSON object, nor an array of objects, nor one object on each line: EOF while parsing a value at line 1 column 7");
+    assert_eq!(parse_body(b"").unwrap(), ParsedItems::default());
 }
 
 /// A body of the maximum size takes little additional memory, whether it has many items or one large item.
@@ -111,7 +115,7 @@ fn a_large_body_is_read_in_little_memory() {
     ];
     for body in bodies {
         assert!(body.len() <= LARGEST && body.len() > LARGEST / 2, "{}", body.len());
-        let peak = allocations::peak(|| {
+        let peak = allocations::peak_bytes(|| {
             ingest::parse_body(body.as_bytes(), drop).unwrap();
         });
         assert!(peak < 2 * LARGEST as u64, "{peak} bytes for {}…", &body[..60]);
@@ -124,20 +128,20 @@ const LARGEST: usize = 16 << 20;
 proptest! {
     /// Each item of an array counts once, whatever the items are.
     #[test]
-    fn every_item_is_counted_once(changes in prop::collection::vec(("[a-zA-Z_]{1,16}|status|response_cost|endTime|metadata", value()), 0..6)) {
-        let changed: Vec<_> = changes.into_iter().map(|(key, value)| item(&json!({ key: value }))).collect();
-        let parsed = parse(Value::from(changed.clone()).to_string().as_bytes()).unwrap();
+    fn every_item_is_counted_once(changes in prop::collection::vec(("[a-zA-Z_]{1,16}|status|response_cost|endTime|metadata", any_value()), 0..6)) {
+        let changed: Vec<_> = changes.into_iter().map(|(key, value)| changed_item(&json!({ key: value }))).collect();
+        let parsed = parse_body(Value::from(changed.clone()).to_string().as_bytes()).unwrap();
         let ParsedItems { notices, rest } = parsed;
         prop_assert_eq!(notices.len() as u64 + rest.foreign + rest.invalid, changed.len() as u64);
     }
 
     #[test]
     fn no_body_is_too_strange(body in prop::collection::vec(any::<u8>(), 0..200)) {
-        let _ = parse(&body);
+        let _ = parse_body(&body);
     }
 }
 
-fn value() -> impl Strategy<Value = Value> {
+fn any_value() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
         any::<bool>().prop_map(Value::from),
@@ -155,14 +159,14 @@ fn value() -> impl Strategy<Value = Value> {
 }
 
 /// A real item with some members changed.
-fn item(changes: &Value) -> Value {
-    let items: Vec<Value> = serde_json::from_slice(&recorded("callback.json")).unwrap();
+fn changed_item(changes: &Value) -> Value {
+    let items: Vec<Value> = serde_json::from_slice(&read_recording("callback.json")).unwrap();
     let mut item = items[0].as_object().unwrap().clone();
     item.extend(changes.as_object().unwrap().clone());
     item.into()
 }
 
-fn table(parsed: &ParsedItems) -> String {
+fn format_table(parsed: &ParsedItems) -> String {
     let row = |notice: &ChargeNotice| {
         let run = notice.run.as_deref().unwrap_or("-");
         let account = notice.account.as_deref().unwrap_or("-");

@@ -9,7 +9,7 @@ use cogni_gateway::base::secret::SecretString;
 use cogni_gateway::service::billing::litellm::{LitellmClient, LitellmConfig};
 use serde_json::{Value, json};
 
-use super::{at, recorded};
+use super::{read_recording, time_at};
 
 /// A server that answers as LiteLLM does, on its own port, as long as the test runs.
 pub(super) struct ScriptedLitellm {
@@ -18,7 +18,7 @@ pub(super) struct ScriptedLitellm {
 }
 
 #[derive(Clone)]
-pub(super) enum Kind {
+pub(super) enum LitellmScript {
     /// The answers of a version with pages.
     Pages,
     /// The answers of a version without pages.
@@ -30,14 +30,14 @@ pub(super) enum Kind {
 }
 
 impl ScriptedLitellm {
-    pub(super) fn start(kind: Kind) -> Self {
+    pub(super) fn start(kind: LitellmScript) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let requests: Arc<Mutex<Vec<String>>> = Arc::default();
         let seen = Arc::clone(&requests);
         thread::spawn(move || {
             for connection in listener.incoming() {
-                answer(connection.unwrap(), &kind, &seen);
+                answer_request(connection.unwrap(), &kind, &seen);
             }
         });
         Self { address, asked: requests }
@@ -49,7 +49,7 @@ impl ScriptedLitellm {
     }
 }
 
-fn answer(mut connection: TcpStream, kind: &Kind, seen: &Mutex<Vec<String>>) {
+fn answer_request(mut connection: TcpStream, kind: &LitellmScript, seen: &Mutex<Vec<String>>) {
     let mut head = vec![];
     let mut byte = [0];
     while !head.ends_with(b"\r\n\r\n") && connection.read(&mut byte).is_ok_and(|length| length == 1)
@@ -61,14 +61,14 @@ fn answer(mut connection: TcpStream, kind: &Kind, seen: &Mutex<Vec<String>>) {
     assert!(head.contains("authorization: Bearer sk-admin"), "{head}");
     seen.lock().unwrap().push(path.to_owned());
     let (status, body) = match kind {
-        Kind::Says(status, body) => (*status, body.as_bytes().to_vec()),
-        Kind::Pages => (200, recorded("spend_logs_v2.json")),
-        Kind::Days | Kind::DaysOf(_) if path.starts_with("/spend/logs/v2") => {
+        LitellmScript::Says(status, body) => (*status, body.as_bytes().to_vec()),
+        LitellmScript::Pages => (200, read_recording("spend_logs_v2.json")),
+        LitellmScript::Days | LitellmScript::DaysOf(_) if path.starts_with("/spend/logs/v2") => {
             (404, b"{\"detail\":\"Not Found\"}".to_vec())
         }
-        Kind::Days => (200, recorded("spend_logs.json")),
-        Kind::Rows(rows) => (200, page(rows, path)),
-        Kind::DaysOf(rows) => (200, json!(rows).to_string().into_bytes()),
+        LitellmScript::Days => (200, read_recording("spend_logs.json")),
+        LitellmScript::Rows(rows) => (200, format_page(rows, path)),
+        LitellmScript::DaysOf(rows) => (200, json!(rows).to_string().into_bytes()),
     };
     let length = body.len();
     let head =
@@ -76,7 +76,7 @@ fn answer(mut connection: TcpStream, kind: &Kind, seen: &Mutex<Vec<String>>) {
     let _left = connection.write_all(&[head.into_bytes(), body].concat());
 }
 
-fn page(rows: &[Value], path: &str) -> Vec<u8> {
+fn format_page(rows: &[Value], path: &str) -> Vec<u8> {
     let of = |name: &str| {
         let start = path.find(name)? + name.len();
         path[start..].split('&').next()
@@ -96,19 +96,19 @@ fn page(rows: &[Value], path: &str) -> Vec<u8> {
         .into_bytes()
 }
 
-pub(super) fn client(address: SocketAddr) -> LitellmClient {
+pub(super) fn litellm_client(address: SocketAddr) -> LitellmClient {
     let url = address.to_string().parse().unwrap();
     LitellmClient::new(LitellmConfig { url, key: SecretString::new("sk-admin"), ca_file: None })
         .unwrap()
 }
 
-pub(super) fn row(id: &str, run: &str) -> Value {
+pub(super) fn spend_row(id: &str, run: &str) -> Value {
     let metadata = if run.is_empty() {
         json!({})
     } else {
         json!({ "spend_logs_metadata": { "run_id": run } })
     };
-    let mut row = row_at(id, at("09:30:53"));
+    let mut row = row_at(id, time_at("09:30:53"));
     row["metadata"] = metadata;
     row
 }

@@ -11,8 +11,8 @@ use insta::assert_snapshot;
 use serde_json::Value;
 use tempfile::tempdir;
 
-use super::litellm::{Kind, ScriptedLitellm, client, row};
-use super::{at, fact, notice, open_store};
+use super::litellm::{LitellmScript, ScriptedLitellm, litellm_client, spend_row};
+use super::{charge_notice, open_store, time_at, usage_of_call};
 use crate::support::process::NO_LISTENER;
 
 const UNARY: &str = "01a20298-15f8-7428-a20a-7213618e37a2";
@@ -22,12 +22,12 @@ const MESSAGES: &str = "01a20298-2568-7128-9aae-ccbbfe4a339f";
 /// B3: If both sides agree, nothing is missing, unknown or different, and every call gets its receipt.
 #[tokio::test]
 async fn calls_on_which_both_agree_get_receipts() {
-    let litellm = ScriptedLitellm::start(Kind::Pages);
+    let litellm = ScriptedLitellm::start(LitellmScript::Pages);
     let dir = tempdir().unwrap();
     let store = with_calls(dir.path(), &[UNARY, STREAM, MESSAGES]).await;
-    let report = reconcile(&store, &litellm, &day()).await.unwrap();
+    let report = run_reconcile(&store, &litellm, &day_filter()).await.unwrap();
     assert!(report.is_clean());
-    assert_snapshot!(shown(&report), @r#"
+    assert_snapshot!(format_report(&report), @r#"
     calls begun from 2026-11-22T09:00:00Z to 2026-11-22T10:00:00Z, by LiteLLM's /spend/logs/v2
     matched      3, charged $0.000213; 3 receipts written
     pending      0, ended less than 15m ago
@@ -38,7 +38,7 @@ async fn calls_on_which_both_agree_get_receipts() {
     "#);
     let receipts = store.receipts_of_run("run-7").await.unwrap();
     assert!(receipts.iter().all(|receipt| receipt.source == ChargeSource::LitellmSpendLogs));
-    let again = reconcile(&store, &litellm, &day()).await.unwrap();
+    let again = run_reconcile(&store, &litellm, &day_filter()).await.unwrap();
     assert_eq!((again.matched, again.receipts_written), (3, 0));
 }
 
@@ -46,11 +46,11 @@ async fn calls_on_which_both_agree_get_receipts() {
 /// failed call.
 #[tokio::test]
 async fn without_pages_whole_days_are_read_and_filtered_here() {
-    let litellm = ScriptedLitellm::start(Kind::Days);
+    let litellm = ScriptedLitellm::start(LitellmScript::Days);
     let dir = tempdir().unwrap();
     let store = with_calls(dir.path(), &[UNARY, STREAM, MESSAGES]).await;
-    let report = reconcile(&store, &litellm, &day()).await.unwrap();
-    assert_snapshot!(shown(&report), @r#"
+    let report = run_reconcile(&store, &litellm, &day_filter()).await.unwrap();
+    assert_snapshot!(format_report(&report), @r#"
     calls begun from 2026-11-22T09:00:00Z to 2026-11-22T10:00:00Z, by LiteLLM's /spend/logs
     matched      3, charged $0.000213; 3 receipts written
     pending      0, ended less than 15m ago
@@ -65,23 +65,24 @@ async fn without_pages_whole_days_are_read_and_filtered_here() {
     /spend/logs/v2?start_date=2026-11-22%2008:50:00&end_date=2026-11-22%2010:10:00&page=1&page_size=500&sort_by=startTime&sort_order=asc
     /spend/logs?start_date=2026-11-22&end_date=2026-11-23&summarize=false
     "#);
-    let other_account = CallFilter { account: Some("acct-9".to_owned()), ..day() };
-    let report = reconcile(&store, &litellm, &other_account).await.unwrap();
+    let other_account = CallFilter { account: Some("acct-9".to_owned()), ..day_filter() };
+    let report = run_reconcile(&store, &litellm, &other_account).await.unwrap();
     assert_eq!((report.matched, report.unknown.len(), report.is_clean()), (0, 0, true));
 }
 
 /// B3: Calls that were deleted from the billing store are not reported as unknown.
 #[tokio::test]
 async fn calls_that_are_deleted_are_not_compared() {
-    let litellm = ScriptedLitellm::start(Kind::Pages);
+    let litellm = ScriptedLitellm::start(LitellmScript::Pages);
     let dir = tempdir().unwrap();
     let store = with_calls(dir.path(), &[UNARY, STREAM, MESSAGES]).await;
-    let deleted = store.delete_run("run-7", at("23:00:00")).await.unwrap();
+    let deleted = store.delete_run("run-7", time_at("23:00:00")).await.unwrap();
     assert_eq!(deleted.calls, 3);
-    let report = reconcile(&store, &litellm, &day()).await.unwrap();
+    let report = run_reconcile(&store, &litellm, &day_filter()).await.unwrap();
     assert!(report.is_clean());
-    let later = CallFilter { until: at("00:30:00") + Duration::from_hours(24), ..day() };
-    assert_snapshot!(shown(&reconcile(&store, &litellm, &later).await.unwrap()), @"
+    let later =
+        CallFilter { until: time_at("00:30:00") + Duration::from_hours(24), ..day_filter() };
+    assert_snapshot!(format_report(&run_reconcile(&store, &litellm, &later).await.unwrap()), @"
     calls begun from 2026-11-23T00:00:00Z to 2026-11-23T00:30:00Z, by LiteLLM's /spend/logs/v2
     deleted      calls begun before 2026-11-23T00:00:00Z, which are not compared
     matched      0, charged $0; 0 receipts written
@@ -96,12 +97,16 @@ async fn calls_that_are_deleted_are_not_compared() {
 /// B3: The report lists calls that only the service has, that only LiteLLM has, and that differ.
 #[tokio::test]
 async fn differences_are_reported() {
-    let litellm = ScriptedLitellm::start(Kind::Pages);
+    let litellm = ScriptedLitellm::start(LitellmScript::Pages);
     let dir = tempdir().unwrap();
     let store = with_calls(dir.path(), &[UNARY]).await;
-    let other = CallUsage { run: "run-7".to_owned(), ..fact("no-such-call", at("09:31:00")) };
-    let late =
-        CallUsage { call_id: "late-call".to_owned(), settled: at("09:50:00"), ..other.clone() };
+    let other =
+        CallUsage { run: "run-7".to_owned(), ..usage_of_call("no-such-call", time_at("09:31:00")) };
+    let late = CallUsage {
+        call_id: "late-call".to_owned(),
+        settled: time_at("09:50:00"),
+        ..other.clone()
+    };
     let refused =
         CallUsage { call_id: "refused".to_owned(), usage: TokenUsage::default(), ..other.clone() };
     let direct =
@@ -110,19 +115,19 @@ async fn differences_are_reported() {
     let usage = TokenUsage {
         output: Tokens(9),
         source: budget::UsageSource::Estimated,
-        ..ours(MESSAGES).usage
+        ..own_usage(MESSAGES).usage
     };
-    store.record_calls(&[CallUsage { usage, ..ours(MESSAGES) }]).await.unwrap();
+    store.record_calls(&[CallUsage { usage, ..own_usage(MESSAGES) }]).await.unwrap();
     store
         .ingest_notices(vec![ChargeNotice {
             run: Some("run-7".to_owned()),
-            ..notice(UNARY, 60_000)
+            ..charge_notice(UNARY, 60_000)
         }])
         .await
         .unwrap();
-    let report = reconcile(&store, &litellm, &day()).await.unwrap();
+    let report = run_reconcile(&store, &litellm, &day_filter()).await.unwrap();
     assert!(!report.is_clean());
-    assert_snapshot!(shown(&report), @r#"
+    assert_snapshot!(format_report(&report), @r#"
     calls begun from 2026-11-22T09:00:00Z to 2026-11-22T10:00:00Z, by LiteLLM's /spend/logs/v2
     matched      2, charged $0.000188; 1 receipts written
     pending      1, ended less than 15m ago
@@ -141,20 +146,22 @@ async fn differences_are_reported() {
 #[tokio::test]
 async fn all_pages_are_read() {
     let rows: Vec<_> = (0..1203)
-        .map(|number| row(&format!("call-{number}"), if number % 2 == 0 { "run-7" } else { "" }))
+        .map(|number| {
+            spend_row(&format!("call-{number}"), if number % 2 == 0 { "run-7" } else { "" })
+        })
         .collect();
-    let litellm = ScriptedLitellm::start(Kind::Rows(rows));
+    let litellm = ScriptedLitellm::start(LitellmScript::Rows(rows));
     let dir = tempdir().unwrap();
     let store = open_store(dir.path());
     let facts: Vec<_> =
-        (0..1203).step_by(2).map(|number| ours(&format!("call-{number}"))).collect();
+        (0..1203).step_by(2).map(|number| own_usage(&format!("call-{number}"))).collect();
     store.record_calls(&facts).await.unwrap();
-    let filter = CallFilter { account: Some("acct 42/ü".to_owned()), ..day() };
-    let report = reconcile(&store, &litellm, &filter).await.unwrap();
+    let filter = CallFilter { account: Some("acct 42/ü".to_owned()), ..day_filter() };
+    let report = run_reconcile(&store, &litellm, &filter).await.unwrap();
     assert_eq!((report.matched, report.unknown.len()), (0, 0), "no row is of that account");
-    let report = reconcile(&store, &litellm, &day()).await.unwrap();
+    let report = run_reconcile(&store, &litellm, &day_filter()).await.unwrap();
     assert_eq!((report.matched, report.receipts_written, report.unknown.len()), (602, 602, 0));
-    assert_eq!(store.totals(at("10:00:00")).await.unwrap().waiting_notices, 0);
+    assert_eq!(store.totals(time_at("10:00:00")).await.unwrap().waiting_notices, 0);
     assert_snapshot!(litellm.asked()[2..].join("\n"), @r#"
     /spend/logs/v2?start_date=2026-11-22%2008:50:00&end_date=2026-11-22%2010:10:00&page=2&page_size=500&sort_by=startTime&sort_order=asc
     /spend/logs/v2?start_date=2026-11-22%2008:50:00&end_date=2026-11-22%2010:10:00&page=3&page_size=500&sort_by=startTime&sort_order=asc
@@ -164,19 +171,24 @@ async fn all_pages_are_read() {
 /// B3: One run's calls can be reconciled alone.
 #[tokio::test]
 async fn one_run_can_be_reconciled_alone() {
-    let litellm =
-        ScriptedLitellm::start(Kind::Rows(vec![row("call-1", "run-7"), row("call-2", "run-8")]));
+    let litellm = ScriptedLitellm::start(LitellmScript::Rows(vec![
+        spend_row("call-1", "run-7"),
+        spend_row("call-2", "run-8"),
+    ]));
     let dir = tempdir().unwrap();
     let store = open_store(dir.path());
-    store.record_calls(&[ours("call-1")]).await.unwrap();
-    let filter = CallFilter { run: Some("run-7".to_owned()), ..day() };
-    let report = reconcile(&store, &litellm, &filter).await.unwrap();
+    store.record_calls(&[own_usage("call-1")]).await.unwrap();
+    let filter = CallFilter { run: Some("run-7".to_owned()), ..day_filter() };
+    let report = run_reconcile(&store, &litellm, &filter).await.unwrap();
     assert_eq!((report.matched, report.unknown.len()), (1, 0));
     store
-        .record_calls(&[CallUsage { run: "run-8".to_owned(), ..fact("other", at("08:00:00")) }])
+        .record_calls(&[CallUsage {
+            run: "run-8".to_owned(),
+            ..usage_of_call("other", time_at("08:00:00"))
+        }])
         .await
         .unwrap();
-    let report = reconcile(&store, &litellm, &day()).await.unwrap();
+    let report = run_reconcile(&store, &litellm, &day_filter()).await.unwrap();
     assert_eq!((report.matched, report.unknown.len()), (1, 1));
 }
 
@@ -185,16 +197,17 @@ async fn one_run_can_be_reconciled_alone() {
 async fn a_call_that_has_just_ended_is_not_unknown_yet() {
     let dir = tempdir().unwrap();
     let store = open_store(dir.path());
-    let mut row = row("call-1", "run-7");
+    let mut row = spend_row("call-1", "run-7");
     row["metadata"]["spend_logs_metadata"]["cogni_deployment_id"] =
         store.deployment_id().await.unwrap().into();
-    let litellm = ScriptedLitellm::start(Kind::Rows(vec![row]));
+    let litellm = ScriptedLitellm::start(LitellmScript::Rows(vec![row]));
     let seen = async |now| {
-        let report = store.reconcile(&client(litellm.address), &day(), now).await.unwrap();
+        let report =
+            store.reconcile(&litellm_client(litellm.address), &day_filter(), now).await.unwrap();
         (report.pending, report.unknown.len(), report.is_clean())
     };
-    assert_eq!(seen(at("09:45:00")).await, (1, 0, true));
-    assert_eq!(seen(at("09:46:00")).await, (0, 1, false));
+    assert_eq!(seen(time_at("09:45:00")).await, (1, 0, true));
+    assert_eq!(seen(time_at("09:46:00")).await, (0, 1, false));
 }
 
 /// B3: The error says why there is no report.
@@ -204,34 +217,40 @@ async fn the_error_says_why_litellm_did_not_answer() {
     let store = open_store(dir.path());
     for (kind, expected) in [
         (
-            Kind::Says(500, "{\"detail\":\"Database not connected\"}"),
+            LitellmScript::Says(500, "{\"detail\":\"Database not connected\"}"),
             "LiteLLM refuses to show its spend logs (500 Internal Server Error): {\"detail\":\"Database not connected\"}",
         ),
-        (Kind::Says(401, "no"), "LiteLLM refuses to show its spend logs (401 Unauthorized): no"),
         (
-            Kind::Says(200, "{}"),
+            LitellmScript::Says(401, "no"),
+            "LiteLLM refuses to show its spend logs (401 Unauthorized): no",
+        ),
+        (
+            LitellmScript::Says(200, "{}"),
             "LiteLLM's spend logs cannot be parsed: missing field `data` at line 1 column 2",
         ),
     ] {
         let litellm = ScriptedLitellm::start(kind);
-        let error = reconcile(&store, &litellm, &day()).await.unwrap_err();
+        let error = run_reconcile(&store, &litellm, &day_filter()).await.unwrap_err();
         let message = error.to_string();
         assert_eq!(message, expected);
     }
-    let error = store.reconcile(&client(NO_LISTENER), &day(), at("10:00:00")).await.unwrap_err();
+    let error = store
+        .reconcile(&litellm_client(NO_LISTENER), &day_filter(), time_at("10:00:00"))
+        .await
+        .unwrap_err();
     assert!(matches!(error, ReconcileError::Litellm(_)), "{error}");
 }
 
 async fn with_calls(place: &std::path::Path, ids: &[&str]) -> BillingStore {
     let store = open_store(place);
-    let facts: Vec<_> = ids.iter().map(|id| ours(id)).collect();
+    let facts: Vec<_> = ids.iter().map(|id| own_usage(id)).collect();
     store.record_calls(&facts).await.unwrap();
     store
 }
 
 /// The service's own record of a call in the recorded rows.
-fn ours(id: &str) -> CallUsage {
-    let call = CallUsage { run: "run-7".to_owned(), ..fact(id, at("09:30:54")) };
+fn own_usage(id: &str) -> CallUsage {
+    let call = CallUsage { run: "run-7".to_owned(), ..usage_of_call(id, time_at("09:30:54")) };
     match id {
         UNARY => CallUsage {
             cost: Nanodollars(50_000),
@@ -245,19 +264,19 @@ fn ours(id: &str) -> CallUsage {
     }
 }
 
-fn day() -> CallFilter {
-    CallFilter { since: at("09:00:00"), until: at("10:00:00"), account: None, run: None }
+fn day_filter() -> CallFilter {
+    CallFilter { since: time_at("09:00:00"), until: time_at("10:00:00"), account: None, run: None }
 }
 
-async fn reconcile(
+async fn run_reconcile(
     store: &BillingStore,
     litellm: &ScriptedLitellm,
     filter: &CallFilter,
 ) -> Result<ReconcileReport, ReconcileError> {
-    store.reconcile(&client(litellm.address), filter, at("10:00:00")).await
+    store.reconcile(&litellm_client(litellm.address), filter, time_at("10:00:00")).await
 }
 
-fn shown(report: &ReconcileReport) -> String {
+fn format_report(report: &ReconcileReport) -> String {
     let mut text = vec![];
     BillingOutputFormat { json: false }
         .write_report(report, Duration::from_mins(15), &mut text)
@@ -270,7 +289,7 @@ fn shown(report: &ReconcileReport) -> String {
 #[tokio::test]
 async fn the_successful_attempt_counts() {
     let failed = || {
-        let mut row = row("call-1", "run-7");
+        let mut row = spend_row("call-1", "run-7");
         row["request_id"] = "failed-attempt".into();
         row["status"] = "failure".into();
         (row["spend"], row["prompt_tokens"], row["completion_tokens"]) =
@@ -278,11 +297,11 @@ async fn the_successful_attempt_counts() {
         row
     };
     let unpriced = || {
-        let mut row = row("call-1", "run-7");
+        let mut row = spend_row("call-1", "run-7");
         (row["request_id"], row["spend"]) = ("no-price".into(), Value::Null);
         row
     };
-    let paid = || row("call-1", "run-7");
+    let paid = || spend_row("call-1", "run-7");
     let rows = [
         (vec![unpriced()], false),
         (vec![unpriced(), paid()], true),
@@ -293,13 +312,13 @@ async fn the_successful_attempt_counts() {
         (vec![failed()], false),
     ];
     for (rows, is_paid) in rows {
-        for kind in [Kind::Rows(rows.clone()), Kind::DaysOf(rows)] {
+        for kind in [LitellmScript::Rows(rows.clone()), LitellmScript::DaysOf(rows)] {
             let litellm = ScriptedLitellm::start(kind);
             let dir = tempdir().unwrap();
             let store = open_store(dir.path());
-            store.record_calls(&[ours("call-1")]).await.unwrap();
-            let report = reconcile(&store, &litellm, &day()).await.unwrap();
-            assert_eq!(report.is_clean(), is_paid, "{}", shown(&report));
+            store.record_calls(&[own_usage("call-1")]).await.unwrap();
+            let report = run_reconcile(&store, &litellm, &day_filter()).await.unwrap();
+            assert_eq!(report.is_clean(), is_paid, "{}", format_report(&report));
             assert_eq!((report.receipts_written, report.different.len()), (u64::from(is_paid), 0));
             let amount = store.run_bill("run-7").await.unwrap().amount;
             assert_eq!(amount, Nanodollars(if is_paid { 25_000 } else { 0 }));

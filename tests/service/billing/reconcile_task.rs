@@ -9,8 +9,8 @@ use cogni_gateway::telemetry::metrics::MetricsRegistry;
 use insta::assert_snapshot;
 use tempfile::tempdir;
 
-use super::litellm::{Kind, ScriptedLitellm, client, row_at};
-use super::{at, fact, open_store};
+use super::litellm::{LitellmScript, ScriptedLitellm, litellm_client, row_at};
+use super::{open_store, time_at, usage_of_call};
 
 /// B4: A clock that was ahead for a moment does not prevent a call from being requested when the clock is right again.
 #[tokio::test]
@@ -18,7 +18,7 @@ async fn a_call_that_a_wrong_clock_delayed_is_requested() {
     let dir = tempdir().unwrap();
     let store = open_store(dir.path());
     let now = SystemTime::now();
-    store.record_calls(&[fact("call-1", now)]).await.unwrap();
+    store.record_calls(&[usage_of_call("call-1", now)]).await.unwrap();
     let since = now - Duration::from_hours(48);
     let open = store.calls_without_receipt(since, now).await.unwrap();
     assert_eq!(open.len(), 1);
@@ -35,11 +35,14 @@ async fn a_call_that_a_wrong_clock_delayed_is_requested() {
 /// B3: After two days LiteLLM will not write a missing row any more; the call stays flagged.
 #[tokio::test]
 async fn a_call_that_ended_long_ago_is_not_requested() {
-    let litellm = ScriptedLitellm::start(Kind::Rows(vec![]));
+    let litellm = ScriptedLitellm::start(LitellmScript::Rows(vec![]));
     let dir = tempdir().unwrap();
     let store = open_store(dir.path());
-    store.record_calls(&[call("old", SystemTime::now() - hours(49))]).await.unwrap();
-    watch(&store, &litellm).run_once().await;
+    store
+        .record_calls(&[usage_ended_at("old", SystemTime::now() - whole_hours(49))])
+        .await
+        .unwrap();
+    start_task(&store, &litellm).run_once().await;
     assert_eq!(litellm.asked(), Vec::<String>::new());
     assert_eq!(store.totals(SystemTime::now()).await.unwrap().unreceipted_calls, 1);
 }
@@ -47,11 +50,14 @@ async fn a_call_that_ended_long_ago_is_not_requested() {
 /// B3: A call that LiteLLM does not know is not requested again at once.
 #[tokio::test]
 async fn an_unknown_call_is_not_requested_again_at_once() {
-    let litellm = ScriptedLitellm::start(Kind::Rows(vec![]));
+    let litellm = ScriptedLitellm::start(LitellmScript::Rows(vec![]));
     let dir = tempdir().unwrap();
     let store = open_store(dir.path());
-    store.record_calls(&[call("lost", SystemTime::now() - hours(1))]).await.unwrap();
-    let watch = watch(&store, &litellm);
+    store
+        .record_calls(&[usage_ended_at("lost", SystemTime::now() - whole_hours(1))])
+        .await
+        .unwrap();
+    let watch = start_task(&store, &litellm);
     for _ in 0..3 {
         watch.run_once().await;
     }
@@ -61,12 +67,12 @@ async fn an_unknown_call_is_not_requested_again_at_once() {
 /// B3: A call is requested again whenever its age has doubled, some ten times in two days, however often the task runs.
 #[tokio::test]
 async fn a_call_without_a_receipt_is_requested_less_and_less_often() {
-    let litellm = ScriptedLitellm::start(Kind::Rows(vec![]));
+    let litellm = ScriptedLitellm::start(LitellmScript::Rows(vec![]));
     let dir = tempdir().unwrap();
     let store = open_store(dir.path());
-    let ended = at("09:00:00");
-    store.record_calls(&[call("lost", ended)]).await.unwrap();
-    let watch = watch(&store, &litellm);
+    let ended = time_at("09:00:00");
+    store.record_calls(&[usage_ended_at("lost", ended)]).await.unwrap();
+    let watch = start_task(&store, &litellm);
     let mut minutes = vec![];
     for age in (1..50 * 60).step_by(15) {
         let before = litellm.asked().len();
@@ -84,12 +90,13 @@ async fn a_call_without_a_receipt_is_requested_less_and_less_often() {
 async fn a_failed_request_is_repeated_at_the_next_interval() {
     let dir = tempdir().unwrap();
     let store = open_store(dir.path());
-    store.record_calls(&[call("call-1", at("09:00:00"))]).await.unwrap();
-    let broken = ScriptedLitellm::start(Kind::Says(500, "{}"));
-    watch(&store, &broken).run_once_at(at("09:30:00")).await;
+    store.record_calls(&[usage_ended_at("call-1", time_at("09:00:00"))]).await.unwrap();
+    let broken = ScriptedLitellm::start(LitellmScript::Says(500, "{}"));
+    start_task(&store, &broken).run_once_at(time_at("09:30:00")).await;
     assert_eq!(broken.asked().len(), 1);
-    let litellm = ScriptedLitellm::start(Kind::Rows(vec![row_at("call-1", at("09:00:00"))]));
-    watch(&store, &litellm).run_once_at(at("09:30:01")).await;
+    let litellm =
+        ScriptedLitellm::start(LitellmScript::Rows(vec![row_at("call-1", time_at("09:00:00"))]));
+    start_task(&store, &litellm).run_once_at(time_at("09:30:01")).await;
     assert_eq!(store.receipts_of_run("run-7").await.unwrap().len(), 1);
 }
 
@@ -98,14 +105,14 @@ async fn a_failed_request_is_repeated_at_the_next_interval() {
 async fn the_oldest_calls_are_requested_by_id_and_many_by_time() {
     let dir = tempdir().unwrap();
     let store = open_store(dir.path());
-    let old = call("call-old", at("01:00:00"));
+    let old = usage_ended_at("call-old", time_at("01:00:00"));
     let recent: Vec<_> = (0..60)
-        .map(|n| call(&format!("call-{n}"), at("09:30:00") + Duration::from_secs(n)))
+        .map(|n| usage_ended_at(&format!("call-{n}"), time_at("09:30:00") + Duration::from_secs(n)))
         .collect();
     let rows = recent.iter().chain([&old]).map(|fact| row_at(&fact.call_id, fact.started));
-    let litellm = ScriptedLitellm::start(Kind::Rows(rows.collect()));
+    let litellm = ScriptedLitellm::start(LitellmScript::Rows(rows.collect()));
     store.record_calls(&[&[old], &*recent].concat()).await.unwrap();
-    watch(&store, &litellm).run_once_at(at("10:00:00")).await;
+    start_task(&store, &litellm).run_once_at(time_at("10:00:00")).await;
     let requests = litellm.asked();
     assert_eq!(requests.len(), 21, "{requests:?}");
     assert_snapshot!(format!("{}\n{}", requests[0], requests[20]), @r#"
@@ -118,11 +125,12 @@ async fn the_oldest_calls_are_requested_by_id_and_many_by_time() {
 /// B3: A LiteLLM without pages cannot be asked for one call, so whole days are read.
 #[tokio::test]
 async fn without_pages_a_few_are_found_in_their_days() {
-    let litellm = ScriptedLitellm::start(Kind::DaysOf(vec![row_at("call-1", at("09:00:00"))]));
+    let litellm =
+        ScriptedLitellm::start(LitellmScript::DaysOf(vec![row_at("call-1", time_at("09:00:00"))]));
     let dir = tempdir().unwrap();
     let store = open_store(dir.path());
-    store.record_calls(&[call("call-1", at("09:00:00"))]).await.unwrap();
-    watch(&store, &litellm).run_once_at(at("10:00:00")).await;
+    store.record_calls(&[usage_ended_at("call-1", time_at("09:00:00"))]).await.unwrap();
+    start_task(&store, &litellm).run_once_at(time_at("10:00:00")).await;
     assert_eq!(store.receipts_of_run("run-7").await.unwrap().len(), 1);
 }
 
@@ -134,18 +142,18 @@ async fn the_task_fetches_missing_charges_and_counts_the_rest() {
         row_at("call-1", now - Duration::from_mins(1)),
         row_at("call-2", now - Duration::from_mins(1)),
     ];
-    let litellm = ScriptedLitellm::start(Kind::Rows(rows));
+    let litellm = ScriptedLitellm::start(LitellmScript::Rows(rows));
     let dir = tempdir().unwrap();
     let store = open_store(dir.path());
     let call = |id: &str, ago| CallUsage {
         run: "run-7".to_owned(),
-        ..fact(id, now - Duration::from_secs(ago))
+        ..usage_of_call(id, now - Duration::from_secs(ago))
     };
     store.record_calls(&[call("call-1", 60), call("old", 3600)]).await.unwrap();
     let metrics = Arc::new(MetricsRegistry::new("litellm").unwrap());
     let watch = ReconcileTask {
         billing: store.clone(),
-        litellm: Some(client(litellm.address)),
+        litellm: Some(litellm_client(litellm.address)),
         metrics: Arc::clone(&metrics),
         every: Duration::from_secs(1),
     };
@@ -164,20 +172,20 @@ async fn the_task_fetches_missing_charges_and_counts_the_rest() {
     "#);
 }
 
-fn watch(store: &BillingStore, litellm: &ScriptedLitellm) -> ReconcileTask {
+fn start_task(store: &BillingStore, litellm: &ScriptedLitellm) -> ReconcileTask {
     ReconcileTask {
         billing: store.clone(),
-        litellm: Some(client(litellm.address)),
+        litellm: Some(litellm_client(litellm.address)),
         metrics: Arc::new(MetricsRegistry::new("litellm").unwrap()),
         every: Duration::from_secs(1),
     }
 }
 
 /// A call of the run that LiteLLM's rows name.
-fn call(id: &str, ended: SystemTime) -> CallUsage {
-    CallUsage { run: "run-7".to_owned(), ..fact(id, ended) }
+fn usage_ended_at(id: &str, ended: SystemTime) -> CallUsage {
+    CallUsage { run: "run-7".to_owned(), ..usage_of_call(id, ended) }
 }
 
-fn hours(count: u64) -> Duration {
+fn whole_hours(count: u64) -> Duration {
     Duration::from_hours(count)
 }

@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use rusqlite::Connection;
 use tempfile::{TempDir, tempdir};
 
-use super::{at, fact, notice, open_store};
+use super::{charge_notice, open_store, time_at, usage_of_call};
 
 const DAY: Duration = Duration::from_hours(24);
 
@@ -22,22 +22,33 @@ const DAY: Duration = Duration::from_hours(24);
 async fn calls_of_old_runs_are_deleted_and_their_daily_totals_stay() {
     let dir = tempdir().unwrap();
     let store = open_store(dir.path());
-    let old = at("09:30:01") - 10 * DAY;
-    let mut facts: Vec<_> = (0..1700).map(|number| call("old", &number.to_string(), old)).collect();
-    facts.extend((0..20).map(|number| call("older", &number.to_string(), old - DAY)));
+    let old = time_at("09:30:01") - 10 * DAY;
+    let mut facts: Vec<_> =
+        (0..1700).map(|number| usage_of_run("old", &number.to_string(), old)).collect();
+    facts.extend((0..20).map(|number| usage_of_run("older", &number.to_string(), old - DAY)));
     // This run began long ago and continued until now.
-    facts.extend([call("long", "first", old), call("long", "last", at("09:30:01"))]);
-    facts.push(call("new", "only", at("09:30:01")));
+    facts.extend([
+        usage_of_run("long", "first", old),
+        usage_of_run("long", "last", time_at("09:30:01")),
+    ]);
+    facts.push(usage_of_run("new", "only", time_at("09:30:01")));
     store.record_calls(&facts).await.unwrap();
     let charged = facts.iter().filter(|fact| !fact.call_id.ends_with("-7"));
-    let mut notices: Vec<_> = charged.map(|fact| said(fact, 25_000)).collect();
-    notices.extend([said(&facts[1], 26_000), said(&facts[2], 0), said(&facts[2], 27_000)]);
-    notices.extend([said(&call("stray", "1", old), 1), said(&call("stray", "1", old), 9)]);
+    let mut notices: Vec<_> = charged.map(|fact| notice_of(fact, 25_000)).collect();
+    notices.extend([
+        notice_of(&facts[1], 26_000),
+        notice_of(&facts[2], 0),
+        notice_of(&facts[2], 27_000),
+    ]);
+    notices.extend([
+        notice_of(&usage_of_run("stray", "1", old), 1),
+        notice_of(&usage_of_run("stray", "1", old), 9),
+    ]);
     store.ingest_notices(notices).await.unwrap();
-    let before = days(&store).await;
+    let before = read_days(&store).await;
     assert_eq!(before.iter().map(|day| day.calls).sum::<u64>(), 1723);
 
-    let cutoff = at("09:30:01") - 5 * DAY;
+    let cutoff = time_at("09:30:01") - 5 * DAY;
     let found = store.old_runs(cutoff, None).await.unwrap();
     assert_eq!(
         found,
@@ -51,7 +62,7 @@ async fn calls_of_old_runs_are_deleted_and_their_daily_totals_stay() {
     assert_eq!(deleted, expected);
     assert_eq!(store.purge_waiting(SystemTime::now() + 3 * DAY).await.unwrap(), 1);
 
-    let after = days(&store).await;
+    let after = read_days(&store).await;
     assert_eq!(after.iter().map(|day| day.deleted_calls).sum::<u64>(), 1720);
     let as_before = |day: DayBill| DayBill { deleted_calls: 0, ..day };
     assert_eq!(after.into_iter().map(as_before).collect::<Vec<_>>(), before);
@@ -64,10 +75,10 @@ async fn calls_of_old_runs_are_deleted_and_their_daily_totals_stay() {
         ("billing_notice", 3),
         ("billing_conflict", 0),
     ];
-    assert_eq!(left.map(|(table, _)| (table, count(&dir, table))), left);
-    let totals = store.totals(at("09:30:01")).await.unwrap();
+    assert_eq!(left.map(|(table, _)| (table, count_rows(&dir, table))), left);
+    let totals = store.totals(time_at("09:30:01")).await.unwrap();
     assert_eq!((totals.calls, totals.deleted_calls), (3, 1720));
-    assert_eq!(store.complete_since().await.unwrap(), Some(at("00:00:00") - 9 * DAY));
+    assert_eq!(store.complete_since().await.unwrap(), Some(time_at("00:00:00") - 9 * DAY));
 }
 
 /// The deletion of a run with very many calls holds the only writer for short moments, and other writes come in
@@ -84,18 +95,21 @@ async fn a_run_with_many_calls_is_deleted_a_few_at_a_time() {
     let store = BillingStore::new(
         SqliteDatabase::open_with_commit_observer(&file, &[billing::SCHEMA], watch).unwrap(),
     );
-    let old = at("09:30:01") - 10 * DAY;
+    let old = time_at("09:30:01") - 10 * DAY;
     for part in 0..10 {
         let numbers = (0..2000).map(|number| (part * 2000 + number).to_string());
-        let facts: Vec<_> = numbers.map(|number| call("old", &number, old)).collect();
+        let facts: Vec<_> = numbers.map(|number| usage_of_run("old", &number, old)).collect();
         store.record_calls(&facts).await.unwrap();
-        store.ingest_notices(facts.iter().map(|fact| said(fact, 25_000)).collect()).await.unwrap();
+        store
+            .ingest_notices(facts.iter().map(|fact| notice_of(fact, 25_000)).collect())
+            .await
+            .unwrap();
     }
     let before = commits.load(Ordering::Relaxed);
-    let deleted = store.delete_run("old", at("00:00:00")).await.unwrap();
+    let deleted = store.delete_run("old", time_at("00:00:00")).await.unwrap();
     assert_eq!(deleted, DeletedCalls { calls: 20_000, ..DeletedCalls::default() });
     assert!(commits.load(Ordering::Relaxed) - before >= 20_000 / 500, "it is deleted at once");
-    let [day] = &days(&store).await[..] else { panic!("one day of one account") };
+    let [day] = &read_days(&store).await[..] else { panic!("one day of one account") };
     assert_eq!((day.deleted_calls, day.amount), (20_000, Nanodollars(20_000 * 25_000)));
 }
 
@@ -104,9 +118,9 @@ async fn a_run_with_many_calls_is_deleted_a_few_at_a_time() {
 async fn the_contradictions_of_one_call_are_bounded() {
     let dir = tempdir().unwrap();
     let store = open_store(dir.path());
-    store.record_calls(&[fact("call-1", at("09:30:01"))]).await.unwrap();
+    store.record_calls(&[usage_of_call("call-1", time_at("09:30:01"))]).await.unwrap();
     store
-        .ingest_notices((0..200).map(|price| notice("call-1", 100 * price)).collect())
+        .ingest_notices((0..200).map(|price| charge_notice("call-1", 100 * price)).collect())
         .await
         .unwrap();
     assert_eq!(store.run_bill("run-1").await.unwrap().conflicting, 16);
@@ -127,18 +141,18 @@ proptest! {
             let books = open_store(place.path());
             let facts: Vec<_> = calls.iter().zip(0..).map(|(&(run, account, ago, _), number)| CallUsage {
                 account: format!("acct-{account}"),
-                ..call(&format!("run-{run}"), &format!("{number}"), at("12:00:00") - ago * DAY)
+                ..usage_of_run(&format!("run-{run}"), &format!("{number}"), time_at("12:00:00") - ago * DAY)
             }).collect();
             books.record_calls(&facts).await.unwrap();
             let charged = facts.iter().zip(&calls).filter(|(_, call)| call.3);
-            books.ingest_notices(charged.map(|(fact, _)| said(fact, 5)).collect()).await.unwrap();
-            let before = days(&books).await;
+            books.ingest_notices(charged.map(|(fact, _)| notice_of(fact, 5)).collect()).await.unwrap();
+            let before = read_days(&books).await;
             for ago in cutoffs {
-                let cutoff = at("12:00:00") - ago * DAY;
+                let cutoff = time_at("12:00:00") - ago * DAY;
                 for run in books.old_runs(cutoff, None).await.unwrap().runs {
                     books.delete_run(&run, cutoff).await.unwrap();
                 }
-                let after = days(&books).await.into_iter();
+                let after = read_days(&books).await.into_iter();
                 let after: Vec<_> = after.map(|day| DayBill { deleted_calls: 0, ..day }).collect();
                 prop_assert_eq!(&after, &before);
             }
@@ -153,19 +167,19 @@ proptest! {
     }
 }
 
-fn call(run: &str, name: &str, settled: SystemTime) -> CallUsage {
-    CallUsage { run: run.to_owned(), ..fact(&format!("{run}-{name}"), settled) }
+fn usage_of_run(run: &str, name: &str, settled: SystemTime) -> CallUsage {
+    CallUsage { run: run.to_owned(), ..usage_of_call(&format!("{run}-{name}"), settled) }
 }
 
-fn said(fact: &CallUsage, amount: u64) -> billing::ChargeNotice {
-    billing::ChargeNotice { run: Some(fact.run.clone()), ..notice(&fact.call_id, amount) }
+fn notice_of(fact: &CallUsage, amount: u64) -> billing::ChargeNotice {
+    billing::ChargeNotice { run: Some(fact.run.clone()), ..charge_notice(&fact.call_id, amount) }
 }
 
-async fn days(store: &BillingStore) -> Vec<DayBill> {
-    store.daily_bills(SystemTime::UNIX_EPOCH, at("23:59:59") + DAY, None).await.unwrap()
+async fn read_days(store: &BillingStore) -> Vec<DayBill> {
+    store.daily_bills(SystemTime::UNIX_EPOCH, time_at("23:59:59") + DAY, None).await.unwrap()
 }
 
-fn count(dir: &TempDir, table: &str) -> u32 {
+fn count_rows(dir: &TempDir, table: &str) -> u32 {
     let file = Connection::open(dir.path().join("state.db")).unwrap();
     file.query_row(&format!("SELECT count(*) FROM {table}"), [], |row| row.get(0)).unwrap()
 }

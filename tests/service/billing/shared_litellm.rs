@@ -7,8 +7,8 @@ use cogni_gateway::service::billing::{CallUsage, ChargeNotice};
 use serde_json::{Value, json};
 use tempfile::tempdir;
 
-use super::litellm::{Kind, ScriptedLitellm, client, row};
-use super::{at, fact, notice, open_store, recorded};
+use super::litellm::{LitellmScript, ScriptedLitellm, litellm_client, spend_row};
+use super::{charge_notice, open_store, read_recording, time_at, usage_of_call};
 
 /// B2: A billing store gets its name when it is first opened, and keeps it.
 #[tokio::test]
@@ -28,7 +28,7 @@ async fn a_notice_for_another_store_is_not_stored() {
     let dir = tempdir().unwrap();
     let store = open_store(dir.path());
     let deployment = store.deployment_id().await.unwrap();
-    let mut items: Vec<Value> = serde_json::from_slice(&recorded("callback.json")).unwrap();
+    let mut items: Vec<Value> = serde_json::from_slice(&read_recording("callback.json")).unwrap();
     items.truncate(3);
     for (item, name) in items.iter_mut().zip([json!("another"), json!(deployment), Value::Null]) {
         item["metadata"]["spend_logs_metadata"]["cogni_deployment_id"] = name;
@@ -46,9 +46,11 @@ async fn a_notice_for_another_store_is_not_stored() {
 async fn a_recorded_call_is_charged_in_its_store() {
     let dir = tempdir().unwrap();
     let store = open_store(dir.path());
-    let named =
-        |call: &str| ChargeNotice { deployment: Some("another".to_owned()), ..notice(call, 7) };
-    store.record_calls(&[fact("call-1", at("09:30:01"))]).await.unwrap();
+    let named = |call: &str| ChargeNotice {
+        deployment: Some("another".to_owned()),
+        ..charge_notice(call, 7)
+    };
+    store.record_calls(&[usage_of_call("call-1", time_at("09:30:01"))]).await.unwrap();
     let outcomes = store.ingest_notices(vec![named("call-1"), named("call-2")]).await.unwrap();
     assert_eq!(outcomes, [IngestOutcome::New, IngestOutcome::OtherDeployment]);
 }
@@ -58,15 +60,18 @@ async fn a_recorded_call_is_charged_in_its_store() {
 async fn a_notice_without_a_call_expires() {
     let dir = tempdir().unwrap();
     let store = open_store(dir.path());
-    store.ingest_notices(vec![notice("call-1", 7), notice("call-2", 7)]).await.unwrap();
-    store.record_calls(&[fact("call-1", at("09:30:01"))]).await.unwrap();
+    store
+        .ingest_notices(vec![charge_notice("call-1", 7), charge_notice("call-2", 7)])
+        .await
+        .unwrap();
+    store.record_calls(&[usage_of_call("call-1", time_at("09:30:01"))]).await.unwrap();
     let now = SystemTime::now();
     assert_eq!(store.purge_waiting(now + Duration::from_hours(47)).await.unwrap(), 0);
     assert_eq!(store.purge_waiting(now + Duration::from_hours(49)).await.unwrap(), 1);
     assert_eq!(store.totals(now).await.unwrap().waiting_notices, 0);
     assert_eq!(store.receipts_of_run("run-1").await.unwrap().len(), 1);
     assert_eq!(
-        store.ingest_notices(vec![notice("call-1", 7)]).await.unwrap(),
+        store.ingest_notices(vec![charge_notice("call-1", 7)]).await.unwrap(),
         [IngestOutcome::Known]
     );
 }
@@ -76,11 +81,11 @@ async fn a_notice_without_a_call_expires() {
 async fn contradictions_of_unknown_calls_are_deleted() {
     let dir = tempdir().unwrap();
     let store = open_store(dir.path());
-    store.record_calls(&[fact("call-1", at("09:30:01"))]).await.unwrap();
-    let mut notices: Vec<_> = (1..5).map(|price| notice("call-1", price * 1000)).collect();
+    store.record_calls(&[usage_of_call("call-1", time_at("09:30:01"))]).await.unwrap();
+    let mut notices: Vec<_> = (1..5).map(|price| charge_notice("call-1", price * 1000)).collect();
     notices.extend((0..700).flat_map(|call| {
         let id = format!("never-{call}");
-        [notice(&id, 1000), notice(&id, 2000)]
+        [charge_notice(&id, 1000), charge_notice(&id, 2000)]
     }));
     store.ingest_notices(notices).await.unwrap();
     let file = rusqlite::Connection::open(dir.path().join("state.db")).unwrap();
@@ -103,23 +108,32 @@ async fn rows_for_another_store_are_not_unknown() {
     let store = open_store(dir.path());
     let deployment = store.deployment_id().await.unwrap();
     store
-        .record_calls(&[CallUsage { run: "run-7".to_owned(), ..fact("call-1", at("09:30:54")) }])
+        .record_calls(&[CallUsage {
+            run: "run-7".to_owned(),
+            ..usage_of_call("call-1", time_at("09:30:54"))
+        }])
         .await
         .unwrap();
     let named = |call: &str, run: &str, name: &str| {
-        let mut row = row(call, run);
+        let mut row = spend_row(call, run);
         row["metadata"]["spend_logs_metadata"]["cogni_deployment_id"] = name.into();
         row
     };
-    let litellm = ScriptedLitellm::start(Kind::Rows(vec![
+    let litellm = ScriptedLitellm::start(LitellmScript::Rows(vec![
         named("call-1", "run-7", &deployment),
         named("of-another", "run-7", "another"),
         named("lost-record", "run-8", &deployment),
-        row("lost-record-too", "run-7"),
-        row("of-another-user", "run-9"),
+        spend_row("lost-record-too", "run-7"),
+        spend_row("of-another-user", "run-9"),
     ]));
-    let day = CallFilter { since: at("09:00:00"), until: at("10:00:00"), account: None, run: None };
-    let report = store.reconcile(&client(litellm.address), &day, at("10:00:00")).await.unwrap();
+    let day = CallFilter {
+        since: time_at("09:00:00"),
+        until: time_at("10:00:00"),
+        account: None,
+        run: None,
+    };
+    let report =
+        store.reconcile(&litellm_client(litellm.address), &day, time_at("10:00:00")).await.unwrap();
     let unknown: Vec<_> = report.unknown.iter().map(|item| &*item.call_id).collect();
     assert_eq!((report.matched, &*unknown), (1, &["lost-record", "lost-record-too"][..]));
 }

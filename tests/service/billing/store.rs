@@ -17,11 +17,16 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use tempfile::tempdir;
 
-use super::{at, fact, notice, open_store, recorded};
+use super::{charge_notice, open_store, read_recording, time_at, usage_of_call};
 
 /// LiteLLM's notice of a failed attempt.
-fn failure(call_id: &str) -> ChargeNotice {
-    ChargeNotice { is_provisional: true, input: Tokens(0), output: Tokens(0), ..notice(call_id, 0) }
+fn failure_notice(call_id: &str) -> ChargeNotice {
+    ChargeNotice {
+        is_provisional: true,
+        input: Tokens(0),
+        output: Tokens(0),
+        ..charge_notice(call_id, 0)
+    }
 }
 
 const MINUTE: Duration = Duration::from_mins(1);
@@ -31,13 +36,16 @@ const MINUTE: Duration = Duration::from_mins(1);
 async fn a_receipt_has_its_call_amount_source_and_time() {
     let dir = tempdir().unwrap();
     let store = open_store(dir.path());
-    assert_eq!(store.record_calls(&[fact("call-1", at("09:30:01"))]).await.unwrap(), 1);
     assert_eq!(
-        store.ingest_notices(vec![notice("call-1", 25_000)]).await.unwrap(),
+        store.record_calls(&[usage_of_call("call-1", time_at("09:30:01"))]).await.unwrap(),
+        1
+    );
+    assert_eq!(
+        store.ingest_notices(vec![charge_notice("call-1", 25_000)]).await.unwrap(),
         [IngestOutcome::New]
     );
     let mut receipts = store.receipts_of_run("run-1").await.unwrap();
-    receipts[0].received = at("09:30:02");
+    receipts[0].received = time_at("09:30:02");
     assert_json_snapshot!(receipts, @r#"
     [
       {
@@ -74,7 +82,10 @@ async fn a_receipt_has_its_call_amount_source_and_time() {
       "flags": []
     }
     "#);
-    assert_eq!(store.calls_of_run("run-1").await.unwrap(), [fact("call-1", at("09:30:01"))]);
+    assert_eq!(
+        store.calls_of_run("run-1").await.unwrap(),
+        [usage_of_call("call-1", time_at("09:30:01"))]
+    );
     assert_eq!(store.run_bill("run-2").await.unwrap().calls, 0);
 }
 
@@ -83,18 +94,18 @@ async fn a_receipt_has_its_call_amount_source_and_time() {
 async fn a_notice_waits_for_its_call() {
     let dir = tempdir().unwrap();
     let store = open_store(dir.path());
-    let ingested = store.ingest(recorded("callback.json")).await.unwrap();
+    let ingested = store.ingest(read_recording("callback.json")).await.unwrap();
     assert_eq!((ingested.new, ingested.unknown), (0, 4));
     let id = "01a20298-18a2-760d-a1c9-56d8cd515a17";
     let first = CallUsage {
         run: "run-7".to_owned(),
-        ..fact("01a20298-15f8-7428-a20a-7213618e37a2", at("09:30:52"))
+        ..usage_of_call("01a20298-15f8-7428-a20a-7213618e37a2", time_at("09:30:52"))
     };
     store.record_calls(slice::from_ref(&first)).await.unwrap();
     let receipts = store.receipts_of_run("run-7").await.unwrap();
     assert_eq!((receipts.len(), receipts[0].amount), (1, Nanodollars(50_000)));
     assert_eq!(receipts[0].source_reference, format!("run-7/0/{}", first.call_id));
-    let again = store.ingest(recorded("callback.json")).await.unwrap();
+    let again = store.ingest(read_recording("callback.json")).await.unwrap();
     assert_eq!((again.new, again.known, again.unknown), (0, 4, 0));
     assert!(store.known_call_ids(vec![id.to_owned()]).await.unwrap().is_empty());
 }
@@ -105,8 +116,8 @@ async fn a_call_is_charged_once_however_often_it_is_reported() {
     let dir = tempdir().unwrap();
     let (one, other) = (open_store(dir.path()), open_store(dir.path()));
     let calls: Vec<_> = (0..40).map(|number| format!("call-{number}")).collect();
-    let facts: Vec<_> = calls.iter().map(|call| fact(call, SystemTime::now())).collect();
-    let notices: Vec<_> = calls.iter().map(|call| notice(call, 25_000)).collect();
+    let facts: Vec<_> = calls.iter().map(|call| usage_of_call(call, SystemTime::now())).collect();
+    let notices: Vec<_> = calls.iter().map(|call| charge_notice(call, 25_000)).collect();
     let work = (0..16).map(|number| {
         let store = if number % 2 == 0 { one.clone() } else { other.clone() };
         let (facts, notices) = (facts.clone(), notices.clone());
@@ -131,12 +142,12 @@ async fn a_call_is_charged_once_however_often_it_is_reported() {
 async fn another_price_is_a_conflict_and_no_charge() {
     let dir = tempdir().unwrap();
     let store = open_store(dir.path());
-    store.record_calls(&[fact("call-1", SystemTime::now())]).await.unwrap();
+    store.record_calls(&[usage_of_call("call-1", SystemTime::now())]).await.unwrap();
     let messages = vec![
-        notice("call-1", 25_000),
-        notice("call-1", 25_001),
-        notice("call-1", 26_000),
-        notice("call-1", 26_000),
+        charge_notice("call-1", 25_000),
+        charge_notice("call-1", 25_001),
+        charge_notice("call-1", 26_000),
+        charge_notice("call-1", 26_000),
     ];
     let outcomes = store.ingest_notices(messages).await.unwrap();
     assert_eq!(
@@ -156,14 +167,14 @@ async fn another_price_is_a_conflict_and_no_charge() {
 /// B2: A notice that names another run for a known call changes nothing of it.
 #[tokio::test]
 async fn a_notice_that_names_another_run_is_a_conflict() {
-    let stranger = ChargeNotice { run: Some("run-9".to_owned()), ..notice("call-1", 1) };
+    let stranger = ChargeNotice { run: Some("run-9".to_owned()), ..charge_notice("call-1", 1) };
     for stranger_first in [true, false] {
         let dir = tempdir().unwrap();
         let store = open_store(dir.path());
         if stranger_first {
             store.ingest_notices(vec![stranger.clone()]).await.unwrap();
         }
-        store.record_calls(&[fact("call-1", SystemTime::now())]).await.unwrap();
+        store.record_calls(&[usage_of_call("call-1", SystemTime::now())]).await.unwrap();
         if !stranger_first {
             assert_eq!(
                 store.ingest_notices(vec![stranger.clone()]).await.unwrap(),
@@ -171,7 +182,7 @@ async fn a_notice_that_names_another_run_is_a_conflict() {
             );
         }
         assert_eq!(
-            store.ingest_notices(vec![notice("call-1", 25_000)]).await.unwrap(),
+            store.ingest_notices(vec![charge_notice("call-1", 25_000)]).await.unwrap(),
             [IngestOutcome::New]
         );
         let bill = store.run_bill("run-1").await.unwrap();
@@ -182,16 +193,16 @@ async fn a_notice_that_names_another_run_is_a_conflict() {
 /// B2: LiteLLM may report that one deployment failed and that the next succeeded, or report the failure again.
 #[tokio::test]
 async fn a_success_replaces_a_failure() {
-    let failure = failure("call-1");
+    let failure = failure_notice("call-1");
     let dir = tempdir().unwrap();
     let store = open_store(dir.path());
-    store.record_calls(&[fact("call-1", SystemTime::now())]).await.unwrap();
+    store.record_calls(&[usage_of_call("call-1", SystemTime::now())]).await.unwrap();
     let messages = vec![
         failure.clone(),
         failure.clone(),
-        notice("call-1", 25_000),
+        charge_notice("call-1", 25_000),
         failure,
-        notice("call-1", 25_000),
+        charge_notice("call-1", 25_000),
     ];
     let outcomes = store.ingest_notices(messages).await.unwrap();
     assert_eq!(
@@ -215,30 +226,29 @@ async fn a_failure_at_no_cost_is_no_receipt_of_a_call_that_used_tokens() {
     for failure_first in [true, false] {
         let dir = tempdir().unwrap();
         let store = open_store(dir.path());
-        let (failure_notice, call) = (failure("call-1"), fact("call-1", at("09:30:01")));
+        let (failure, call) =
+            (failure_notice("call-1"), usage_of_call("call-1", time_at("09:30:01")));
         if failure_first {
             assert_eq!(
-                store.ingest_notices(vec![failure_notice.clone()]).await.unwrap(),
+                store.ingest_notices(vec![failure.clone()]).await.unwrap(),
                 [IngestOutcome::WaitsForCall]
             );
         }
         store.record_calls(&[call]).await.unwrap();
         if !failure_first {
-            assert_eq!(
-                store.ingest_notices(vec![failure_notice]).await.unwrap(),
-                [IngestOutcome::Unpaid]
-            );
+            assert_eq!(store.ingest_notices(vec![failure]).await.unwrap(), [IngestOutcome::Unpaid]);
         }
-        let unmatched = store.calls_without_receipt(at("09:00:00"), at("09:31:00")).await.unwrap();
+        let unmatched =
+            store.calls_without_receipt(time_at("09:00:00"), time_at("09:31:00")).await.unwrap();
         assert_eq!(unmatched.len(), 1, "it is asked for");
-        let bill = store.run_bill_at("run-1", at("09:45:00")).await.unwrap();
+        let bill = store.run_bill_at("run-1", time_at("09:45:00")).await.unwrap();
         assert_eq!((bill.receipts, bill.state), (0, BillState::Pending));
-        let bill = store.run_bill_at("run-1", at("09:47:00")).await.unwrap();
+        let bill = store.run_bill_at("run-1", time_at("09:47:00")).await.unwrap();
         assert_eq!((bill.state, bill.flags), (BillState::Overdue, vec![BillFlag::Unreceipted]));
-        assert_eq!(store.flagged_runs(at("09:47:00")).await.unwrap().len(), 1);
-        let totals = store.totals(at("09:47:00")).await.unwrap();
+        assert_eq!(store.flagged_runs(time_at("09:47:00")).await.unwrap().len(), 1);
+        let totals = store.totals(time_at("09:47:00")).await.unwrap();
         assert_eq!((totals.unreceipted_calls, totals.waiting_notices), (1, 0));
-        store.ingest_notices(vec![notice("call-1", 25_000)]).await.unwrap();
+        store.ingest_notices(vec![charge_notice("call-1", 25_000)]).await.unwrap();
         let bill = store.run_bill("run-1").await.unwrap();
         assert_eq!((bill.amount, bill.state), (Nanodollars(25_000), BillState::Complete));
     }
@@ -249,13 +259,14 @@ async fn a_failure_at_no_cost_is_no_receipt_of_a_call_that_used_tokens() {
 #[tokio::test]
 async fn a_notice_without_a_price_is_no_receipt_of_a_call_that_used_tokens() {
     let priced =
-        serde_json::from_slice::<Vec<Value>>(&recorded("callback.json")).unwrap().remove(0);
+        serde_json::from_slice::<Vec<Value>>(&read_recording("callback.json")).unwrap().remove(0);
     let call_id = priced["litellm_call_id"].as_str().unwrap().to_owned();
     let mut no_price = priced.clone();
     no_price["response_cost"] = Value::Null;
     let mut no_member = priced.clone();
     no_member.as_object_mut().unwrap().remove("response_cost");
-    let call = CallUsage { run: "run-7".to_owned(), ..fact(&call_id, at("09:30:52")) };
+    let call =
+        CallUsage { run: "run-7".to_owned(), ..usage_of_call(&call_id, time_at("09:30:52")) };
     for (unpriced, call_first) in [(&no_price, true), (&no_price, false), (&no_member, true)] {
         let dir = tempdir().unwrap();
         let store = open_store(dir.path());
@@ -265,9 +276,10 @@ async fn a_notice_without_a_price_is_no_receipt_of_a_call_that_used_tokens() {
         let ingested = store.ingest(unpriced.to_string()).await.unwrap();
         assert_eq!((ingested.new, ingested.unpaid), (0, u64::from(call_first)));
         store.record_calls(slice::from_ref(&call)).await.unwrap();
-        let unmatched = store.calls_without_receipt(at("09:00:00"), at("09:31:00")).await.unwrap();
+        let unmatched =
+            store.calls_without_receipt(time_at("09:00:00"), time_at("09:31:00")).await.unwrap();
         assert_eq!(unmatched.len(), 1, "it is asked for");
-        let bill = store.run_bill_at("run-7", at("09:50:00")).await.unwrap();
+        let bill = store.run_bill_at("run-7", time_at("09:50:00")).await.unwrap();
         assert_eq!((bill.receipts, bill.flags), (0, vec![BillFlag::Unreceipted]));
         assert_eq!(store.ingest(priced.to_string()).await.unwrap().new, 1);
         assert_eq!(store.ingest(unpriced.to_string()).await.unwrap().known, 1, "a price stays");
@@ -282,13 +294,16 @@ async fn a_notice_without_a_price_is_no_receipt_of_a_call_that_used_tokens() {
 async fn a_failure_closes_a_call_that_used_nothing() {
     let dir = tempdir().unwrap();
     let store = open_store(dir.path());
-    let ended = fact("call-1", at("09:30:01"));
+    let ended = usage_of_call("call-1", time_at("09:30:01"));
     let lost =
         CallUsage { outcome: CallOutcome::Crashed, usage: TokenUsage::default(), ..ended.clone() };
     store.record_calls(&[lost]).await.unwrap();
-    assert_eq!(store.ingest_notices(vec![failure("call-1")]).await.unwrap(), [IngestOutcome::New]);
+    assert_eq!(
+        store.ingest_notices(vec![failure_notice("call-1")]).await.unwrap(),
+        [IngestOutcome::New]
+    );
     store.record_calls(&[ended]).await.unwrap();
-    let bill = store.run_bill_at("run-1", at("09:31:00")).await.unwrap();
+    let bill = store.run_bill_at("run-1", time_at("09:31:00")).await.unwrap();
     assert_eq!((bill.receipts, bill.missing), (0, 1));
 }
 
@@ -297,8 +312,8 @@ async fn a_failure_closes_a_call_that_used_nothing() {
 async fn a_call_that_is_charged_nothing_is_flagged_by_its_own_tokens() {
     let dir = tempdir().unwrap();
     let store = open_store(dir.path());
-    store.record_calls(&[fact("call-1", at("09:30:01"))]).await.unwrap();
-    let free = ChargeNotice { input: Tokens(0), output: Tokens(0), ..notice("call-1", 0) };
+    store.record_calls(&[usage_of_call("call-1", time_at("09:30:01"))]).await.unwrap();
+    let free = ChargeNotice { input: Tokens(0), output: Tokens(0), ..charge_notice("call-1", 0) };
     assert_eq!(store.ingest_notices(vec![free]).await.unwrap(), [IngestOutcome::New]);
     assert_eq!(store.run_bill("run-1").await.unwrap().flags, [BillFlag::Unpriced]);
     assert_eq!(store.totals(SystemTime::now()).await.unwrap().unpriced_calls, 1);
@@ -341,7 +356,7 @@ async fn without_litellm_the_price_table_charges() {
     let dir = tempdir().unwrap();
     let store = open_store(dir.path());
     let now = SystemTime::now();
-    let priced = CallUsage { upstream: "anthropic".to_owned(), ..fact("call-1", now) };
+    let priced = CallUsage { upstream: "anthropic".to_owned(), ..usage_of_call("call-1", now) };
     let unpriced = CallUsage {
         cost: Nanodollars::ZERO,
         ..CallUsage { call_id: "call-2".to_owned(), ..priced.clone() }
@@ -374,7 +389,10 @@ async fn a_call_recorded_as_lost_is_corrected() {
     for upstream in ["litellm", "openai"] {
         let dir = tempdir().unwrap();
         let store = open_store(dir.path());
-        let ended = CallUsage { upstream: upstream.to_owned(), ..fact("call-1", at("09:30:01")) };
+        let ended = CallUsage {
+            upstream: upstream.to_owned(),
+            ..usage_of_call("call-1", time_at("09:30:01"))
+        };
         let usage =
             TokenUsage { input: Tokens(600), output: Tokens(4096), ..TokenUsage::default() };
         let lost = CallUsage {
@@ -400,8 +418,11 @@ async fn a_call_that_was_taken_for_lost_and_used_nothing_is_not_charged() {
         let dir = tempdir().unwrap();
         let store = open_store(dir.path());
         let upstream = "openai".to_owned();
-        let lost =
-            CallUsage { outcome: CallOutcome::Crashed, upstream, ..fact("call-1", at("09:30:01")) };
+        let lost = CallUsage {
+            outcome: CallOutcome::Crashed,
+            upstream,
+            ..usage_of_call("call-1", time_at("09:30:01"))
+        };
         let refused = CallUsage {
             outcome: CallOutcome::Completed,
             status: 429,
@@ -412,7 +433,7 @@ async fn a_call_that_was_taken_for_lost_and_used_nothing_is_not_charged() {
         store.record_calls(&[lost]).await.unwrap();
         assert_eq!(store.run_bill("run-1").await.unwrap().receipts, 1);
         if is_said {
-            store.ingest_notices(vec![notice("call-1", 7)]).await.unwrap();
+            store.ingest_notices(vec![charge_notice("call-1", 7)]).await.unwrap();
         }
         store.record_calls(&[refused]).await.unwrap();
         let amounts: Vec<_> = store
@@ -434,9 +455,13 @@ async fn a_call_that_was_taken_for_lost_and_used_nothing_is_not_charged() {
 async fn a_call_without_a_receipt_is_flagged_when_its_time_is_over() {
     let dir = tempdir().unwrap();
     let store = open_store(dir.path());
-    let end = at("09:30:00");
-    let free = CallUsage { usage: TokenUsage::default(), status: 400, ..fact("call-0", end) };
-    store.record_calls(&[free, fact("call-1", end), fact("call-2", end + MINUTE)]).await.unwrap();
+    let end = time_at("09:30:00");
+    let free =
+        CallUsage { usage: TokenUsage::default(), status: 400, ..usage_of_call("call-0", end) };
+    store
+        .record_calls(&[free, usage_of_call("call-1", end), usage_of_call("call-2", end + MINUTE)])
+        .await
+        .unwrap();
     let state = async |now| {
         let bill = store.run_bill_at("run-1", now).await.unwrap();
         let totals = store.totals(now).await.unwrap();
@@ -451,7 +476,10 @@ async fn a_call_without_a_receipt_is_flagged_when_its_time_is_over() {
     assert_eq!(state(end + 17 * MINUTE).await, (BillState::Overdue, 2, 1));
     let open = store.calls_without_receipt(end, end).await.unwrap();
     assert_eq!(open.iter().map(|call| call.settled).collect::<Vec<_>>(), [end, end + MINUTE]);
-    store.ingest_notices(vec![notice("call-1", 25_000), notice("call-2", 25_000)]).await.unwrap();
+    store
+        .ingest_notices(vec![charge_notice("call-1", 25_000), charge_notice("call-2", 25_000)])
+        .await
+        .unwrap();
     assert_eq!(state(end + 17 * MINUTE).await, (BillState::Complete, 0, 0));
     assert_eq!(store.calls_without_receipt(end, end).await.unwrap(), []);
 }
@@ -465,8 +493,8 @@ async fn a_reopened_billing_store_is_the_same() {
         (bill, store.receipts_of_run("run-1").await.unwrap())
     };
     let first = open_store(dir.path());
-    first.record_calls(&[fact("call-1", at("09:30:01"))]).await.unwrap();
-    first.ingest_notices(vec![notice("call-1", 25_000)]).await.unwrap();
+    first.record_calls(&[usage_of_call("call-1", time_at("09:30:01"))]).await.unwrap();
+    first.ingest_notices(vec![charge_notice("call-1", 25_000)]).await.unwrap();
     let before = report(first).await;
     assert_eq!(report(open_store(dir.path())).await, before);
 }
@@ -476,7 +504,7 @@ async fn a_reopened_billing_store_is_the_same() {
 async fn an_ingest_is_counted() {
     let dir = tempdir().unwrap();
     let store = open_store(dir.path());
-    let mut items: Vec<Value> = serde_json::from_slice(&recorded("callback.json")).unwrap();
+    let mut items: Vec<Value> = serde_json::from_slice(&read_recording("callback.json")).unwrap();
     items.push(json!({ "status": "success" }));
     items.push(json!({ "litellm_call_id": "theirs", "status": "success", "endTime": 1.0 }));
     let body = Value::from(items).to_string();
@@ -507,10 +535,13 @@ async fn contradictions_and_unknown_calls_are_bounded() {
     let dir = tempdir().unwrap();
     let store = open_store(dir.path());
     store
-        .record_calls(&[fact("call-1", at("09:30:01")), fact("call-2", at("09:30:01"))])
+        .record_calls(&[
+            usage_of_call("call-1", time_at("09:30:01")),
+            usage_of_call("call-2", time_at("09:30:01")),
+        ])
         .await
         .unwrap();
-    let prices = |call: &'static str| (1..=100).map(move |price| notice(call, price * 1000));
+    let prices = |call: &'static str| (1..=100).map(move |price| charge_notice(call, price * 1000));
     let outcomes =
         store.ingest_notices(prices("call-1").chain(prices("call-2")).collect()).await.unwrap();
     let conflicting =
@@ -527,8 +558,8 @@ async fn contradictions_and_unknown_calls_are_bounded() {
         [],
     )
     .unwrap();
-    store.record_calls(&[fact("call-3", at("09:30:01"))]).await.unwrap();
-    let notices = ["new-1", "new-2", "call-3"].map(|call| notice(call, 7));
+    store.record_calls(&[usage_of_call("call-3", time_at("09:30:01"))]).await.unwrap();
+    let notices = ["new-1", "new-2", "call-3"].map(|call| charge_notice(call, 7));
     let outcomes = store.ingest_notices(notices.to_vec()).await.unwrap();
     assert_eq!(
         outcomes,
@@ -563,40 +594,46 @@ proptest! {
         seed in any::<u64>(),
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let straight = runtime.block_on(after(&happenings));
+        let straight = runtime.block_on(apply_events(&happenings));
         let length = happenings.len().max(1);
         happenings.rotate_left(usize::try_from(seed % length as u64).unwrap());
         happenings.reverse();
-        prop_assert_eq!(straight, runtime.block_on(after(&happenings)));
+        prop_assert_eq!(straight, runtime.block_on(apply_events(&happenings)));
     }
 }
 
-async fn after(happenings: &[StoreEvent]) -> (RunBill, Vec<(String, Nanodollars)>) {
+async fn apply_events(happenings: &[StoreEvent]) -> (RunBill, Vec<(String, Nanodollars)>) {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let store = open_store(dir.path());
     for happening in happenings {
         let call = |number: &usize| (format!("call-{number}"), 1000 * (*number as u64 + 1));
         match happening {
             StoreEvent::Recorded(number) => {
-                store.record_calls(&[fact(&call(number).0, at("09:30:01"))]).await.unwrap();
+                store
+                    .record_calls(&[usage_of_call(&call(number).0, time_at("09:30:01"))])
+                    .await
+                    .unwrap();
             }
             StoreEvent::Said(number) => {
                 let (id, amount) = call(number);
-                store.ingest_notices(vec![notice(&id, amount)]).await.unwrap();
+                store.ingest_notices(vec![charge_notice(&id, amount)]).await.unwrap();
             }
             StoreEvent::SaidByRows(number) => {
                 let (id, amount) = call(number);
-                let notice =
-                    ChargeNotice { source: ChargeSource::LitellmSpendLogs, ..notice(&id, amount) };
+                let notice = ChargeNotice {
+                    source: ChargeSource::LitellmSpendLogs,
+                    ..charge_notice(&id, amount)
+                };
                 store.ingest_notices(vec![notice]).await.unwrap();
             }
             StoreEvent::Failed(number) => {
-                let failed = ChargeNotice { is_provisional: true, ..notice(&call(number).0, 0) };
+                let failed =
+                    ChargeNotice { is_provisional: true, ..charge_notice(&call(number).0, 0) };
                 store.ingest_notices(vec![failed]).await.unwrap();
             }
         }
     }
     let receipts = store.receipts_of_run("run-1").await.unwrap();
     let charged = receipts.into_iter().map(|receipt| (receipt.call_id, receipt.amount)).collect();
-    (store.run_bill_at("run-1", at("10:00:00")).await.unwrap(), charged)
+    (store.run_bill_at("run-1", time_at("10:00:00")).await.unwrap(), charged)
 }

@@ -11,11 +11,11 @@ use cogni_gateway::relay::delivery::outbox::{
 use cogni_gateway::runner::agents;
 use serde_json::{Value, json};
 
-use super::{ServiceSetup, ask};
+use super::{ServiceSetup, conversation_body};
 use crate::support::github_server;
 use crate::support::process::pause_for;
-use crate::support::repository::git;
-use crate::support::service::{Service, tool_call_script};
+use crate::support::repository::run_git;
+use crate::support::service::{ServiceProcess, tool_call_script};
 
 /// A1, L5: Work that the agent's rules forbid is held, although the host's rules would push it. Work of other agents is
 /// not affected.
@@ -58,7 +58,8 @@ async fn reviewed_work_is_pushed_under_stricter_rules() {
         "{after:?}"
     );
     assert_eq!(after.request.rules, before.request.rules);
-    let count = git(&work.forge.bare(), &["rev-list", "--count", "main..sandbox/sandbox-strict"]);
+    let count =
+        run_git(&work.forge.bare(), &["rev-list", "--count", "main..sandbox/sandbox-strict"]);
     let pulls = work.forge.hub.pulls(github_server::NAME);
     assert_eq!((count.as_str(), pulls.len(), pulls[0].is_draft), ("1", 1, true));
 }
@@ -120,8 +121,8 @@ impl RuledWork {
         fs::write(self.place.path().join("relay.toml"), rules).unwrap();
     }
 
-    async fn begin(&self, service: &Service, agent: &str) -> String {
-        let mut body = ask("work");
+    async fn begin(&self, service: &ServiceProcess, agent: &str) -> String {
+        let mut body = conversation_body("work");
         body["agent"] = json!(agent);
         body["repo"] = json!(self.forge.clone_url());
         body["branch_key"] = json!(agent.replace(':', "-"));

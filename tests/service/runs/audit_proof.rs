@@ -19,23 +19,26 @@ use cogni_gateway::telemetry::audit::seal::AuditLogSeal;
 use cogni_gateway::telemetry::audit::{AuditConfig, AuditLog, AuditSigningKey, KEY_FILE_NAME};
 use serde_json::{Value, json};
 
-use super::{ServiceSetup, ask};
-use crate::support::delivery::{delivery_request, plan};
+use super::{ServiceSetup, conversation_body};
+use crate::support::delivery::{delivery_plan, delivery_request};
 use crate::support::process::{TEST_TIMEOUT, wait_until};
-use crate::support::service::Service;
+use crate::support::service::ServiceProcess;
 
 /// A user who can write to the log directory can exchange a log, but the exchanged log is not proved.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_forged_exchanged_or_truncated_log_is_not_proved() {
     let setup = ServiceSetup::new("").await;
     let service = setup.start();
-    let (other, run) = (service.run(&ask("one")).await, service.run(&ask("two")).await);
+    let (other, run) = (
+        service.run(&conversation_body("one")).await,
+        service.run(&conversation_body("two")).await,
+    );
     service.ended(&other).await;
     service.ended(&run).await;
-    let (file, key) = (setup.audit_log(&run), key(&setup));
+    let (file, key) = (setup.audit_log(&run), public_key(&setup));
     let log = fs::read(&file).unwrap();
     let lines: Vec<_> = log.split_inclusive(|byte| *byte == b'\n').collect();
-    let sealed = proof(&service, &run).await;
+    let sealed = read_proof(&service, &run).await;
     assert_eq!(
         (&sealed["verified"], &sealed["finished"]),
         (&json!(true), &json!(true)),
@@ -46,7 +49,7 @@ async fn a_forged_exchanged_or_truncated_log_is_not_proved() {
     let mut reasons = vec![];
     let mut forge = async |name: &str, forged: &dyn Fn(&Path)| {
         forged(&file);
-        let proof = proof(&service, &run).await;
+        let proof = read_proof(&service, &run).await;
         assert_eq!(proof["verified"], false, "{name}: {proof}");
         assert_eq!(proof["records"], 0, "what it says is told, as if it were true: {proof}");
         let reason = proof["broken"].as_str().unwrap();
@@ -76,9 +79,9 @@ async fn a_forged_exchanged_or_truncated_log_is_not_proved() {
         fs::write(file, String::from_utf8_lossy(&log).replacen("acct-1", "acct-2", 1)).unwrap();
     })
     .await;
-    forge("by another key", &|file| write(file, &run, &other_key().0, lines.len())).await;
-    forge("by our own key", &|file| write(file, &run, &key, lines.len())).await;
-    forge("gone on with", &|file| append(file, &run, &key)).await;
+    forge("by another key", &|file| write_log(file, &run, &other_key().0, lines.len())).await;
+    forge("by our own key", &|file| write_log(file, &run, &key, lines.len())).await;
+    forge("gone on with", &|file| append_records(file, &run, &key)).await;
     insta::assert_snapshot!(reasons.join("\n"), @"
     swapped: it is the log of run `OTHER`
     its first record: it has 1 of its ALL records: some are missing at its end
@@ -90,7 +93,7 @@ async fn a_forged_exchanged_or_truncated_log_is_not_proved() {
     by our own key: it is another log than when the run ended: records were changed, and all signed anew
     gone on with: it has ALL + 3 records, and had ALL when the run ended: some were added
     ");
-    assert_eq!(proof(&service, &run).await, sealed, "the log itself is as good as ever");
+    assert_eq!(read_proof(&service, &run).await, sealed, "the log itself is as good as ever");
     setup.stop(service);
 }
 
@@ -99,22 +102,22 @@ async fn a_forged_exchanged_or_truncated_log_is_not_proved() {
 async fn the_proof_of_an_unchanged_log_is_reused() {
     let setup = ServiceSetup::new("").await;
     let service = setup.start();
-    let run = service.run(&ask("hello")).await;
+    let run = service.run(&conversation_body("hello")).await;
     service.ended(&run).await;
     setup.stop(service);
-    let (file, key) = (setup.audit_log(&run), key(&setup));
-    write(&file, &run, &key, 2000);
+    let (file, key) = (setup.audit_log(&run), public_key(&setup));
+    write_log(&file, &run, &key, 2000);
     let public = *AuditSigningKey::new(Some(&SecretString::new(key.trim()))).unwrap().public_key();
-    seal(&setup, &run, AuditLogSeal::seal_log(&file, &run, &public).unwrap()).await;
+    store_seal(&setup, &run, AuditLogSeal::seal_log(&file, &run, &public).unwrap()).await;
 
     let service = setup.start();
     let id = service.process.id();
-    let first = proof(&service, &run).await;
+    let first = read_proof(&service, &run).await;
     assert_eq!(first["verified"], true, "{first}");
     let length = fs::metadata(&file).unwrap().len();
     let is_read = async || {
         let before = bytes_read(id);
-        assert_eq!(proof(&service, &run).await, first);
+        assert_eq!(read_proof(&service, &run).await, first);
         bytes_read(id) - before >= length
     };
     let begun = Instant::now();
@@ -123,7 +126,7 @@ async fn the_proof_of_an_unchanged_log_is_reused() {
     }
     let log = fs::read_to_string(&file).unwrap();
     fs::write(&file, log.replacen("acct-1", "acct-2", 1)).unwrap();
-    assert_eq!(proof(&service, &run).await["verified"], false);
+    assert_eq!(read_proof(&service, &run).await["verified"], false);
     setup.stop(service);
 }
 
@@ -134,9 +137,9 @@ async fn the_key_of_a_state_directory_outlives_its_processes() {
     let mut keys = vec![];
     for _ in 0..2 {
         let service = setup.start();
-        let run = service.run(&ask("hello")).await;
+        let run = service.run(&conversation_body("hello")).await;
         service.ended(&run).await;
-        let proof = proof(&service, &run).await;
+        let proof = read_proof(&service, &run).await;
         assert_eq!(proof["verified"], true, "{proof}");
         keys.push(proof["public_key"].clone());
         setup.stop(service);
@@ -150,12 +153,16 @@ async fn the_key_of_a_state_directory_outlives_its_processes() {
     let (seed, public) = other_key();
     setup.set("AUDIT_SIGNING_KEY", &seed);
     let service = setup.start();
-    let run = service.run(&ask("hello")).await;
+    let run = service.run(&conversation_body("hello")).await;
     service.ended(&run).await;
-    assert_eq!(proof(&service, &run).await["public_key"], json!(public));
+    assert_eq!(read_proof(&service, &run).await["public_key"], json!(public));
     let listed = service.get("/api/v1/runs").await.json();
     for row in listed["runs"].as_array().unwrap() {
-        assert_eq!(proof(&service, row["id"].as_str().unwrap()).await["verified"], true, "{row}");
+        assert_eq!(
+            read_proof(&service, row["id"].as_str().unwrap()).await["verified"],
+            true,
+            "{row}"
+        );
     }
     setup.stop(service);
 }
@@ -165,12 +172,12 @@ async fn the_key_of_a_state_directory_outlives_its_processes() {
 async fn the_log_of_an_interrupted_run_is_closed_and_sealed() {
     let setup = ServiceSetup::new("gate=1").await;
     let mut service = setup.start();
-    let run = service.run(&ask("hello")).await;
+    let run = service.run(&conversation_body("hello")).await;
     let log = setup.audit_log(&run);
     let is_admitted = || fs::read_to_string(&log).is_ok_and(|log| log.contains("request.admitted"));
     tokio::task::block_in_place(|| wait_until(is_admitted, || "no call is admitted".to_owned()));
     // Records without a checkpoint are not reported as proved.
-    let open = proof(&service, &run).await;
+    let open = read_proof(&service, &run).await;
     let facts = json!([open["verified"], open["broken"], open["finished"], open["signed"]]);
     assert_eq!(facts, json!([false, null, false, 0]), "{open}");
     assert_eq!(open["unsigned"], open["records"], "{open}");
@@ -183,13 +190,13 @@ async fn the_log_of_an_interrupted_run_is_closed_and_sealed() {
     let service = setup.start();
     let row = service.ended(&run).await;
     assert_eq!(row["error_code"], "interrupted");
-    let closed = proof(&service, &run).await;
+    let closed = read_proof(&service, &run).await;
     let facts = json!([closed["verified"], closed["finished"], closed["open"], closed["crashed"]]);
     assert_eq!(facts, json!([true, true, 0, 1]), "{closed}");
     assert_eq!((&closed["signed"], &closed["unsigned"]), (&closed["records"], &json!(0)));
     let text = fs::read_to_string(&log).unwrap();
     fs::write(&log, text.split_inclusive('\n').take(3).collect::<String>()).unwrap();
-    assert_eq!(proof(&service, &run).await["verified"], false);
+    assert_eq!(read_proof(&service, &run).await["verified"], false);
     setup.stop(service);
 }
 
@@ -218,7 +225,7 @@ async fn logs_go_when_they_are_older_than_they_are_kept() {
     let service = setup.start();
     let mut runs = vec![];
     for text in ["forgotten", "remembered", "young", "held", "left"] {
-        let run = service.run(&ask(text)).await;
+        let run = service.run(&conversation_body(text)).await;
         service.ended(&run).await;
         runs.push(run);
     }
@@ -257,7 +264,7 @@ async fn logs_go_when_they_are_older_than_they_are_kept() {
         assert!(setup.audit_log(name).exists(), "{name} of {kept_runs:?}");
     }
     assert!(setup.audit_log(young).exists(), "it is young");
-    assert_eq!(proof(&service, remembered).await["verified"], true);
+    assert_eq!(read_proof(&service, remembered).await["verified"], true);
     setup.stop(service);
 }
 
@@ -269,7 +276,7 @@ async fn calls_go_when_they_are_older_than_they_are_kept() {
     let service = setup.start();
     let mut runs = vec![];
     for text in ["forgotten", "remembered", "young"] {
-        let run = service.run(&ask(text)).await;
+        let run = service.run(&conversation_body(text)).await;
         service.ended(&run).await;
         runs.push(run);
     }
@@ -295,11 +302,11 @@ async fn calls_go_when_they_are_older_than_they_are_kept() {
     setup.stop(service);
 }
 
-async fn proof(service: &Service, run: &str) -> Value {
+async fn read_proof(service: &ServiceProcess, run: &str) -> Value {
     service.get(&format!("/api/v1/runs/{run}/audit")).await.json()
 }
 
-fn key(setup: &ServiceSetup) -> String {
+fn public_key(setup: &ServiceSetup) -> String {
     fs::read_to_string(setup.state_dir().join(KEY_FILE_NAME)).unwrap()
 }
 
@@ -310,21 +317,21 @@ fn other_key() -> (String, String) {
 }
 
 /// Writes a log with this many records that is valid except for its writer.
-fn write(file: &Path, run: &str, key: &str, records: usize) {
+fn write_log(file: &Path, run: &str, key: &str, records: usize) {
     fs::remove_file(file).unwrap();
-    let log = open(file, run, key);
+    let log = open_log(file, run, key);
     for _ in 0..records - 3 {
         log.record_delivery(&WorkAppliedRecord { relay: "-", head: "-" });
     }
-    finish(&log);
+    finish_log(&log);
 }
 
 /// Appends three records: a start, an end and its signature.
-fn append(file: &Path, run: &str, key: &str) {
-    finish(&open(file, run, key));
+fn append_records(file: &Path, run: &str, key: &str) {
+    finish_log(&open_log(file, run, key));
 }
 
-fn open(file: &Path, run: &str, key: &str) -> AuditLog {
+fn open_log(file: &Path, run: &str, key: &str) -> AuditLog {
     let key = Some(SecretString::new(key.trim()));
     let config =
         AuditConfig { path: Some(file.to_owned()), signing_key: key, ..AuditConfig::default() };
@@ -341,7 +348,7 @@ fn open(file: &Path, run: &str, key: &str) -> AuditLog {
     AuditLog::open_log(&config, &started).unwrap().0
 }
 
-fn finish(log: &AuditLog) {
+fn finish_log(log: &AuditLog) {
     log.finish_log(&RunFinishedRecord { spent: BudgetAmount::default(), admitted: 0, refused: 0 })
         .unwrap();
 }
@@ -353,13 +360,14 @@ fn keep_work(setup: &ServiceSetup, held: &str, left: &str) -> String {
     let why = "an operator has to look at it".to_owned();
     outbox.advance_job(&job, StepOutcome::Held { code: "held", why }).unwrap();
     let workspace = setup.path().join("workspace");
-    let row = outbox.register_workspace(&plan(&delivery_request(left)), &workspace).unwrap();
+    let row =
+        outbox.register_workspace(&delivery_plan(&delivery_request(left)), &workspace).unwrap();
     outbox.retain_workspace(&row, &workspace, "files").unwrap();
     job.id
 }
 
 /// Stores a seal for a run, as if this log had been closed at the run's end.
-async fn seal(setup: &ServiceSetup, run: &str, seal: AuditLogSeal) {
+async fn store_seal(setup: &ServiceSetup, run: &str, seal: AuditLogSeal) {
     let file = setup.state_dir().join("state.db");
     let (database, run) =
         (SqliteDatabase::open_database(&file, &[store::SCHEMA]).unwrap(), run.to_owned());

@@ -5,16 +5,16 @@ use std::fs;
 use cogni_gateway::runner::agents;
 use serde_json::{Value, json};
 
-use super::{ServiceSetup, ask};
+use super::{ServiceSetup, conversation_body};
 use crate::support::github_server;
-use crate::support::service::{chat, parse_events, tool_call_script};
+use crate::support::service::{chat_body, parse_events, tool_call_script};
 
 /// The agent's text comes piece by piece, then the usage, then the answer, and then the end.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chat_streams_the_answer_and_its_usage() {
     let setup = ServiceSetup::new("").await;
     let service = setup.start();
-    let answer = service.post("/api/v1/ai/chat", &chat("hello")).await;
+    let answer = service.post("/api/v1/ai/chat", &chat_body("hello")).await;
     assert_eq!(answer.status, 200, "{}", answer.text());
     let run = answer.header("x-run-id").unwrap().to_owned();
     let events = parse_events(answer.text());
@@ -47,7 +47,7 @@ async fn a_chat_ends_in_a_pull_request() {
     setup.set("GITHUB_API_URL", github.hub.url());
     setup.set("GITHUB_TOKEN", github_server::TOKEN);
     let service = setup.start();
-    let mut body = chat("greet");
+    let mut body = chat_body("greet");
     body["repo"] = json!(github.clone_url());
     body["branchKey"] = json!("task-1");
     body["pullRequest"] = json!(true);
@@ -75,7 +75,7 @@ async fn a_pull_request_can_hide_the_request() {
         setup.set("GITHUB_API_URL", github.hub.url());
         setup.set("GITHUB_TOKEN", github_server::TOKEN);
         let service = setup.start();
-        let mut body = chat("greet the zebra");
+        let mut body = chat_body("greet the zebra");
         body["repo"] = json!(github.clone_url());
         body["branchKey"] = json!("task-1");
         body["pullRequest"] = json!(true);
@@ -97,8 +97,8 @@ async fn a_pull_request_can_hide_the_request() {
 async fn a_run_that_fails_says_why() {
     let setup = ServiceSetup::new("first_byte=60s").await;
     let service = setup.start();
-    let run = service.run(&ask("wait")).await;
-    let mut slow = ask("wait");
+    let run = service.run(&conversation_body("wait")).await;
+    let mut slow = conversation_body("wait");
     // The agent's own timeout is one second, and must not come first.
     slow["max_runtime"] = json!("100ms");
     let late = service.run(&slow).await;
@@ -123,7 +123,7 @@ async fn a_run_may_begin_in_a_warm_sandbox() {
     tokio::task::block_in_place(|| {
         service.process.until(|output| output.contains("a slot is ready"));
     });
-    let run = service.run(&ask("hello")).await;
+    let run = service.run(&conversation_body("hello")).await;
     let row = service.ended(&run).await;
     assert_eq!(row["result"]["ok"], true, "{row}");
     let claimed = |text: &str| {
@@ -148,7 +148,7 @@ async fn an_agent_gets_the_upstreams_models() {
     fs::write(agents.join("claw.toml"), entry).unwrap();
     setup.write_config(&format!("agents_dir = \"{}\"", agents.display()));
     let service = setup.start();
-    let mut body = ask("hello");
+    let mut body = conversation_body("hello");
     body["agent"] = json!("claw");
     let run = service.run(&body).await;
     service.ended(&run).await;

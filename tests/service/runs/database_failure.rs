@@ -8,9 +8,9 @@ use futures_util::future::join;
 use rusqlite::Connection;
 use serde_json::{Value, json};
 
-use super::{ServiceSetup, ask};
-use crate::support::process::{Process, wait_until};
-use crate::support::service::Service;
+use super::{ServiceSetup, conversation_body};
+use crate::support::process::{ChildProcess, wait_until};
+use crate::support::service::ServiceProcess;
 
 /// B1, B4: The billing store cannot be written while the run's last calls are recorded. The run ends only after that
 /// has succeeded.
@@ -18,13 +18,17 @@ use crate::support::service::Service;
 async fn a_run_ends_only_after_its_calls_are_recorded() {
     let setup = ServiceSetup::new("").await;
     let mut service = setup.start();
-    let run = unbooked(&setup, &mut service).await;
+    let run = start_unbooked_run(&setup, &mut service).await;
     let row = service.get(&format!("/api/v1/runs/{run}")).await.json();
-    assert_eq!((&row["state"], bill(&setup, &run).await.calls), (&"running".into(), 0), "{row}");
-    execute(&setup, ALLOW);
+    assert_eq!(
+        (&row["state"], read_bill(&setup, &run).await.calls),
+        (&"running".into(), 0),
+        "{row}"
+    );
+    execute_statement(&setup, ALLOW);
     let row = service.ended(&run).await;
     assert_eq!(row["error_code"], Value::Null, "{row}");
-    let bill = bill(&setup, &run).await;
+    let bill = read_bill(&setup, &run).await;
     assert!(bill.billable > 0, "{bill:?}");
     let events = service.events(&run).await;
     let reports = events.iter().filter(|event| event.kind == "usage_report").count();
@@ -39,14 +43,14 @@ async fn a_shutdown_does_not_wait_for_an_end_that_cannot_be_written() {
     let setup = ServiceSetup::new("").await;
     setup.write_config("drain_timeout = \"10m\"");
     let mut service = setup.start();
-    let run = unbooked(&setup, &mut service).await;
+    let run = start_unbooked_run(&setup, &mut service).await;
     service.process.signal("TERM");
-    until(&mut service.process, "draining");
+    wait_for_words(&mut service.process, "draining");
     service.process.signal("TERM");
     let stopped = tokio::task::block_in_place(|| service.process.wait());
     assert!(stopped.success(), "{}", service.process.output());
 
-    let mut next = Process::start(&mut setup.command(), "the service does not start");
+    let mut next = ChildProcess::start(&mut setup.command(), "the service does not start");
     let status = tokio::task::block_in_place(|| next.wait());
     let output = next.output().replace(&run, "RUN");
     assert!(!status.success(), "{output}");
@@ -56,11 +60,11 @@ async fn a_shutdown_does_not_wait_for_an_end_that_cannot_be_written() {
         @"error: cannot recover the runs of an earlier process: run `RUN`: the database cannot be read or written: refused by a test"
     );
 
-    execute(&setup, ALLOW);
+    execute_statement(&setup, ALLOW);
     let service = setup.start();
     let row = service.ended(&run).await;
     assert_eq!(row["error_code"], "interrupted", "{row}");
-    let bill = bill(&setup, &run).await;
+    let bill = read_bill(&setup, &run).await;
     assert!(bill.billable > 0, "{bill:?}");
     setup.stop(service);
 }
@@ -71,15 +75,16 @@ async fn a_run_that_comes_at_the_last_moment_is_not_waited_for() {
     let setup = ServiceSetup::new("gate=1").await;
     setup.write_config("drain_timeout = \"10m\"");
     let mut service = setup.start();
-    execute(&setup, SLOW);
+    execute_statement(&setup, SLOW);
     let owner = setup.owner.clone();
-    let request = tokio::spawn(async move { owner.post("/api/v1/runs", &ask("wait")).await });
+    let request =
+        tokio::spawn(async move { owner.post("/api/v1/runs", &conversation_body("wait")).await });
     // If the write was quicker than the test, the run is under way.
     let is_under_way = || is_writing(&setup) || request.is_finished();
     let never = || "the run is not written down".to_owned();
     tokio::task::block_in_place(|| wait_until(is_under_way, never));
     service.process.signal("TERM");
-    until(&mut service.process, "draining");
+    wait_for_words(&mut service.process, "draining");
     service.process.signal("TERM");
     let stopped = tokio::task::block_in_place(|| service.process.wait());
     assert!(stopped.success(), "{}", service.process.output());
@@ -92,9 +97,9 @@ async fn a_queued_run_that_is_cancelled_is_never_running() {
     let setup = ServiceSetup::new("gate=head").await;
     setup.set_max_runs(1);
     let service = setup.start();
-    let begun = service.run(&ask("begun")).await;
+    let begun = service.run(&conversation_body("begun")).await;
     setup.provider.gate.wait_for_waiting(1).await;
-    let waiting = service.run(&ask("waiting")).await;
+    let waiting = service.run(&conversation_body("waiting")).await;
     let writer = Connection::open(setup.state_dir().join("state.db")).unwrap();
     writer.execute_batch("BEGIN IMMEDIATE").unwrap();
     // The answer waits until the request is written.
@@ -120,23 +125,23 @@ async fn a_queued_run_that_is_cancelled_is_never_running() {
 }
 
 /// Starts a run whose end waits only for its row, because its calls cannot be recorded.
-async fn unbooked(setup: &ServiceSetup, service: &mut Service) -> String {
-    execute(setup, REFUSE);
-    let run = service.run(&ask("hello")).await;
-    until(&mut service.process, "cannot store the end of the run; trying again");
+async fn start_unbooked_run(setup: &ServiceSetup, service: &mut ServiceProcess) -> String {
+    execute_statement(setup, REFUSE);
+    let run = service.run(&conversation_body("hello")).await;
+    wait_for_words(&mut service.process, "cannot store the end of the run; trying again");
     run
 }
 
-fn until(process: &mut Process, words: &str) {
+fn wait_for_words(process: &mut ChildProcess, words: &str) {
     tokio::task::block_in_place(|| process.until(|output| output.contains(words)));
 }
 
-async fn bill(setup: &ServiceSetup, run: &str) -> RunBill {
+async fn read_bill(setup: &ServiceSetup, run: &str) -> RunBill {
     setup.books().run_bill(run).await.unwrap()
 }
 
 /// Executes a statement in the service's database while the service runs.
-fn execute(setup: &ServiceSetup, statement: &str) {
+fn execute_statement(setup: &ServiceSetup, statement: &str) {
     let connection = Connection::open(setup.state_dir().join("state.db")).unwrap();
     connection.execute_batch(statement).unwrap();
 }

@@ -7,7 +7,7 @@ use http::StatusCode;
 use rusqlite::Connection;
 use serde_json::json;
 
-use super::{ServiceSetup, ask};
+use super::{ServiceSetup, conversation_body};
 use crate::support::github_server;
 use crate::support::trace_collector::TraceCollector;
 
@@ -32,7 +32,7 @@ async fn a_run_that_cannot_begin_has_a_log_that_is_closed() {
         "CREATE TRIGGER full BEFORE INSERT ON desk BEGIN SELECT RAISE(ABORT, 'it is full'); END";
     outbox.execute_batch(full).unwrap();
     for agent in ["sandbox:agent", "sandbox:kept"] {
-        let mut body = ask("work");
+        let mut body = conversation_body("work");
         body["agent"] = json!(agent);
         body["repo"] = json!(github.clone_url());
         body["branch_key"] = json!(agent.replace(':', "-"));
@@ -55,7 +55,7 @@ async fn the_last_spans_of_a_service_are_sent() {
     setup.set("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint);
     setup.write_config("drain_timeout = \"0s\"");
     let service = setup.start();
-    let mut body = ask("hello");
+    let mut body = conversation_body("hello");
     body["model"] = json!("fake/gate=1");
     service.run(&body).await;
     setup.provider.gate.wait_for_waiting(1).await;

@@ -10,11 +10,11 @@ use http::{Request, StatusCode};
 use http_body_util::Full;
 use serde_json::{Value, json};
 
-use super::{ServiceSetup, ask};
-use crate::support::client::Stream;
+use super::{ServiceSetup, conversation_body};
+use crate::support::client::ResponseStream;
 use crate::support::github_server;
 use crate::support::process::pause_for;
-use crate::support::service::{Service, SseEvent, parse_events, tool_call_script};
+use crate::support::service::{ServiceProcess, SseEvent, parse_events, tool_call_script};
 
 /// A service with a GitHub stand-in, and an agent that commits.
 struct EventWork {
@@ -33,7 +33,7 @@ impl EventWork {
     }
 
     fn asked(&self, key: &str) -> Value {
-        let mut body = ask("work");
+        let mut body = conversation_body("work");
         body["repo"] = json!(self.forge.clone_url());
         body["branch_key"] = json!(key);
         body["pull_request"] = json!(true);
@@ -41,7 +41,7 @@ impl EventWork {
     }
 
     /// Starts a run whose agent has answered, and whose delivery waits for GitHub.
-    async fn held(&self, service: &Service, operation: GithubOperation) -> String {
+    async fn held(&self, service: &ServiceProcess, operation: GithubOperation) -> String {
         self.forge.hub.inject(operation, InjectedFailure::HoldBefore, 1);
         let run = service.run(&self.asked("task-2")).await;
         self.forge.hub.response_gate().wait_for_waiting(1).await;
@@ -55,8 +55,8 @@ async fn the_answer_does_not_wait_for_the_branch() {
     let work = EventWork::new().await;
     let mut service = work.place.start();
     let run = work.held(&service, GithubOperation::Push).await;
-    let mut watched = watch(&service, &run, None).await;
-    let text = until(&mut watched, "assistant_final").await;
+    let mut watched = watch_run(&service, &run, None).await;
+    let text = read_until(&mut watched, "assistant_final").await;
     let cancelled = service.post(&format!("/api/v1/runs/{run}/cancel"), &json!({})).await;
     assert_eq!(
         (cancelled.status, &cancelled.json()["state"]),
@@ -66,7 +66,7 @@ async fn the_answer_does_not_wait_for_the_branch() {
     let (rest, in_order) = watched.rest().await;
     assert!(in_order);
     let events = parse_events(&(text + &rest));
-    let kinds = kinds(&events);
+    let kinds = event_kinds(&events);
     assert_eq!(kinds[kinds.len() - 3..], ["assistant_final", "done", "final"], "{kinds:?}");
     assert_eq!(kinds.iter().filter(|kind| **kind == "usage_report").count(), 2, "{kinds:?}");
     let end = &events.last().unwrap().data;
@@ -83,15 +83,15 @@ async fn an_interrupted_run_ends_when_its_work_is_delivered() {
         let work = EventWork::new().await;
         let mut service = work.place.start();
         let run = work.held(&service, operation).await;
-        let mut watched = watch(&service, &run, None).await;
-        let before = parse_events(&until(&mut watched, "assistant_final").await);
+        let mut watched = watch_run(&service, &run, None).await;
+        let before = parse_events(&read_until(&mut watched, "assistant_final").await);
         service.process.signal("KILL");
         service.process.wait();
         let mut service = work.place.start();
         let last = before.last().unwrap().seq.to_string();
-        let mut again = watch(&service, &run, Some(&last)).await;
-        let after = parse_events(&until(&mut again, "final").await);
-        assert_eq!(kinds(&after), ["error", "done", "final"], "{operation:?}");
+        let mut again = watch_run(&service, &run, Some(&last)).await;
+        let after = parse_events(&read_until(&mut again, "final").await);
+        assert_eq!(event_kinds(&after), ["error", "done", "final"], "{operation:?}");
         let end = &after.last().unwrap().data;
         let facts = ["error_code", "ok"].map(|fact| &end[fact]);
         assert_eq!(facts, [&json!("interrupted"), &json!(false)], "{end}");
@@ -148,7 +148,7 @@ async fn a_second_signal_ends_the_wait() {
     let work = EventWork::new().await;
     work.place.write_config("drain_timeout = \"10m\"");
     let mut service = work.place.start();
-    let mut waits = ask("wait");
+    let mut waits = conversation_body("wait");
     waits["model"] = json!("fake/tool=none;gate=head");
     let waiting = service.run(&waits).await;
     work.place.provider.gate.wait_for_waiting(1).await;
@@ -179,7 +179,11 @@ async fn a_second_signal_ends_the_wait() {
 }
 
 /// Watches a run from the event after `last`.
-pub(super) async fn watch(service: &Service, run: &str, last: Option<&str>) -> Stream {
+pub(super) async fn watch_run(
+    service: &ServiceProcess,
+    run: &str,
+    last: Option<&str>,
+) -> ResponseStream {
     let request = Request::get(format!("/api/v1/runs/{run}/events"));
     let request =
         last.into_iter().fold(request, |request, last| request.header("last-event-id", last));
@@ -187,7 +191,7 @@ pub(super) async fn watch(service: &Service, run: &str, last: Option<&str>) -> S
 }
 
 /// Returns all events up to the first of a kind.
-pub(super) async fn until(watched: &mut Stream, kind: &str) -> String {
+pub(super) async fn read_until(watched: &mut ResponseStream, kind: &str) -> String {
     let mut text = String::new();
     let last = format!("event: {kind}\n");
     while !text.contains(&last) || !text.ends_with("\n\n") {
@@ -198,7 +202,7 @@ pub(super) async fn until(watched: &mut Stream, kind: &str) -> String {
     text
 }
 
-pub(super) fn kinds(told: &[SseEvent]) -> Vec<&str> {
+pub(super) fn event_kinds(told: &[SseEvent]) -> Vec<&str> {
     let mut kinds: Vec<_> = told.iter().map(|told| &*told.kind).collect();
     // An answer arrives in as many events as there were reads.
     kinds.dedup_by(|kind, before| *kind == "text_delta" && kind == before);

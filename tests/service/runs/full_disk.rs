@@ -10,9 +10,9 @@ use cogni_gateway::runner::agents;
 use rusqlite::Connection;
 use serde_json::{Value, json};
 
-use super::{ServiceSetup, ask};
+use super::{ServiceSetup, conversation_body};
 use crate::support::process::TEST_TIMEOUT;
-use crate::support::service::Service;
+use crate::support::service::ServiceProcess;
 use crate::support::small_disk::SmallDisk;
 
 /// G11, B1: The log of a run whose calls end while the disk is full is closed when there is room, and is billed with
@@ -22,14 +22,14 @@ async fn calls_that_end_on_a_full_disk_are_recorded_and_billed_later() {
     let (setup, disk) = with_audit_disk().await;
     let mut service = setup.start();
     let run = full_at_its_end(&setup, &service, &disk).await;
-    until(&mut service, "cannot store the end of the run; trying again");
+    wait_for_words(&mut service, "cannot store the end of the run; trying again");
     let row = service.get(&format!("/api/v1/runs/{run}")).await.json();
     assert_eq!(row["state"], "running", "it has ended without its calls: {row}");
 
     disk.free();
     let row = service.ended(&run).await;
     assert_eq!(row["state"], "ended", "{row}");
-    let proof = proof(&service, &run).await;
+    let proof = read_proof(&service, &run).await;
     let verdict = json!([proof["verified"], proof["finished"], proof["open"], proof["crashed"]]);
     assert_eq!(verdict, json!([true, true, 0, 0]), "{proof}");
     assert_eq!(setup.books().run_bill(&run).await.unwrap().calls, CALLS, "{row}");
@@ -43,18 +43,18 @@ async fn a_run_that_ends_on_a_full_disk_is_ended_by_the_next_process() {
     let (setup, disk) = with_audit_disk().await;
     let mut service = setup.start();
     let run = full_at_its_end(&setup, &service, &disk).await;
-    until(&mut service, "cannot store the end of the run; trying again");
+    wait_for_words(&mut service, "cannot store the end of the run; trying again");
     service.process.signal("KILL");
     service.process.wait();
 
     let mut service = setup.start();
-    until(&mut service, "the audit log cannot be closed yet");
+    wait_for_words(&mut service, "the audit log cannot be closed yet");
     let row = service.get(&format!("/api/v1/runs/{run}")).await.json();
     assert_eq!(row["state"], "running", "{row}");
     disk.free();
     let row = service.ended(&run).await;
     assert_eq!(row["error_code"], "interrupted", "{row}");
-    let proof = proof(&service, &run).await;
+    let proof = read_proof(&service, &run).await;
     assert_eq!(json!([proof["verified"], proof["open"]]), json!([true, 0]), "{proof}");
     assert_eq!(setup.books().run_bill(&run).await.unwrap().calls, CALLS);
     setup.stop(service);
@@ -65,7 +65,7 @@ async fn a_run_that_ends_on_a_full_disk_is_ended_by_the_next_process() {
 async fn the_open_log_of_an_ended_run_is_closed_and_billed() {
     let setup = ServiceSetup::new("").await;
     let service = setup.start();
-    let run = service.run(&ask("hello")).await;
+    let run = service.run(&conversation_body("hello")).await;
     service.ended(&run).await;
     let calls = setup.books().run_bill(&run).await.unwrap().calls;
     setup.stop(service);
@@ -81,11 +81,11 @@ async fn the_open_log_of_an_ended_run_is_closed_and_billed() {
 
     let service = setup.start();
     let begun = Instant::now();
-    while proof(&service, &run).await["verified"] != true {
-        assert!(begun.elapsed() < TEST_TIMEOUT, "{}", proof(&service, &run).await);
+    while read_proof(&service, &run).await["verified"] != true {
+        assert!(begun.elapsed() < TEST_TIMEOUT, "{}", read_proof(&service, &run).await);
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    let proof = proof(&service, &run).await;
+    let proof = read_proof(&service, &run).await;
     assert_eq!(json!([proof["finished"], proof["open"], proof["crashed"]]), json!([true, 0, 1]));
     assert_eq!((calls, setup.books().run_bill(&run).await.unwrap().calls), (1, 1));
     setup.stop(service);
@@ -100,7 +100,7 @@ async fn a_run_that_cannot_open_its_log_ends_at_once_and_says_why() {
     let mut service = setup.start();
     disk.fill();
     for _ in 0..2 {
-        let run = service.run(&ask("hello")).await;
+        let run = service.run(&conversation_body("hello")).await;
         let row = service.ended(&run).await;
         let message = row["result"]["error"].as_str().unwrap();
         assert!(
@@ -112,7 +112,7 @@ async fn a_run_that_cannot_open_its_log_ends_at_once_and_says_why() {
     let output = service.process.output();
     assert!(!output.contains("what a fault has left open is not closed"), "{output}");
     disk.free();
-    let run = service.run(&ask("hello")).await;
+    let run = service.run(&conversation_body("hello")).await;
     assert_eq!(service.ended(&run).await["error_code"], Value::Null);
     service.process.terminate();
     setup.assert_nothing_is_left();
@@ -133,7 +133,7 @@ async fn a_request_on_a_full_disk_is_told_to_retry() {
     // The database has a little free room in its own files.
     let begun = Instant::now();
     let refused = loop {
-        let answer = service.post("/api/v1/runs", &ask("hello")).await;
+        let answer = service.post("/api/v1/runs", &conversation_body("hello")).await;
         if !answer.status.is_success() {
             break answer;
         }
@@ -148,14 +148,18 @@ async fn a_request_on_a_full_disk_is_told_to_retry() {
         assert!(begun.elapsed() < TEST_TIMEOUT, "it does not get ready again");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    let run = service.run(&ask("hello")).await;
+    let run = service.run(&conversation_body("hello")).await;
     assert_eq!(service.ended(&run).await["error_code"], Value::Null);
     setup.stop(service);
 }
 
 /// Makes a run whose calls are answered when the disk has no room for their settlements.
-async fn full_at_its_end(setup: &ServiceSetup, service: &Service, disk: &SmallDisk) -> String {
-    let run = service.run(&ask("hello")).await;
+async fn full_at_its_end(
+    setup: &ServiceSetup,
+    service: &ServiceProcess,
+    disk: &SmallDisk,
+) -> String {
+    let run = service.run(&conversation_body("hello")).await;
     setup.provider.gate.wait_for_waiting(usize::try_from(CALLS).unwrap()).await;
     disk.fill();
     setup.provider.gate.allow_answers(usize::try_from(CALLS).unwrap());
@@ -197,10 +201,10 @@ fn move_to(directory: &Path, elsewhere: &Path) {
     symlink(elsewhere, directory).unwrap();
 }
 
-async fn proof(service: &Service, run: &str) -> Value {
+async fn read_proof(service: &ServiceProcess, run: &str) -> Value {
     service.get(&format!("/api/v1/runs/{run}/audit")).await.json()
 }
 
-fn until(service: &mut Service, words: &str) {
+fn wait_for_words(service: &mut ServiceProcess, words: &str) {
     tokio::task::block_in_place(|| service.process.until(|output| output.contains(words)));
 }

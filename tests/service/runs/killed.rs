@@ -8,9 +8,9 @@ use std::time::Duration;
 use cogni_gateway::telemetry::audit::verify;
 use futures_util::future::join_all;
 
-use super::{ServiceSetup, ask};
+use super::{ServiceSetup, conversation_body};
 use crate::support::process::pause_for;
-use crate::support::service::Service;
+use crate::support::service::ServiceProcess;
 
 /// The service is killed at fifty moments, a prime number of milliseconds apart, so that they hit every step of a run.
 #[tokio::test(flavor = "multi_thread")]
@@ -21,9 +21,9 @@ async fn a_service_that_is_killed_fifty_times_loses_no_run() {
         let mut service = setup.start();
         for number in 0..3 {
             let key = format!("{round}-{number}");
-            let run = accepted(&service, &key).await;
+            let run = accept_run(&service, &key).await;
             // A repeated request with the same key returns the same run, whichever process was killed.
-            assert_eq!(accepted(&service, &key).await, run);
+            assert_eq!(accept_run(&service, &key).await, run);
             runs.insert(key, run);
         }
         tokio::task::block_in_place(|| pause_for(Duration::from_millis(round * 37 % 400)));
@@ -32,7 +32,7 @@ async fn a_service_that_is_killed_fifty_times_loses_no_run() {
     }
     let mut service = setup.start();
     // This process is not killed, however slow the machine is.
-    runs.insert("last".to_owned(), accepted(&service, "last").await);
+    runs.insert("last".to_owned(), accept_run(&service, "last").await);
     let rows = join_all(runs.values().map(|run| service.ended(run))).await;
     let distinct: BTreeSet<_> = runs.values().collect();
     assert_eq!(distinct.len(), runs.len());
@@ -57,8 +57,10 @@ async fn a_service_that_is_killed_fifty_times_loses_no_run() {
     setup.assert_nothing_is_left();
 }
 
-async fn accepted(service: &Service, key: &str) -> String {
-    let answer = service.post_with("/api/v1/runs", &ask(key), &[("idempotency-key", key)]).await;
+async fn accept_run(service: &ServiceProcess, key: &str) -> String {
+    let answer = service
+        .post_with("/api/v1/runs", &conversation_body(key), &[("idempotency-key", key)])
+        .await;
     assert!(answer.status.is_success(), "{} {}", answer.status, answer.text());
     answer.json()["id"].as_str().unwrap().to_owned()
 }

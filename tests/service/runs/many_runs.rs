@@ -7,14 +7,14 @@ use cogni_gateway::telemetry::audit::verify;
 use futures_util::future::join_all;
 use serde_json::json;
 
-use super::{ServiceSetup, ask};
+use super::{ServiceSetup, conversation_body};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_hundred_runs_at_once_never_cross() {
     let setup = ServiceSetup::new("").await;
     let service = setup.start();
     let asked = (0..200).map(|number| {
-        let mut body = ask(&format!("I am number {number}"));
+        let mut body = conversation_body(&format!("I am number {number}"));
         body["account"] = json!(format!("acct-{number}"));
         // Every second run may make no call.
         body["budget"] = json!({"max_turns": number % 2});

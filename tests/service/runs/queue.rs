@@ -3,10 +3,10 @@
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 
-use super::events::{assert_once, kinds, until};
-use super::{ServiceSetup, ask};
-use crate::support::client::Stream;
-use crate::support::service::{Grant, Service, chat, parse_events};
+use super::events::{assert_once, event_kinds, read_until};
+use super::{ServiceSetup, conversation_body};
+use crate::support::client::ResponseStream;
+use crate::support::service::{MintedGrant, ServiceProcess, chat_body, parse_events};
 
 /// S1: A hundred requests at once are all accepted, and all runs end well, in a service with few places.
 #[tokio::test(flavor = "multi_thread")]
@@ -15,7 +15,7 @@ async fn a_hundred_runs_at_once_all_end() {
     place.set_max_runs(8);
     let service = place.start();
     let asked = (0..100).map(|number| {
-        let (service, body) = (&service, ask(&format!("I am number {number}")));
+        let (service, body) = (&service, conversation_body(&format!("I am number {number}")));
         async move { service.run(&body).await }
     });
     let runs = join_all(asked).await;
@@ -37,14 +37,14 @@ async fn two_grants_take_turns() {
     place.set_max_runs(1);
     let service = place.start();
     let (busy, other) = (place.grant(&[]), place.grant(&[]));
-    busy.run(&ask("busy 0")).await;
+    busy.run(&conversation_body("busy 0")).await;
     place.provider.gate.wait_for_waiting(1).await;
     let mut waiting = vec![];
     for number in 1..=4 {
-        waiting.push(busy.run(&ask(&format!("busy {number}"))).await);
+        waiting.push(busy.run(&conversation_body(&format!("busy {number}"))).await);
     }
     for number in 1..=2 {
-        waiting.push(other.run(&ask(&format!("other {number}"))).await);
+        waiting.push(other.run(&conversation_body(&format!("other {number}"))).await);
     }
     let mut positions = vec![];
     for (index, run) in waiting.iter().enumerate() {
@@ -74,11 +74,11 @@ async fn a_grant_has_no_more_runs_at_once_than_it_may() {
     let place = ServiceSetup::new("gate=head").await;
     let service = place.start();
     let (bound, other) = (place.grant(&["--max-runs", "1"]), place.grant(&[]));
-    let first = bound.run(&ask("bound 1")).await;
-    let second = bound.run(&ask("bound 2")).await;
-    let free = other.run(&ask("other")).await;
+    let first = bound.run(&conversation_body("bound 1")).await;
+    let second = bound.run(&conversation_body("bound 2")).await;
+    let free = other.run(&conversation_body("other")).await;
     place.provider.gate.wait_for_waiting(2).await;
-    let state = async |grant: &Grant, run: &str| {
+    let state = async |grant: &MintedGrant, run: &str| {
         grant.get(&format!("/api/v1/runs/{run}")).await.json()["state"].clone()
     };
     assert_eq!(state(&bound, &first).await, "running");
@@ -100,19 +100,19 @@ async fn a_full_queue_refuses_a_run() {
     let service = place.start();
     let (busy, other, third) = (place.grant(&[]), place.grant(&[]), place.grant(&[]));
     let impatient = place.grant(&["--max-queued-runs", "0"]);
-    let mut runs = vec![(&busy, busy.run(&ask("1")).await)];
+    let mut runs = vec![(&busy, busy.run(&conversation_body("1")).await)];
     place.provider.gate.wait_for_waiting(1).await;
-    runs.push((&busy, busy.run(&ask("2")).await));
-    let refused = busy.post("/api/v1/runs", &ask("3")).await;
+    runs.push((&busy, busy.run(&conversation_body("2")).await));
+    let refused = busy.post("/api/v1/runs", &conversation_body("3")).await;
     assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (429, Some("10")));
     insta::assert_snapshot!(refused.text(), @r#"{"error":{"code":"queue_full","message":"1 runs of this grant wait for a place, and no more of its runs may wait; try again when some of them have begun"}}"#);
-    let refused = impatient.post("/api/v1/runs", &ask("4")).await;
+    let refused = impatient.post("/api/v1/runs", &conversation_body("4")).await;
     assert_eq!(
         (refused.status.as_u16(), &refused.json()["error"]["code"]),
         (429, &json!("queue_full"))
     );
-    runs.push((&other, other.run(&ask("5")).await));
-    let refused = third.post("/api/v1/ai/chat", &chat("6")).await;
+    runs.push((&other, other.run(&conversation_body("5")).await));
+    let refused = third.post("/api/v1/ai/chat", &chat_body("6")).await;
     assert_eq!(refused.status, 429);
     insta::assert_snapshot!(refused.text(), @r#"{"error":{"code":"queue_full","message":"2 runs of this service wait for a place, and no more may wait; try again when some of them have begun"}}"#);
     let listed = service.get("/api/v1/runs").await.json();
@@ -126,7 +126,7 @@ async fn a_full_queue_refuses_a_run() {
     for (grant, run) in runs {
         assert_eq!(grant.ended(&run).await["error_code"], Value::Null);
     }
-    let again = third.run(&ask("7")).await;
+    let again = third.run(&conversation_body("7")).await;
     assert_eq!(third.ended(&again).await["error_code"], Value::Null);
     place.stop(service);
 }
@@ -137,11 +137,11 @@ async fn a_killed_process_keeps_the_order_of_the_queue() {
     let place = ServiceSetup::new("gate=head").await;
     place.set_max_runs(1);
     let mut service = place.start();
-    let begun = service.run(&ask("0")).await;
+    let begun = service.run(&conversation_body("0")).await;
     place.provider.gate.wait_for_waiting(1).await;
     let mut waiting = vec![];
     for number in 1..=5 {
-        waiting.push(service.run(&ask(&number.to_string())).await);
+        waiting.push(service.run(&conversation_body(&number.to_string())).await);
     }
     service.process.signal("KILL");
     tokio::task::block_in_place(|| service.process.wait());
@@ -164,13 +164,13 @@ async fn a_queued_run_ends_without_having_begun() {
     place.set_max_runs(1);
     let service = place.start();
     let revoked = place.grant(&[]);
-    let begun = service.run(&ask("begun")).await;
+    let begun = service.run(&conversation_body("begun")).await;
     place.provider.gate.wait_for_waiting(1).await;
-    let cancelled = service.run(&ask("cancelled")).await;
-    let of_revoked = revoked.run(&ask("revoked")).await;
-    let mut left = service.open("/api/v1/ai/chat", &chat("left")).await;
+    let cancelled = service.run(&conversation_body("cancelled")).await;
+    let of_revoked = revoked.run(&conversation_body("revoked")).await;
+    let mut left = service.open("/api/v1/ai/chat", &chat_body("left")).await;
     let of_left = run_of(&left);
-    assert!(until(&mut left, "queued").await.contains("\"position\":"));
+    assert!(read_until(&mut left, "queued").await.contains("\"position\":"));
     drop(left);
     service.post(&format!("/api/v1/runs/{cancelled}/cancel"), &json!({})).await;
     place.cogni(&["grant", "revoke", &revoked.id]);
@@ -180,7 +180,7 @@ async fn a_queued_run_ends_without_having_begun() {
         let row = service.ended(run).await;
         assert_eq!((&row["error_code"], &row["started_at"]), (&json!(code), &Value::Null), "{row}");
         let told = service.events(run).await;
-        let kinds = kinds(&told);
+        let kinds = event_kinds(&told);
         assert_eq!(
             (kinds[0], &kinds[kinds.len() - 3..]),
             ("queued", &["error", "done", "final"][..])
@@ -199,9 +199,9 @@ async fn a_run_waits_no_longer_than_it_may() {
     place.write_config("max_queue_wait = \"1s\"");
     place.set_max_runs(1);
     let service = place.start();
-    let begun = service.run(&ask("begun")).await;
+    let begun = service.run(&conversation_body("begun")).await;
     place.provider.gate.wait_for_waiting(1).await;
-    let waiting = service.run(&ask("waiting")).await;
+    let waiting = service.run(&conversation_body("waiting")).await;
     let row = service.ended(&waiting).await;
     assert_eq!(row["error_code"], "queue_timeout");
     insta::assert_snapshot!(row["result"]["error"].as_str().unwrap(), @"the run waited 1s for a place, which is as long as this service lets a run wait; try again later");
@@ -216,11 +216,11 @@ async fn a_chat_waits_in_the_queue() {
     let place = ServiceSetup::new("gate=head").await;
     place.set_max_runs(1);
     let service = place.start();
-    let first = service.run(&ask("first")).await;
+    let first = service.run(&conversation_body("first")).await;
     place.provider.gate.wait_for_waiting(1).await;
-    let mut stream = service.open("/api/v1/ai/chat", &chat("second")).await;
+    let mut stream = service.open("/api/v1/ai/chat", &chat_body("second")).await;
     let run = run_of(&stream);
-    let text = until(&mut stream, "queued").await;
+    let text = read_until(&mut stream, "queued").await;
     let shown = runs_command(&place, &service, &["show", &run]);
     assert!(shown.contains("state       queued #1\n"), "{shown}");
     let listed = runs_command(&place, &service, &["list", "--state", "queued"]);
@@ -229,7 +229,7 @@ async fn a_chat_waits_in_the_queue() {
     let (rest, is_whole) = stream.rest().await;
     let told = parse_events(&(text + &rest));
     assert!(is_whole);
-    assert_eq!(kinds(&told)[..2], ["queued", "run_started"]);
+    assert_eq!(event_kinds(&told)[..2], ["queued", "run_started"]);
     assert_eq!(
         (&told[0].data, told.last().unwrap().kind.as_str()),
         (&json!({"run": run, "position": 1}), "final")
@@ -243,7 +243,7 @@ async fn a_chat_waits_in_the_queue() {
     place.stop(service);
 }
 
-fn run_of(stream: &Stream) -> String {
+fn run_of(stream: &ResponseStream) -> String {
     stream.headers["x-run-id"].to_str().unwrap().to_owned()
 }
 
@@ -259,7 +259,7 @@ fn asked_texts(place: &ServiceSetup) -> Vec<String> {
     texts.collect()
 }
 
-fn runs_command(place: &ServiceSetup, service: &Service, arguments: &[&str]) -> String {
+fn runs_command(place: &ServiceSetup, service: &ServiceProcess, arguments: &[&str]) -> String {
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));
     let socket = format!("unix:{}", place.path().join("api.sock").display());
     let command = command.arg("runs").args(arguments).args(["--service", &socket]);

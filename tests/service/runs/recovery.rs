@@ -11,17 +11,17 @@ use cogni_gateway::service::store::{self, AddRunOutcome, NewRunRow, RunStore, Sp
 use cogni_gateway::telemetry::audit::verify;
 use serde_json::{Value, json};
 
-use super::{ServiceSetup, ask};
-use crate::support::process::{Process, wait_until};
-use crate::support::service::{Grant, Service};
+use super::{ServiceSetup, conversation_body};
+use crate::support::process::{ChildProcess, wait_until};
+use crate::support::service::{MintedGrant, ServiceProcess};
 
 /// A3: A revoked grant's token is invalid, and its queued runs do not begin.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_revoked_grants_queued_run_does_not_begin() {
     let setup = ServiceSetup::new("").await;
     let (revoked, good) = (setup.grant(&[]), setup.grant(&[]));
-    queue(&setup, &revoked, "run-0").await;
-    queue(&setup, &good, "run-1").await;
+    queue_run(&setup, &revoked, "run-0").await;
+    queue_run(&setup, &good, "run-1").await;
     setup.cogni(&["grant", "revoke", &revoked.id]);
     let service = setup.start();
     let row = service.ended("run-0").await;
@@ -42,9 +42,9 @@ async fn a_cancel_outlives_a_killed_process() {
     let setup = ServiceSetup::new("gate=head").await;
     setup.set_max_runs(1);
     let mut service = setup.start();
-    let begun = service.run(&ask("begun")).await;
+    let begun = service.run(&conversation_body("begun")).await;
     setup.provider.gate.wait_for_waiting(1).await;
-    let waiting = service.run(&ask("waiting")).await;
+    let waiting = service.run(&conversation_body("waiting")).await;
     for run in [&waiting, &begun] {
         let cancelled = service.post(&format!("/api/v1/runs/{run}/cancel"), &json!({})).await;
         assert_eq!(cancelled.status, 202, "{}", cancelled.text());
@@ -66,7 +66,7 @@ async fn a_cancel_outlives_a_killed_process() {
         let row = service.ended(run).await;
         assert_eq!(row["error_code"], "cancelled", "{row}");
     }
-    assert_eq!(asked(&setup), 1);
+    assert_eq!(count_requests(&setup), 1);
     setup.stop(service);
 }
 
@@ -75,16 +75,16 @@ async fn a_cancel_outlives_a_killed_process() {
 async fn a_restored_backup_begins_no_run_again() {
     let setup = ServiceSetup::new("").await;
     let grant = setup.grant(&[]);
-    queue(&setup, &grant, "run-0").await;
+    queue_run(&setup, &grant, "run-0").await;
     let (file, backup) = (setup.state_dir().join("state.db"), setup.path().join("backup.db"));
     let connection = rusqlite::Connection::open(&file).unwrap();
     connection.execute("VACUUM INTO ?1", [backup.to_str().unwrap()]).unwrap();
     drop(connection);
     let service = setup.start();
     assert_eq!(service.ended("run-0").await["error_code"], Value::Null);
-    let later = service.run(&ask("hello")).await;
+    let later = service.run(&conversation_body("hello")).await;
     service.ended(&later).await;
-    let before = (bill(&service).await, asked(&setup));
+    let before = (read_bill(&service).await, count_requests(&setup));
     assert_ne!(before.0["billable"], 0, "{before:?}");
     setup.stop(service);
     for name in ["-wal", "-shm"] {
@@ -99,7 +99,7 @@ async fn a_restored_backup_begins_no_run_again() {
     assert_eq!(proof["verified"], true, "{proof}");
     let output = service.process.output();
     assert!(output.contains("newer than every run in the database"), "{output}");
-    let after = (bill(&service).await, asked(&setup));
+    let after = (read_bill(&service).await, count_requests(&setup));
     assert_eq!(
         (&after.0["calls"], &after.0["billable"]),
         (&before.0["calls"], &before.0["billable"])
@@ -113,8 +113,8 @@ async fn a_restored_backup_begins_no_run_again() {
 async fn runs_in_one_millisecond_cause_no_backup_warning() {
     let setup = ServiceSetup::new("").await;
     let grant = setup.grant(&[]);
-    queue(&setup, &grant, "run-2").await;
-    queue(&setup, &grant, "run-1").await;
+    queue_run(&setup, &grant, "run-2").await;
+    queue_run(&setup, &grant, "run-1").await;
     let service = setup.start();
     service.ended("run-2").await;
     service.ended("run-1").await;
@@ -130,7 +130,7 @@ async fn runs_in_one_millisecond_cause_no_backup_warning() {
 async fn a_log_without_a_record_keeps_no_run_from_beginning() {
     let setup = ServiceSetup::new("").await;
     let grant = setup.grant(&[]);
-    queue(&setup, &grant, "run-0").await;
+    queue_run(&setup, &grant, "run-0").await;
     let log = setup.audit_log("run-0");
     fs::create_dir_all(log.parent().unwrap()).unwrap();
     File::create_new(&log).unwrap();
@@ -150,7 +150,7 @@ async fn a_signal_at_the_start_is_obeyed_when_the_service_is_ready() {
     let held = File::open(setup.state_dir()).unwrap();
     for signals in [&["HUP", "USR1"][..], &["TERM"]] {
         held.lock().unwrap();
-        let mut service = Process::start(&mut setup.command(), "the service does not start");
+        let mut service = ChildProcess::start(&mut setup.command(), "the service does not start");
         let is_registered = || has_handler(service.id(), SIGHUP);
         tokio::task::block_in_place(|| {
             wait_until(is_registered, || "SIGHUP has no handler".to_owned());
@@ -178,7 +178,7 @@ fn has_handler(pid: u32, signal: u32) -> bool {
 }
 
 /// Queues a run that a process has accepted and not begun.
-async fn queue(setup: &ServiceSetup, grant: &Grant, run: &str) {
+async fn queue_run(setup: &ServiceSetup, grant: &MintedGrant, run: &str) {
     let wanted = RunSubmission {
         grant: grant.id.clone(),
         agent: "sandbox:agent".to_owned(),
@@ -199,19 +199,19 @@ async fn queue(setup: &ServiceSetup, grant: &Grant, run: &str) {
         model: "fake".to_owned(),
         submission: serde_json::to_string(&wanted).unwrap(),
     };
-    let added = open(&setup.state_dir().join("state.db")).add_run(new).await.unwrap();
+    let added = open_store(&setup.state_dir().join("state.db")).add_run(new).await.unwrap();
     assert!(matches!(added, AddRunOutcome::New(..)), "{added:?}");
 }
 
-fn open(file: &Path) -> RunStore {
+fn open_store(file: &Path) -> RunStore {
     RunStore::new(SqliteDatabase::open_database(file, &[store::SCHEMA]).unwrap())
 }
 
-async fn bill(service: &Service) -> Value {
+async fn read_bill(service: &ServiceProcess) -> Value {
     service.get("/api/v1/runs/run-0/receipts").await.json()["bill"].clone()
 }
 
-fn asked(setup: &ServiceSetup) -> usize {
+fn count_requests(setup: &ServiceSetup) -> usize {
     // The reconciliation task also asks the provider for spend logs.
     setup.provider.seen.requests().iter().filter(|request| request.method == "POST").count()
 }

@@ -5,14 +5,14 @@ use std::time::{Duration, SystemTime};
 use cogni_gateway::base::db::SqliteDatabase;
 use cogni_gateway::service::store::{self, RunStore};
 
-use super::{ServiceSetup, ask};
+use super::{ServiceSetup, conversation_body};
 
 /// A process whose clock is a hundred days ahead of the process before removes no runs.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_removed_while_the_clock_cannot_be_trusted() {
     let setup = ServiceSetup::new("").await;
     let service = setup.start();
-    let run = service.run(&ask("hello")).await;
+    let run = service.run(&conversation_body("hello")).await;
     service.ended(&run).await;
     let journal = || {
         let file = setup.state_dir().join("state.db");
@@ -31,7 +31,7 @@ async fn nothing_is_removed_while_the_clock_cannot_be_trusted() {
     let is_told = |output: &str| output.contains("the clock is not trusted yet");
     tokio::task::block_in_place(|| service.process.until(is_told));
     // The first pass of the retention task is over when the next run has ended.
-    let next = service.run(&ask("hello")).await;
+    let next = service.run(&conversation_body("hello")).await;
     service.ended(&next).await;
     assert_eq!(service.get(&format!("/api/v1/runs/{run}")).await.status, 200);
     setup.stop(service);

@@ -8,16 +8,16 @@ use cogni_gateway::{service::auth, service::billing, service::store};
 use rusqlite::Connection;
 use serde_json::json;
 
-use super::{ServiceSetup, ask};
-use crate::support::process::Process;
-use crate::support::service::Service;
+use super::{ServiceSetup, conversation_body};
+use crate::support::process::ChildProcess;
+use crate::support::service::ServiceProcess;
 
 /// The service serves a database of the first version without losing anything, and claims nothing that the first
 /// version did not record.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_of_the_first_version_is_served() {
     let mut setup = ServiceSetup::new("").await;
-    let file = database(&setup);
+    let file = database_path(&setup);
     for name in ["", "-wal", "-shm"] {
         let _ = std::fs::remove_file(format!("{}{name}", file.display()));
     }
@@ -44,15 +44,15 @@ async fn a_file_of_the_first_version_is_served() {
     assert_eq!((&left["error_code"], &left["account"]), (&json!("interrupted"), &json!("acct-7")));
     let waiting = service.ended("run-waiting").await;
     assert_eq!(waiting["error_code"], json!(null), "{waiting}");
-    let new = service.run(&ask("hello")).await;
+    let new = service.run(&conversation_body("hello")).await;
     assert_eq!(service.ended(&new).await["error_code"], json!(null));
     let proof = service.get(&format!("/api/v1/runs/{new}/audit")).await.json();
     assert_eq!(proof["verified"], true, "{proof}");
     setup.stop(service);
-    assert_eq!(shape(&file), shape_of_new().await, "it is another file than a new one");
+    assert_eq!(table_shapes(&file), shape_of_new().await, "it is another file than a new one");
 }
 
-async fn old_run_is_as_it_was(service: &Service) {
+async fn old_run_is_as_it_was(service: &ServiceProcess) {
     let row = service.get("/api/v1/runs/run-old").await.json();
     insta::assert_snapshot!(serde_json::to_string_pretty(&row).unwrap(), @r#"
     {
@@ -102,7 +102,7 @@ async fn old_run_is_as_it_was(service: &Service) {
 async fn a_file_with_values_of_an_earlier_program_is_served() {
     let mut setup = ServiceSetup::new("").await;
     setup.write_config("retention = \"36500d\"");
-    let (file, run) = (database(&setup), "run-01a207e4-ae05-728f-8c5c-0ac7160b3b96");
+    let (file, run) = (database_path(&setup), "run-01a207e4-ae05-728f-8c5c-0ac7160b3b96");
     for name in ["", "-wal", "-shm"] {
         let _ = std::fs::remove_file(format!("{}{name}", file.display()));
     }
@@ -134,7 +134,7 @@ async fn a_file_with_values_of_an_earlier_program_is_served() {
 }
 
 /// Returns the tables of a database, and its vacuum mode.
-fn shape(file: &Path) -> Vec<String> {
+fn table_shapes(file: &Path) -> Vec<String> {
     let file = Connection::open(file).unwrap();
     let vacuum: u32 = file.pragma_query_value(None, "auto_vacuum", |row| row.get(0)).unwrap();
     let mut tables = file.prepare("SELECT name FROM sqlite_schema ORDER BY name").unwrap();
@@ -153,7 +153,7 @@ async fn shape_of_new() -> Vec<String> {
     let file = directory.path().join("state.db");
     let rooms = [auth::GRANT_SCHEMA, store::SCHEMA, billing::SCHEMA];
     SqliteDatabase::open_database(&file, &rooms).unwrap().release_free_pages().await.unwrap();
-    shape(&file)
+    table_shapes(&file)
 }
 
 /// A database of a later version is not changed, and the start reports it. The later version still finds all its data.
@@ -161,15 +161,15 @@ async fn shape_of_new() -> Vec<String> {
 async fn a_file_of_a_later_version_is_refused_and_not_changed() {
     let setup = ServiceSetup::new("").await;
     let mut service = setup.start();
-    let run = service.run(&ask("hello")).await;
+    let run = service.run(&conversation_body("hello")).await;
     service.ended(&run).await;
     service.process.terminate();
     let before = open_journal(&setup).find_run(&run).await.unwrap().unwrap();
 
     let later: &[_] = [store::SCHEMA.migrations, &[LATER]].concat().leak();
     let later = DatabaseSchema { migrations: later, ..store::SCHEMA };
-    assert_eq!(moods(&setup, later).await, [(run.clone(), "calm".to_owned())]);
-    let mut refused = Process::start(&mut setup.command(), "the service does not start");
+    assert_eq!(list_moods(&setup, later).await, [(run.clone(), "calm".to_owned())]);
+    let mut refused = ChildProcess::start(&mut setup.command(), "the service does not start");
     let status = tokio::task::block_in_place(|| refused.wait());
     let output = refused.output().replace(&setup.state_dir().display().to_string(), "STATE");
     // A machine with few descriptors prints a warning first.
@@ -179,29 +179,29 @@ async fn a_file_of_a_later_version_is_refused_and_not_changed() {
     error: cannot serve from `STATE/state.db`: the tables of `journal` are of a later version (9; this program knows 8); use a newer program
     ");
 
-    assert_eq!(moods(&setup, later).await, [(run.clone(), "calm".to_owned())]);
-    assert_eq!(row(&setup, later, &run).await, before, "a row has changed on its way up");
+    assert_eq!(list_moods(&setup, later).await, [(run.clone(), "calm".to_owned())]);
+    assert_eq!(read_row(&setup, later, &run).await, before, "a row has changed on its way up");
     assert!(setup.audit_log(&run).exists());
     setup.assert_nothing_is_left();
 }
 
-fn database(setup: &ServiceSetup) -> PathBuf {
+fn database_path(setup: &ServiceSetup) -> PathBuf {
     setup.state_dir().join("state.db")
 }
 
 fn open_journal(setup: &ServiceSetup) -> RunStore {
-    RunStore::new(SqliteDatabase::open_database(&database(setup), &[store::SCHEMA]).unwrap())
+    RunStore::new(SqliteDatabase::open_database(&database_path(setup), &[store::SCHEMA]).unwrap())
 }
 
-async fn row(setup: &ServiceSetup, schema: DatabaseSchema, run: &str) -> RunRow {
+async fn read_row(setup: &ServiceSetup, schema: DatabaseSchema, run: &str) -> RunRow {
     let journal =
-        RunStore::new(SqliteDatabase::open_database(&database(setup), &[schema]).unwrap());
+        RunStore::new(SqliteDatabase::open_database(&database_path(setup), &[schema]).unwrap());
     journal.find_run(run).await.unwrap().unwrap()
 }
 
 /// Returns the column that a later version has added to each run.
-async fn moods(setup: &ServiceSetup, schema: DatabaseSchema) -> Vec<(String, String)> {
-    let later = SqliteDatabase::open_database(&database(setup), &[schema]).unwrap();
+async fn list_moods(setup: &ServiceSetup, schema: DatabaseSchema) -> Vec<(String, String)> {
+    let later = SqliteDatabase::open_database(&database_path(setup), &[schema]).unwrap();
     let moods = later.read_committed(|view| {
         let mut statement = view.prepare("SELECT id, mood FROM run")?;
         let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::matrix_case::MatrixCase;
 use crate::peers::parse_lines;
-use crate::peers::setup::{KEY, Litellm};
+use crate::peers::setup::{KEY, LitellmProxy};
 use crate::support::process::wait_until;
 
 /// LiteLLM's records of each call, by call id: at its arrival and after its success.
@@ -18,7 +18,7 @@ pub(super) struct CallbackRecords {
 
 impl CallbackRecords {
     /// Waits for the records of this many calls, for at most three minutes.
-    pub(super) fn of(litellm: &Litellm, calls: usize) -> Self {
+    pub(super) fn of(litellm: &LitellmProxy, calls: usize) -> Self {
         let begun = Instant::now();
         let told = || litellm.callback_lines().matches(r#"{"event": "succeeded""#).count() >= calls;
         wait_until(|| told() || begun.elapsed() > Duration::from_mins(3), String::new);
@@ -61,8 +61,8 @@ impl CallbackRecords {
             return Some(format!("{cell}: LiteLLM's callback was not told of it"));
         };
         let [one, other] = honest.map(|call| &self.received[call]);
-        let mut found = differences(one, received);
-        for place in differences(one, other).keys() {
+        let mut found = compare_values(one, received);
+        for place in compare_values(one, other).keys() {
             found.remove(place);
         }
         let [one, other] = honest.map(|call| &self.succeeded[call]);
@@ -84,7 +84,7 @@ impl CallbackRecords {
 }
 
 /// Returns the paths where two values differ, and the second value there.
-fn differences(first: &Value, second: &Value) -> BTreeMap<String, Value> {
+fn compare_values(first: &Value, second: &Value) -> BTreeMap<String, Value> {
     let mut found = BTreeMap::new();
     let mut open = vec![(String::new(), first, second)];
     while let Some((place, first, second)) = open.pop() {

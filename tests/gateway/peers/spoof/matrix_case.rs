@@ -5,7 +5,7 @@ use std::{fmt, fs};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::peers::setup::here;
+use crate::peers::setup::peers_file;
 
 /// A route for spoofed values, with an honest request body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +54,7 @@ pub(super) struct SpoofedValues {
 
 impl SpoofedValues {
     pub(super) fn read() -> Self {
-        toml::from_str(&fs::read_to_string(here("spoof.toml")).unwrap()).unwrap()
+        toml::from_str(&fs::read_to_string(peers_file("spoof.toml")).unwrap()).unwrap()
     }
 
     /// Returns the names of the headers.

@@ -8,30 +8,36 @@ use serde_json::{Value, json};
 
 /// The content of one event.
 #[derive(Clone, Debug)]
-pub(in crate::response) struct Piece {
-    pub(in crate::response) part: Part,
+pub(in crate::response) struct OutputPiece {
+    pub(in crate::response) part: OutputPart,
     /// The choice, in a chat stream.
     pub(in crate::response) choice: u64,
     pub(in crate::response) text: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::response) enum Part {
+pub(in crate::response) enum OutputPart {
     Text,
     Refusal,
     Tool,
     Thinking,
 }
 
-impl Piece {
+impl OutputPiece {
     pub(in crate::response) fn text(text: &str) -> Self {
-        Self { part: Part::Text, choice: 0, text: text.to_owned() }
+        Self { part: OutputPart::Text, choice: 0, text: text.to_owned() }
     }
 }
 
-pub(in crate::response) fn pieces() -> impl Strategy<Value = Vec<Piece>> {
-    let part =
-        select(vec![Part::Text, Part::Text, Part::Text, Part::Refusal, Part::Tool, Part::Thinking]);
+pub(in crate::response) fn any_pieces() -> impl Strategy<Value = Vec<OutputPiece>> {
+    let part = select(vec![
+        OutputPart::Text,
+        OutputPart::Text,
+        OutputPart::Text,
+        OutputPart::Refusal,
+        OutputPart::Tool,
+        OutputPart::Thinking,
+    ]);
     let text = select(vec![
         "",
         "a",
@@ -44,22 +50,25 @@ pub(in crate::response) fn pieces() -> impl Strategy<Value = Vec<Piece>> {
     ]);
     // Runs of one part, as models write them.
     let run = (part, 0_u64..2, vec(text, 1..8)).prop_map(|(part, choice, texts)| {
-        let piece = |text: &str| Piece { part, choice, text: text.to_owned() };
+        let piece = |text: &str| OutputPiece { part, choice, text: text.to_owned() };
         texts.into_iter().map(piece).collect::<Vec<_>>()
     });
     vec(run, 1..5).prop_map(|runs| runs.concat())
 }
 
 /// Returns the events of a whole stream, including its end.
-pub(in crate::response) fn events(route: GatewayRoute, pieces: &[Piece]) -> Vec<String> {
+pub(in crate::response) fn stream_events(
+    route: GatewayRoute,
+    pieces: &[OutputPiece],
+) -> Vec<String> {
     match route {
-        GatewayRoute::Messages => messages(pieces),
-        GatewayRoute::Responses => responses(pieces),
-        _ => chat(pieces, route == GatewayRoute::Completions),
+        GatewayRoute::Messages => messages_events(pieces),
+        GatewayRoute::Responses => responses_events(pieces),
+        _ => chat_events(pieces, route == GatewayRoute::Completions),
     }
 }
 
-fn chat(pieces: &[Piece], is_older: bool) -> Vec<String> {
+fn chat_events(pieces: &[OutputPiece], is_older: bool) -> Vec<String> {
     let mut choices: Vec<_> = pieces.iter().map(|piece| piece.choice).collect();
     choices.sort_unstable();
     choices.dedup();
@@ -83,12 +92,12 @@ fn chat(pieces: &[Piece], is_older: bool) -> Vec<String> {
     for piece in pieces {
         let text = piece.text.as_str();
         let delta = match piece.part {
-            Part::Text => json!({ "content": text, "tool_calls": [] }),
-            Part::Refusal => json!({ "refusal": text }),
-            Part::Tool => {
+            OutputPart::Text => json!({ "content": text, "tool_calls": [] }),
+            OutputPart::Refusal => json!({ "refusal": text }),
+            OutputPart::Tool => {
                 json!({ "tool_calls": [{ "index": 0, "function": { "arguments": text } }] })
             }
-            Part::Thinking => json!({
+            OutputPart::Thinking => json!({
                 "reasoning_content": text,
                 "thinking_blocks": [{ "type": "thinking", "thinking": text, "signature": "" }],
             }),
@@ -105,11 +114,11 @@ fn chat(pieces: &[Piece], is_older: bool) -> Vec<String> {
 }
 
 /// Groups the pieces into runs of one part.
-fn runs(pieces: &[Piece]) -> impl Iterator<Item = (usize, &[Piece])> {
+fn group_pieces(pieces: &[OutputPiece]) -> impl Iterator<Item = (usize, &[OutputPiece])> {
     pieces.chunk_by(|one, other| one.part == other.part).enumerate()
 }
 
-fn messages(pieces: &[Piece]) -> Vec<String> {
+fn messages_events(pieces: &[OutputPiece]) -> Vec<String> {
     let mut events = vec![json!({
         "type": "message_start",
         "message": {
@@ -117,17 +126,17 @@ fn messages(pieces: &[Piece]) -> Vec<String> {
             "usage": { "input_tokens": 3, "output_tokens": 1 },
         },
     })];
-    for (index, run) in runs(pieces) {
+    for (index, run) in group_pieces(pieces) {
         let (block, kind, member) = match run[0].part {
-            Part::Text | Part::Refusal => {
+            OutputPart::Text | OutputPart::Refusal => {
                 (json!({ "type": "text", "text": "" }), "text_delta", "text")
             }
-            Part::Tool => (
+            OutputPart::Tool => (
                 json!({ "type": "tool_use", "id": "t", "name": "f", "input": {} }),
                 "input_json_delta",
                 "partial_json",
             ),
-            Part::Thinking => {
+            OutputPart::Thinking => {
                 (json!({ "type": "thinking", "thinking": "" }), "thinking_delta", "thinking")
             }
         };
@@ -146,10 +155,10 @@ fn messages(pieces: &[Piece]) -> Vec<String> {
         "usage": { "output_tokens": 7 },
     }));
     events.push(json!({ "type": "message_stop" }));
-    named(&events)
+    named_events(&events)
 }
 
-fn responses(pieces: &[Piece]) -> Vec<String> {
+fn responses_events(pieces: &[OutputPiece]) -> Vec<String> {
     let response = |status: &str| {
         json!({
             "id": "resp_1", "object": "response", "created_at": 17, "model": "m", "status": status,
@@ -159,7 +168,7 @@ fn responses(pieces: &[Piece]) -> Vec<String> {
     let mut events =
         vec![json!({ "type": "response.created", "response": response("in_progress") })];
     let mut output = vec![];
-    for (index, run) in runs(pieces) {
+    for (index, run) in group_pieces(pieces) {
         let id = format!("item_{index}");
         let whole: String = run.iter().map(|piece| piece.text.as_str()).collect();
         let place = |kind: &str, more: Value| {
@@ -170,10 +179,10 @@ fn responses(pieces: &[Piece]) -> Vec<String> {
             event
         };
         let (kind, deltas) = match run[0].part {
-            Part::Text => ("message", "output_text"),
-            Part::Refusal => ("message", "refusal"),
-            Part::Tool => ("function_call", "function_call_arguments"),
-            Part::Thinking => ("reasoning", "reasoning_summary_text"),
+            OutputPart::Text => ("message", "output_text"),
+            OutputPart::Refusal => ("message", "refusal"),
+            OutputPart::Tool => ("function_call", "function_call_arguments"),
+            OutputPart::Thinking => ("reasoning", "reasoning_summary_text"),
         };
         let mut item = json!({ "id": id, "type": kind, "status": "in_progress" });
         match kind {
@@ -213,10 +222,10 @@ fn responses(pieces: &[Piece]) -> Vec<String> {
     for (number, event) in events.iter_mut().enumerate() {
         event["sequence_number"] = json!(number);
     }
-    named(&events)
+    named_events(&events)
 }
 
-fn named(events: &[Value]) -> Vec<String> {
+fn named_events(events: &[Value]) -> Vec<String> {
     let name = |event: &Value| event["type"].as_str().unwrap().to_owned();
     events.iter().map(|event| format!("event: {}\ndata: {event}\n\n", name(event))).collect()
 }

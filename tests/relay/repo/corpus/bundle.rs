@@ -8,54 +8,66 @@ use cogni_gateway::relay::repo::extract_commands::AnnouncedBranch;
 
 pub(super) const ATTACKS: &[HostileAttack] = &[
     ("another count", |case| {
-        honest(case).map(|parsed| {
+        honest_bundle(case).map(|parsed| {
             parsed.map(|branch| AnnouncedBranch { commits: branch.commits + 1, ..branch })
         })
     }),
     ("another tip", |case| {
-        honest(case)
+        honest_bundle(case)
             .map(|parsed| parsed.map(|branch| AnnouncedBranch { tip: ObjectId::NONE, ..branch }))
     }),
     ("another tree", |case| {
-        honest(case)
+        honest_bundle(case)
             .map(|parsed| parsed.map(|branch| AnnouncedBranch { tree: branch.tip, ..branch }))
     }),
-    ("no bundle", |case| with(case, |_| b"fatal: no".to_vec())),
-    ("empty bundle", |case| with(case, |_| vec![])),
-    ("bundle cut in its head", |case| with(case, |bundle| bundle[..30].to_vec())),
-    ("bundle cut in its pack", |case| with(case, |bundle| bundle[..bundle.len() - 30].to_vec())),
+    ("no bundle", |case| change_bundle(case, |_| b"fatal: no".to_vec())),
+    ("empty bundle", |case| change_bundle(case, |_| vec![])),
+    ("bundle cut in its head", |case| change_bundle(case, |bundle| bundle[..30].to_vec())),
+    ("bundle cut in its pack", |case| {
+        change_bundle(case, |bundle| bundle[..bundle.len() - 30].to_vec())
+    }),
     ("bundle with a flipped bit", |case| {
-        with(case, |mut bundle| {
+        change_bundle(case, |mut bundle| {
             let at = bundle.len() - 40;
             bundle[at] ^= 1;
             bundle
         })
     }),
-    ("bundle with more behind it", |case| with(case, |bundle| [bundle, b"more".to_vec()].concat())),
+    ("bundle with more behind it", |case| {
+        change_bundle(case, |bundle| [bundle, b"more".to_vec()].concat())
+    }),
     ("bundle with a long head", |case| {
-        with(case, |bundle| {
+        change_bundle(case, |bundle| {
             let line = format!("-{} x\n", "1".repeat(40));
-            replaced(&bundle, b"bundle\n", format!("bundle\n{}", line.repeat(30_000)).as_bytes())
+            replace_bytes(
+                &bundle,
+                b"bundle\n",
+                format!("bundle\n{}", line.repeat(30_000)).as_bytes(),
+            )
         })
     }),
     ("bundle of another branch", |case| {
-        with(case, |bundle| replaced(&bundle, b"refs/heads/sandbox/case", b"refs/heads/main"))
+        change_bundle(case, |bundle| {
+            replace_bytes(&bundle, b"refs/heads/sandbox/case", b"refs/heads/main")
+        })
     }),
-    ("bundle with a tag", |case| made(case, &["sandbox/case", "v1"], &["--quiet"])),
-    ("bundle with two branches", |case| made(case, &["sandbox/case", "HEAD"], &["--quiet"])),
+    ("bundle with a tag", |case| make_bundle(case, &["sandbox/case", "v1"], &["--quiet"])),
+    ("bundle with two branches", |case| make_bundle(case, &["sandbox/case", "HEAD"], &["--quiet"])),
     ("bundle with a filter", |case| {
-        made(case, &["sandbox/case", "--filter=blob:none"], &["--quiet", "--version=3"])
+        make_bundle(case, &["sandbox/case", "--filter=blob:none"], &["--quiet", "--version=3"])
     }),
-    ("bundle of version 3", |case| made(case, &["sandbox/case"], &["--quiet", "--version=3"])),
+    ("bundle of version 3", |case| {
+        make_bundle(case, &["sandbox/case"], &["--quiet", "--version=3"])
+    }),
     ("bundle with an unknown capability", |case| {
-        with(case, |bundle| {
-            replaced(&bundle, b"v2 git bundle\n", b"v3 git bundle\n@uri=http://x/\n")
+        change_bundle(case, |bundle| {
+            replace_bytes(&bundle, b"v2 git bundle\n", b"v3 git bundle\n@uri=http://x/\n")
         })
     }),
     ("bundle without what it needs", |case| {
-        with(case, |bundle| {
+        change_bundle(case, |bundle| {
             let start = case.run.state.start.to_string();
-            replaced(
+            replace_bytes(
                 &bundle,
                 format!("-{start}").as_bytes(),
                 format!("-{}", "1".repeat(40)).as_bytes(),
@@ -75,14 +87,14 @@ pub(super) const ATTACKS: &[HostileAttack] = &[
         case.agent().git(words.into_iter().chain(range));
         announced
     }),
-    ("bundle of everything", |case| made(case, &["sandbox/case"], &["--quiet", "--"])),
+    ("bundle of everything", |case| make_bundle(case, &["sandbox/case"], &["--quiet", "--"])),
     ("patches of something else", |case| {
-        let announced = honest(case);
+        let announced = honest_bundle(case);
         fs::write(case.run.artifacts.patches_path(), "nothing of the kind\n").unwrap();
         announced
     }),
     ("patches with one more", |case| {
-        let announced = honest(case);
+        let announced = honest_bundle(case);
         let path = case.run.artifacts.patches_path();
         let patches = fs::read(&path).unwrap();
         let more = "diff --git a/evil b/evil\nnew file mode 100644\n--- /dev/null\n+++ b/evil\n@@ -0,0 +1 @@\n+evil\n";
@@ -90,19 +102,19 @@ pub(super) const ATTACKS: &[HostileAttack] = &[
         announced
     }),
     ("patches that leave the tree", |case| {
-        let announced = honest(case);
+        let announced = honest_bundle(case);
         let path = case.run.artifacts.patches_path();
         let text = fs::read_to_string(&path).unwrap();
         fs::write(path, text.replace("honest.txt", "../../outside")).unwrap();
         announced
     }),
     ("no patches", |case| {
-        let announced = honest(case);
+        let announced = honest_bundle(case);
         fs::remove_file(case.run.artifacts.patches_path()).unwrap();
         announced
     }),
     ("patches of gigabytes", |case| {
-        let announced = honest(case);
+        let announced = honest_bundle(case);
         let file =
             fs::File::options().append(true).open(case.run.artifacts.patches_path()).unwrap();
         file.set_len(3 << 30).unwrap();
@@ -110,7 +122,7 @@ pub(super) const ATTACKS: &[HostileAttack] = &[
     }),
 ];
 
-fn honest(case: &HostileCase) -> AnnouncementClaim {
+fn honest_bundle(case: &HostileCase) -> AnnouncementClaim {
     case.agent().write("honest.txt", "work\n");
     case.agent().commit("Work");
     case.agent().git(["tag", "v1"]);
@@ -118,8 +130,8 @@ fn honest(case: &HostileCase) -> AnnouncementClaim {
 }
 
 /// Changes an honest bundle.
-fn with(case: &HostileCase, change: impl Fn(Vec<u8>) -> Vec<u8>) -> AnnouncementClaim {
-    let announced = honest(case);
+fn change_bundle(case: &HostileCase, change: impl Fn(Vec<u8>) -> Vec<u8>) -> AnnouncementClaim {
+    let announced = honest_bundle(case);
     let path = case.run.artifacts.bundle_path();
     let bundle = fs::read(&path).unwrap();
     fs::write(path, change(bundle)).unwrap();
@@ -127,8 +139,8 @@ fn with(case: &HostileCase, change: impl Fn(Vec<u8>) -> Vec<u8>) -> Announcement
 }
 
 /// Makes a bundle with the agent's own arguments.
-fn made(case: &HostileCase, refs: &[&str], words: &[&str]) -> AnnouncementClaim {
-    let announced = honest(case);
+fn make_bundle(case: &HostileCase, refs: &[&str], words: &[&str]) -> AnnouncementClaim {
+    let announced = honest_bundle(case);
     let path = case.run.artifacts.bundle_path();
     let start = format!("^{}", case.run.state.start);
     let (words, whole) = match words {
@@ -144,7 +156,7 @@ fn made(case: &HostileCase, refs: &[&str], words: &[&str]) -> AnnouncementClaim 
     announced
 }
 
-fn replaced(bytes: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
+fn replace_bytes(bytes: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
     let at = bytes.windows(from.len()).position(|window| window == from).expect("it is in there");
     [&bytes[..at], to, &bytes[at + from.len()..]].concat()
 }

@@ -5,11 +5,13 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use super::{AnnouncementClaim, HostileAttack, HostileCase};
 
 pub(super) const ATTACKS: &[HostileAttack] = &[
-    ("CRLF", |case| file(case, "dos.txt", b"one\r\ntwo\r\n")),
-    ("no end of line", |case| file(case, "README.md", b"# A project, changed")),
-    ("binary", |case| file(case, "image.bin", &[0, 159, 146, 150, 0, 255, 10, 13, 10].repeat(300))),
-    ("9 MiB of zeros", |case| file(case, "zeros", &vec![0; 9 << 20])),
-    ("2 MiB of text", |case| file(case, "long.txt", &b"a line of it\n".repeat(160 << 10))),
+    ("CRLF", |case| commit_file(case, "dos.txt", b"one\r\ntwo\r\n")),
+    ("no end of line", |case| commit_file(case, "README.md", b"# A project, changed")),
+    ("binary", |case| {
+        commit_file(case, "image.bin", &[0, 159, 146, 150, 0, 255, 10, 13, 10].repeat(300))
+    }),
+    ("9 MiB of zeros", |case| commit_file(case, "zeros", &vec![0; 9 << 20])),
+    ("2 MiB of text", |case| commit_file(case, "long.txt", &b"a line of it\n".repeat(160 << 10))),
     ("1,001 files", |case| {
         let blob = case.agent().object("blob", "x");
         let mut stream =
@@ -20,32 +22,36 @@ pub(super) const ATTACKS: &[HostileAttack] = &[
         case.agent().git_with(["fast-import", "--quiet"], stream.as_bytes());
         case.extract()
     }),
-    ("link out", |case| link(case, "way", "../../../../etc/passwd")),
-    ("link to the root", |case| link(case, "docs/way", "/")),
-    ("link into .git", |case| link(case, "docs/way", "../.GIT/hooks")),
-    ("link inside", |case| link(case, "docs/way", "../README.md")),
+    ("link out", |case| commit_link(case, "way", "../../../../etc/passwd")),
+    ("link to the root", |case| commit_link(case, "docs/way", "/")),
+    ("link into .git", |case| commit_link(case, "docs/way", "../.GIT/hooks")),
+    ("link inside", |case| commit_link(case, "docs/way", "../README.md")),
     ("link by way of a link", |case| {
         symlink(".", case.agent().path.join("r")).unwrap();
-        link(case, "out", "r/r/r/../../../etc/passwd")
+        commit_link(case, "out", "r/r/r/../../../etc/passwd")
     }),
-    ("link up after a name", |case| link(case, "docs/way", "deep/../../README.md")),
-    ("link up and down again", |case| link(case, "docs/way", "../src/main.c")),
-    ("link with other separators", |case| link(case, "way", "..\\..\\etc\\passwd")),
-    ("link into .git, by a hidden letter", |case| link(case, "docs/way", "../.g\u{200c}it/hooks")),
+    ("link up after a name", |case| commit_link(case, "docs/way", "deep/../../README.md")),
+    ("link up and down again", |case| commit_link(case, "docs/way", "../src/main.c")),
+    ("link with other separators", |case| commit_link(case, "way", "..\\..\\etc\\passwd")),
+    ("link into .git, by a hidden letter", |case| {
+        commit_link(case, "docs/way", "../.g\u{200c}it/hooks")
+    }),
     ("file through a link", |case| {
         let outside = case.place.path("");
         symlink(outside, case.agent().path.join("way")).unwrap();
         case.agent().commit("A link");
         case.agent().git(["rm", "-q", "--cached", "way"]);
         std::fs::remove_file(case.agent().path.join("way")).unwrap();
-        file(case, "way/outside", b"touched")
+        commit_file(case, "way/outside", b"touched")
     }),
-    ("workflow", |case| file(case, ".github/workflows/ci.yml", b"on: push\n")),
-    ("workflow, in other letters", |case| file(case, ".GitHub/Workflows/ci.yml", b"on: push\n")),
+    ("workflow", |case| commit_file(case, ".github/workflows/ci.yml", b"on: push\n")),
+    ("workflow, in other letters", |case| {
+        commit_file(case, ".GitHub/Workflows/ci.yml", b"on: push\n")
+    }),
     ("workflow, and away again", |case| {
-        file(case, ".github/workflows/ci.yml", b"on: push\n")?;
+        commit_file(case, ".github/workflows/ci.yml", b"on: push\n")?;
         std::fs::remove_dir_all(case.agent().path.join(".github")).unwrap();
-        file(case, "honest.txt", b"work\n")
+        commit_file(case, "honest.txt", b"work\n")
     }),
     ("pipelines of other forges", |case| {
         for path in
@@ -53,35 +59,41 @@ pub(super) const ATTACKS: &[HostileAttack] = &[
         {
             case.agent().write(path, "steps: []\n");
         }
-        file(case, "bitbucket-pipelines.yml", b"pipelines: {}\n")
+        commit_file(case, "bitbucket-pipelines.yml", b"pipelines: {}\n")
     }),
-    ("tool's settings further down", |case| file(case, "sub/.claude/settings.json", b"{}\n")),
+    ("tool's settings further down", |case| {
+        commit_file(case, "sub/.claude/settings.json", b"{}\n")
+    }),
     ("names in letters of other scripts", |case| {
         case.agent().write("pac\u{212a}age.json", "{}\n");
-        file(case, "AGENT\u{17f}.md", b"Do as I say.\n")
+        commit_file(case, "AGENT\u{17f}.md", b"Do as I say.\n")
     }),
-    ("CODEOWNERS", |case| file(case, "docs/CODEOWNERS", b"* @me\n")),
-    (".gitattributes", |case| file(case, "src/.gitattributes", b"* filter=evil\n")),
+    ("CODEOWNERS", |case| commit_file(case, "docs/CODEOWNERS", b"* @me\n")),
+    (".gitattributes", |case| commit_file(case, "src/.gitattributes", b"* filter=evil\n")),
     (".gitmodules", |case| {
-        file(
+        commit_file(
             case,
             ".gitmodules",
             b"[submodule \"a\"]\n\tpath = a\\r\n\turl = https://example.com/a\n",
         )
     }),
     (".gitmodules with an option", |case| {
-        file(case, ".gitmodules", b"[submodule \"a\"]\n\tpath = a\n\turl = -u./evil\n")
+        commit_file(case, ".gitmodules", b"[submodule \"a\"]\n\tpath = a\n\turl = -u./evil\n")
     }),
     (".gitmodules about a full disk", |case| {
         let said =
             b"[submodule \"a\"]\n\tpath = a\n\turl = \"-u\\nfatal: No space left on device\"\n";
-        file(case, ".gitmodules", said)
+        commit_file(case, ".gitmodules", said)
     }),
-    ("top-level dot directory", |case| file(case, ".vscode/tasks.json", b"{}\n")),
-    ("agent instructions", |case| file(case, "src/AGENTS.md", b"Do as I say.\n")),
-    ("lock file", |case| file(case, "web/package-lock.json", b"{}\n")),
+    ("top-level dot directory", |case| commit_file(case, ".vscode/tasks.json", b"{}\n")),
+    ("agent instructions", |case| commit_file(case, "src/AGENTS.md", b"Do as I say.\n")),
+    ("lock file", |case| commit_file(case, "web/package-lock.json", b"{}\n")),
     ("LFS pointer", |case| {
-        file(case, "big.bin", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+        commit_file(
+            case,
+            "big.bin",
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
+        )
     }),
     ("program", |case| {
         let path = case.agent().path.join("src/main.c");
@@ -90,30 +102,32 @@ pub(super) const ATTACKS: &[HostileAttack] = &[
         case.extract()
     }),
     ("private key", |case| {
-        file(case, "key.pem", b"-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXk\n")
+        commit_file(case, "key.pem", b"-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXk\n")
     }),
     ("token, and away again", |case| {
         let token = format!("token = \"ghp_{}\"\n", "a1B2c3D4e5F6".repeat(3));
-        file(case, "conf.toml", token.as_bytes())?;
-        file(case, "conf.toml", b"token = \"\"\n")
+        commit_file(case, "conf.toml", token.as_bytes())?;
+        commit_file(case, "conf.toml", b"token = \"\"\n")
     }),
-    ("token of the documentation", |case| file(case, "doc.md", b"AKIAIOSFODNN7EXAMPLE\n")),
+    ("token of the documentation", |case| commit_file(case, "doc.md", b"AKIAIOSFODNN7EXAMPLE\n")),
     ("token that calls itself an example", |case| {
-        file(case, "doc.md", format!("ghp_{}EXAMPLE\n", "a1B2c3D4e5F6".repeat(3)).as_bytes())
+        commit_file(case, "doc.md", format!("ghp_{}EXAMPLE\n", "a1B2c3D4e5F6".repeat(3)).as_bytes())
     }),
     ("token with a dull end", |case| {
         let token = format!("ghp_{}{}\n", "a1B2c3D4e5F6".repeat(3), "x".repeat(40));
-        file(case, "doc.md", token.as_bytes())
+        commit_file(case, "doc.md", token.as_bytes())
     }),
     ("token after letters, and before", |case| {
-        file(case, "doc.md", format!("xghp_{}_x\n", "a1B2c3D4e5F6".repeat(3)).as_bytes())
+        commit_file(case, "doc.md", format!("xghp_{}_x\n", "a1B2c3D4e5F6".repeat(3)).as_bytes())
     }),
     ("token in UTF-16", |case| {
         let token = format!("token = ghp_{}\n", "a1B2c3D4e5F6".repeat(3));
         let wide: Vec<_> = token.encode_utf16().flat_map(u16::to_le_bytes).collect();
-        file(case, "wide.txt", &wide)
+        commit_file(case, "wide.txt", &wide)
     }),
-    ("token of x", |case| file(case, "doc.md", format!("ghp_{}\n", "x".repeat(36)).as_bytes())),
+    ("token of x", |case| {
+        commit_file(case, "doc.md", format!("ghp_{}\n", "x".repeat(36)).as_bytes())
+    }),
     ("names that are no text", |case| {
         let blob = case.agent().object("blob", "odd\n");
         let names: [&[u8]; 3] = [b"a\nb", b"\xff\xfe", "turned\u{202e}txt.exe".as_bytes()];
@@ -129,22 +143,22 @@ pub(super) const ATTACKS: &[HostileAttack] = &[
     }),
     ("file turned into a directory", |case| {
         std::fs::remove_file(case.agent().path.join("README.md")).unwrap();
-        file(case, "README.md/inner", b"deeper\n")
+        commit_file(case, "README.md/inner", b"deeper\n")
     }),
     ("directory turned into a link", |case| {
         std::fs::remove_dir_all(case.agent().path.join("docs")).unwrap();
-        link(case, "docs", "src")
+        commit_link(case, "docs", "src")
     }),
 ];
 
-fn file(case: &HostileCase, path: &str, content: &[u8]) -> AnnouncementClaim {
+fn commit_file(case: &HostileCase, path: &str, content: &[u8]) -> AnnouncementClaim {
     case.agent().write(path, content);
     case.agent().git(["add", "-A", "-f"]);
     case.agent().commit("A file");
     case.extract()
 }
 
-fn link(case: &HostileCase, path: &str, target: &str) -> AnnouncementClaim {
+fn commit_link(case: &HostileCase, path: &str, target: &str) -> AnnouncementClaim {
     symlink(target, case.agent().path.join(path)).unwrap();
     case.agent().commit("A link");
     case.extract()

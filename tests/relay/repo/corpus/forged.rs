@@ -7,49 +7,49 @@ use cogni_gateway::relay::repo::RepoError;
 use cogni_gateway::relay::repo::quarantine::QuarantineError;
 
 use super::{AnnouncementClaim, HostileAttack, HostileCase};
-use crate::support::repository::Repository;
+use crate::support::repository::TestRepository;
 
 pub(super) const ATTACKS: &[HostileAttack] = &[
     ("second tree, lying bitmap", |case| {
         let evil = evil_tree(case);
-        let below = forged(case, &[], &format!("\ntree {evil}"));
-        let tip = commit(case, &honest_tree(case), &[&below], "");
-        write_forged_bitmap(case, &tip, &[&below, &orphan(case, &evil)]);
-        extracted(case, &tip)
+        let below = forged_commit(case, &[], &format!("\ntree {evil}"));
+        let tip = make_commit(case, &honest_tree(case), &[&below], "");
+        write_forged_bitmap(case, &tip, &[&below, &orphan_commit(case, &evil)]);
+        extract_tip(case, &tip)
     }),
     ("second parent, lying bitmap", |case| {
-        let orphan = orphan(case, &evil_tree(case));
-        let tip = forged(case, &[], &format!("\nparent {orphan}"));
+        let orphan = orphan_commit(case, &evil_tree(case));
+        let tip = forged_commit(case, &[], &format!("\nparent {orphan}"));
         write_forged_bitmap(case, &tip, &[&case.run.state.start.to_string(), &orphan]);
-        extracted(case, &tip)
+        extract_tip(case, &tip)
     }),
     ("second tree, from a subdirectory", |case| {
         let evil = evil_tree(case);
         let blob = case.agent().object("blob", "x\n");
         let x = case.agent().tree(&[("40000", b"x", &evil), ("100644", b"y", &blob)]);
         let testdata = case.agent().tree(&[("40000", b"testdata", &x)]);
-        let first = commit(case, &testdata, &[], "");
-        let second = forged(case, &[&first], &format!("\ntree {evil}"));
-        let tip = commit(case, &honest_tree(case), &[&second], "");
-        extracted(case, &tip)
+        let first = make_commit(case, &testdata, &[], "");
+        let second = forged_commit(case, &[&first], &format!("\ntree {evil}"));
+        let tip = make_commit(case, &honest_tree(case), &[&second], "");
+        extract_tip(case, &tip)
     }),
     ("second author", |case| {
-        let tip = forged(case, &[], "\nauthor B <b@example.com> 1767323045 +0000");
-        extracted(case, &tip)
+        let tip = forged_commit(case, &[], "\nauthor B <b@example.com> 1767323045 +0000");
+        extract_tip(case, &tip)
     }),
     ("second encoding", |case| {
-        let tip = forged(case, &[], "\nencoding UTF-8\nencoding UTF-7");
-        extracted(case, &tip)
+        let tip = forged_commit(case, &[], "\nencoding UTF-8\nencoding UTF-7");
+        extract_tip(case, &tip)
     }),
     ("one parent twice", |case| {
         let start = case.run.state.start.to_string();
-        let tip = commit(case, &honest_tree(case), &[&start, &start], "");
-        extracted(case, &tip)
+        let tip = make_commit(case, &honest_tree(case), &[&start, &start], "");
+        extract_tip(case, &tip)
     }),
     ("headers of a merged tag", |case| {
         let tag = "\nmergetag object 1111111111111111111111111111111111111111\n type commit\n tree x\n tag t\n \n parent y";
-        let tip = forged(case, &[], tag);
-        extracted(case, &tip)
+        let tip = forged_commit(case, &[], tag);
+        extract_tip(case, &tip)
     }),
     ("message in UTF-7", |case| {
         let start = case.run.state.start.to_string();
@@ -58,36 +58,36 @@ pub(super) const ATTACKS: &[HostileAttack] = &[
             honest_tree(case)
         );
         let rest = "committer A <a@example.com> 1767323045 -0000\nencoding UTF-7\n\nOdd\n\n+AFM-andbox-Run: another\n";
-        extracted(case, &case.agent().object("commit", head + rest))
+        extract_tip(case, &case.agent().object("commit", head + rest))
     }),
     ("pack with more in it", |case| {
-        let orphan = orphan(case, &evil_tree(case));
-        let tip = commit(case, &honest_tree(case), &[], "");
-        packed(case, &tip, &[&orphan])
+        let orphan = orphan_commit(case, &evil_tree(case));
+        let tip = make_commit(case, &honest_tree(case), &[], "");
+        pack_objects(case, &tip, &[&orphan])
     }),
     ("pack with a tag in it", |case| {
-        let tip = commit(case, &honest_tree(case), &[], "");
+        let tip = make_commit(case, &honest_tree(case), &[], "");
         let tag = format!(
             "object {tip}\ntype commit\ntag t\ntagger A <a@example.com> 1767323045 +0000\n\nx\n"
         );
         let tag = case.agent().object("tag", tag);
-        packed(case, &tip, &[&tag])
+        pack_objects(case, &tip, &[&tag])
     }),
     ("honest work, lying bitmap", |case| {
-        let orphan = orphan(case, &evil_tree(case));
-        let tip = commit(case, &honest_tree(case), &[], "");
+        let orphan = orphan_commit(case, &evil_tree(case));
+        let tip = make_commit(case, &honest_tree(case), &[], "");
         write_forged_bitmap(case, &tip, &[&case.run.state.start.to_string(), &orphan]);
-        extracted(case, &tip)
+        extract_tip(case, &tip)
     }),
     ("mode of more than 16 bits", |case| {
         let blob = case.agent().object("blob", "x\n");
         let tree = case.agent().tree(&[("300644", b"a", &blob)]);
-        extracted(case, &commit(case, &tree, &[], ""))
+        extract_tip(case, &make_commit(case, &tree, &[], ""))
     }),
     ("empty directory", |case| {
         let empty = case.agent().object("tree", "");
         let tree = case.agent().tree(&[("40000", b"ghp_a1B2c3D4e5F6", &empty)]);
-        extracted(case, &commit(case, &tree, &[], ""))
+        extract_tip(case, &make_commit(case, &tree, &[], ""))
     }),
 ];
 
@@ -95,7 +95,7 @@ pub(super) const ATTACKS: &[HostileAttack] = &[
 #[test]
 fn a_parent_from_another_run_is_refused() {
     let directory = tempfile::tempdir().unwrap();
-    let case = HostileCase::new(&Repository::seeded(&directory.path().join("seed.git")));
+    let case = HostileCase::new(&TestRepository::seeded(&directory.path().join("seed.git")));
     let other = case.place.begin("other", "other");
     other.workspace.write("other.txt", "of another run\n");
     other.workspace.commit("Another run's");
@@ -103,7 +103,7 @@ fn a_parent_from_another_run_is_refused() {
     drop(other);
     case.place.begin("other", "again");
     let foreign = case.place.tip("sandbox/other");
-    let announced = extracted(&case, &forged(&case, &[], &format!("\nparent {foreign}")));
+    let announced = extract_tip(&case, &forged_commit(&case, &[], &format!("\nparent {foreign}")));
     let error = case.place.judge(&case.run, announced.unwrap().unwrap()).unwrap_err();
     assert!(
         matches!(error, RepoError::QuarantineRefused(QuarantineError::InvalidCommit(..))),
@@ -126,17 +126,17 @@ fn honest_tree(case: &HostileCase) -> String {
 }
 
 /// A commit without the repository's history.
-fn orphan(case: &HostileCase, tree: &str) -> String {
+fn orphan_commit(case: &HostileCase, tree: &str) -> String {
     case.agent().object("commit", format!("tree {tree}\n{WHO}\n\nI approve of this\n"))
 }
 
 /// A commit of an honest tree with more headers than git reads.
-fn forged(case: &HostileCase, parents: &[&str], more: &str) -> String {
-    commit(case, &honest_tree(case), parents, more)
+fn forged_commit(case: &HostileCase, parents: &[&str], more: &str) -> String {
+    make_commit(case, &honest_tree(case), parents, more)
 }
 
 /// A commit with this tree and these parents, or with the run's base as its parent, and more text after its committer.
-fn commit(case: &HostileCase, tree: &str, parents: &[&str], more: &str) -> String {
+fn make_commit(case: &HostileCase, tree: &str, parents: &[&str], more: &str) -> String {
     let start = case.run.state.start.to_string();
     let parents = if parents.is_empty() { &[start.as_str()] } else { parents };
     let parents: Vec<_> = parents.iter().map(|parent| format!("parent {parent}\n")).collect();
@@ -156,14 +156,14 @@ fn write_forged_bitmap(case: &HostileCase, tip: &str, parents: &[&str]) {
     assert!(packs.any(|file| file.unwrap().path().extension().is_some_and(|it| it == "bitmap")));
 }
 
-fn extracted(case: &HostileCase, tip: &str) -> AnnouncementClaim {
+fn extract_tip(case: &HostileCase, tip: &str) -> AnnouncementClaim {
     fs::write(case.agent().path.join(".git/refs/heads/sandbox/case"), format!("{tip}\n")).unwrap();
     case.extract()
 }
 
 /// A bundle with more objects than are reachable from the tip.
-fn packed(case: &HostileCase, tip: &str, more: &[&str]) -> AnnouncementClaim {
-    let announced = extracted(case, tip);
+fn pack_objects(case: &HostileCase, tip: &str, more: &[&str]) -> AnnouncementClaim {
+    let announced = extract_tip(case, tip);
     let start = case.run.state.start.to_string();
     let list =
         case.agent().git(["rev-list", "--objects", "--no-object-names", tip, &format!("^{start}")]);

@@ -13,26 +13,26 @@ pub(super) const ATTACKS: &[HostileAttack] = &[
     }),
     ("commits after an empty one", |case| {
         case.agent().commit("Nothing");
-        work(case, "honest.txt");
+        commit_work(case, "honest.txt");
         case.extract()
     }),
     ("merge", |case| {
-        side(case, "side");
-        work(case, "own.txt");
+        make_side_branch(case, "side");
+        commit_work(case, "own.txt");
         case.agent().git(["merge", "-q", "--no-edit", "side"]);
         case.extract()
     }),
     ("octopus", |case| {
-        side(case, "one");
-        side(case, "two");
-        side(case, "three");
-        work(case, "own.txt");
+        make_side_branch(case, "one");
+        make_side_branch(case, "two");
+        make_side_branch(case, "three");
+        commit_work(case, "own.txt");
         case.agent().git(["merge", "-q", "--no-edit", "one", "two", "three"]);
         case.extract()
     }),
     ("merge with a workflow of its own", |case| {
-        side(case, "side");
-        work(case, "own.txt");
+        make_side_branch(case, "side");
+        commit_work(case, "own.txt");
         case.agent().git(["merge", "-q", "--no-commit", "side"]);
         case.agent().write(".github/workflows/evil.yml", "on: push\n");
         case.agent().commit("A merge");
@@ -42,14 +42,14 @@ pub(super) const ATTACKS: &[HostileAttack] = &[
     }),
     ("root commit", |case| {
         case.agent().git(["checkout", "-q", "--orphan", "other"]);
-        work(case, "own.txt");
+        commit_work(case, "own.txt");
         case.agent().git(["branch", "-f", "sandbox/case"]);
         case.extract()
     }),
     ("merge of another history", |case| {
         case.agent().git(["checkout", "-q", "--orphan", "other"]);
         case.agent().git(["rm", "-rfq", "."]);
-        work(case, "own.txt");
+        commit_work(case, "own.txt");
         case.agent().git(["checkout", "-q", "sandbox/case"]);
         case.agent().git(["merge", "-q", "--no-edit", "--allow-unrelated-histories", "other"]);
         case.extract()
@@ -67,20 +67,20 @@ pub(super) const ATTACKS: &[HostileAttack] = &[
         case.extract()
     }),
     ("work on another branch", |case| {
-        work(case, "own.txt");
+        commit_work(case, "own.txt");
         case.agent().git(["checkout", "-q", "-b", "other"]);
-        work(case, "more.txt");
+        commit_work(case, "more.txt");
         case.extract()
     }),
     ("branch deleted", |case| {
         case.agent().git(["checkout", "-q", "--detach"]);
         case.agent().git(["branch", "-D", "-q", "sandbox/case"]);
-        work(case, "own.txt");
+        commit_work(case, "own.txt");
         case.extract()
     }),
     ("replaced objects", |case| {
-        let honest = work(case, "honest.txt");
-        let evil = work(case, ".github/workflows/evil.yml");
+        let honest = commit_work(case, "honest.txt");
+        let evil = commit_work(case, ".github/workflows/evil.yml");
         case.agent().git(["reset", "-q", "--hard", &honest]);
         case.agent().git(["replace", "-f", &honest, &evil]);
         case.extract()
@@ -88,44 +88,44 @@ pub(super) const ATTACKS: &[HostileAttack] = &[
     ("replaced start", |case| {
         let start = case.run.state.start.to_string();
         case.agent().git(["checkout", "-q", "--orphan", "other"]);
-        let other = work(case, "own.txt");
+        let other = commit_work(case, "own.txt");
         case.agent().git(["checkout", "-q", "-f", "sandbox/case"]);
         case.agent().git(["replace", "-f", &start, &other]);
-        work(case, "more.txt");
+        commit_work(case, "more.txt");
         case.extract()
     }),
     ("grafts", |case| {
-        let tip = work(case, "own.txt");
+        let tip = commit_work(case, "own.txt");
         case.agent().write(".git/info/grafts", format!("{tip}\n"));
         case.extract()
     }),
     ("shallow", |case| {
-        work(case, "own.txt");
-        let tip = work(case, "more.txt");
+        commit_work(case, "own.txt");
+        let tip = commit_work(case, "more.txt");
         case.agent().write(".git/shallow", format!("{tip}\n"));
         case.extract()
     }),
     ("alternates elsewhere", |case| {
         case.agent().write(".git/objects/info/alternates", "/nowhere/objects\n/etc\n");
-        work(case, "own.txt");
+        commit_work(case, "own.txt");
         case.extract()
     }),
     ("notes and tags", |case| {
-        let tip = work(case, "own.txt");
+        let tip = commit_work(case, "own.txt");
         case.agent().git(["notes", "add", "-m", "a note", &tip]);
         case.agent().git(["tag", "-a", "-m", "a tag", "v1"]);
         case.extract()
     }),
 ];
 
-fn work(case: &HostileCase, path: &str) -> String {
+fn commit_work(case: &HostileCase, path: &str) -> String {
     case.agent().write(path, format!("{path}\n"));
     case.agent().commit(path)
 }
 
 /// A branch from the agent's position, with a file of its name.
-fn side(case: &HostileCase, name: &str) {
+fn make_side_branch(case: &HostileCase, name: &str) {
     case.agent().git(["checkout", "-q", "-b", name]);
-    work(case, &format!("{name}.txt"));
+    commit_work(case, &format!("{name}.txt"));
     case.agent().git(["checkout", "-q", "sandbox/case"]);
 }

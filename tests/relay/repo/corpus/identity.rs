@@ -4,22 +4,22 @@ use super::{AnnouncementClaim, HostileAttack, HostileCase};
 
 pub(super) const ATTACKS: &[HostileAttack] = &[
     ("committer of the relay's name", |case| {
-        commit(case, AUTHOR, "Relay <relay@example.com>", NOW)
+        commit_as(case, AUTHOR, "Relay <relay@example.com>", NOW)
     }),
-    ("author of the relay's name", |case| commit(case, "RELAY <x@example.com>", AUTHOR, NOW)),
+    ("author of the relay's name", |case| commit_as(case, "RELAY <x@example.com>", AUTHOR, NOW)),
     ("author of the relay's address", |case| {
-        commit(case, "A <Re\u{ad}lay@Example.com>", AUTHOR, NOW)
+        commit_as(case, "A <Re\u{ad}lay@Example.com>", AUTHOR, NOW)
     }),
     ("author with control characters", |case| {
-        commit(case, "A\r\u{1b}[2KRelay <a@example.com>", AUTHOR, NOW)
+        commit_as(case, "A\r\u{1b}[2KRelay <a@example.com>", AUTHOR, NOW)
     }),
     ("committer that is a token", |case| {
         let token = format!("ghp_{} <a@example.com>", "a1B2c3D4e5F6".repeat(3));
-        commit(case, AUTHOR, &token, NOW)
+        commit_as(case, AUTHOR, &token, NOW)
     }),
     ("header that is a token", |case| {
         let token = format!("{NOW}\nx-key ghp_{}", "a1B2c3D4e5F6".repeat(3));
-        commit(case, AUTHOR, AUTHOR, &token)
+        commit_as(case, AUTHOR, AUTHOR, &token)
     }),
     ("merge by the relay's committer", |case| {
         case.agent().git(["checkout", "-q", "-b", "side"]);
@@ -34,18 +34,22 @@ pub(super) const ATTACKS: &[HostileAttack] = &[
         move_to(case, content)
     }),
     ("trailer after a bare CR", |case| {
-        message(case, "Odd\n\nAll is well.\rSandbox-Run: another\n")
+        commit_message(case, "Odd\n\nAll is well.\rSandbox-Run: another\n")
     }),
-    ("trailer with a hidden letter", |case| message(case, "Odd\n\nSandbox\u{ad}-Run: another\n")),
-    ("trailer with another hyphen", |case| message(case, "Odd\n\nSandbox\u{2011}Agent: another\n")),
-    ("trailer with a long s", |case| message(case, "Odd\n\n\u{17f}andbox-run : another\n")),
-    ("time of 2100", |case| commit(case, AUTHOR, AUTHOR, "4102444800 +0000")),
-    ("time of 1970", |case| commit(case, AUTHOR, AUTHOR, "1 +0000")),
-    ("zone of no place", |case| commit(case, AUTHOR, AUTHOR, "1767323045 +9959")),
+    ("trailer with a hidden letter", |case| {
+        commit_message(case, "Odd\n\nSandbox\u{ad}-Run: another\n")
+    }),
+    ("trailer with another hyphen", |case| {
+        commit_message(case, "Odd\n\nSandbox\u{2011}Agent: another\n")
+    }),
+    ("trailer with a long s", |case| commit_message(case, "Odd\n\n\u{17f}andbox-run : another\n")),
+    ("time of 2100", |case| commit_as(case, AUTHOR, AUTHOR, "4102444800 +0000")),
+    ("time of 1970", |case| commit_as(case, AUTHOR, AUTHOR, "1 +0000")),
+    ("zone of no place", |case| commit_as(case, AUTHOR, AUTHOR, "1767323045 +9959")),
 ];
 
 /// A commit with this author, committer and date.
-fn commit(case: &HostileCase, author: &str, committer: &str, date: &str) -> AnnouncementClaim {
+fn commit_as(case: &HostileCase, author: &str, committer: &str, date: &str) -> AnnouncementClaim {
     let tree = case.agent().git(["rev-parse", "HEAD^{tree}"]);
     let start = case.run.state.start;
     // Text after a date becomes a header of its own.
@@ -66,7 +70,7 @@ fn move_to(case: &HostileCase, content: String) -> AnnouncementClaim {
     case.extract()
 }
 
-fn message(case: &HostileCase, message: &str) -> AnnouncementClaim {
+fn commit_message(case: &HostileCase, message: &str) -> AnnouncementClaim {
     case.agent().write("honest.txt", "work\n");
     case.agent().git(["add", "-A"]);
     case.agent().git_with(["commit", "-q", "--cleanup=verbatim", "-F", "-"], message.as_bytes());

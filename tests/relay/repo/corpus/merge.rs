@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use super::{AnnouncementClaim, HostileAttack, HostileCase};
-use crate::support::repository::Repository;
+use crate::support::repository::TestRepository;
 
 pub(super) const ATTACKS: &[HostileAttack] = &[
     ("base, merged", |case| {
@@ -60,18 +60,18 @@ pub(super) const ATTACKS: &[HostileAttack] = &[
         case.extract()
     }),
     ("conflict, with more in it", |case| {
-        conflict(case, |case| {
+        merge_conflict(case, |case| {
             case.agent().write("docs/guide.md", "both\n");
             case.agent().write(".github/CODEOWNERS", "* @me\n");
         })
     }),
-    ("conflict", |case| conflict(case, |case| case.agent().write("docs/guide.md", "both\n"))),
+    ("conflict", |case| merge_conflict(case, |case| case.agent().write("docs/guide.md", "both\n"))),
 ];
 
 /// A repository whose branch has an earlier run's work, and whose `main` has become stricter in several ways.
-pub(super) fn moved_on(path: &Path) -> Repository {
-    let remote = Repository::seeded(path);
-    let work = Repository::with_files(&path.with_extension("work"));
+pub(super) fn moved_on(path: &Path) -> TestRepository {
+    let remote = TestRepository::seeded(path);
+    let work = TestRepository::with_files(&path.with_extension("work"));
     let url = path.to_str().unwrap();
     work.git(["pull", "-q", url, "main"]);
     work.write(".github/workflows/ci.yml", "on: push\npermissions: write-all\n");
@@ -93,7 +93,7 @@ pub(super) fn moved_on(path: &Path) -> Repository {
 }
 
 /// A conflict between the branch and the base in one place, which the agent resolves in its own way.
-fn conflict(case: &HostileCase, resolve: fn(&HostileCase)) -> AnnouncementClaim {
+fn merge_conflict(case: &HostileCase, resolve: fn(&HostileCase)) -> AnnouncementClaim {
     case.agent().write("docs/guide.md", "the agent's\n");
     case.agent().commit("Agent's guide");
     case.agent().git(["checkout", "-q", "-b", "side", "HEAD~1"]);

@@ -3,14 +3,14 @@
 use super::{AnnouncementClaim, HostileAttack, HostileCase};
 
 pub(super) const ATTACKS: &[HostileAttack] = &[
-    (".git in a tree", |case| entry(case, "100644", b".git")),
-    (".GIT in a tree", |case| entry(case, "100644", b".GIT")),
-    ("git~1 in a tree", |case| entry(case, "100644", b"git~1")),
-    (".git with a hidden letter", |case| entry(case, "100644", ".g\u{200c}it".as_bytes())),
-    (".. in a tree", |case| entry(case, "100644", b"..")),
-    ("a path in a tree", |case| entry(case, "100644", b"../../outside")),
-    ("an unknown mode", |case| entry(case, "100600", b"odd")),
-    ("link as .gitmodules", |case| entry(case, "120000", b".gitmodules")),
+    (".git in a tree", |case| commit_entry(case, "100644", b".git")),
+    (".GIT in a tree", |case| commit_entry(case, "100644", b".GIT")),
+    ("git~1 in a tree", |case| commit_entry(case, "100644", b"git~1")),
+    (".git with a hidden letter", |case| commit_entry(case, "100644", ".g\u{200c}it".as_bytes())),
+    (".. in a tree", |case| commit_entry(case, "100644", b"..")),
+    ("a path in a tree", |case| commit_entry(case, "100644", b"../../outside")),
+    ("an unknown mode", |case| commit_entry(case, "100600", b"odd")),
+    ("link as .gitmodules", |case| commit_entry(case, "120000", b".gitmodules")),
     ("submodule", |case| {
         let tree = case.agent().tree(&[("160000", b"sub", &"1".repeat(40))]);
         case.agent().commit_tree(&tree, "A submodule");
@@ -28,16 +28,18 @@ pub(super) const ATTACKS: &[HostileAttack] = &[
         case.agent().commit_tree(&tree, "Mixed");
         case.extract()
     }),
-    ("author with <", |case| commit(case, "A <B <a@example.com> 1 +0000", "Odd\n")),
-    ("author on two lines", |case| commit(case, "A\nparent 1 <a@example.com> 1 +0000", "Odd\n")),
-    ("author without an address", |case| commit(case, "A 1 +0000", "Odd\n")),
-    ("author of another time", |case| {
-        commit(case, "A <a@example.com> 99999999999999999999 +0000", "Odd\n")
+    ("author with <", |case| make_commit(case, "A <B <a@example.com> 1 +0000", "Odd\n")),
+    ("author on two lines", |case| {
+        make_commit(case, "A\nparent 1 <a@example.com> 1 +0000", "Odd\n")
     }),
-    ("author with a NUL", |case| commit(case, "A\0B <a@example.com> 1 +0000", "Odd\n")),
-    ("message with a NUL", |case| commit(case, "A <a@example.com> 1 +0000", "Odd\0more\n")),
+    ("author without an address", |case| make_commit(case, "A 1 +0000", "Odd\n")),
+    ("author of another time", |case| {
+        make_commit(case, "A <a@example.com> 99999999999999999999 +0000", "Odd\n")
+    }),
+    ("author with a NUL", |case| make_commit(case, "A\0B <a@example.com> 1 +0000", "Odd\n")),
+    ("message with a NUL", |case| make_commit(case, "A <a@example.com> 1 +0000", "Odd\0more\n")),
     ("signed commit", |case| {
-        commit(
+        make_commit(
             case,
             "A <a@example.com> 1767323045 +0000\ncommitter A <a@example.com> 1767323045 +0000\ngpgsig -----BEGIN PGP SIGNATURE-----\n \n -----END PGP SIGNATURE-----",
             "Signed\n",
@@ -58,7 +60,7 @@ pub(super) const ATTACKS: &[HostileAttack] = &[
         case.place.extract_without_patches(&case.run)
     }),
     ("tip is a tag", |case| {
-        let tip = honest(case);
+        let tip = honest_tree(case);
         let tag =
             format!("object {tip}\ntype commit\ntag t\ntagger A <a@example.com> 1 +0000\n\nx\n");
         let tag = case.agent().object("tag", tag);
@@ -68,13 +70,13 @@ pub(super) const ATTACKS: &[HostileAttack] = &[
     }),
 ];
 
-fn honest(case: &HostileCase) -> String {
+fn honest_tree(case: &HostileCase) -> String {
     case.agent().write("honest.txt", "work\n");
     case.agent().commit("Work")
 }
 
 /// A commit of a tree with one invalid entry.
-fn entry(case: &HostileCase, mode: &str, name: &[u8]) -> AnnouncementClaim {
+fn commit_entry(case: &HostileCase, mode: &str, name: &[u8]) -> AnnouncementClaim {
     let blob = case.agent().object("blob", "evil\n");
     let tree = case.agent().tree(&[(mode, name, &blob)]);
     case.agent().commit_tree(&tree, "A tree");
@@ -82,7 +84,7 @@ fn entry(case: &HostileCase, mode: &str, name: &[u8]) -> AnnouncementClaim {
 }
 
 /// A commit with this author line and message.
-fn commit(case: &HostileCase, author: &str, message: &str) -> AnnouncementClaim {
+fn make_commit(case: &HostileCase, author: &str, message: &str) -> AnnouncementClaim {
     let tree = case.agent().git(["rev-parse", "HEAD^{tree}"]);
     let start = case.run.state.start;
     let committer =

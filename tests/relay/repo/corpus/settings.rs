@@ -17,37 +17,38 @@ pub(super) const ATTACKS: &[HostileAttack] = &[
     }),
     ("programs in the configuration", |case| {
         let canary = case.canary();
-        let config: String = PROGRAMS.iter().map(|name| setting(name, &canary)).collect();
-        configured(case, &config)
+        let config: String = PROGRAMS.iter().map(|name| format_setting(name, &canary)).collect();
+        configure_repository(case, &config)
     }),
     ("filters and drivers", |case| {
         let canary = case.canary();
-        let config: String = DRIVERS.iter().map(|name| setting(name, &canary)).collect();
+        let config: String = DRIVERS.iter().map(|name| format_setting(name, &canary)).collect();
         case.agent().write(".git/info/attributes", "* filter=evil diff=evil merge=evil\n");
-        configured(case, &config)
+        configure_repository(case, &config)
     }),
     ("output in another form", |case| {
-        let config: String = FORMS.iter().map(|(name, value)| setting(name, value)).collect();
-        configured(case, &config)
+        let config: String =
+            FORMS.iter().map(|(name, value)| format_setting(name, value)).collect();
+        configure_repository(case, &config)
     }),
-    ("configuration that cannot be read", |case| configured(case, "[core\n")),
+    ("configuration that cannot be read", |case| configure_repository(case, "[core\n")),
     ("configuration from elsewhere", |case| {
         let elsewhere = case.place.path("canary").join("config");
-        configured(case, &format!("[include]\n\tpath = {}\n", elsewhere.display()))
+        configure_repository(case, &format!("[include]\n\tpath = {}\n", elsewhere.display()))
     }),
     ("worktree elsewhere", |case| {
-        let config = setting("core.worktree", &case.place.path("").display().to_string());
-        configured(case, &config)
+        let config = format_setting("core.worktree", &case.place.path("").display().to_string());
+        configure_repository(case, &config)
     }),
     ("partial clone", |case| {
         let canary = case.canary();
-        configured(
+        configure_repository(
             case,
             &[
-                setting("core.repositoryFormatVersion", "1"),
-                setting("extensions.partialClone", "evil"),
-                setting("remote.evil.promisor", "true"),
-                setting("remote.evil.url", &format!("ext::sh -c \"{canary}\"")),
+                format_setting("core.repositoryFormatVersion", "1"),
+                format_setting("extensions.partialClone", "evil"),
+                format_setting("remote.evil.promisor", "true"),
+                format_setting("remote.evil.url", &format!("ext::sh -c \"{canary}\"")),
             ]
             .concat(),
         )
@@ -67,7 +68,7 @@ pub(super) const ATTACKS: &[HostileAttack] = &[
 ];
 
 /// Commits honest work, and then configures the repository.
-fn configured(case: &HostileCase, config: &str) -> AnnouncementClaim {
+fn configure_repository(case: &HostileCase, config: &str) -> AnnouncementClaim {
     case.agent().write("honest.txt", "work\n\n");
     case.agent().commit("Work");
     let path = case.agent().path.join(".git/config");
@@ -85,7 +86,7 @@ fn commit_quietly(case: &HostileCase) -> AnnouncementClaim {
 }
 
 /// Formats `a.b.c` as a section of git's configuration files.
-fn setting(name: &str, value: &str) -> String {
+fn format_setting(name: &str, value: &str) -> String {
     let (section, key) = name.rsplit_once('.').unwrap();
     let value = value.replace('\\', "\\\\").replace('"', "\\\"");
     let head = match section.split_once('.') {

@@ -14,19 +14,21 @@ use cogni_gateway::sandbox::spec::SandboxLimits;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::{LIMITS, LongRunningPoolFixture, claim_sandbox, exists, key, workspace_store};
-use crate::docker_driver::driver::sh;
-use crate::support::docker_engine::must;
-use crate::support::installation::{Installation, installations, run};
+use super::{
+    LIMITS, LongRunningPoolFixture, claim_sandbox, sandbox_key, wait_for_file, workspace_store,
+};
+use crate::docker_driver::driver::shell_argv;
+use crate::support::docker_engine::docker_output;
+use crate::support::installation::{TestInstallation, both_installations, run};
 use crate::support::process::wait_until;
 
 /// R7: Two concurrent branches have two sandboxes and two workspaces.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_concurrent_branches_share_nothing() {
-    let meet = sh(
+    let meet = shell_argv(
         "echo $RUN_ID > state; while [ ! -e go ]; do sleep 0.05; done; cat state; ls; stat -c %i /proc/1/ns/pid >&2",
     );
-    for installation in installations() {
+    for installation in both_installations() {
         let pool = LongRunningPoolFixture::new(&installation, LIMITS);
         let mut both = vec![];
         for branch in ["one", "two"] {
@@ -38,7 +40,7 @@ async fn two_concurrent_branches_share_nothing() {
         assert_ne!(workspaces[0], workspaces[1]);
         let host = async {
             for workspace in &workspaces {
-                exists(&workspace.join("state")).await;
+                wait_for_file(&workspace.join("state")).await;
             }
             assert_eq!(pool.pool.count(), 2);
             for workspace in &workspaces {
@@ -57,18 +59,18 @@ async fn two_concurrent_branches_share_nothing() {
 /// R5, R7: A cancelled run leaves no process, no file in memory, no socket and no name for the next run.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_was_cancelled_leaves_its_workspace_and_nothing_else() {
-    let litter = sh("
+    let litter = shell_argv("
         trap '' TERM
         for place in /tmp /dev/shm /run; do mkdir -p $place/deep/er; mkfifo $place/deep/pipe; echo x > $place/deep/er/file; done
         (trap '' TERM; exec setsid sh -c 'while :; do sleep 0.05; curl --silent -o /dev/null localhost:8080/run/status; done') &
         echo > begun
         sleep 1000; sleep 1000
     ");
-    let look = sh("
+    let look = shell_argv("
         ls -A /tmp /dev/shm /dev/mqueue /run; set -- /proc/[0-9]*; echo $#; ls /llm-sock; echo $RUN_ID
         curl --silent localhost:8080/run/status | grep -o run-[a-z]*
     ");
-    for installation in installations() {
+    for installation in both_installations() {
         let pool = LongRunningPoolFixture::new(&installation, LIMITS);
         let plan = installation.run_plan("run-first", &litter);
         let grace = Duration::from_millis(100);
@@ -78,13 +80,13 @@ async fn a_run_that_was_cancelled_leaves_its_workspace_and_nothing_else() {
         let cancel = CancellationToken::new();
         let (ended, ()) =
             tokio::join!(Box::pin(first.run(cancel.clone(), tokio::io::sink())), async {
-                exists(&begun).await;
+                wait_for_file(&begun).await;
                 cancel.cancel();
             },);
         let ended = serde_json::to_value(&ended).unwrap();
         assert_eq!(ended["error_code"], "cancelled", "{ended}");
         assert_eq!(
-            sockets(&installation),
+            bound_sockets(&installation),
             Vec::<String>::new(),
             "no run has the sandbox, and a socket is there"
         );
@@ -100,7 +102,7 @@ async fn a_run_that_was_cancelled_leaves_its_workspace_and_nothing_else() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sandbox_that_does_not_answer_is_replaced() {
     let look = ["stat", "-c", "%i", "/proc/1/ns/pid"];
-    for installation in installations() {
+    for installation in both_installations() {
         let pool = LongRunningPoolFixture::new(&installation, LIMITS);
         let first = run(pool.claim(installation.run_plan("run-1", &look)).await).await;
         let stopped = installation.waiting_slots();
@@ -120,11 +122,11 @@ async fn a_sandbox_that_does_not_answer_is_replaced() {
 /// failed run.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sandbox_is_replaced_for_its_age_and_after_a_kill_for_want_of_memory() {
-    let look = sh("stat -c %i /proc/1/ns/pid; exit 1");
-    let greedy = sh(
+    let look = shell_argv("stat -c %i /proc/1/ns/pid; exit 1");
+    let greedy = shell_argv(
         "stat -c %i /proc/1/ns/pid; x=$(head -c 200000000 /dev/zero | tr '\\0' x); echo $x | wc -c",
     );
-    for installation in installations() {
+    for installation in both_installations() {
         let pool = LongRunningPoolFixture::new(&installation, LIMITS);
         let mut seen = vec![];
         for (name, argv) in [("run-1", &look), ("run-2", &greedy), ("run-3", &look)] {
@@ -154,17 +156,17 @@ async fn a_sandbox_is_replaced_for_its_age_and_after_a_kill_for_want_of_memory()
 /// R7: No process of an abandoned run writes to the workspace when the next run's branch is checked out.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_abandoned_run_ends_before_the_next_run_gets_the_workspace() {
-    for installation in installations() {
+    for installation in both_installations() {
         // The pool has no background tasks, so only the next run cleans up.
         let pool = LongRunningPool::new(&workspace_store(&installation), LIMITS);
-        let key = key();
-        let script = sh("echo > begun; trap '' TERM; while :; do sleep 1; done");
+        let key = sandbox_key();
+        let script = shell_argv("echo > begun; trap '' TERM; while :; do sleep 1; done");
         let given_up = claim_sandbox(&pool, &key, installation.run_plan("run-1", &script));
         let given_up = Box::pin(given_up).await.unwrap();
         let begun = given_up.workspace_path().unwrap().join("begun");
         tokio::select! {
             result = run(given_up) => panic!("{result}"),
-            () = exists(&begun) => (),
+            () = wait_for_file(&begun) => (),
         }
         assert_eq!(pool.count(), 1);
         // This run fails after the point where the workspace would be filled, before there is another sandbox.
@@ -183,7 +185,7 @@ async fn an_abandoned_run_ends_before_the_next_run_gets_the_workspace() {
 /// R7: A change that a run makes to its sandbox's first process would affect the next run, so the sandbox is replaced.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sandbox_whose_first_process_was_changed_is_replaced() {
-    let installation = Installation::embedded();
+    let installation = TestInstallation::embedded();
     let pool = LongRunningPoolFixture::new(&installation, LIMITS);
     for (count, change) in [
         (1, "true"),
@@ -195,7 +197,7 @@ async fn a_sandbox_whose_first_process_was_changed_is_replaced() {
         (1, "ionice -p 1"),
     ] {
         let name = change.replace([' ', '='], "-");
-        let result = run(pool.claim(installation.run_plan(&name, &sh(change))).await).await;
+        let result = run(pool.claim(installation.run_plan(&name, &shell_argv(change))).await).await;
         assert_eq!((&result["exit_code"], change), (&json!(0), change), "{result}");
         assert_eq!((pool.pool.count(), change), (count, change));
     }
@@ -206,7 +208,7 @@ async fn a_sandbox_whose_first_process_was_changed_is_replaced() {
 /// container's label.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_container_says_that_it_lasts_as_long_as_each_of_its_runs() {
-    let installation = Installation::docker();
+    let installation = TestInstallation::docker();
     let pool = LongRunningPoolFixture::new(&installation, LIMITS);
     let mut messages = vec![];
     for (name, hours) in [("run-1", 1), ("run-2", 72), ("run-3", 72), ("run-4", 1)] {
@@ -217,7 +219,7 @@ async fn a_container_says_that_it_lasts_as_long_as_each_of_its_runs() {
         assert_eq!(result["ok"], true, "{result}");
         let filter = format!("label=cogni.dir={}", installation.run_dir().display());
         let format = "{{.Label \"cogni.deadline\"}}";
-        let label = must(&["ps", "--filter", &filter, "--format", format]);
+        let label = docker_output(&["ps", "--filter", &filter, "--format", format]);
         let label = label.trim().parse().unwrap();
         assert!(SystemTime::UNIX_EPOCH + Duration::from_secs(label) >= needed, "{name}");
         messages.push(label);
@@ -232,7 +234,7 @@ fn first_line(result: &Value) -> &str {
 }
 
 /// Returns the sockets that are bound below the run directory.
-fn sockets(installation: &Installation) -> Vec<String> {
+fn bound_sockets(installation: &TestInstallation) -> Vec<String> {
     let table = fs::read_to_string("/proc/net/unix").unwrap();
     let run_dir = installation.run_dir().display().to_string();
     let paths = table.lines().filter_map(|line| line.split(' ').next_back());

@@ -17,11 +17,11 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use super::{LIMITS, LongRunningPoolFixture};
-use crate::docker_driver::driver::sh;
-use crate::support::delivery::relay;
+use crate::docker_driver::driver::shell_argv;
+use crate::support::delivery::open_relay;
 use crate::support::github_server::{RunningGithub, TOKEN};
-use crate::support::installation::{Installation, run};
-use crate::support::run_command::entries;
+use crate::support::installation::{TestInstallation, run};
+use crate::support::run_command::list_entries;
 
 /// L3: Work beside the branch is copied, so that the next run keeps the shared workspace. If names are too long to
 /// copy, the workspace is moved instead; the branch is free all the same, and the work on it is delivered.
@@ -32,7 +32,7 @@ async fn work_beside_a_branch_is_kept() {
         let pool = LongRunningPoolFixture::new(&shared_branch.place, LIMITS);
         let first =
             shared_branch.run(&pool, key, &format!("echo mine > .state; {deep} {BOTH}")).await;
-        assert_eq!(told(&first), json!(["done", true]), "{key}: {first}");
+        assert_eq!(delivery_of(&first), json!(["done", true]), "{key}: {first}");
         let mut left = shared_branch.left();
         let own = |path: &str| left.workspace.join(path).exists();
         assert!(left.is_exclusive() && own(".git/refs/heads/other") && own(".state"), "{left:?}");
@@ -47,15 +47,19 @@ async fn work_beside_a_branch_is_kept() {
             assert_eq!(again["step"], "done", "{key}: {again}");
             left = shared_branch.left();
             assert_eq!(left.left.as_deref(), Some(ELSEWHERE), "{key}");
-            assert_eq!(owner(&left.workspace), owner(&left.workspace.join(".git")), "{key}");
-            assert_ne!(owner(&left.workspace), 0, "{key}");
+            assert_eq!(
+                file_owner(&left.workspace),
+                file_owner(&left.workspace.join(".git")),
+                "{key}"
+            );
+            assert_ne!(file_owner(&left.workspace), 0, "{key}");
         }
 
         let second = shared_branch.run(&pool, key, "cat one .state").await;
         assert_eq!(second["stdout"], format!("one\n{next}").trim_end().to_owned() + "\n", "{key}");
         assert_eq!(shared_branch.left(), left);
         shared_branch.relay.outbox().discard_item(&left.id).unwrap();
-        assert_eq!(entries(&shared_branch.state().join("work")), [""; 0]);
+        assert_eq!(list_entries(&shared_branch.state().join("work")), [""; 0]);
         pool.stop().await;
     }
 }
@@ -67,7 +71,7 @@ async fn the_next_process_archives_what_a_killed_process_has_not() {
     let shared_branch = SharedBranch::new().await;
     let pool = LongRunningPoolFixture::new(&shared_branch.place, LIMITS);
     let first = shared_branch.run(&pool, "cut", &format!("echo mine > .state; {BOTH}")).await;
-    assert_eq!(told(&first), json!(["done", true]), "{first}");
+    assert_eq!(delivery_of(&first), json!(["done", true]), "{first}");
     let (left, outbox) = (shared_branch.left(), shared_branch.relay.outbox());
     let [home] = &shared_branch.homes()[..] else { panic!("{:?}", shared_branch.homes()) };
     // Two cases: only the row was written, and the workspace was being moved.
@@ -94,7 +98,7 @@ async fn the_next_process_archives_what_a_killed_process_has_not() {
 
 /// A long-running sandbox's branch in its own GitHub stand-in; its runs share a workspace.
 struct SharedBranch {
-    place: Installation,
+    place: TestInstallation,
     forge: RunningGithub,
     relay: Arc<DeliveryService>,
 }
@@ -102,8 +106,8 @@ struct SharedBranch {
 impl SharedBranch {
     async fn new() -> Self {
         let github = RunningGithub::start().await;
-        let relay = relay(&github);
-        Self { place: Installation::embedded(), forge: github, relay }
+        let relay = open_relay(&github);
+        Self { place: TestInstallation::embedded(), forge: github, relay }
     }
 
     async fn target(&self, key: &str) -> DeliveryTarget {
@@ -134,7 +138,7 @@ impl SharedBranch {
         // The runs' shared files are not part of any run's work.
         let script = format!("mkdir -p .git/info; echo .state >> .git/info/exclude; {script}");
         let branch = Some(self.branch(key));
-        let plan = RunPlan { branch, ..self.place.run_plan("run", &sh(&script)) };
+        let plan = RunPlan { branch, ..self.place.run_plan("run", &shell_argv(&script)) };
         let begun = (plan, RunInputs { target, ..RunInputs::default() });
         let key = SandboxKey::new("agent", key).preserving([".state"]);
         let (pool, cancel) = (&pool_fixture.pool, CancellationToken::new());
@@ -168,15 +172,15 @@ impl SharedBranch {
 
     fn homes(&self) -> Vec<PathBuf> {
         let homes = self.place.path().join("state/workspaces");
-        entries(&homes).into_iter().map(|home| homes.join(home).join("workspace")).collect()
+        list_entries(&homes).into_iter().map(|home| homes.join(home).join("workspace")).collect()
     }
 }
 
-fn owner(path: &Path) -> u32 {
+fn file_owner(path: &Path) -> u32 {
     fs::symlink_metadata(path).unwrap().uid()
 }
 
-fn told(result: &Value) -> Value {
+fn delivery_of(result: &Value) -> Value {
     json!([result["relay"]["step"], result["relay"]["is_pushed"]])
 }
 

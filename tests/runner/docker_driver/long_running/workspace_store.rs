@@ -14,17 +14,17 @@ use cogni_gateway::runner::{PreparedRun, RunInputs, RunPlan};
 use cogni_gateway::sandbox::SandboxSpec;
 use cogni_gateway::sandbox::spec::{SandboxLimits, WorkspaceMount};
 
-use super::{LIMITS, LongRunningPoolFixture, claim_sandbox, key, workspace_store};
-use crate::docker_driver::driver::sh;
-use crate::support::installation::{Installation, installations, run};
+use super::{LIMITS, LongRunningPoolFixture, claim_sandbox, sandbox_key, workspace_store};
+use crate::docker_driver::driver::shell_argv;
+use crate::support::installation::{TestInstallation, both_installations, run};
 use crate::support::process::wait_until;
 
 /// R7: A workspace that was not used for the retention time is removed; a younger one, or one in use, stays.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unused_workspace_is_removed() {
-    let installation = Installation::embedded();
+    let installation = TestInstallation::embedded();
     let (store, never_in_use) = (workspace_store(&installation), |_: &_| false);
-    let write = sh("cat state 2>/dev/null; echo mine > state");
+    let write = shell_argv("cat state 2>/dev/null; echo mine > state");
     let pool = LongRunningPoolFixture::new(&installation, LIMITS);
     run(pool.claim(installation.run_plan("run-1", &write)).await).await;
 
@@ -70,7 +70,7 @@ async fn an_unused_workspace_is_removed() {
 /// next.
 #[test]
 fn workspaces_of_earlier_processes_are_removed_too() {
-    let installation = Installation::embedded();
+    let installation = TestInstallation::embedded();
     let (store, below) =
         (workspace_store(&installation), installation.path().join("state/workspaces"));
     let home = below.join("0123456789abcdef0123456789abcdef");
@@ -93,17 +93,18 @@ fn workspaces_of_earlier_processes_are_removed_too() {
 /// R6, R7: A workspace beyond its limit ends its run, and blocks further runs until it is removed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_workspace_that_is_full_ends_its_run_and_lets_no_other_begin() {
-    let greedy = sh("dd if=/dev/zero of=full bs=1M count=32 2>/dev/null; sleep 1000");
-    for installation in installations() {
+    let greedy = shell_argv("dd if=/dev/zero of=full bs=1M count=32 2>/dev/null; sleep 1000");
+    for installation in both_installations() {
         let pool = LongRunningPoolFixture::new(&installation, LIMITS);
-        let small = |run: &str, argv: &[&str]| bounded(installation.run_plan(run, argv), 16 << 20);
+        let small =
+            |run: &str, argv: &[&str]| bound_workspace(installation.run_plan(run, argv), 16 << 20);
         let full = run(pool.claim(small("run-fill", &greedy)).await).await;
         assert_eq!(full["error_code"], "workspace_full", "{full}");
         insta::allow_duplicates!(
             insta::assert_snapshot!(full["error"].as_str().unwrap(), @"the workspace holds more than 16 MiB, which is as much as it may (`max_workspace` of the limits)")
         );
 
-        let (key, plan) = (key(), small("run-next", &["true"]));
+        let (key, plan) = (sandbox_key(), small("run-next", &["true"]));
         let refused = Box::pin(claim_sandbox(&pool.pool, &key, plan)).await;
         let refused = refused.err().unwrap();
         assert!(matches!(refused, LongRunningClaimError::WorkspaceFull { .. }), "{refused}");
@@ -118,7 +119,7 @@ async fn a_workspace_that_is_full_ends_its_run_and_lets_no_other_begin() {
         let other = SandboxKey::new("agent", "other");
         let other = run(pool.claim_for(other, small("run-other", &["true"])).await).await;
         assert_eq!(other["ok"], true, "{other}");
-        let larger = bounded(installation.run_plan("run-larger", &["ls"]), 64 << 20);
+        let larger = bound_workspace(installation.run_plan("run-larger", &["ls"]), 64 << 20);
         let larger = run(pool.claim(larger).await).await;
         assert_eq!(larger["stdout"], "full\n", "{larger}");
         pool.stop().await;
@@ -128,11 +129,11 @@ async fn a_workspace_that_is_full_ends_its_run_and_lets_no_other_begin() {
 /// R6: The limit also holds for a workspace that is made for one run.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_workspace_of_one_run_is_bounded_too() {
-    let greedy = sh(
+    let greedy = shell_argv(
         "mkdir -p a/b; for n in 1 2 3; do dd if=/dev/zero of=a/b/$n bs=1M count=8 2>/dev/null; done; sleep 1000",
     );
-    for installation in installations() {
-        let mut plan = bounded(installation.run_plan("run-fill", &greedy), 16 << 20);
+    for installation in both_installations() {
+        let mut plan = bound_workspace(installation.run_plan("run-fill", &greedy), 16 << 20);
         plan.spec.workspace = WorkspaceMount::Fresh;
         let full = run(PreparedRun::new(plan, RunInputs::default()).unwrap()).await;
         assert_eq!(full["error_code"], "workspace_full", "{full}");
@@ -143,9 +144,9 @@ async fn a_workspace_of_one_run_is_bounded_too() {
 /// R6: The last writes of a program are measured after it has ended, even if no check happened in between.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_workspace_is_measured_when_its_program_has_ended() {
-    let installation = Installation::embedded();
-    let quick = sh("dd if=/dev/zero of=full bs=1M count=32 2>/dev/null");
-    let mut plan = bounded(installation.run_plan("run-quick", &quick), 16 << 20);
+    let installation = TestInstallation::embedded();
+    let quick = shell_argv("dd if=/dev/zero of=full bs=1M count=32 2>/dev/null");
+    let mut plan = bound_workspace(installation.run_plan("run-quick", &quick), 16 << 20);
     let pool = LongRunningPoolFixture::new(&installation, LIMITS);
     let long_running = run(pool.claim(plan.clone()).await).await;
     pool.stop().await;
@@ -160,16 +161,17 @@ async fn a_workspace_is_measured_when_its_program_has_ended() {
 /// on request.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operator_lists_and_removes_workspaces() {
-    let installation = Installation::embedded();
+    let installation = TestInstallation::embedded();
     let pool = LongRunningPoolFixture::new(
         &installation,
         LongRunningPoolLimits { max_idle: Duration::ZERO, ..LIMITS },
     );
     let old = SandboxKey::new("agent", "talk")
-        .scoped_to(scope("branch_key", "https://github.com/acme/x"));
-    run(pool.claim_for(old, installation.run_plan("run-1", &sh("echo > state"))).await).await;
+        .scoped_to(key_scope("branch_key", "https://github.com/acme/x"));
+    run(pool.claim_for(old, installation.run_plan("run-1", &shell_argv("echo > state"))).await)
+        .await;
     wait_until(|| pool.pool.count() == 0, || "it does not go".to_owned());
-    let held = SandboxKey::new("agent", "now").scoped_to(scope("state_key", ""));
+    let held = SandboxKey::new("agent", "now").scoped_to(key_scope("state_key", ""));
     let held = pool.claim_for(held, installation.run_plan("run-2", &["true"])).await;
 
     let ids: Vec<_> = workspace_store(&installation)
@@ -237,7 +239,7 @@ async fn an_operator_lists_and_removes_workspaces() {
     pool.stop().await;
 }
 
-fn scope(kind: &'static str, repository: &str) -> SandboxKeyScope {
+fn key_scope(kind: &'static str, repository: &str) -> SandboxKeyScope {
     let (grant, account) = ("g1".to_owned(), "a1".to_owned());
     SandboxKeyScope { grant, account, repository: repository.to_owned(), kind }
 }
@@ -245,11 +247,13 @@ fn scope(kind: &'static str, repository: &str) -> SandboxKeyScope {
 /// R7: Two accounts, or two kinds of key, with the same key text share nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn accounts_and_kinds_of_key_have_workspaces_of_their_own() {
-    let installation = Installation::embedded();
+    let installation = TestInstallation::embedded();
     let pool = LongRunningPoolFixture::new(&installation, LIMITS);
-    let write = sh("cat state 2>/dev/null; echo $RUN_ID >> state");
-    let of =
-        |account: &str, kind| SandboxKeyScope { account: account.to_owned(), ..scope(kind, "") };
+    let write = shell_argv("cat state 2>/dev/null; echo $RUN_ID >> state");
+    let of = |account: &str, kind| SandboxKeyScope {
+        account: account.to_owned(),
+        ..key_scope(kind, "")
+    };
     let mut seen = vec![];
     for (number, scope) in [
         of("acme", "state_key"),
@@ -274,7 +278,7 @@ async fn accounts_and_kinds_of_key_have_workspaces_of_their_own() {
 /// has the same branch.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_workspace_of_an_earlier_version_is_moved_once() {
-    let installation = Installation::embedded();
+    let installation = TestInstallation::embedded();
     // The name that the earlier version gave it.
     let old = sha256_hex(b"agent\0g1\n\n42")[..32].to_owned();
     let home = installation.path().join("state/workspaces").join(&old);
@@ -286,10 +290,10 @@ async fn a_workspace_of_an_earlier_version_is_moved_once() {
         );
         fs::write(home.join("label.json"), label).unwrap();
     };
-    let read = sh("cat state 2>/dev/null");
+    let read = shell_argv("cat state 2>/dev/null");
     let pool = LongRunningPoolFixture::new(&installation, LIMITS);
     let claim = async |kind, number: u32, inherits: bool| {
-        let key = SandboxKey::new("agent", "42").scoped_to(scope(kind, ""));
+        let key = SandboxKey::new("agent", "42").scoped_to(key_scope(kind, ""));
         let key = if inherits { key.with_inheritance() } else { key };
         let plan = installation.run_plan(&format!("run-{number}"), &read);
         run(pool.claim_for(key, plan).await).await["stdout"].as_str().unwrap().to_owned()
@@ -307,13 +311,14 @@ async fn a_workspace_of_an_earlier_version_is_moved_once() {
     assert!(!home.exists());
     pool.stop().await;
     let pool = LongRunningPoolFixture::new(&installation, LIMITS);
-    let key = SandboxKey::new("agent", "42").scoped_to(scope("work_item", "")).with_inheritance();
+    let key =
+        SandboxKey::new("agent", "42").scoped_to(key_scope("work_item", "")).with_inheritance();
     let again = run(pool.claim_for(key, installation.run_plan("run-3", &read)).await).await;
     assert_eq!(again["stdout"], "from before\n", "it stays");
     pool.stop().await;
 }
 
-fn bounded(plan: RunPlan, max_workspace: u64) -> RunPlan {
+fn bound_workspace(plan: RunPlan, max_workspace: u64) -> RunPlan {
     let limits = SandboxLimits { max_workspace, ..SandboxLimits::default() };
     RunPlan { spec: SandboxSpec { limits, ..plan.spec.clone() }, ..plan }
 }

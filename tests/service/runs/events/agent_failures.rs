@@ -5,8 +5,8 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use super::super::{ServiceSetup, ask};
-use super::{assert_once, kinds};
+use super::super::{ServiceSetup, conversation_body};
+use super::{assert_once, event_kinds};
 
 /// Each agent is a whole program.
 const AGENTS: &[(&str, &str)] = &[
@@ -48,7 +48,7 @@ async fn an_agent_that_fails_says_how() {
     let mut service = setup.start();
     let mut messages = String::new();
     for (name, _) in AGENTS {
-        let mut body = ask("hello");
+        let mut body = conversation_body("hello");
         body["agent"] = json!(name);
         let run = service.run(&body).await;
         let events = service.events(&run).await;
@@ -58,7 +58,7 @@ async fn an_agent_that_fails_says_how() {
         let (code, message) = (error["code"].as_str(), error["message"].as_str());
         let row = service.get(&format!("/api/v1/runs/{run}")).await.json();
         assert_eq!(row["error_code"].as_str(), code, "{row}");
-        let kinds = kinds(&events)[1..].join(" ");
+        let kinds = event_kinds(&events)[1..].join(" ");
         writeln!(messages, "{name}: {kinds}\n  {} {}", code.unwrap(), message.unwrap()).unwrap();
     }
     insta::assert_snapshot!(messages);
@@ -71,7 +71,7 @@ async fn an_agent_that_fails_says_how() {
 async fn a_budget_that_is_spent_is_an_error_with_a_code() {
     let setup = ServiceSetup::new("").await;
     let mut service = setup.start();
-    let mut body = ask("hello");
+    let mut body = conversation_body("hello");
     body["budget"] = json!({"max_turns": 0});
     let run = service.run(&body).await;
     let events = service.events(&run).await;

@@ -9,26 +9,26 @@ use cogni_gateway::service::runs::RunSubmission;
 use cogni_gateway::service::store::{self, NewRunRow, RunStore, SpendingCaps};
 use serde_json::{Value, json};
 
-use super::super::{ServiceSetup, ask};
-use super::{assert_once, kinds, until, watch};
-use crate::support::service::Service;
+use super::super::{ServiceSetup, conversation_body};
+use super::{assert_once, event_kinds, read_until, watch_run};
+use crate::support::service::ServiceProcess;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_waits_is_cancelled_or_left_but_never_lost() {
     let setup = ServiceSetup::new("gate=head").await;
     setup.set_max_runs(1);
-    accept(&setup, &["run-1", "run-2", "run-3"]).await;
+    accept_runs(&setup, &["run-1", "run-2", "run-3"]).await;
     let mut service = setup.start();
     setup.provider.gate.wait_for_waiting(1).await;
     let waiting = of_state(&service, "queued").await;
     assert_eq!(waiting.len(), 2, "{waiting:?}");
 
-    let mut watched = watch(&service, &waiting[0], None).await;
-    let left = watch(&service, &waiting[1], None).await;
+    let mut watched = watch_run(&service, &waiting[0], None).await;
+    let left = watch_run(&service, &waiting[1], None).await;
     service.post(&format!("/api/v1/runs/{}/cancel", waiting[0]), &json!({})).await;
-    until(&mut watched, "final").await;
+    read_until(&mut watched, "final").await;
     let events = service.events(&waiting[0]).await;
-    assert_eq!(kinds(&events), ["queued", "error", "done", "final"]);
+    assert_eq!(event_kinds(&events), ["queued", "error", "done", "final"]);
     assert_eq!(
         events[1].data,
         json!({"code": "cancelled", "message": "the run was cancelled before it began"})
@@ -55,7 +55,7 @@ async fn a_run_that_waits_is_cancelled_or_left_but_never_lost() {
 }
 
 /// Stores runs as a process leaves them that is killed before it begins them.
-async fn accept(setup: &ServiceSetup, runs: &[&str]) {
+async fn accept_runs(setup: &ServiceSetup, runs: &[&str]) {
     let database =
         SqliteDatabase::open_database(&setup.state_dir().join("state.db"), &[store::SCHEMA]);
     let journal = RunStore::new(database.unwrap());
@@ -85,7 +85,7 @@ async fn accept(setup: &ServiceSetup, runs: &[&str]) {
     }
 }
 
-async fn of_state(service: &Service, state: &str) -> Vec<String> {
+async fn of_state(service: &ServiceProcess, state: &str) -> Vec<String> {
     let listed = service.get(&format!("/api/v1/runs?state={state}")).await.json();
     let ids = listed["runs"].as_array().unwrap().iter();
     ids.map(|run| Value::as_str(&run["id"]).unwrap().to_owned()).collect()
@@ -111,7 +111,7 @@ async fn a_run_that_waits_for_another_holds_no_permit() {
     setup.set_max_runs(2);
     let mut service = setup.start();
     let on = |branch: &str| {
-        let mut body = ask("hello");
+        let mut body = conversation_body("hello");
         body["branch_key"] = json!(branch);
         body
     };
@@ -134,15 +134,15 @@ async fn a_run_that_waits_for_another_holds_no_permit() {
 async fn a_run_that_waits_for_another_is_cancelled_at_once() {
     let setup = with_shared_sandbox().await;
     let mut service = setup.start();
-    let mut body = ask("hello");
+    let mut body = conversation_body("hello");
     body["branch_key"] = json!("line-1");
     let first = service.run(&body).await;
     setup.provider.gate.wait_for_waiting(1).await;
     let second = service.run(&body).await;
-    let mut watched = watch(&service, &second, None).await;
-    until(&mut watched, "run_started").await;
+    let mut watched = watch_run(&service, &second, None).await;
+    read_until(&mut watched, "run_started").await;
     service.post(&format!("/api/v1/runs/{second}/cancel"), &json!({})).await;
-    until(&mut watched, "final").await;
+    read_until(&mut watched, "final").await;
     assert_once(&service.events(&second).await);
     assert_eq!(service.ended(&second).await["error_code"], "cancelled");
     assert_eq!(of_state(&service, "running").await, [first.as_str()]);
@@ -158,7 +158,7 @@ async fn a_run_that_is_starting_is_cancelled() {
     let setup = ServiceSetup::new("gate=head").await;
     let mut service = setup.start();
     for _ in 0..10 {
-        let run = service.run(&ask("hello")).await;
+        let run = service.run(&conversation_body("hello")).await;
         let cancelled = service.post(&format!("/api/v1/runs/{run}/cancel"), &json!({})).await;
         assert_eq!(cancelled.status, 202, "{}", cancelled.text());
         let events = service.events(&run).await;

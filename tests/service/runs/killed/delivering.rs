@@ -11,11 +11,11 @@ use cogni_gateway::telemetry::audit::verify;
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 
-use super::super::{ServiceSetup, ask};
+use super::super::{ServiceSetup, conversation_body};
 use crate::support::github_server;
 use crate::support::process::pause_for;
-use crate::support::repository::git;
-use crate::support::service::{Service, tool_call_script};
+use crate::support::repository::run_git;
+use crate::support::service::{ServiceProcess, tool_call_script};
 
 /// The service is killed at twenty moments, with two runs for a branch and one without a branch.
 #[tokio::test(flavor = "multi_thread")]
@@ -26,7 +26,7 @@ async fn a_service_that_is_killed_while_it_delivers_does_nothing_twice() {
         let mut service = work.place.start();
         for number in 0..3 {
             let run = service.run(&work.asked(round, number)).await;
-            runs.insert(run, (number < 2).then(|| branch(round, number)));
+            runs.insert(run, (number < 2).then(|| branch_name(round, number)));
         }
         work.tell_costs(&service).await;
         tokio::task::block_in_place(|| pause_for(Duration::from_millis(round * 149 % 1500)));
@@ -65,10 +65,10 @@ impl DeliveredWork {
     }
 
     fn asked(&self, round: u64, number: u64) -> Value {
-        let mut body = ask("work");
+        let mut body = conversation_body("work");
         if number < 2 {
             body["repo"] = json!(self.forge.clone_url());
-            body["branch_key"] = json!(branch(round, number));
+            body["branch_key"] = json!(branch_name(round, number));
             body["pull_request"] = json!(true);
         }
         body
@@ -81,7 +81,7 @@ impl DeliveredWork {
     }
 
     /// Sends LiteLLM's notice for each call, again and again.
-    async fn tell_costs(&self, service: &Service) {
+    async fn tell_costs(&self, service: &ServiceProcess) {
         let calls = self.calls();
         let items: Vec<_> = calls.iter().map(receipt_of).collect();
         let answer = service.post("/api/internal/billing/ingest", &json!(items)).await;
@@ -147,13 +147,13 @@ impl DeliveredWork {
     fn made(&self, branch: &str) -> Vec<String> {
         let range = format!("main..{branch}");
         let log = ["log", "--format=", "--name-only", "--diff-filter=A", &range];
-        git(&self.forge.bare(), &log).lines().map(str::to_owned).collect()
+        run_git(&self.forge.bare(), &log).lines().map(str::to_owned).collect()
     }
 
     /// Asserts that each call of the provider is in the billing store, with exactly one receipt.
     async fn assert_charged_once(
         &self,
-        service: &Service,
+        service: &ServiceProcess,
         runs: &BTreeMap<String, Option<String>>,
     ) {
         self.tell_costs(service).await;
@@ -192,7 +192,7 @@ impl DeliveredWork {
     }
 }
 
-fn branch(round: u64, number: u64) -> String {
+fn branch_name(round: u64, number: u64) -> String {
     format!("kill-{}", (round * 2 + number) % 7)
 }
 
