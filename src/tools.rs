@@ -2,6 +2,7 @@
 //!
 //! A call takes this way:
 //!
+//! - [`endpoint`] receives every request, and gives it to [`exec_endpoint`] or, for clients of MCP, to [`mcp`].
 //! - [`exec_request`] parses the request, with the same strict reader as a body for a model.
 //! - [`policy`] asks every layer whether the run may make the call. [`argument_schema`] checks the arguments, and
 //!   [`rule_facts`] gives them to the operator's conditions.
@@ -19,8 +20,11 @@ pub mod argument_schema;
 pub mod call_table;
 pub mod config;
 pub mod definition;
+mod endpoint;
+pub mod exec_endpoint;
 pub mod exec_request;
 pub mod job;
+pub mod mcp;
 pub mod policy;
 pub mod program;
 pub mod prometheus;

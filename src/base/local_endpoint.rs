@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::time::Duration;
 
-use http::{Method, StatusCode};
+use http::{HeaderMap, Method, StatusCode};
 
 /// A request whose body is in memory.
 #[derive(Clone, Copy, Debug)]
@@ -12,16 +12,20 @@ pub struct LocalRequest<'a> {
     /// The raw path, without the query.
     pub path: &'a str,
     pub query: Option<&'a str>,
+    pub headers: &'a HeaderMap,
     pub body: &'a [u8],
     /// The calling process, if the kernel reports it.
     pub pid: Option<u32>,
 }
 
-/// A response with a JSON body.
+/// A response with a JSON body, or with none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalReply {
     pub status: StatusCode,
+    /// The JSON; empty for a response without a body.
     pub body: String,
+    /// The methods that the path has, for a response to another method.
+    pub allow: Option<&'static str>,
     /// The code of the error, for the caller's own records; `None` for a success.
     pub code: Option<&'static str>,
     pub retry: RetryAdvice,

@@ -26,7 +26,7 @@ use crate::gateway::config::{GatewayConfig, SETTINGS};
 use crate::gateway::process::compile_policy;
 use crate::llm::budget::{BudgetAmount, BudgetLedger, Nanodollars, PriorUsage, Tokens};
 use crate::service::config::ServiceConfig;
-use crate::tools::run_tools::EXEC_PATH;
+use crate::tools::exec_endpoint::EXEC_PATH;
 
 /// Builds the command and its flags. The command also accepts the flags of `proxy`.
 pub fn command() -> Command {

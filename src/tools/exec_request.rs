@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use serde::Deserialize;
+use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
+use super::argument_schema::ArgumentError;
 use super::definition::is_tool_name;
 use super::refusal::ToolRefusal;
 use crate::base::json::check_document;
@@ -14,18 +16,24 @@ use crate::base::serde_words::{self, JsonInputError};
 #[derive(Clone, Debug, PartialEq)]
 pub struct ToolExecRequest {
     pub tool: String,
-    pub arguments: Map<String, Value>,
+    pub arguments: ToolArguments,
     /// The longest time for which the response may wait for the result.
     pub wait: Duration,
     pub idempotency_key: Option<String>,
+}
+
+/// The arguments of a call. A tool outside of this process receives the client's own text, byte for byte.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ToolArguments {
+    members: Map<String, Value>,
+    text: Box<str>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ToolExecBody {
     tool: String,
-    #[serde(default)]
-    arguments: Map<String, Value>,
+    arguments: Option<Box<RawValue>>,
     wait: Option<String>,
     idempotency_key: Option<String>,
     #[serde(alias = "runId")]
@@ -52,9 +60,9 @@ impl ToolExecRequest {
         if body.run_id.is_some_and(|named| named != run) {
             return Err(ToolRefusal::OtherRun);
         }
-        if !is_tool_name(&body.tool) {
-            return Err(ToolRefusal::InvalidToolName);
-        }
+        let arguments = ToolArguments::parse(body.arguments.as_deref())
+            .map_err(|error| ToolRefusal::InvalidRequest(error.to_string()))?;
+        let call = Self::new_call(body.tool, arguments)?;
         let key = body.idempotency_key;
         if key.as_ref().is_some_and(|key| !(1..=MAX_KEY_BYTES).contains(&key.len())) {
             return Err(ToolRefusal::InvalidRequest(format!(
@@ -62,7 +70,42 @@ impl ToolExecRequest {
             )));
         }
         let wait = parse_wait(body.wait.as_deref())?;
-        Ok(Self { tool: body.tool, arguments: body.arguments, wait, idempotency_key: key })
+        Ok(Self { wait, idempotency_key: key, ..call })
+    }
+
+    /// Creates the request of a call without a key, whose response waits as long as a response may.
+    ///
+    /// # Errors
+    /// Returns an error if `tool` does not have the form of a tool's name.
+    pub fn new_call(tool: String, arguments: ToolArguments) -> Result<Self, ToolRefusal> {
+        if !is_tool_name(&tool) {
+            return Err(ToolRefusal::InvalidToolName);
+        }
+        Ok(Self { tool, arguments, wait: MAX_WAIT, idempotency_key: None })
+    }
+}
+
+impl ToolArguments {
+    /// Parses the arguments of a document that [`check_document`] has accepted. Without arguments, the object is empty.
+    ///
+    /// # Errors
+    /// Returns an error if the arguments are not an object, or a number is too large.
+    pub fn parse(raw: Option<&RawValue>) -> Result<Self, ArgumentError> {
+        let text = raw.map_or("{}", RawValue::get);
+        let members = serde_words::from_slice(text.as_bytes()).map_err(|error| ArgumentError {
+            path: "arguments".to_owned(),
+            problem: format!("cannot be read: {error}"),
+        })?;
+        Ok(Self { members, text: text.into() })
+    }
+
+    pub fn members(&self) -> &Map<String, Value> {
+        &self.members
+    }
+
+    /// Returns the object as the client wrote it.
+    pub fn text(&self) -> &str {
+        &self.text
     }
 }
 

@@ -71,7 +71,7 @@ pub struct JobCall {
     /// The id of the call, which names its sandbox.
     pub id: String,
     pub job: Arc<ToolJob>,
-    /// The arguments as JSON.
+    /// The arguments as the client wrote them, in JSON.
     pub arguments: String,
     pub timeout: Duration,
     /// Cancelled when the call must end.

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use serde_json::{Map, Value, json};
+use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use super::definition::{ToolDefinition, ToolProgramKind};
+use super::exec_request::ToolArguments;
 use super::job::{JobCall, JobRunner, ToolJob};
 use super::prometheus::PrometheusClient;
 use crate::base::task_group::TaskGroup;
@@ -41,7 +42,7 @@ impl ToolPrograms {
     pub async fn run_tool(
         &self,
         (tool, call): (&ToolDefinition, &str),
-        arguments: &Map<String, Value>,
+        arguments: &ToolArguments,
         timeout: Duration,
     ) -> Result<String, ToolProgramError> {
         if let ToolProgramKind::Job(job) = &tool.program {
@@ -62,7 +63,7 @@ impl ToolPrograms {
     async fn run_job(
         &self,
         (job, call): (&Arc<ToolJob>, &str),
-        arguments: &Map<String, Value>,
+        arguments: &ToolArguments,
         timeout: Duration,
     ) -> Result<String, ToolProgramError> {
         let Some(jobs) = &self.jobs else {
@@ -70,7 +71,7 @@ impl ToolPrograms {
         };
         let stop = CancellationToken::new();
         let _stop_when_dropped = stop.clone().drop_guard();
-        let arguments = Value::Object(arguments.clone()).to_string();
+        let arguments = arguments.text().to_owned();
         let (id, job) = (call.to_owned(), Arc::clone(job));
         let job = jobs.run_job(JobCall { id, job, arguments, timeout, stop });
         self.tasks.run_detached(job).await
@@ -79,12 +80,14 @@ impl ToolPrograms {
     async fn run_program(
         &self,
         tool: &ToolDefinition,
-        arguments: &Map<String, Value>,
+        arguments: &ToolArguments,
     ) -> Result<String, ToolProgramError> {
         match &tool.program {
             ToolProgramKind::CurrentTime => Ok(current_time_json()),
             ToolProgramKind::MetricsQuery => match &self.metrics {
-                Some(metrics) => metrics.run_query(arguments, tool.max_result_bytes).await,
+                Some(metrics) => {
+                    metrics.run_query(arguments.members(), tool.max_result_bytes).await
+                }
                 None => Err(ToolProgramError::failed("there is no server of metrics")),
             },
             ToolProgramKind::Job(_) => Err(ToolProgramError::failed("a job has a sandbox")),

@@ -16,7 +16,7 @@ use crate::telemetry::audit::AuditError;
 #[derive(Debug, thiserror::Error)]
 pub enum ToolRefusal {
     #[error(
-        "the path is not served; there are `GET /tool/list`, `POST /tool/exec` and `GET /tool/exec/ID`"
+        "the path is not served; there are `GET /tool/list`, `POST /tool/exec`, `GET /tool/exec/ID` and `POST /mcp`"
     )]
     NotServed,
     #[error("the request body is larger than the limit of {limit} bytes")]
@@ -27,6 +27,9 @@ pub enum ToolRefusal {
     InvalidRequest(String),
     #[error("the request is not valid: `tool` is not the name of a tool")]
     InvalidToolName,
+    /// A header of MCP and the body contradict each other, so two readers would read two requests.
+    #[error("the headers do not fit the body: {0}")]
+    HeaderMismatch(String),
     #[error("the request names another run; leave `run_id` out, the socket decides")]
     OtherRun,
     /// A list does not name the tool. The message is the same for a tool that does not exist.
@@ -60,6 +63,7 @@ impl ToolRefusal {
             Self::TooLarge { .. } => "request_too_large",
             Self::Json(error) => error.code(),
             Self::InvalidRequest(_) | Self::InvalidToolName => "invalid_request",
+            Self::HeaderMismatch(_) => "header_mismatch",
             Self::OtherRun => "run_mismatch",
             Self::NotGranted(_) | Self::Denied(_) => "policy_denied",
             Self::Arguments(_) => "invalid_arguments",
@@ -79,6 +83,7 @@ impl ToolRefusal {
             Self::Json(_)
             | Self::InvalidRequest(_)
             | Self::InvalidToolName
+            | Self::HeaderMismatch(_)
             | Self::Arguments(_) => StatusCode::BAD_REQUEST,
             Self::OtherRun | Self::NotGranted(_) | Self::Denied(_) => StatusCode::FORBIDDEN,
             Self::Budget(error) if error.is_permanent() => StatusCode::PAYMENT_REQUIRED,
@@ -100,7 +105,7 @@ impl ToolRefusal {
 
     /// Returns the layer and the rule that the client may know. For a tool that a list does not name, the client does
     /// not learn whose list that is: the answer would tell which tools exist.
-    fn public_decision(&self) -> Option<(&'static str, &str)> {
+    pub(super) fn public_decision(&self) -> Option<(&'static str, &str)> {
         match self {
             Self::NotGranted(denial) => Some((PolicyLayer::Run.as_str(), &denial.rule)),
             Self::Denied(denial) => Some((denial.layer.as_str(), &denial.rule)),
@@ -135,6 +140,7 @@ impl ToolRefusal {
         LocalReply {
             status: self.status(),
             body: json!({ "error": error }).to_string(),
+            allow: None,
             code: Some(self.code()),
             retry: self.retry_advice(),
         }

@@ -1,8 +1,8 @@
-//! The tools of one run, behind the paths under `/tool/` of the run's socket.
+//! The tools of one run. Every call takes this way, whichever [endpoint](super::endpoint) has read its request.
 //!
 //! A call goes through these steps, in this order:
 //!
-//! 1. Parse the request. 2. Ask the lists of all layers. 3. Check the arguments' types. 4. Ask the rules. 5. Take a
+//! 1. Parse the request (the endpoint). 2. Ask the lists of all layers. 3. Check the arguments' types. 4. Ask the rules. 5. Take a
 //!    place among the open calls. 6. Reserve the budget. 7. Record the admission. 8. Run the tool. 9. Settle, and record
 //!    the settlement.
 //!
@@ -10,23 +10,18 @@
 //! that leaves changes nothing: the call goes on within its time, and its result can be asked for.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use http::{Method, StatusCode};
-use serde_json::value::RawValue;
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use super::call_table::{CallSlotOutcome, OpenCallSlot, ToolCall, ToolCallEnd, ToolCallTable};
-use super::exec_request::{ToolExecRequest, parse_wait};
+use super::exec_request::{ToolArguments, ToolExecRequest};
 use super::policy::{GrantedTool, LIST_RULE, ToolPolicy};
 use super::program::{ToolProgramError, ToolPrograms};
 use super::refusal::ToolRefusal;
 use super::rule_facts::{ToolCallFacts, ToolRunFacts};
 use crate::base::digest::sha256_hex;
-use crate::base::local_endpoint::{
-    LocalEndpoint, LocalReply, LocalReplyFuture, LocalRequest, RetryAdvice,
-};
 use crate::base::task_group::TaskGroup;
 use crate::llm::budget::{BudgetAmount, BudgetLedger, ToolReservation, ToolReserveRequest};
 use crate::telemetry::audit::AuditLog;
@@ -67,38 +62,18 @@ pub struct RunToolParts {
 /// A call that every check has let through.
 struct CheckedCall {
     slot: OpenCallSlot,
-    arguments: Map<String, Value>,
+    arguments: ToolArguments,
     argument_bytes: u64,
     pid: Option<u32>,
 }
 
 /// The facts of a request that a record of its refusal has.
 #[derive(Default)]
-struct RequestFacts {
+pub(super) struct ToolRequestFacts {
     tool: Option<String>,
     arguments: Option<String>,
     argument_bytes: u64,
     pid: Option<u32>,
-}
-
-impl LocalEndpoint for RunTools {
-    fn handle_request<'a>(&'a self, request: LocalRequest<'a>) -> LocalReplyFuture<'a> {
-        Box::pin(async move {
-            match (request.method, request.path) {
-                (&Method::GET, LIST_PATH) => self.list_tools(),
-                (&Method::POST, EXEC_PATH) => {
-                    let mut facts = RequestFacts { pid: request.pid, ..RequestFacts::default() };
-                    let reply = self.execute_call(request.body, &mut facts).await;
-                    reply.unwrap_or_else(|refusal| self.parts.refuse_call(&refusal, &facts))
-                }
-                (&Method::GET, path) => {
-                    let reply = self.await_result(path, request.query).await;
-                    reply.unwrap_or_else(|refusal| refusal.to_reply())
-                }
-                _ => ToolRefusal::NotServed.to_reply(),
-            }
-        })
-    }
 }
 
 impl RunTools {
@@ -106,19 +81,25 @@ impl RunTools {
         Self { parts: Arc::new(parts), calls: Arc::default() }
     }
 
-    async fn execute_call(
+    pub(super) fn parts(&self) -> &RunToolParts {
+        &self.parts
+    }
+
+    /// Starts a call that every layer allows, or finds the earlier call with the same idempotency key.
+    ///
+    /// # Errors
+    /// Returns the reason why the call did not begin. The caller records the refusal.
+    pub(super) async fn start_call(
         &self,
-        body: &[u8],
-        facts: &mut RequestFacts,
-    ) -> Result<LocalReply, ToolRefusal> {
+        request: ToolExecRequest,
+        facts: &mut ToolRequestFacts,
+    ) -> Result<Arc<ToolCall>, ToolRefusal> {
         let parts = &self.parts;
-        let request = ToolExecRequest::parse_body(body, &parts.run.id)?;
         let digest = facts.set_call(&request, &parts.salt);
-        let wait = request.wait;
         let tool = check_call(&parts.policy, &parts.run, &request)?;
         let key = request.idempotency_key.as_deref();
         let slot = match self.calls.open_call(&tool.definition.name, &digest, key)? {
-            CallSlotOutcome::Joined(call) => return Ok(reply_for_call(&call, wait).await),
+            CallSlotOutcome::Joined(call) => return Ok(call),
             CallSlotOutcome::Opened(slot) => slot,
         };
         let call = Arc::clone(slot.call());
@@ -131,53 +112,12 @@ impl RunTools {
         // A client that leaves now must not tear the admission from its settlement.
         let admission = Arc::clone(parts).admit_call(checked);
         parts.tasks.run_detached(admission).await?;
-        Ok(reply_for_call(&call, wait).await)
+        Ok(call)
     }
 
-    async fn await_result(
-        &self,
-        path: &str,
-        query: Option<&str>,
-    ) -> Result<LocalReply, ToolRefusal> {
-        let id = path.strip_prefix(RESULT_PREFIX).ok_or(ToolRefusal::NotServed)?;
-        let wait = match query.map(|query| query.split_once('=')) {
-            None => Duration::ZERO,
-            Some(Some(("wait", wait))) => parse_wait(Some(wait))?,
-            Some(_) => {
-                let problem = "the query has only `wait`, as in `?wait=30s`";
-                return Err(ToolRefusal::InvalidRequest(problem.to_owned()));
-            }
-        };
-        let call = self.calls.find_call(id).ok_or(ToolRefusal::UnknownCall)?;
-        Ok(reply_for_call(&call, wait).await)
-    }
-
-    fn list_tools(&self) -> LocalReply {
-        let spent = self.parts.ledger.tool_spending();
-        let tools: Vec<_> = self
-            .parts
-            .policy
-            .listed_tools()
-            .map(|tool| {
-                let name = &tool.definition.name;
-                let spent = spent.get(name).copied().unwrap_or_default();
-                let left = json!({
-                    "calls": tool.limits.calls.map(|limit| limit.saturating_sub(spent.calls)),
-                    "cost_usd":
-                        tool.limits.cost_usd.map(|limit| limit.saturating_sub(spent.cost)),
-                });
-                json!({
-                    "name": name,
-                    "description": tool.definition.description,
-                    "parameters": tool.definition.parameters,
-                    "rules": applied_rules(tool),
-                    "price_usd": tool.price,
-                    "limits": tool.limits,
-                    "left": left,
-                })
-            })
-            .collect();
-        success(StatusCode::OK, &json!({ "tools": tools }))
+    /// Returns an open call, or one whose end is still kept.
+    pub(super) fn find_call(&self, id: &str) -> Option<Arc<ToolCall>> {
+        self.calls.find_call(id)
     }
 }
 
@@ -193,14 +133,14 @@ pub fn check_call<'a>(
 ) -> Result<&'a GrantedTool, ToolRefusal> {
     let tool = policy.find_tool(&request.tool).map_err(ToolRefusal::NotGranted)?;
     // The types come before the rules: a condition reads an argument by the type that the schema gives it.
-    tool.definition.parameters.check_arguments(&request.arguments)?;
-    let facts = ToolCallFacts { run, arguments: &request.arguments };
+    tool.definition.parameters.check_arguments(request.arguments.members())?;
+    let facts = ToolCallFacts { run, arguments: request.arguments.members() };
     tool.check_rules(&facts).map_err(ToolRefusal::Denied)?;
     Ok(tool)
 }
 
 /// Returns the names of the rules that apply to a tool: the list, or the rules about the tool.
-fn applied_rules(tool: &GrantedTool) -> Vec<Arc<str>> {
+pub(super) fn applied_rules(tool: &GrantedTool) -> Vec<Arc<str>> {
     let names = tool.rule_names();
     if names.is_empty() { vec![Arc::from(LIST_RULE)] } else { names }
 }
@@ -227,7 +167,7 @@ impl RunToolParts {
             rules: &applied_rules(tool),
             arguments: &call.arguments_digest,
             argument_bytes: checked.argument_bytes,
-            evidence: &tool.collect_evidence(&checked.arguments),
+            evidence: &tool.collect_evidence(checked.arguments.members()),
             pid: checked.pid,
             reserved: reservation.granted_amount(),
         };
@@ -282,7 +222,7 @@ impl RunToolParts {
     async fn run_until_stopped(
         &self,
         (tool, call): (&GrantedTool, &str),
-        arguments: &Map<String, Value>,
+        arguments: &ToolArguments,
     ) -> Result<String, ToolProgramError> {
         let left = self.ledger.deadline().map(|end| end.saturating_duration_since(Instant::now()));
         let timeout =
@@ -310,8 +250,8 @@ impl RunToolParts {
         });
     }
 
-    /// Records a refusal, and returns the response to the client.
-    fn refuse_call(&self, refusal: &ToolRefusal, facts: &RequestFacts) -> LocalReply {
+    /// Records the refusal of a request that asked for a call.
+    pub(super) fn record_refusal(&self, refusal: &ToolRefusal, facts: &ToolRequestFacts) {
         let denial = refusal.denial();
         self.audit.record_tool_refusal(&ToolRefusedRecord {
             code: refusal.code(),
@@ -324,7 +264,6 @@ impl RunToolParts {
             pid: facts.pid,
         });
         self.metrics.record_tool_refusal(refusal.code());
-        refusal.to_reply()
     }
 
     fn salted_digest(&self, text: &str) -> String {
@@ -332,10 +271,14 @@ impl RunToolParts {
     }
 }
 
-impl RequestFacts {
+impl ToolRequestFacts {
+    pub(super) fn new(pid: Option<u32>) -> Self {
+        Self { pid, ..Self::default() }
+    }
+
     /// Takes the facts of a parsed request, and returns the digest of its arguments.
     fn set_call(&mut self, request: &ToolExecRequest, salt: &str) -> String {
-        let mut arguments = Value::Object(request.arguments.clone());
+        let mut arguments = Value::Object(request.arguments.members().clone());
         arguments.sort_all_objects();
         let text = arguments.to_string();
         let digest = salted_digest(salt, &text);
@@ -346,46 +289,6 @@ impl RequestFacts {
     }
 }
 
-/// Returns the response about a call: its end, or that it is still open after `wait`.
-async fn reply_for_call(call: &ToolCall, wait: Duration) -> LocalReply {
-    let Some(end) = call.wait_for_end(wait).await else {
-        let answer = json!({"id": call.id, "tool": call.tool, "status": "pending"});
-        return success(StatusCode::ACCEPTED, &answer);
-    };
-    let mut answer = json!({
-        "id": call.id,
-        "tool": call.tool,
-        "status": if end.error.is_none() { "completed" } else { "failed" },
-        "cost_usd": end.charged,
-        "duration_ms": u64::try_from(end.duration.as_millis()).unwrap_or(u64::MAX),
-    });
-    if let Some((code, message)) = &end.error {
-        answer["error"] = json!({"type": "tool_error", "code": code, "message": message});
-    }
-    let mut reply = success(StatusCode::OK, &answer);
-    // The result is JSON already, and may be large: it is spliced in as it is.
-    if let Ok(result) = serde_json::from_str::<&RawValue>(&end.result) {
-        reply.body.truncate(reply.body.len() - 1);
-        reply.body.push_str(",\"result\":");
-        reply.body.push_str(result.get());
-        reply.body.push('}');
-    }
-    reply
-}
-
-fn success(status: StatusCode, answer: &Value) -> LocalReply {
-    LocalReply { status, body: answer.to_string(), code: None, retry: RetryAdvice::None }
-}
-
 fn salted_digest(salt: &str, text: &str) -> String {
     sha256_hex(format!("tool text 1\n{salt}\n{text}").as_bytes())
 }
-
-/// The path of the list of tools.
-pub const LIST_PATH: &str = "/tool/list";
-
-/// The path of a new call.
-pub const EXEC_PATH: &str = "/tool/exec";
-
-/// The path of a call's result, without the call's id.
-const RESULT_PREFIX: &str = "/tool/exec/";

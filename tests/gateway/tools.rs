@@ -1,5 +1,6 @@
 //! Tests of the tools on a run's socket: who may call, what a call costs, what is recorded, and how a tool ends.
 
+mod mcp;
 mod policy;
 mod recovery;
 
@@ -197,6 +198,7 @@ async fn a_doubtful_request_is_refused() {
 async fn without_tools_there_is_no_route() {
     let app = TestApp::start().await;
     assert_eq!(app.client().get("/tool/list").await.status, 404);
+    assert_eq!(app.client().post("/mcp", &json!({})).await.status, 404);
     app.stop().await;
 }
 

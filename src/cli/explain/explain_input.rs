@@ -6,7 +6,7 @@ use http::{Request, header};
 use serde_json::{Map, Value};
 
 use crate::llm::protocol::GatewayRoute;
-use crate::tools::run_tools::EXEC_PATH;
+use crate::tools::exec_endpoint::EXEC_PATH;
 
 /// The request to explain.
 #[derive(Debug)]

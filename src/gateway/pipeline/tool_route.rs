@@ -1,4 +1,5 @@
-//! The routes of a run's tools: the paths under `/tool/`, which the run's [endpoint](LocalEndpoint) answers.
+//! The routes of a run's tools: `/mcp` and the paths under `/mcp/` and `/tool/`, which the run's
+//! [endpoint](LocalEndpoint) answers.
 //!
 //! The gateway reads the request within limits and holds a permit for it, like for a call to a model. The endpoint
 //! decides everything else. A run without tools has no such routes.
@@ -20,7 +21,8 @@ use crate::telemetry::access_log::AccessLogEntry;
 
 /// Returns true if a path belongs to the tools.
 pub(super) fn is_tool_path(target: &Uri) -> bool {
-    target.path().starts_with(TOOL_PREFIX)
+    let path = target.path();
+    path == MCP_PATH || TOOL_PREFIXES.iter().any(|prefix| path.starts_with(prefix))
 }
 
 /// Handles one request to the tools. Never fails.
@@ -84,6 +86,7 @@ async fn read_and_answer(
         method: head.method(),
         path: target.path(),
         query: target.query(),
+        headers: head.headers(),
         body: &body,
         pid,
     };
@@ -110,14 +113,20 @@ fn timeout_reply() -> LocalReply {
 fn error_reply(status: StatusCode, code: &'static str, message: &str) -> LocalReply {
     let error = json!({"type": "tool_error", "code": code, "message": message});
     let body = json!({ "error": error }).to_string();
-    LocalReply { status, body, code: Some(code), retry: RetryAdvice::None }
+    LocalReply { status, body, allow: None, code: Some(code), retry: RetryAdvice::None }
 }
 
 fn into_response(reply: LocalReply) -> Response<ResponseBody> {
+    let has_body = !reply.body.is_empty();
     let mut response = Response::new(ResponseBody::from_text(reply.body));
     *response.status_mut() = reply.status;
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    if has_body {
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    }
+    if let Some(methods) = reply.allow {
+        headers.insert(header::ALLOW, HeaderValue::from_static(methods));
+    }
     match reply.retry {
         RetryAdvice::None => {}
         RetryAdvice::Never => {
@@ -130,8 +139,11 @@ fn into_response(reply: LocalReply) -> Response<ResponseBody> {
     response
 }
 
-/// The beginning of every path of the tools.
-const TOOL_PREFIX: &str = "/tool/";
+/// The beginnings of the paths of the tools.
+const TOOL_PREFIXES: [&str; 2] = ["/tool/", "/mcp/"];
+
+/// The path of the tools' endpoint for clients of MCP.
+const MCP_PATH: &str = "/mcp";
 
 /// The largest body of a request to the tools, in bytes. The endpoint has a limit of its own, which is not larger.
 const MAX_TOOL_BODY_BYTES: usize = 256 * 1024;

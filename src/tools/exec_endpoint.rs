@@ -1,0 +1,138 @@
+//! The requests under `/tool/`: the list of tools, a call, and the end of an earlier call.
+
+use std::time::Duration;
+
+use http::{Method, StatusCode};
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+use super::call_table::ToolCall;
+use super::exec_request::{ToolExecRequest, parse_wait};
+use super::refusal::ToolRefusal;
+use super::run_tools::{RunTools, ToolRequestFacts, applied_rules};
+use crate::base::local_endpoint::{LocalReply, LocalRequest, RetryAdvice};
+
+impl RunTools {
+    /// Answers a request under `/tool/`.
+    pub(super) async fn handle_exec(&self, request: LocalRequest<'_>) -> LocalReply {
+        match (request.method, request.path) {
+            (&Method::GET, LIST_PATH) => self.list_tools(),
+            (&Method::POST, EXEC_PATH) => {
+                let mut facts = ToolRequestFacts::new(request.pid);
+                let reply = self.execute_call(request.body, &mut facts).await;
+                reply.unwrap_or_else(|refusal| {
+                    self.parts().record_refusal(&refusal, &facts);
+                    refusal.to_reply()
+                })
+            }
+            (&Method::GET, path) => {
+                let reply = self.await_result(path, request.query).await;
+                reply.unwrap_or_else(|refusal| refusal.to_reply())
+            }
+            _ => ToolRefusal::NotServed.to_reply(),
+        }
+    }
+
+    async fn execute_call(
+        &self,
+        body: &[u8],
+        facts: &mut ToolRequestFacts,
+    ) -> Result<LocalReply, ToolRefusal> {
+        let request = ToolExecRequest::parse_body(body, &self.parts().run.id)?;
+        let wait = request.wait;
+        let call = self.start_call(request, facts).await?;
+        Ok(reply_for_call(&call, wait).await)
+    }
+
+    async fn await_result(
+        &self,
+        path: &str,
+        query: Option<&str>,
+    ) -> Result<LocalReply, ToolRefusal> {
+        let id = path.strip_prefix(RESULT_PREFIX).ok_or(ToolRefusal::NotServed)?;
+        let wait = match query.map(|query| query.split_once('=')) {
+            None => Duration::ZERO,
+            Some(Some(("wait", wait))) => parse_wait(Some(wait))?,
+            Some(_) => {
+                let problem = "the query has only `wait`, as in `?wait=30s`";
+                return Err(ToolRefusal::InvalidRequest(problem.to_owned()));
+            }
+        };
+        let call = self.find_call(id).ok_or(ToolRefusal::UnknownCall)?;
+        Ok(reply_for_call(&call, wait).await)
+    }
+
+    fn list_tools(&self) -> LocalReply {
+        let spent = self.parts().ledger.tool_spending();
+        let tools: Vec<_> = self
+            .parts()
+            .policy
+            .listed_tools()
+            .map(|tool| {
+                let name = &tool.definition.name;
+                let spent = spent.get(name).copied().unwrap_or_default();
+                let left = json!({
+                    "calls": tool.limits.calls.map(|limit| limit.saturating_sub(spent.calls)),
+                    "cost_usd":
+                        tool.limits.cost_usd.map(|limit| limit.saturating_sub(spent.cost)),
+                });
+                json!({
+                    "name": name,
+                    "description": tool.definition.description,
+                    "parameters": tool.definition.parameters,
+                    "rules": applied_rules(tool),
+                    "price_usd": tool.price,
+                    "limits": tool.limits,
+                    "left": left,
+                })
+            })
+            .collect();
+        success(StatusCode::OK, &json!({ "tools": tools }))
+    }
+}
+
+/// Returns the response about a call: its end, or that it is still open after `wait`.
+async fn reply_for_call(call: &ToolCall, wait: Duration) -> LocalReply {
+    let Some(end) = call.wait_for_end(wait).await else {
+        let answer = json!({"id": call.id, "tool": call.tool, "status": "pending"});
+        return success(StatusCode::ACCEPTED, &answer);
+    };
+    let mut answer = json!({
+        "id": call.id,
+        "tool": call.tool,
+        "status": if end.error.is_none() { "completed" } else { "failed" },
+        "cost_usd": end.charged,
+        "duration_ms": u64::try_from(end.duration.as_millis()).unwrap_or(u64::MAX),
+    });
+    if let Some((code, message)) = &end.error {
+        answer["error"] = json!({"type": "tool_error", "code": code, "message": message});
+    }
+    let mut reply = success(StatusCode::OK, &answer);
+    // The result is JSON already, and may be large: it is spliced in as it is.
+    if let Ok(result) = serde_json::from_str::<&RawValue>(&end.result) {
+        reply.body.truncate(reply.body.len() - 1);
+        reply.body.push_str(",\"result\":");
+        reply.body.push_str(result.get());
+        reply.body.push('}');
+    }
+    reply
+}
+
+fn success(status: StatusCode, answer: &Value) -> LocalReply {
+    LocalReply {
+        status,
+        body: answer.to_string(),
+        allow: None,
+        code: None,
+        retry: RetryAdvice::None,
+    }
+}
+
+/// The path of the list of tools.
+pub const LIST_PATH: &str = "/tool/list";
+
+/// The path of a new call.
+pub const EXEC_PATH: &str = "/tool/exec";
+
+/// The path of a call's result, without the call's id.
+const RESULT_PREFIX: &str = "/tool/exec/";

@@ -1,0 +1,151 @@
+//! The methods that are served: the opening of each era, the list of tools, and a call.
+
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+use super::envelope::{
+    CALL, DISCOVER, INITIALIZE, MODERN_VERSION, McpEra, NEWEST_LEGACY_VERSION, SERVED_VERSIONS,
+};
+use super::error::McpError;
+use super::message::McpMessage;
+use super::reply::{call_reply, refusal_reply, result_reply, server_info};
+use crate::base::local_endpoint::LocalReply;
+use crate::tools::argument_schema::ArgumentSchema;
+use crate::tools::exec_request::{MAX_WAIT, ToolArguments, ToolExecRequest};
+use crate::tools::policy::GrantedTool;
+use crate::tools::refusal::ToolRefusal;
+use crate::tools::run_tools::{RunTools, ToolRequestFacts};
+
+impl RunTools {
+    /// Runs the method of a request.
+    pub(super) async fn run_method(
+        &self,
+        (server, era): (Option<&str>, McpEra),
+        (message, id): (&McpMessage<'_>, &RawValue),
+        facts: &mut ToolRequestFacts,
+    ) -> Result<LocalReply, McpError> {
+        let result = match (era, message.method.as_str()) {
+            (_, CALL) => return self.call_tool((server, era), (message, id), facts).await,
+            (_, "tools/list") => self.list_mcp_tools(server, era, message)?,
+            (McpEra::Modern, DISCOVER) => discovery(),
+            (McpEra::Legacy, INITIALIZE) => initialization(message)?,
+            (McpEra::Legacy, "ping") => json!({}),
+            _ => return Err(McpError::UnknownMethod(era)),
+        };
+        Ok(result_reply(id, era, result))
+    }
+
+    fn list_mcp_tools(
+        &self,
+        server: Option<&str>,
+        era: McpEra,
+        message: &McpMessage<'_>,
+    ) -> Result<Value, McpError> {
+        // The list has one page, so no client has received a cursor.
+        if message.params.raw("cursor").is_some() {
+            return Err(McpError::InvalidParams("`cursor` is not one of this list".to_owned()));
+        }
+        let tools = self.parts().policy.listed_tools();
+        let tools: Vec<_> = tools.filter_map(|tool| tool_json(server, tool)).collect();
+        let mut result = json!({ "tools": tools });
+        if era == McpEra::Modern {
+            allow_no_caching(&mut result);
+        }
+        Ok(result)
+    }
+
+    async fn call_tool(
+        &self,
+        (server, era): (Option<&str>, McpEra),
+        (message, id): (&McpMessage<'_>, &RawValue),
+        facts: &mut ToolRequestFacts,
+    ) -> Result<LocalReply, McpError> {
+        let name = message.params.text("name").map_err(McpError::InvalidParams)?;
+        let name = name.ok_or_else(|| McpError::InvalidParams("`name` is missing".to_owned()))?;
+        let name = server.map_or_else(|| name.clone(), |server| full_name(server, &name));
+        let arguments = message.params.raw("arguments").filter(|raw| raw.get() != "null");
+        let arguments = ToolArguments::parse(arguments).map_err(ToolRefusal::from)?;
+        let request = ToolExecRequest::new_call(name, arguments)?;
+        match self.start_call(request, facts).await {
+            Ok(call) => {
+                let end = call.wait_for_end(MAX_WAIT).await;
+                Ok(call_reply(id, era, &call, end.as_deref()))
+            }
+            Err(refusal @ ToolRefusal::NotGranted(_)) => Err(refusal.into()),
+            // The tool exists, and the model can act on the reason.
+            Err(refusal) => {
+                self.parts().record_refusal(&refusal, facts);
+                Ok(refusal_reply(id, era, &refusal))
+            }
+        }
+    }
+}
+
+/// Returns the answer to `initialize`: the client's version if it is of the legacy era, else the newest of that era.
+fn initialization(message: &McpMessage<'_>) -> Result<Value, McpError> {
+    let version = message.params.text("protocolVersion").map_err(McpError::InvalidParams)?;
+    let version = version
+        .ok_or_else(|| McpError::InvalidParams("`protocolVersion` is missing".to_owned()))?;
+    let is_legacy = version != MODERN_VERSION && SERVED_VERSIONS.contains(&version.as_str());
+    let version = if is_legacy { &version } else { NEWEST_LEGACY_VERSION };
+    Ok(json!({
+        "protocolVersion": version,
+        "capabilities": {"tools": {}},
+        "serverInfo": server_info(),
+    }))
+}
+
+fn discovery() -> Value {
+    let mut result = json!({
+        "supportedVersions": SERVED_VERSIONS,
+        "capabilities": {"tools": {}},
+    });
+    allow_no_caching(&mut result);
+    result
+}
+
+/// Marks a result as one run's own, which the next request may change.
+fn allow_no_caching(result: &mut Value) {
+    result["ttlMs"] = 0.into();
+    result["cacheScope"] = "private".into();
+}
+
+/// Returns the tool as a client sees it; `None` if the tool is of another server.
+fn tool_json(server: Option<&str>, tool: &GrantedTool) -> Option<Value> {
+    let full = &*tool.definition.name;
+    let name = match server {
+        None => full,
+        Some(server) => full.strip_prefix(server)?.strip_prefix(SEPARATOR)?,
+    };
+    Some(json!({
+        "name": name,
+        "description": tool.definition.description,
+        "inputSchema": schema_json(&tool.definition.parameters),
+    }))
+}
+
+/// Returns a schema that also says that an object has no other members, as every call is checked.
+fn schema_json(schema: &ArgumentSchema) -> Value {
+    let mut json = json!(schema);
+    close_objects(&mut json);
+    json
+}
+
+fn close_objects(schema: &mut Value) {
+    if schema["type"] == "object" {
+        schema["additionalProperties"] = false.into();
+    }
+    for part in schema.get_mut("properties").and_then(Value::as_object_mut).into_iter().flatten() {
+        close_objects(part.1);
+    }
+    if let Some(items) = schema.get_mut("items") {
+        close_objects(items);
+    }
+}
+
+fn full_name(server: &str, name: &str) -> String {
+    format!("{server}{SEPARATOR}{name}")
+}
+
+/// The text between the server and the tool in a tool's full name.
+const SEPARATOR: &str = "__";

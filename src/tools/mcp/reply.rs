@@ -1,0 +1,128 @@
+//! The responses to messages.
+
+use http::StatusCode;
+use serde::Serialize;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+use super::envelope::McpEra;
+use super::error::McpError;
+use crate::base::local_endpoint::{LocalReply, RetryAdvice};
+use crate::tools::call_table::{ToolCall, ToolCallEnd};
+use crate::tools::exec_request::MAX_WAIT;
+use crate::tools::refusal::ToolRefusal;
+
+/// A response of JSON-RPC. The id is the client's own text.
+#[derive(Serialize)]
+struct McpResponse<'a> {
+    jsonrpc: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<&'a RawValue>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    result: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<Value>,
+}
+
+/// Returns the response with an error. Without a readable id, the response has none.
+pub(super) fn error_reply(id: Option<&RawValue>, error: &McpError) -> LocalReply {
+    let body = McpResponse { jsonrpc: "2.0", id, result: None, error: Some(error.to_object()) };
+    LocalReply { status: error.status(), code: Some(error.code()), ..reply(&body) }
+}
+
+/// Returns the response with a result, in the form of the era.
+pub(super) fn result_reply(id: &RawValue, era: McpEra, mut result: Value) -> LocalReply {
+    if era == McpEra::Modern {
+        result["resultType"] = "complete".into();
+        result["_meta"]["io.modelcontextprotocol/serverInfo"] = server_info();
+    }
+    reply(&McpResponse { jsonrpc: "2.0", id: Some(id), result: Some(result), error: None })
+}
+
+/// Returns the response about a call that was started: its end, or that it goes on.
+pub(super) fn call_reply(
+    id: &RawValue,
+    era: McpEra,
+    call: &ToolCall,
+    end: Option<&ToolCallEnd>,
+) -> LocalReply {
+    let Some(end) = end else {
+        let waited = humantime::format_duration(MAX_WAIT);
+        let text = format!(
+            "the call goes on after {waited}; `GET /tool/exec/{}` on this socket returns its end",
+            call.id
+        );
+        return result_reply(id, era, tool_result(&text, true, json!({"id": call.id})));
+    };
+    let mut facts = json!({
+        "id": call.id,
+        "cost_usd": end.charged,
+        "duration_ms": u64::try_from(end.duration.as_millis()).unwrap_or(u64::MAX),
+    });
+    let text = match &end.error {
+        Some((code, message)) => {
+            facts["code"] = (*code).into();
+            format!("{code}: {message}")
+        }
+        // A result is JSON. A model reads a plain text better without its quotes.
+        None => match serde_json::from_str(&end.result) {
+            Ok(Value::String(text)) => text,
+            _ => end.result.clone(),
+        },
+    };
+    result_reply(id, era, tool_result(&text, end.error.is_some(), facts))
+}
+
+/// Returns the response about a call that was refused. It is a result, so that the model reads the reason.
+pub(super) fn refusal_reply(id: &RawValue, era: McpEra, refusal: &ToolRefusal) -> LocalReply {
+    let mut facts = json!({"code": refusal.code()});
+    if let Some((layer, rule)) = refusal.public_decision() {
+        facts["layer"] = layer.into();
+        facts["rule"] = rule.into();
+    }
+    let text = format!("{}: {refusal}", refusal.code());
+    let reply = result_reply(id, era, tool_result(&text, true, facts));
+    LocalReply { code: Some(refusal.code()), ..reply }
+}
+
+/// Returns the response to a notification.
+pub(super) fn accepted_reply() -> LocalReply {
+    LocalReply { status: StatusCode::ACCEPTED, body: String::new(), ..reply(&Value::Null) }
+}
+
+/// Returns the response to a method of HTTP other than POST: there are no streams and no sessions.
+pub(super) fn method_not_allowed_reply() -> LocalReply {
+    let error = json!({
+        "type": "tool_error",
+        "code": "method_not_allowed",
+        "message": "this path has only POST: there are no streams and no sessions",
+    });
+    LocalReply {
+        status: StatusCode::METHOD_NOT_ALLOWED,
+        allow: Some("POST"),
+        code: Some("method_not_allowed"),
+        ..reply(&json!({ "error": error }))
+    }
+}
+
+/// Returns the name of this program, which clients show and do not rely on.
+pub(super) fn server_info() -> Value {
+    json!({"name": env!("CARGO_PKG_NAME"), "version": env!("CARGO_PKG_VERSION")})
+}
+
+fn tool_result(text: &str, is_error: bool, facts: Value) -> Value {
+    json!({
+        "content": [{"type": "text", "text": text}],
+        "isError": is_error,
+        "_meta": {CALL_KEY: facts},
+    })
+}
+
+fn reply(body: &impl Serialize) -> LocalReply {
+    // The values are strings, numbers and JSON that has been parsed before.
+    let body = serde_json::to_string(body).unwrap_or_default();
+    LocalReply { status: StatusCode::OK, body, allow: None, code: None, retry: RetryAdvice::None }
+}
+
+/// The key of the facts about a call in the `_meta` of its result.
+const CALL_KEY: &str = "cogni-gateway/call";
