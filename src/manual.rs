@@ -209,4 +209,7 @@ pub mod decisions {
     #[doc = include_str!("manual/rustdoc_links.md")]
     #[doc = include_str!("manual/decisions/0039-serve-tools-behind-an-endpoint-that-the-gateway-does-not-know.md")]
     pub mod d0039 {}
+    #[doc = include_str!("manual/rustdoc_links.md")]
+    #[doc = include_str!("manual/decisions/0040-serve-mcp-without-state.md")]
+    pub mod d0040 {}
 }
