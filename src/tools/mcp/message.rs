@@ -90,7 +90,7 @@ impl<'a> McpMembers<'a> {
     /// # Errors
     /// Returns an error if the member is something else.
     pub(super) fn text(&self, name: &str) -> Result<Option<String>, String> {
-        let text = self.raw(name).map(|raw| String::deserialize(raw));
+        let text = self.raw(name).map(String::deserialize);
         text.transpose().map_err(|_| format!("`{name}` must be a string"))
     }
 

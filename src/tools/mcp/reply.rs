@@ -52,7 +52,7 @@ pub(super) fn call_reply(
             "the call goes on after {waited}; `GET /tool/exec/{}` on this socket returns its end",
             call.id
         );
-        return result_reply(id, era, tool_result(&text, true, json!({"id": call.id})));
+        return result_reply(id, era, tool_result(&text, true, &json!({"id": call.id})));
     };
     let mut facts = json!({
         "id": call.id,
@@ -70,7 +70,7 @@ pub(super) fn call_reply(
             _ => end.result.clone(),
         },
     };
-    result_reply(id, era, tool_result(&text, end.error.is_some(), facts))
+    result_reply(id, era, tool_result(&text, end.error.is_some(), &facts))
 }
 
 /// Returns the response about a call that was refused. It is a result, so that the model reads the reason.
@@ -81,7 +81,7 @@ pub(super) fn refusal_reply(id: &RawValue, era: McpEra, refusal: &ToolRefusal) -
         facts["rule"] = rule.into();
     }
     let text = format!("{}: {refusal}", refusal.code());
-    let reply = result_reply(id, era, tool_result(&text, true, facts));
+    let reply = result_reply(id, era, tool_result(&text, true, &facts));
     LocalReply { code: Some(refusal.code()), ..reply }
 }
 
@@ -110,7 +110,7 @@ pub(super) fn server_info() -> Value {
     json!({"name": env!("CARGO_PKG_NAME"), "version": env!("CARGO_PKG_VERSION")})
 }
 
-fn tool_result(text: &str, is_error: bool, facts: Value) -> Value {
+fn tool_result(text: &str, is_error: bool, facts: &Value) -> Value {
     json!({
         "content": [{"type": "text", "text": text}],
         "isError": is_error,
