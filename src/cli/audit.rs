@@ -185,6 +185,9 @@ fn write_tool_totals(report: &AuditVerifyReport, out: &mut impl Write) -> io::Re
         let (tool, ToolSpending { calls, cost }) = (PrintableLogText(tool), spent);
         writeln!(out, "{heading:12}{tool}: {calls} calls, ${cost}")?;
     }
+    if report.tools_crashed > 0 {
+        writeln!(out, "            {} tool calls settled after a crash", report.tools_crashed)?;
+    }
     if report.tool_refused > 0 {
         writeln!(out, "            {} tool calls refused", report.tool_refused)?;
     }

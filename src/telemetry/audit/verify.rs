@@ -33,6 +33,8 @@ pub struct AuditVerifyReport {
     pub settled: u64,
     /// The settled calls whose real settlement was lost in a crash.
     pub crashed: u64,
+    /// The settled tool calls whose real settlement was lost in a crash.
+    pub tools_crashed: u64,
     /// Admissions without a settlement: calls in flight, or calls whose process has died.
     pub open: u64,
     /// Settlements without an admission: a fault of the gateway, not of the file.
@@ -263,7 +265,7 @@ impl AuditVerifyReportBuilder {
     fn count_tool_settlement(&mut self, settlement: &AuditToolSettlementEvent) {
         let report = &mut self.report;
         let AuditToolSettlementEvent { call, tool, outcome, charged, .. } = settlement;
-        report.crashed += u64::from(*outcome == ToolOutcome::Crashed);
+        report.tools_crashed += u64::from(*outcome == ToolOutcome::Crashed);
         report.unmatched += u64::from(self.open_tools.remove(call).is_none());
         report.spent = report.spent + *charged;
         // A call that did not run does not count towards the tool's budget.
