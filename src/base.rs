@@ -28,6 +28,7 @@ pub mod sanitize;
 pub mod scratch;
 pub mod secret;
 pub mod serde_words;
+pub mod shell;
 pub mod socket;
 pub mod task_group;
 pub mod time;

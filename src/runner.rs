@@ -15,9 +15,11 @@
 mod agent;
 pub mod agents;
 pub mod branch_delivery;
+mod conversation;
 mod directory;
 mod envelope;
 pub mod gateway_container;
+mod gateway_signals;
 pub mod long_running;
 mod openclaw;
 pub mod quota;
@@ -59,18 +61,19 @@ use crate::sandbox::{
     UserRange, host_path,
 };
 
-pub use agent::{AgentInvocation, ChatMessage, ChatRole};
 pub use agents::DriverChoice;
+pub use conversation::{AgentInvocation, ChatMessage, ChatRole, MODEL_VARIABLE};
 pub use envelope::{AgentEnvelope, AgentEnvelopeError};
-pub use request::{GatewayOverrides, HostEnvironment, MODEL_VARIABLE, RunRequest};
+pub use request::{GatewayOverrides, HostEnvironment, RunRequest};
 pub use result::{RunErrorCode, RunResult, RunTimings};
 pub use run_gateway::GatewayServer;
 
 use branch_delivery::{BranchRequest, DeliveryTarget, FinishedRun, TrackedWorkspace};
 use directory::RunDirectory;
+use gateway_signals::GatewaySignals;
 use quota::{QuotaExceededError, WorkspaceQuota};
 use result::RunResultParts;
-use run_gateway::{GatewaySignals, RunGatewayBackend};
+use run_gateway::RunGatewayBackend;
 use sweep::LeftoverSweeper;
 use tool_jobs::SandboxJobRunner;
 use tool_opener::RunToolOpener;

@@ -25,6 +25,7 @@ pub mod long_running;
 pub mod output;
 pub mod owner_process;
 pub mod probe;
+mod slot_claim;
 pub mod spec;
 pub mod warm_slot;
 
@@ -33,13 +34,23 @@ use std::time::Duration;
 
 use crate::base::digest::sha256_hex;
 
-pub use driver::{SandboxDriver, SandboxHandle, SandboxRequest};
+pub use driver::{SandboxDriver, SandboxHandle};
 pub use host_users::{UserLease, UserRange};
 pub use init_binary::InitBinary;
 pub use long_running::LongRunningSandbox;
 pub use owner_process::OwnerProcess;
+use spec::OwnerLabels;
 pub use spec::SandboxSpec;
 pub use warm_slot::WarmSlot;
+
+/// A request for one sandbox: its specification, its owner and its directory.
+#[derive(Clone, Debug)]
+pub struct SandboxRequest {
+    pub spec: SandboxSpec,
+    pub labels: OwnerLabels,
+    /// The run's own directory on this machine.
+    pub directory: PathBuf,
+}
 
 /// The reason to end a sandbox before its program ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +79,16 @@ pub struct SandboxExit {
     /// The time from the call of [`SandboxHandle::run`] or [`LongRunningSandbox::run`] to the program's start; `None` if
     /// the program did not start.
     pub start: Option<Duration>,
+}
+
+/// The outcome of a start.
+enum SandboxStartOutcome {
+    Running,
+    /// The program does not exist or cannot be executed; the exit code is the one that a shell uses (127 or 126).
+    NotStarted {
+        exit_code: i64,
+        message: String,
+    },
 }
 
 /// The error of a sandbox that could not be made, or that ended too early.

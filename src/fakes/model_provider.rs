@@ -24,6 +24,7 @@ mod playback;
 mod protocol;
 mod provider_request;
 mod request_log;
+mod route;
 pub mod script;
 mod server;
 mod strict;

@@ -12,6 +12,7 @@
 
 pub mod admission;
 pub mod audience;
+pub mod auth_error;
 pub mod budget_headers;
 pub mod dropped_fields;
 pub mod exchange;
@@ -25,6 +26,7 @@ pub mod request_head;
 pub mod rule;
 pub mod run_token_auth;
 pub mod server;
+pub mod server_config;
 mod tool_route;
 
 use std::convert::Infallible;

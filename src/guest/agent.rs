@@ -29,8 +29,8 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use completion::{ModelClient, ModelCompletion, ModelToolCall};
-use conversation::AgentConversation;
+use completion::{ModelClient, ModelCompletion};
+use conversation::{AgentConversation, ModelToolCall};
 use envelope::{AgentFailure, AgentFailureKind, OutputEnvelope};
 use event::ProgressEvent;
 use options::{AgentCommand, AgentOptions};

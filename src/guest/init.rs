@@ -21,6 +21,7 @@ pub mod command_frames;
 pub mod command_list;
 mod command_output;
 mod command_runner;
+mod host_channel;
 mod landlock;
 mod listener;
 mod options;
@@ -37,8 +38,8 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use bridge::SocketBridge;
-use claim::HostChannel;
 use command_list::ListedCommand;
+use host_channel::HostChannel;
 use options::{GatewayMode, InitCommand, InitOptions};
 use reaper::{AgentPeers, ProcessReaper};
 use run_socket::RunSocket;

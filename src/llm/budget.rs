@@ -8,6 +8,7 @@
 //! difference between an estimate and the real usage can exceed a limit, and [`TokenUsage::source`]
 //! states which of the two was counted.
 
+mod budget_error;
 mod cost;
 mod ledger;
 mod limits;
@@ -16,12 +17,14 @@ pub mod price;
 mod rate;
 mod usage;
 
+pub use budget_error::BudgetError;
 pub use cost::Nanodollars;
 pub use ledger::{
-    BudgetError, BudgetLedger, BudgetReservation, BudgetStatus, CallKind, FREE_CALLS_PER_MINUTE,
-    OpenCallPermit, PriorUsage, RecentUsage, ReserveRequest, ToolBudgetError, ToolBudgetLimits,
-    ToolReservation, ToolReserveRequest, ToolSpending,
+    BudgetLedger, BudgetReservation, BudgetStatus, CallKind, OpenCallPermit, PriorUsage,
+    ReserveRequest, ToolBudgetError, ToolBudgetLimits, ToolReservation, ToolReserveRequest,
+    ToolSpending,
 };
 pub use limits::BudgetLimits;
 pub use price::{ModelPrice, PriceTable};
+pub use rate::{FREE_CALLS_PER_MINUTE, RecentUsage};
 pub use usage::{BudgetAmount, TokenUsage, Tokens, UsageSource};

@@ -28,10 +28,10 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 pub use crate::base::outbound::{HttpProxy, OutboundConfig};
+pub use command::GitCommand;
 pub(crate) use command::is_plain_path;
-pub use command::{GitCommand, GitInput};
 pub use object_id::ObjectId;
-pub use process::GitLimits;
+pub use process::{GitInput, GitLimits};
 
 /// A git program on this machine, found and checked once.
 #[derive(Clone, Debug)]

@@ -30,6 +30,7 @@ pub mod mirror;
 mod note;
 pub mod push;
 pub mod quarantine;
+mod remote_error;
 pub mod repository;
 pub mod review;
 pub mod work;

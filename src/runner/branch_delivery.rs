@@ -18,11 +18,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
-use super::MODEL_VARIABLE;
-use super::long_running::workspace_store::StoredBranchRef;
+use super::conversation::MODEL_VARIABLE;
 use crate::base::dir_tree;
 use crate::gateway::run::AgentRun;
 use crate::relay::delivery::outbox::{self, DeliveryPlan, WorkspaceRow};
@@ -71,6 +70,13 @@ pub struct DeliveryTarget {
     rules: ReviewRules,
     /// The directory that holds the workspace and the collected work.
     artifacts: ArtifactDir,
+}
+
+/// A branch, as the outbox names it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoredBranchRef {
+    pub repository: String,
+    pub branch_key: String,
 }
 
 /// A branch target with the outbox's row of its workspace. The agent is about to work in the workspace, or has worked.

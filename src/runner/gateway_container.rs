@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::directory::RunDirectory;
-use super::run_gateway::{CallSummary, GatewaySignals};
+use super::gateway_signals::{CallSummary, GatewaySignals};
 use crate::base::time::MAX_TIME;
 use crate::gateway::config::GatewayConfig;
 use crate::gateway::run::RunIdentity;

@@ -6,7 +6,7 @@
 
 use serde_json::{Value, json};
 
-use super::agent::{AgentFiles, AgentInvocation, ChatMessage, ChatRole};
+use super::conversation::{AgentFiles, AgentInvocation, ChatMessage, ChatRole};
 
 /// The error of a message that is longer than `OpenClaw` accepts.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]

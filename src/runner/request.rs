@@ -13,6 +13,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
 use super::agent::input_path;
+use super::conversation::MODEL_VARIABLE;
 use super::{AgentInvocation, ChatMessage, ChatRole, GatewayServer, RunPlan};
 use crate::base::{serde_words, trace_context};
 use crate::gateway::config::GatewayConfig;
@@ -411,9 +412,6 @@ fn deserialize_workspace<'de, D: Deserializer<'de>>(
     let WorkspaceDirectory { path, access } = WorkspaceDirectory::deserialize(deserializer)?;
     Ok(Some(WorkspaceMount::Directory { path, access }))
 }
-
-/// The environment variable that tells the program its model's name.
-pub const MODEL_VARIABLE: &str = "COGNI_MODEL";
 
 /// The default time between SIGTERM and SIGKILL (our choice).
 const DEFAULT_GRACE: Duration = Duration::from_secs(10);

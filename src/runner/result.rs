@@ -8,8 +8,8 @@ use serde::{Serialize, Serializer};
 
 use super::branch_delivery::DeliveryReport;
 use super::envelope::{AgentEnvelope, AgentEnvelopeError};
+use super::gateway_signals::CallSummary;
 use super::quota::QuotaExceededError;
-use super::run_gateway::CallSummary;
 use crate::llm::budget::BudgetAmount;
 use crate::sandbox::output::CapturedOutput;
 use crate::sandbox::{self, SandboxExit, StopReason};

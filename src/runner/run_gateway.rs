@@ -3,14 +3,12 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use tokio_util::sync::CancellationToken;
-
 use super::directory::RunDirectory;
 use super::gateway_container::{GatewayContainerConfig, PreparedGatewayContainer};
+use super::gateway_signals::{CallSummary, GatewaySignals};
 use crate::gateway::config::GatewayConfig;
 use crate::gateway::process::{GatewayHost, GatewayProcess, HostedGateway, RunShutdown};
 use crate::gateway::run::AgentRun;
-use crate::llm::budget::BudgetAmount;
 use crate::sandbox::spec::OwnerLabels;
 
 /// The process or container that is to serve a run's gateway.
@@ -33,29 +31,6 @@ pub(super) enum RunGatewayBackend {
     /// A gateway in this process, beside the gateways of other runs.
     Hosted(Box<HostedGateway>),
     Container(Box<PreparedGatewayContainer>),
-}
-
-/// The signals that a gateway sends while it serves a run.
-#[derive(Clone, Debug, Default)]
-pub(super) struct GatewaySignals {
-    /// Cancelled when the gateway accepts connections.
-    pub(super) ready: CancellationToken,
-    /// Cancelled when the budget is spent, so that the gateway admits no further call of the run.
-    pub(super) exhausted: CancellationToken,
-    /// Cancelled when the gateway has stopped serving.
-    pub(super) gone: CancellationToken,
-}
-
-/// The counts and costs of the run's calls.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct CallSummary {
-    pub(super) spent: BudgetAmount,
-    pub(super) admitted: u64,
-    pub(super) refused: u64,
-    /// The number of admitted calls that did not reach the upstream.
-    pub(super) unreached: u64,
-    /// True if the last call was refused because it needed more than what was left of the budget.
-    pub(super) is_denied: bool,
 }
 
 impl RunGatewayBackend {

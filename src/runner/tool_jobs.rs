@@ -23,7 +23,7 @@ use crate::sandbox::{
 };
 use crate::telemetry::audit::tool_records::ToolOutcome;
 use crate::tools::job::{ARGUMENTS_TARGET, JobCall, JobFuture, JobRunner, JobWorkspace};
-use crate::tools::program::ToolProgramError;
+use crate::tools::program_error::ToolProgramError;
 
 /// The place where the calls of one run get their sandboxes.
 #[derive(Clone, Debug)]

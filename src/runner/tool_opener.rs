@@ -8,13 +8,13 @@ use tokio_util::sync::CancellationToken;
 use crate::base::local_endpoint::LocalEndpoint;
 use crate::gateway::run::{AgentRun, RunIdentity, ToolOpener, ToolProcess, ToolSettings};
 use crate::tools::config::ToolConfig;
-use crate::tools::definition::known_tools;
 use crate::tools::job::JobRunner;
 use crate::tools::policy::ToolPolicy;
 use crate::tools::program::ToolPrograms;
 use crate::tools::prometheus::PrometheusClient;
 use crate::tools::rule_facts::ToolRunFacts;
 use crate::tools::run_tools::{RunSwitches, RunToolParts, RunTools};
+use crate::tools::tool_file::known_tools;
 
 /// Opens the tools of every run of this process.
 #[derive(Clone, Default)]

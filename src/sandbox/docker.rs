@@ -23,7 +23,6 @@ use rustix::process::{Resource, getrlimit};
 use tokio::io::AsyncWrite;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::driver::SandboxStartOutcome;
 use super::output::OutputCapture;
 use super::owner_process::OwnerState;
 use super::spec::docker::{
@@ -31,8 +30,8 @@ use super::spec::docker::{
 };
 use super::spec::{OwnerLabels, SECCOMP_PROFILE};
 use super::{
-    ANY_ENGINE, OwnerProcess, SandboxError, SandboxExit, SandboxRequest, StopReason,
-    container_mark, leftovers, sandbox_name,
+    ANY_ENGINE, OwnerProcess, SandboxError, SandboxExit, SandboxRequest, SandboxStartOutcome,
+    StopReason, container_mark, leftovers, sandbox_name,
 };
 use container::{ContainerStartOutcome, CreatedContainer, RunningContainer};
 

@@ -10,9 +10,11 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::output::OutputCapture;
-use super::spec::{OwnerLabels, RootSource, SandboxSpec};
-use super::warm_slot::SlotClaim;
-use super::{SandboxError, SandboxExit, StopReason, docker, embedded};
+use super::slot_claim::SlotClaim;
+use super::spec::{RootSource, SandboxSpec};
+use super::{
+    SandboxError, SandboxExit, SandboxRequest, SandboxStartOutcome, StopReason, docker, embedded,
+};
 
 /// A driver that makes sandboxes on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,15 +23,6 @@ pub enum SandboxDriver {
     Docker { socket: PathBuf },
     /// Makes a container without an engine; the machine needs nothing else installed.
     Embedded(embedded::EmbeddedDriverConfig),
-}
-
-/// A request for one sandbox: its specification, its owner and its directory.
-#[derive(Clone, Debug)]
-pub struct SandboxRequest {
-    pub spec: SandboxSpec,
-    pub labels: OwnerLabels,
-    /// The run's own directory on this machine.
-    pub directory: PathBuf,
 }
 
 impl SandboxDriver {
@@ -100,16 +93,6 @@ pub struct SandboxHandle {
 enum DriverSandbox {
     Docker(docker::DockerSandbox),
     Embedded(embedded::EmbeddedSandbox),
-}
-
-/// The outcome of a start.
-pub(super) enum SandboxStartOutcome {
-    Running,
-    /// The program does not exist or cannot be executed; the exit code is the one that a shell uses (127 or 126).
-    NotStarted {
-        exit_code: i64,
-        message: String,
-    },
 }
 
 impl SandboxHandle {

@@ -36,10 +36,12 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::process::{Child, ChildStderr, ChildStdout, Command};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::driver::SandboxStartOutcome;
 use super::output::{OutputCapture, OutputStream, join_with_output};
 use super::spec::oci;
-use super::{SandboxError, SandboxExit, SandboxRequest, StopReason, leftovers, sandbox_name};
+use super::{
+    SandboxError, SandboxExit, SandboxRequest, SandboxStartOutcome, StopReason, leftovers,
+    sandbox_name,
+};
 use messages::{HelperEvent, HelperSignal, HelperTask};
 
 pub use cgroup::{LeftoverCgroup, cgroup_name, list_leftovers, remove_cgroup};

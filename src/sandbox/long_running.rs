@@ -21,7 +21,7 @@ use tokio::time::{Instant, timeout};
 
 use super::embedded::{KILL_TIMEOUT, copy_output, oom_kill_count};
 use super::output::{OutputCapture, join_with_output};
-use super::warm_slot::CLAIM_TIMEOUT;
+use super::slot_claim::CLAIM_TIMEOUT;
 use super::{
     SandboxDriver, SandboxError, SandboxExit, SandboxRequest, SandboxSpec, StopReason, WarmSlot,
 };

@@ -9,25 +9,19 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::timeout;
 
-use super::driver::SandboxStartOutcome;
+use super::slot_claim::SlotClaim;
 use super::spec::CLAIM_SOCKET;
-use super::{SandboxDriver, SandboxError, SandboxHandle, SandboxRequest, SandboxSpec};
+use super::{
+    SandboxDriver, SandboxError, SandboxHandle, SandboxRequest, SandboxSpec, SandboxStartOutcome,
+};
 
 /// A sandbox that runs and waits for a claim. A drop ends it; [`WarmSlot::remove`] or the sweep removes its leftovers.
 pub struct WarmSlot {
     pub(super) sandbox: SandboxHandle,
     pub(super) host: UnixStream,
-}
-
-/// A claim that is to be sent to a slot.
-pub(super) struct SlotClaim {
-    host: UnixStream,
-    run: String,
-    text: Vec<u8>,
 }
 
 impl WarmSlot {
@@ -79,28 +73,6 @@ impl WarmSlot {
     }
 }
 
-impl SlotClaim {
-    /// Returns the id of the run that claims the slot.
-    pub(super) fn run_id(&self) -> &str {
-        &self.run
-    }
-
-    /// Sends the claim, and returns when the first process has acknowledged it.
-    pub(super) async fn send_claim(mut self) -> Result<(), SandboxError> {
-        let answer = timeout(CLAIM_TIMEOUT, async {
-            self.host.write_all(&self.text).await?;
-            self.host.read_u8().await
-        });
-        match answer.await {
-            Ok(Ok(_)) => Ok(()),
-            Ok(Err(error)) => Err(SandboxError::SlotFailed(format!(
-                "the first process did not accept the claim: {error}"
-            ))),
-            Err(_) => Err(SandboxError::SlotFailed("the first process does not answer".to_owned())),
-        }
-    }
-}
-
 async fn accept_init(sandbox: &mut SandboxHandle) -> Result<UnixStream, SandboxError> {
     let path = sandbox.request().spec.socket_dir.join(CLAIM_SOCKET);
     let cannot =
@@ -128,6 +100,3 @@ fn bind_claim_socket(path: &Path) -> io::Result<UnixListener> {
 
 /// The time from the creation of a sandbox until it waits, on a busy machine.
 const START_TIMEOUT: Duration = Duration::from_mins(2);
-
-/// The time for an answer of a first process that only waits for claims.
-pub(super) const CLAIM_TIMEOUT: Duration = Duration::from_secs(5);

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::argument_schema::{ArgumentSchema, ArgumentType};
-use super::config::{ToolConfig, ToolConfigError};
-use super::job::{ToolJob, load_tool_files};
+use super::config::ToolConfig;
+use super::job::ToolJob;
 use crate::base::digest::sha256_hex;
 
 /// A tool that a configuration can grant.
@@ -33,20 +33,8 @@ pub enum ToolProgramKind {
     Job(Arc<ToolJob>),
 }
 
-/// Returns the definitions of all tools of a configuration: the built-in ones and those that are files.
-///
-/// # Errors
-/// Returns an error that names the file, the key and the remedy.
-pub fn known_tools(config: &ToolConfig) -> Result<Vec<ToolDefinition>, ToolConfigError> {
-    let mut tools = built_in_tools(config);
-    if let Some(directory) = &config.directory {
-        tools.extend(load_tool_files(directory)?);
-    }
-    Ok(tools)
-}
-
 /// Returns the definitions of the built-in tools that a configuration has the means for.
-fn built_in_tools(config: &ToolConfig) -> Vec<ToolDefinition> {
+pub(super) fn built_in_tools(config: &ToolConfig) -> Vec<ToolDefinition> {
     let mut tools = vec![ToolDefinition {
         name: CURRENT_TIME_TOOL.into(),
         digest: built_in_digest(CURRENT_TIME_TOOL),

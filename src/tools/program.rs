@@ -9,9 +9,9 @@ use tokio_util::sync::CancellationToken;
 use super::definition::{ToolDefinition, ToolProgramKind};
 use super::exec_request::ToolArguments;
 use super::job::{JobCall, JobRunner, ToolJob};
+use super::program_error::ToolProgramError;
 use super::prometheus::PrometheusClient;
 use crate::base::task_group::TaskGroup;
-use crate::telemetry::audit::tool_records::ToolOutcome;
 
 /// The programs of a run's tools.
 #[derive(Clone, Default)]
@@ -22,16 +22,6 @@ pub struct ToolPrograms {
     pub tasks: TaskGroup,
     /// The client of the server that `core__metrics_query` reads.
     pub metrics: Option<PrometheusClient>,
-}
-
-/// An error of a tool that ran.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{message}")]
-pub struct ToolProgramError {
-    pub outcome: ToolOutcome,
-    /// The stable code that the client, the metrics and the audit log receive.
-    pub code: &'static str,
-    pub message: String,
 }
 
 impl ToolPrograms {
@@ -92,33 +82,6 @@ impl ToolPrograms {
             },
             ToolProgramKind::Job(_) => Err(ToolProgramError::failed("a job has a sandbox")),
         }
-    }
-}
-
-impl ToolProgramError {
-    /// Creates the error of a tool that reports a failure.
-    pub fn failed(message: impl Into<String>) -> Self {
-        Self { outcome: ToolOutcome::Failed, code: "tool_failed", message: message.into() }
-    }
-
-    /// Creates the error of a tool whose time is up.
-    pub fn timed_out(timeout: Duration) -> Self {
-        let timeout = humantime::format_duration(timeout);
-        let message = format!("the tool did not end within {timeout}");
-        Self { outcome: ToolOutcome::TimedOut, code: "tool_timeout", message }
-    }
-
-    /// Creates the error of a call that a shutdown or an operator has ended.
-    pub fn stopped() -> Self {
-        let message =
-            "the call was stopped: the run ends, or an operator has aborted it".to_owned();
-        Self { outcome: ToolOutcome::ShutDown, code: "tool_stopped", message }
-    }
-
-    /// Creates the error of a tool whose result is larger than its limit.
-    pub fn too_large(limit: usize) -> Self {
-        let message = format!("the tool's result is larger than its limit of {limit} bytes");
-        Self { outcome: ToolOutcome::OutputTooLarge, code: "tool_output_too_large", message }
     }
 }
 

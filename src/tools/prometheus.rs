@@ -16,7 +16,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::config::{PrometheusConfig, ToolConfigError};
-use super::program::ToolProgramError;
+use super::program_error::ToolProgramError;
 use crate::base::url_component::encode_url_component;
 
 /// A client of one server.

@@ -9,7 +9,7 @@ use http::uri::Scheme;
 
 use crate::base::private_dir;
 use crate::base::secret::SecretString;
-use crate::cli::run::output_renderer::quote_word;
+use crate::base::shell::quote_word;
 use crate::relay::delivery::{DeliveryConfig, DeliveryService, ForgeAccess, KnownSecret};
 use crate::relay::git::{HttpProxy, OutboundConfig};
 use crate::relay::github::client::{GithubClient, GithubConfig};

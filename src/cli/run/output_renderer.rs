@@ -15,6 +15,7 @@ use serde::Deserialize;
 use tokio::io::AsyncWrite;
 
 use crate::base::hidden_characters::reorders_text;
+use crate::base::shell::quote_word;
 use crate::runner::AgentEnvelope;
 
 /// A writer that receives a program's output and writes what a person should see of it.
@@ -193,15 +194,6 @@ fn incomplete_suffix_len(bytes: &[u8]) -> usize {
     let last = bytes.utf8_chunks().last().map(|chunk| chunk.invalid()).unwrap_or_default();
     let is_cut = str::from_utf8(last).is_err_and(|error| error.error_len().is_none());
     if is_cut { last.len() } else { 0 }
-}
-
-/// Quotes a word as it could be typed in a shell.
-pub fn quote_word(word: &str) -> String {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-./:=@%+,".contains(&byte);
-    if !word.is_empty() && word.bytes().all(is_plain) {
-        return word.to_owned();
-    }
-    format!("'{}'", word.replace('\'', r"'\''"))
 }
 
 /// The maximum length of a line. A longer line is shown in pieces. Our choice.

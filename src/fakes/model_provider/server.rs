@@ -16,6 +16,7 @@ use super::playback::{self, FaultPlan, FrameWriter};
 use super::protocol::ProviderProtocol;
 use super::provider_request::ProviderRequest;
 use super::request_log::{AnswerEnd, MAX_KEPT_REQUESTS, ProviderRequestLog, RequestLogGuard};
+use super::route::{MODEL_PATH, ProviderRoute};
 use super::script::{FaultKind, ProviderScript};
 use super::{embeddings, headers, strict};
 use crate::base::response_gate::ResponseGate;
@@ -28,16 +29,6 @@ pub(super) struct ProviderShared {
     pub(super) is_strict: bool,
     pub(super) seen: Arc<ProviderRequestLog>,
     pub(super) gate: ResponseGate,
-}
-
-/// The routes that are scripted and recorded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ProviderRoute {
-    Turn(ProviderProtocol),
-    CountTokens,
-    Embeddings,
-    Models,
-    Model,
 }
 
 /// A request that is being answered.
@@ -255,44 +246,6 @@ impl ProviderCall<'_> {
     }
 }
 
-impl ProviderRoute {
-    fn match_route(method: &Method, path: &str) -> Result<Self, StatusCode> {
-        let (route, served) = match path {
-            "/v1/chat/completions" => (Self::Turn(ProviderProtocol::Chat), Method::POST),
-            "/v1/completions" => (Self::Turn(ProviderProtocol::Completions), Method::POST),
-            "/v1/responses" => (Self::Turn(ProviderProtocol::Responses), Method::POST),
-            "/v1/messages" => (Self::Turn(ProviderProtocol::Messages), Method::POST),
-            "/v1/messages/count_tokens" => (Self::CountTokens, Method::POST),
-            "/v1/embeddings" => (Self::Embeddings, Method::POST),
-            "/v1/models" => (Self::Models, Method::GET),
-            _ if path.starts_with(MODEL_PATH) => (Self::Model, Method::GET),
-            _ => return Err(StatusCode::NOT_FOUND),
-        };
-        if *method == served { Ok(route) } else { Err(StatusCode::METHOD_NOT_ALLOWED) }
-    }
-
-    fn protocol(self) -> ProviderProtocol {
-        match self {
-            Self::Turn(protocol) => protocol,
-            Self::CountTokens => ProviderProtocol::Messages,
-            Self::Embeddings | Self::Models | Self::Model => ProviderProtocol::Chat,
-        }
-    }
-
-    fn is_billed(self) -> bool {
-        matches!(self, Self::Turn(_) | Self::Embeddings)
-    }
-
-    /// Removes options that the route does not have.
-    fn drop_unsupported(self, script: &mut ProviderScript) {
-        match self {
-            Self::Turn(ProviderProtocol::Completions) => script.tool = None,
-            Self::Turn(_) => (),
-            _ => script.output = Some(0),
-        }
-    }
-}
-
 /// Returns the list of models, in Anthropic's format for Anthropic's clients.
 fn model_list_json(request: &Parts) -> Value {
     if is_anthropic_client(request) {
@@ -344,8 +297,6 @@ fn build_response(
     response
 }
 
-/// The beginning of the path of one model. The model's name follows, and may contain slashes.
-const MODEL_PATH: &str = "/v1/models/";
 /// The models that `GET /v1/models` lists. The provider has a model of every other name, too.
 const MODEL_NAMES: [&str; 2] = ["fake-small", "fake-large"];
 /// The maximum size of a body: twice the gateway's default.

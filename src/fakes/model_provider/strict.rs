@@ -15,7 +15,7 @@ use http::HeaderMap;
 use serde_json::Value;
 
 use super::protocol::ProviderProtocol;
-use super::server::ProviderRoute;
+use super::route::ProviderRoute;
 
 pub(super) use refusal::ProviderRefusal;
 

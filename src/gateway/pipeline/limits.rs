@@ -18,7 +18,7 @@ use std::time::Duration;
 use http::StatusCode;
 use tokio::sync::Notify;
 
-use super::server::HttpServerConfig;
+use super::server_config::HttpServerConfig;
 use crate::base::bounded_counter::BoundedCounter;
 use crate::base::memory;
 use crate::base::task_group::TaskGroup;

@@ -11,10 +11,10 @@ use http::{HeaderValue, Response, StatusCode, header};
 use serde_json::json;
 
 use super::audience::{Audience, ClientFamily};
+use super::auth_error::AuthError;
 use super::limits::OverloadError;
 use super::read_body;
 use super::rule;
-use super::run_token_auth;
 use crate::gateway::run::control;
 use crate::gateway::upstream;
 use crate::llm::budget;
@@ -26,7 +26,7 @@ use crate::telemetry::audit::{self, records::CallOutcome};
 #[derive(Debug, thiserror::Error)]
 pub enum CallRejection {
     #[error(transparent)]
-    Unauthenticated(#[from] run_token_auth::AuthError),
+    Unauthenticated(#[from] AuthError),
     #[error("the path is not served")]
     NotServed,
     #[error("the content type is not application/json")]
@@ -120,10 +120,7 @@ impl CallRejection {
     /// Returns the status that stops every client except Codex, or lets the client retry.
     fn default_status(&self) -> StatusCode {
         match self {
-            Self::Unauthenticated(
-                run_token_auth::AuthError::RunClosing
-                | run_token_auth::AuthError::TooManyConnections,
-            )
+            Self::Unauthenticated(AuthError::RunClosing | AuthError::TooManyConnections)
             | Self::Audit(_) => StatusCode::SERVICE_UNAVAILABLE,
             // At a 503 Codex sends the call thirty times.
             Self::NotAccepting(control::NotAcceptingError::Paused) => StatusCode::TOO_MANY_REQUESTS,
@@ -155,10 +152,7 @@ impl CallRejection {
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Budget(budget::BudgetError::Rate { retry_after, .. }) => Some(*retry_after),
-            Self::Unauthenticated(
-                run_token_auth::AuthError::RunClosing
-                | run_token_auth::AuthError::TooManyConnections,
-            )
+            Self::Unauthenticated(AuthError::RunClosing | AuthError::TooManyConnections)
             | Self::Overload(_)
             | Self::UnreadableBody(read_body::BodyReadError::Overload(_))
             | Self::Budget(

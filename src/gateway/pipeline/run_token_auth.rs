@@ -19,6 +19,7 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
+use super::auth_error::AuthError;
 use super::exchange::{GatewayExchange, ResponseBodyError};
 use super::local_response::ResponseBody;
 use super::read_body::IncomingRequestBody;
@@ -40,23 +41,6 @@ pub struct RunTokenAuth {
     /// The access log for requests that belong to no run.
     pub access_log: access_log::AccessLog,
     pub tasks: TaskGroup,
-}
-
-/// A reason why a request belongs to no run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AuthError {
-    #[error("the request has no run token; send the run token as the API key")]
-    Missing,
-    #[error("the run token is not valid")]
-    Invalid,
-    #[error("the run token has expired")]
-    Expired,
-    #[error("the run of this token is not served here, or is no longer served")]
-    UnknownRun,
-    #[error("the run is ending")]
-    RunClosing,
-    #[error("the run has too many open connections: its limit is reached")]
-    TooManyConnections,
 }
 
 /// The state of one client connection.
@@ -215,19 +199,6 @@ impl ConnectionState {
 
     fn lock_permits(&self) -> MutexGuard<'_, Vec<OwnedSemaphorePermit>> {
         self.permits.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl AuthError {
-    pub fn code(self) -> &'static str {
-        match self {
-            Self::Missing => "run_token_missing",
-            Self::Invalid => "run_token_invalid",
-            Self::Expired => "run_token_expired",
-            Self::UnknownRun => "unknown_run",
-            Self::RunClosing => "run_closing",
-            Self::TooManyConnections => "too_many_connections",
-        }
     }
 }
 

@@ -8,7 +8,7 @@ use rustix::time::Timespec;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::conversation::AgentConversation;
+use super::conversation::{AgentConversation, ModelToolCall};
 use super::envelope::{AgentFailure, AgentFailureKind, ConversationUsage};
 use super::event::ProgressEvent;
 use super::http::{self, HttpResponse, LlmEndpoint};
@@ -30,15 +30,6 @@ pub struct ModelCompletion {
     /// The reason why the model stopped, as the provider names it.
     pub finish: String,
     pub usage: ConversationUsage,
-}
-
-/// A call that the model makes to a tool.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ModelToolCall {
-    pub id: String,
-    pub name: String,
-    /// The arguments as the model wrote them. They are JSON only if the model made no mistake.
-    pub arguments: String,
 }
 
 impl ModelClient {

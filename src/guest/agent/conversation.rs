@@ -10,9 +10,17 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::completion::ModelToolCall;
 use super::envelope::{AgentFailure, AgentFailureKind};
 use super::exec;
+
+/// A call that the model makes to a tool.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ModelToolCall {
+    pub id: String,
+    pub name: String,
+    /// The arguments as the model wrote them. They are JSON only if the model made no mistake.
+    pub arguments: String,
+}
 
 /// The messages so far, in the format of chat completions.
 #[derive(Clone, Debug, PartialEq)]

@@ -10,25 +10,18 @@
 //! **Invariant:** an incomplete claim starts nothing, whichever side closes the connection first.
 
 use std::ffi::OsString;
-use std::io::{self, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt;
-use std::path::Path;
 
-use rustix::cmsg_space;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use rustix::process::Signal;
 
+use super::InitFailure;
+use super::host_channel::{HostChannel, host_gone};
 use super::options::{self, InitCommand, InitOptions};
 use super::reaper::ProcessReaper;
-use super::run_socket::RunSocket;
-use super::{EXIT_SOCKET_UNAVAILABLE, InitFailure};
-
-/// The connection to the process that started this sandbox and sends the claims.
-pub(crate) struct HostChannel(OwnedFd);
 
 /// The claim of a run.
 pub(crate) struct AgentClaim {
@@ -37,23 +30,7 @@ pub(crate) struct AgentClaim {
     pub(crate) output: Vec<OwnedFd>,
 }
 
-/// A command of the host while an agent runs.
-pub(crate) enum HostCommand {
-    Terminate,
-    Kill,
-    /// The host has disconnected, and no further command will come.
-    Disconnected,
-}
-
 impl HostChannel {
-    pub(crate) fn connect(path: &Path) -> Result<Self, InitFailure> {
-        let socket = RunSocket::new(path).map_err(InitFailure::socket_failure)?;
-        let host = socket
-            .connect()
-            .map_err(|error| InitFailure::socket_failure(socket.describe_error(error)))?;
-        Ok(Self(host))
-    }
-
     /// Waits for a claim, and acknowledges it.
     pub(crate) fn receive_claim(
         &self,
@@ -119,26 +96,11 @@ impl HostChannel {
         }
     }
 
-    fn receive_chunk(&self, chunk: &mut [u8], output: &mut Vec<OwnedFd>) -> Result<usize, Errno> {
-        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(2))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::CMSG_CLOEXEC;
-        let received = recvmsg(&self.0, &mut [IoSliceMut::new(chunk)], &mut control, flags)?;
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
-                output.extend(descriptors);
-            }
-        }
-        Ok(received.bytes)
-    }
-
     /// Waits until the host has sent something. A signal other than SIGCHLD ends the wait with an error, because no
     /// agent runs that could receive the signal.
     fn wait_readable(&self, run_service: &ProcessReaper) -> Result<(), InitFailure> {
-        let mut either = [
-            PollFd::new(&self.0, PollFlags::IN),
-            PollFd::new(run_service.signal_fd(), PollFlags::IN),
-        ];
+        let mut either =
+            [PollFd::new(self, PollFlags::IN), PollFd::new(run_service.signal_fd(), PollFlags::IN)];
         match poll(&mut either, None) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => {
@@ -160,41 +122,10 @@ impl HostChannel {
             }
         }
     }
-
-    /// Reads the host's next command, if one has arrived.
-    pub(crate) fn poll_command(&self) -> Option<HostCommand> {
-        let mut word = [0];
-        match rustix::io::read(&self.0, &mut word) {
-            Err(Errno::AGAIN | Errno::INTR) => None,
-            Ok(1) if word == [TERMINATE_COMMAND] => Some(HostCommand::Terminate),
-            // An unknown command must end the agent, never leave it running.
-            Ok(1) => Some(HostCommand::Kill),
-            Ok(_) | Err(_) => Some(HostCommand::Disconnected),
-        }
-    }
-
-    pub(crate) fn send_bytes(&self, bytes: &[u8]) -> Result<(), InitFailure> {
-        rustix::io::write(&self.0, bytes).map(drop).map_err(|_| host_gone())
-    }
-}
-
-impl AsFd for HostChannel {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
-
-fn host_gone() -> InitFailure {
-    let message =
-        "the process that started this sandbox has disconnected; no agent was started".to_owned();
-    InitFailure { status: EXIT_SOCKET_UNAVAILABLE, message }
 }
 
 /// The answer to a claim.
 const ACK_BYTE: u8 = 0;
-
-/// The command to end the agent gently. Every other byte is a kill.
-const TERMINATE_COMMAND: u8 = b'T';
 
 /// The maximum size of a claim: the kernel's limit for one program's arguments and variables with the usual stack size
 /// (execve(2)).

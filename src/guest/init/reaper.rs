@@ -12,8 +12,8 @@ use rustix::process::{self, DumpableBehavior, Pid, Signal, WaitOptions, WaitStat
 
 use super::accept_queue::{CHECK_INTERVAL, WaitingConnections};
 use super::bridge::SocketBridge;
-use super::claim::{HostChannel, HostCommand};
 use super::command_output::{CommandOutput, OutputState};
+use super::host_channel::{HostChannel, HostCommand};
 use super::options::InitOptions;
 use super::{EXIT_TIMED_OUT, log_line};
 

@@ -13,8 +13,9 @@ use std::os::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::stdio::{dup2_stderr, dup2_stdout, stderr, stdout};
 
-use super::claim::{AgentClaim, HostChannel};
+use super::claim::AgentClaim;
 use super::clean_state::CleanState;
+use super::host_channel::HostChannel;
 use super::reaper::ProcessReaper;
 use super::{InitFailure, exit_status, run_agent};
 

@@ -4,7 +4,6 @@ mod state;
 mod tool_calls;
 
 use std::collections::BTreeMap;
-use std::ops::Add;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,10 +11,11 @@ use serde::Serialize;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
+use super::budget_error::BudgetError;
 use super::cost::Nanodollars;
 use super::limits::BudgetLimits;
 use super::price::ModelPrice;
-use super::rate::RunRateLimits;
+use super::rate::{RecentUsage, RunRateLimits};
 use super::usage::{BudgetAmount, TokenUsage, Tokens};
 use state::LedgerState;
 
@@ -53,29 +53,6 @@ pub struct ReserveRequest {
     pub price: Option<Arc<ModelPrice>>,
 }
 
-/// The limit that prevents a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BudgetError {
-    #[error("turn budget exhausted: {spent} of {limit} turns are spent")]
-    Turns { spent: u64, limit: u64 },
-    #[error(
-        "{kind} token budget exhausted: {spent} of {limit} tokens are spent and this call needs about {needed}"
-    )]
-    Tokens { kind: &'static str, spent: u64, limit: u64, needed: u64 },
-    #[error(
-        "cost budget exhausted: ${spent} of ${limit} are spent and this call needs about ${needed}"
-    )]
-    Cost { spent: Nanodollars, limit: Nanodollars, needed: Nanodollars },
-    #[error("the run's deadline of {} has passed", humantime::format_duration(*limit))]
-    Deadline { limit: Duration },
-    #[error("the limit of {limit} open calls is reached; retry when a call has ended")]
-    Concurrency { limit: u32 },
-    #[error("open calls hold the rest of the {kind} budget; retry when a call has ended")]
-    Reserved { kind: &'static str },
-    #[error("the limit of {limit} {kind} per minute is reached")]
-    Rate { kind: &'static str, limit: u32, retry_after: Duration },
-}
-
 /// The amounts that a run has spent, has reserved and may still spend.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BudgetStatus {
@@ -111,26 +88,6 @@ pub struct PriorUsage {
     pub age: Duration,
     /// The usage that the rates of the run still count.
     pub recent: RecentUsage,
-}
-
-/// The usage of the last minute.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RecentUsage {
-    /// The number of admitted calls.
-    pub requests: u64,
-    /// The tokens of the calls that have ended.
-    pub tokens: Tokens,
-}
-
-impl Add for RecentUsage {
-    type Output = Self;
-
-    fn add(self, other: Self) -> Self {
-        Self {
-            requests: self.requests.saturating_add(other.requests),
-            tokens: self.tokens + other.tokens,
-        }
-    }
 }
 
 /// A permit for one open call, taken before the call's body is read. Dropping the permit releases it.
@@ -382,31 +339,6 @@ impl BudgetLedger {
     }
 }
 
-impl BudgetError {
-    /// Returns true if the same call cannot be admitted later either. The deadline is reported by
-    /// [`BudgetLedger::deadline`].
-    fn is_permanent(&self) -> bool {
-        match self {
-            Self::Turns { .. } | Self::Tokens { .. } | Self::Cost { .. } => true,
-            Self::Deadline { .. }
-            | Self::Concurrency { .. }
-            | Self::Reserved { .. }
-            | Self::Rate { .. } => false,
-        }
-    }
-
-    /// Returns the name of the limit.
-    fn limit_kind(&self) -> &'static str {
-        match self {
-            Self::Turns { .. } => "turn",
-            Self::Cost { .. } => "cost",
-            Self::Deadline { .. } => "time",
-            Self::Concurrency { .. } => "open call",
-            Self::Tokens { kind, .. } | Self::Reserved { kind } | Self::Rate { kind, .. } => kind,
-        }
-    }
-}
-
 impl CallKind {
     /// Returns the smallest request of this kind, for a check of the remaining budget before the body is read.
     fn minimal_request(self) -> ReserveRequest {
@@ -529,7 +461,3 @@ impl Drop for BudgetReservation {
         }
     }
 }
-
-/// The default maximum of calls per minute that cost nothing. Our choice: ten calls a second exceed an agent's token
-/// counting, and write less than 10 KB a second to the audit log.
-pub const FREE_CALLS_PER_MINUTE: u32 = 600;

@@ -8,11 +8,36 @@
 //! single call that needs more than a minute's capacity, and the usage of one call beyond its estimate.
 
 use std::num::NonZeroU32;
+use std::ops::Add;
 use std::time::{Duration, Instant};
 
-use super::ledger::{BudgetError, FREE_CALLS_PER_MINUTE, RecentUsage};
+use super::budget_error::BudgetError;
 use super::limits::BudgetLimits;
 use super::usage::Tokens;
+
+/// The usage of the last minute.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RecentUsage {
+    /// The number of admitted calls.
+    pub requests: u64,
+    /// The tokens of the calls that have ended.
+    pub tokens: Tokens,
+}
+
+impl Add for RecentUsage {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            requests: self.requests.saturating_add(other.requests),
+            tokens: self.tokens + other.tokens,
+        }
+    }
+}
+
+/// The default maximum of calls per minute that cost nothing. Our choice: ten calls a second exceed an agent's token
+/// counting, and write less than 10 KB a second to the audit log.
+pub const FREE_CALLS_PER_MINUTE: u32 = 600;
 
 /// The rate limits of a run. The caller keeps them under a lock.
 #[derive(Debug)]

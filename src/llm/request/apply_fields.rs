@@ -4,7 +4,8 @@ use std::borrow::Cow;
 
 use super::capability::{CapabilitySet, ProviderCapability};
 use super::change::{FieldChange, FieldChangeKind, FieldChangeReason};
-use super::field::{self, FieldRule, ForbiddenReason, RequestField};
+use super::error::ForbiddenReason;
+use super::field::{self, FieldRule, RequestField};
 use super::model_name::{MAX_MODEL_BYTES, is_model_name};
 use super::{BodyPolicy, BodyPolicyError, LlmCall, UnknownFieldPolicy};
 use crate::base::json::{JsonMember, JsonType};

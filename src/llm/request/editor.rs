@@ -11,7 +11,6 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
-use super::field::MAX_INSPECTED_BYTES;
 use crate::base::json::{JsonDocument, JsonLimits, JsonMember, JsonScanner};
 use crate::base::rope::{ByteRope, SplicedBytes};
 
@@ -151,3 +150,7 @@ impl BodyEditor {
 /// The maximum number of appended members: `store`, `stream_options`, and the field that limits the
 /// output.
 const MAX_ADDED: usize = 3;
+
+/// The maximum length of a value that admission parses, in bytes. Our choice: a model's name
+/// written entirely in escapes takes 1,538.
+pub(super) const MAX_INSPECTED_BYTES: u64 = 4096;

@@ -3,7 +3,6 @@
 use http::StatusCode;
 
 use super::capability::ProviderCapability;
-use super::field::ForbiddenReason;
 
 /// An error that refuses a body.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -73,6 +72,37 @@ impl BodyPolicyError {
             | Self::FieldOnlyAtTopLevel { name } => name,
             Self::FieldNotAllowed { name, .. } | Self::UnknownField { name } => name,
             Self::CapabilityNotGranted { field, .. } => field,
+        }
+    }
+}
+
+/// The reason why a field is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ForbiddenReason {
+    /// The field would choose the upstream, its credentials or the data sent with the call.
+    Upstream,
+    /// The field would select another model than the allowed one.
+    Routing,
+    /// The field would turn one call into many calls or a long one.
+    Retry,
+    /// The field would change the recorded cost of the call.
+    Price,
+    /// The field would keep the call out of the records, or send the records elsewhere.
+    Record,
+    /// The field would change how the upstream's gateway works.
+    Gateway,
+}
+
+impl ForbiddenReason {
+    /// Returns the effect that the field would have, as a clause to follow "it".
+    pub fn description(self) -> &'static str {
+        match self {
+            Self::Upstream => "would choose the upstream or its credentials",
+            Self::Routing => "would choose other models than the one that is allowed",
+            Self::Retry => "would make one call many or endless",
+            Self::Price => "would change what the call is said to cost",
+            Self::Record => "would change what is recorded of the call",
+            Self::Gateway => "is an order to the upstream's gateway",
         }
     }
 }

@@ -15,7 +15,8 @@ use serde::Deserialize;
 use super::BodyPolicyError;
 use super::capability::ProviderCapability;
 use super::change::FieldChangeReason;
-use super::editor::BodyEditor;
+use super::editor::{BodyEditor, MAX_INSPECTED_BYTES};
+use super::error::ForbiddenReason;
 use super::model_name::MODEL_NAME_RULE;
 use crate::base::json::JsonType;
 use crate::llm::protocol::GatewayRoute;
@@ -77,23 +78,6 @@ pub enum ValueShape {
     List,
     TextOrList,
     Object,
-}
-
-/// The reason why a field is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ForbiddenReason {
-    /// The field would choose the upstream, its credentials or the data sent with the call.
-    Upstream,
-    /// The field would select another model than the allowed one.
-    Routing,
-    /// The field would turn one call into many calls or a long one.
-    Retry,
-    /// The field would change the recorded cost of the call.
-    Price,
-    /// The field would keep the call out of the records, or send the records elsewhere.
-    Record,
-    /// The field would change how the upstream's gateway works.
-    Gateway,
 }
 
 /// Returns the field of this name on this route, or `None` if the name is unknown.
@@ -284,26 +268,8 @@ impl ValueShape {
     }
 }
 
-impl ForbiddenReason {
-    /// Returns the effect that the field would have, as a clause to follow "it".
-    pub fn description(self) -> &'static str {
-        match self {
-            Self::Upstream => "would choose the upstream or its credentials",
-            Self::Routing => "would choose other models than the one that is allowed",
-            Self::Retry => "would make one call many or endless",
-            Self::Price => "would change what the call is said to cost",
-            Self::Record => "would change what is recorded of the call",
-            Self::Gateway => "is an order to the upstream's gateway",
-        }
-    }
-}
-
 pub(super) const STREAM_OPTIONS_FIELD: RequestField =
     RequestField::new("stream_options", FieldRule::StreamOptions);
-
-/// The maximum length of a value that admission parses, in bytes. Our choice: a model's name
-/// written entirely in escapes takes 1,538.
-pub(super) const MAX_INSPECTED_BYTES: u64 = 4096;
 
 #[cfg(test)]
 mod tests {

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use memchr::memrchr;
 
 use super::change::{FieldChangeKind, FieldChangeReason};
-use super::{BodyPolicyError, LlmCall, ProviderCapability, field};
+use super::{BodyPolicyError, LlmCall, ProviderCapability, editor};
 use crate::base::json::{JsonDocument, JsonLimits, JsonScanner};
 
 impl LlmCall {
@@ -46,9 +46,9 @@ impl LlmCall {
     /// element and its comma.
     ///
     /// Returns `None` if the tool may reach outside. Also returns `None` if the element is longer
-    /// than [`field::MAX_INSPECTED_BYTES`], or if the neighbouring comma is too far away.
+    /// than [`editor::MAX_INSPECTED_BYTES`], or if the neighbouring comma is too far away.
     fn element(&self, list: &Range<u64>, at: u64) -> Option<Range<u64>> {
-        let behind = self.draft.bytes_in(at..list.end.min(at + field::MAX_INSPECTED_BYTES));
+        let behind = self.draft.bytes_in(at..list.end.min(at + editor::MAX_INSPECTED_BYTES));
         let length = object_length(&behind)?;
         let tool = read(&behind[..length])?;
         let reach = tool.find_member("external_web_access")?;

@@ -10,7 +10,8 @@ use bytes::Bytes;
 
 use super::apply_fields::RequestFieldReader;
 use super::change::{FieldChange, FieldChangeKind, FieldChangeReason};
-use super::field::{self, FieldRule, ForbiddenReason, RequestField, ValueShape};
+use super::error::ForbiddenReason;
+use super::field::{self, FieldRule, RequestField, ValueShape};
 use super::{BodyPolicyError, UnknownFieldPolicy};
 use crate::base::json::{JsonMember, JsonType};
 use crate::base::sanitize::SanitizedText;

@@ -1,7 +1,6 @@
 //! One call of git, from its arguments to its output.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
 use std::net::IpAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -12,7 +11,7 @@ use http::uri::Scheme;
 
 use super::cat_file::{BatchPart, BatchReader};
 use super::hardening::{SAFE_ENVIRONMENT, SAFE_SETTINGS};
-use super::process::{self, GitLimits, OutputSink};
+use super::process::{self, GitInput, GitLimits, OutputSink};
 use super::{GitEnvironment, GitError, OutboundConfig};
 use crate::base::host_reach::{HostReach, HostReachError};
 use crate::base::secret::SecretString;
@@ -28,16 +27,6 @@ pub struct GitCommand<'a> {
     input: GitInput,
     limits: GitLimits,
     secrets: Vec<SecretString>,
-}
-
-/// The standard input of git.
-#[derive(Debug, Default)]
-pub enum GitInput {
-    #[default]
-    Empty,
-    Bytes(Vec<u8>),
-    /// The file, read from its current position.
-    File(File),
 }
 
 impl<'a> GitCommand<'a> {

@@ -1,5 +1,6 @@
 //! A child process that one thread feeds, reads and, at its limits, kills.
 
+use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
@@ -12,7 +13,15 @@ use rustix::process::{
     Pid, PidfdFlags, Resource, Rlimit, Signal, getrlimit, kill_process_group, pidfd_open, setrlimit,
 };
 
-use super::command::GitInput;
+/// The standard input of git.
+#[derive(Debug, Default)]
+pub enum GitInput {
+    #[default]
+    Empty,
+    Bytes(Vec<u8>),
+    /// The file, read from its current position.
+    File(File),
+}
 
 /// Limits of one call. The defaults are for questions about a repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime};
 use serde::{Deserialize, Serialize};
 
 use super::git::{GitCommand, GitLimits, GitProgram, is_plain_path};
-use super::push::map_network_error;
+use super::remote_error::map_network_error;
 use super::repository::RepositoryUrl;
 use super::{BranchKey, BranchLease, ObjectId, RepoError, SandboxBranch};
 use crate::base::digest::sha256_hex;

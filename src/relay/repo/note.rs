@@ -3,7 +3,8 @@
 //! **Invariant:** notes of other machines stay: the ref only moves forwards, from where this machine has found it.
 
 use super::git::{self, GitCommand, GitInput};
-use super::push::{RefUpdateStatus, map_network_error, rejection_message};
+use super::push::RefUpdateStatus;
+use super::remote_error::{map_network_error, rejection_message};
 use super::{ObjectId, RepoError, RepoMirror, SandboxBranch};
 use crate::base::secret::SecretString;
 

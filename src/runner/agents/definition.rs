@@ -9,6 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 
 use super::policy_overlay::PolicyOverlay;
 use crate::base::canonical;
+use crate::gateway::pipeline::policy::PolicyConfig;
 use crate::llm::budget;
 use crate::llm::request::{CapabilitySet, MODEL_NAME_RULE, is_model_name};
 use crate::relay::delivery::rules::AgentReviewRules;
@@ -174,7 +175,44 @@ pub struct ExternalFile {
     pub file: PathBuf,
 }
 
+/// The error of an agent whose list of models has no model in common with its gateway's list.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "none of the models that `{agent}` may use is let through by the gateway's `policy.body.models`; add one of them there"
+)]
+pub struct NoModelLeftError {
+    agent: String,
+}
+
 impl AgentDefinition {
+    /// Lays the agent's policy, models and capabilities over the policy of its gateway.
+    ///
+    /// # Errors
+    /// Returns an error if no model is left. An empty list would admit every model, so it cannot express "no model".
+    pub fn apply_to(&self, base: &mut PolicyConfig) -> Result<(), NoModelLeftError> {
+        self.policy.clone().apply_to(base);
+        if let Some(capabilities) = &self.capabilities {
+            base.body.capabilities.clone_from(capabilities);
+        }
+        // Models are intersected: an agent's file cannot add a model.
+        base.body.models = self.intersect_models(&base.body.models)?;
+        Ok(())
+    }
+
+    /// Returns the models that both lists contain. An empty list admits every model.
+    fn intersect_models(&self, base: &[String]) -> Result<Vec<String>, NoModelLeftError> {
+        let own = &self.models.allow;
+        if own.is_empty() {
+            return Ok(base.to_vec());
+        }
+        let is_let_through = |model: &&String| base.is_empty() || base.contains(model);
+        let models: Vec<_> = own.iter().filter(is_let_through).cloned().collect();
+        if models.is_empty() {
+            return Err(NoModelLeftError { agent: self.name.clone() });
+        }
+        Ok(models)
+    }
+
     /// Returns the source of the sandbox's root file system.
     pub fn root_source(&self) -> RootSource {
         match (&self.image, &self.rootfs) {

@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::AgentDefinition;
 use crate::gateway::pipeline::policy::{OnClientGone, PolicyConfig};
 use crate::gateway::pipeline::rule;
 use crate::llm::request::UnknownFieldPolicy;
@@ -51,31 +50,12 @@ pub struct BodyOverlay {
     pub max_choices: Option<u32>,
 }
 
-/// The error of an agent whose list of models has no model in common with its gateway's list.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "none of the models that `{agent}` may use is let through by the gateway's `policy.body.models`; add one of them there"
-)]
-pub struct NoModelLeftError {
-    agent: String,
-}
-
-impl AgentDefinition {
-    /// Lays the agent's policy, models and capabilities over the policy of its gateway.
-    ///
-    /// # Errors
-    /// Returns an error if no model is left. An empty list would admit every model, so it cannot express "no model".
-    pub fn apply_to(&self, base: &mut PolicyConfig) -> Result<(), NoModelLeftError> {
+impl PolicyOverlay {
+    /// Lays the values over the policy of the gateway.
+    pub(super) fn apply_to(self, base: &mut PolicyConfig) {
         // The complete pattern makes the compiler report a new key that this function does not apply.
-        let PolicyOverlay {
-            headers,
-            body,
-            rules,
-            max_body_bytes,
-            body_timeout,
-            on_client_gone,
-            cutoff,
-        } = self.policy.clone();
+        let Self { headers, body, rules, max_body_bytes, body_timeout, on_client_gone, cutoff } =
+            self;
         set_if_some(&mut base.headers.anthropic_beta, headers.anthropic_beta.map(Arc::new));
         set_if_some(&mut base.headers.openai_beta, headers.openai_beta);
         set_if_some(&mut base.headers.queries, headers.queries);
@@ -85,29 +65,12 @@ impl AgentDefinition {
         set_if_some(&mut base.body.aliases, body.aliases);
         set_if_some(&mut base.body.unknown_fields, body.unknown_fields);
         set_if_some(&mut base.body.max_choices, body.max_choices);
-        set_if_some(&mut base.body.capabilities, self.capabilities.clone());
         set_if_some(&mut base.max_body_bytes, max_body_bytes);
         set_if_some(&mut base.body_timeout, body_timeout);
         set_if_some(&mut base.on_client_gone, on_client_gone);
         set_if_some(&mut base.cutoff, cutoff);
-        // Rules are appended, and models are intersected: an agent's file cannot remove a rule or add a model.
+        // Rules are appended: an agent's file cannot remove a rule.
         base.rules.extend(rules);
-        base.body.models = self.intersect_models(&base.body.models)?;
-        Ok(())
-    }
-
-    /// Returns the models that both lists contain. An empty list admits every model.
-    fn intersect_models(&self, base: &[String]) -> Result<Vec<String>, NoModelLeftError> {
-        let own = &self.models.allow;
-        if own.is_empty() {
-            return Ok(base.to_vec());
-        }
-        let is_let_through = |model: &&String| base.is_empty() || base.contains(model);
-        let models: Vec<_> = own.iter().filter(is_let_through).cloned().collect();
-        if models.is_empty() {
-            return Err(NoModelLeftError { agent: self.name.clone() });
-        }
-        Ok(models)
     }
 }
 

@@ -8,7 +8,7 @@ use anyhow::Context;
 use serde::Deserialize;
 
 use crate::llm::budget::BudgetAmount;
-use crate::runner::run_gateway::CallSummary;
+use crate::runner::gateway_signals::CallSummary;
 
 /// The part of the audit log that the gateway's container has written since this run began.
 #[derive(Debug)]

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use tokio::task::spawn_blocking;
 
 use crate::base::dir_tree;
-use crate::runner::branch_delivery::DeliveryTarget;
+use crate::runner::branch_delivery::{DeliveryTarget, StoredBranchRef};
 use crate::runner::directory::{canonical_run_dir, remove_run_dir};
 use crate::sandbox::{UserLease, UserRange};
 
@@ -47,13 +47,6 @@ pub struct WorkspaceOwner {
     /// The branch that received the last run's work.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub line: Option<StoredBranchRef>,
-}
-
-/// A branch, as the outbox names it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StoredBranchRef {
-    pub repository: String,
-    pub branch_key: String,
 }
 
 /// The locked lock file of a persistent workspace. The file contains the owner, and its modification time is the time

@@ -16,11 +16,12 @@ use std::time::{Duration, SystemTime};
 use uuid::Uuid;
 
 use super::persistent_workspace::WorkspaceLock;
-pub use super::persistent_workspace::{StoredBranchRef, WorkspaceOwner};
+pub use super::persistent_workspace::WorkspaceOwner;
 use crate::base::dir_tree;
 use crate::relay::delivery::outbox::{DeliveryJob, DeliveryOutbox, WorkspaceRow};
 use crate::relay::repo::SandboxBranch;
 use crate::relay::repo::repository::RepositoryUrl;
+pub use crate::runner::branch_delivery::StoredBranchRef;
 use crate::runner::directory;
 
 /// The persistent workspaces below one directory.

@@ -9,8 +9,26 @@
 
 use serde::Serialize;
 
-use super::records::{CallAdmittedRecord, CallSettledRecord, MAX_TEXT_BYTES, round_milliseconds};
+use super::records::{
+    AuditRecord, CallAdmittedRecord, CallSettledRecord, MAX_TEXT_BYTES, round_milliseconds,
+};
 use crate::llm::budget::{BudgetAmount, Nanodollars, TokenUsage};
+
+impl AuditRecord for CallAdmittedRecord<'_> {
+    const EVENT: &'static str = "request.admitted";
+
+    fn append_json(&self, line: &mut Vec<u8>) {
+        append_admitted(self, line);
+    }
+}
+
+impl AuditRecord for CallSettledRecord<'_> {
+    const EVENT: &'static str = "request.settled";
+
+    fn append_json(&self, line: &mut Vec<u8>) {
+        append_settled(self, line);
+    }
+}
 
 /// Appends fields of a JSON object. Each key is given with its quotes, its colon, and the comma or brace before it.
 struct RecordFieldWriter<'a>(&'a mut Vec<u8>);

@@ -10,7 +10,6 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::fields;
 use crate::llm::budget::{BudgetAmount, Nanodollars, TokenUsage};
 
 /// An event that the log can hold.
@@ -306,22 +305,6 @@ impl AuditRecord for PeerConnectedRecord<'_> {
 
 impl AuditRecord for ManyPeersRecord {
     const EVENT: &'static str = "connection.opened";
-}
-
-impl AuditRecord for CallAdmittedRecord<'_> {
-    const EVENT: &'static str = "request.admitted";
-
-    fn append_json(&self, line: &mut Vec<u8>) {
-        fields::append_admitted(self, line);
-    }
-}
-
-impl AuditRecord for CallSettledRecord<'_> {
-    const EVENT: &'static str = "request.settled";
-
-    fn append_json(&self, line: &mut Vec<u8>) {
-        fields::append_settled(self, line);
-    }
 }
 
 impl AuditRecord for CallRefusedRecord<'_> {

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::ProviderRefusal;
 use super::body_format::{BodyFormat, FormatFault, FormatProblem};
-use super::openai_conversation::{check_chat_messages, check_response_input};
+use super::openai_conversation::{bad_request, check_chat_messages, check_response_input};
 
 /// Returns OpenAI's refusal if the key is missing or in another provider's header.
 pub(super) fn check_headers(headers: &HeaderMap) -> Result<(), ProviderRefusal> {
@@ -46,11 +46,6 @@ pub(super) fn unreadable_body() -> ProviderRefusal {
     let message =
         "We could not parse the JSON body of your request. The OpenAI API expects a JSON payload.";
     ProviderRefusal::openai(StatusCode::BAD_REQUEST, message, None, None)
-}
-
-/// Makes a refusal with status 400.
-pub(super) fn bad_request(message: &str, param: &str, code: Option<&str>) -> ProviderRefusal {
-    ProviderRefusal::openai(StatusCode::BAD_REQUEST, message, Some(param), code)
 }
 
 fn format_refusal(object: &str, fault: &FormatFault) -> ProviderRefusal {

@@ -4,7 +4,6 @@ use http::StatusCode;
 use serde_json::Value;
 
 use super::ProviderRefusal;
-use super::openai::bad_request;
 
 /// Checks the messages of a chat. The format is already checked.
 pub(super) fn check_chat_messages(messages: &Value) -> Result<(), ProviderRefusal> {
@@ -100,4 +99,9 @@ fn check_has_content(message: &Value, index: usize) -> Result<(), ProviderRefusa
         return Err(bad_request(&message, &param, None));
     }
     Ok(())
+}
+
+/// Makes a refusal with status 400.
+pub(super) fn bad_request(message: &str, param: &str, code: Option<&str>) -> ProviderRefusal {
+    ProviderRefusal::openai(StatusCode::BAD_REQUEST, message, Some(param), code)
 }

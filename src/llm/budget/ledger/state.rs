@@ -12,7 +12,8 @@ use std::mem;
 use std::sync::Arc;
 
 use super::tool_calls::ToolAccount;
-use super::{BudgetError, CallKind, ReserveRequest};
+use super::{CallKind, ReserveRequest};
+use crate::llm::budget::budget_error::BudgetError;
 use crate::llm::budget::limits::BudgetLimits;
 use crate::llm::budget::price::ModelPrice;
 use crate::llm::budget::rate::RunRateLimits;

@@ -12,7 +12,8 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use super::{BudgetError, BudgetLedger};
+use super::BudgetLedger;
+use crate::llm::budget::budget_error::BudgetError;
 use crate::llm::budget::cost::Nanodollars;
 use crate::llm::budget::rate::RateLimiter;
 use crate::llm::budget::usage::BudgetAmount;
