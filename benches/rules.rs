@@ -46,7 +46,7 @@ fn bench_rules(c: &mut Criterion) {
     group.finish();
 }
 
-/// The same condition for the interpreter of the `cel` crate, with the values of the same call that it needs.
+/// Returns the same condition for the interpreter of the `cel` crate, with the values of the same call that it needs.
 fn in_cel(when: &str) -> (Program, Context<'static, 'static>) {
     let one = |name: &str, value: Value| {
         Value::Map(HashMap::from([(Key::from(name.to_owned()), value)]).into())

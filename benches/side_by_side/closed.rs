@@ -91,7 +91,7 @@ struct LoadClient {
     answered_at: Option<u64>,
 }
 
-/// How much of the expected answer has arrived.
+/// The part of the expected answer that has arrived.
 enum AnswerProgress {
     Answer(usize),
     Stream(StreamTranscript),

@@ -92,13 +92,13 @@ impl RunHost {
         config.budget.max_turns = Some(1_000_000_000);
         config.budget.max_total_tokens = Some(Tokens(1_000_000_000_000));
         config.access_log = access_log::AccessLogDestination::File(dir.join("access.log"));
-        let nobody = access_log::AccessLogIdentity { run: "-", attempt: "-" };
+        let no_run = access_log::AccessLogIdentity { run: "-", attempt: "-" };
         Ok(Self {
             dir: dir.to_owned(),
             server: Arc::new(config.server.clone()),
             upstream: Arc::new(UpstreamClient::new(&config.upstream)?),
             metrics: MetricsRegistry::new(config.upstream.kind.name())?,
-            access_log: access_log::AccessLog::open_log(&config.access_log, &nobody)?,
+            access_log: access_log::AccessLog::open_log(&config.access_log, &no_run)?,
             policy: Arc::new(config.policy.clone()),
             prices: Arc::new(PriceTable::load_table(&config.prices)?),
             config,
@@ -168,7 +168,7 @@ impl RunHost {
         );
         self.tasks.spawn_task(async move {
             if let Err(error) = serve.await {
-                let _nobody_reads = writeln!(io::stderr(), "cannot serve a socket: {error}");
+                let _no_reader = writeln!(io::stderr(), "cannot serve a socket: {error}");
             }
         });
         Ok(run)
@@ -177,5 +177,5 @@ impl RunHost {
 
 /// The files of a thousand streams, each with a client and an upstream, and of the process itself.
 const SPARE: usize = 3000;
-/// The same interval as in `cogni-gateway proxy`.
+/// The interval, which is that of `cogni-gateway proxy`.
 const FLUSH_INTERVAL: Duration = Duration::from_millis(100);

@@ -143,5 +143,5 @@ impl Drop for ManyHost {
     }
 }
 
-/// How long an idle process is observed.
+/// The time for which an idle process is observed.
 const LOOK: Duration = Duration::from_secs(2);

@@ -352,5 +352,5 @@ const STDIN: u64 = u64::MAX - 3;
 const SCRATCH: usize = 64 * 1024;
 /// Nanoseconds that unpaced streams wait after their first chunk, so that all of them have begun.
 const GATHERING: u64 = 30_000_000;
-/// How many bytes of a body are searched for the model's name.
+/// The number of bytes of a body that are searched for the model's name.
 const KEPT: usize = 64 * 1024;

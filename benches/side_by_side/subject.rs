@@ -86,7 +86,7 @@ pub(crate) struct ProxyIdentity<'a> {
 pub(crate) struct ProxySettings {
     /// The number of threads, or of processes in nginx.
     pub(crate) workers: usize,
-    /// Whether nginx reads a whole request before it connects to the upstream.
+    /// True if nginx reads a whole request before it connects to the upstream.
     pub(crate) buffers_requests: bool,
 }
 

@@ -51,7 +51,7 @@ fn wait_until_attached(tree: &ProcessTree) -> Result<()> {
     Ok(())
 }
 
-/// On an interrupt, strace detaches and writes its summary.
+/// Interrupts strace, which then detaches and writes its summary.
 fn interrupt_strace(strace: &mut Child) -> Result<()> {
     kill(Pid::from_raw(i32::try_from(strace.id())?), Signal::SIGINT)?;
     strace.wait()?;

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::subject::BenchSubject;
 
-/// Which of two values is better.
+/// The direction in which a value is better.
 #[derive(Clone, Copy, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum BetterValue {

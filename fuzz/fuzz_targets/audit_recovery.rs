@@ -1,4 +1,4 @@
-//! For any bytes in a log file: recovery never panics, and every log that it accepts proves itself.
+//! Recovery never panics, whatever bytes a log file has, and every log that it accepts proves itself.
 #![cfg_attr(fuzzing, no_main)]
 
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! For any key: it gives one branch below `sandbox/`, in the form that git requires.
+//! Any key gives one branch below `sandbox/`, in the form that git requires.
 #![cfg_attr(fuzzing, no_main)]
 
 use cogni_gateway::relay::repo::{BranchKey, SandboxBranch};

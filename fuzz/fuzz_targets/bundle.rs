@@ -1,4 +1,4 @@
-//! For any bundle header: it is read to the byte, or refused.
+//! Any bundle header is read to the byte, or refused.
 #![cfg_attr(fuzzing, no_main)]
 
 use cogni_gateway::relay::repo::bundle::BundleHeader;

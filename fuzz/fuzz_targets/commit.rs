@@ -1,4 +1,4 @@
-//! For any accepted commit: git reads the same commit, and the rewritten commit is accepted again.
+//! An accepted commit is the same commit for git, and the rewritten commit is accepted again.
 #![cfg_attr(fuzzing, no_main)]
 
 use std::collections::HashMap;

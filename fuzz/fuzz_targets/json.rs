@@ -1,4 +1,4 @@
-//! For any bytes: the scanner accepts them if and only if a strict reader does, with the same result however they are
+//! The scanner accepts any bytes if and only if a strict reader does, with the same result however they are
 //! split.
 #![cfg_attr(fuzzing, no_main)]
 

@@ -1,4 +1,4 @@
-//! For any bytes on a run's socket, in any pieces: with the lane and without, the upstream gets the same requests, the
+//! Any bytes on a run's socket, in any pieces, have one effect with the lane and without: the upstream gets the same requests, the
 //! client gets the same answers, and the same records are written.
 #![cfg_attr(fuzzing, no_main)]
 

@@ -1,4 +1,4 @@
-//! For any bytes: a raw diff is read completely in any number of parts, or refused.
+//! Any bytes of a raw diff are read completely in any number of parts, or refused.
 #![cfg_attr(fuzzing, no_main)]
 
 use cogni_gateway::relay::git::cat_file::{BatchPart, BatchReader};

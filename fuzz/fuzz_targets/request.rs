@@ -1,4 +1,4 @@
-//! For any JSON of a client, in each protocol: the body that goes upstream is JSON, has no forbidden field, differs
+//! Any JSON of a client, in each protocol, leads to a body for the upstream that is JSON, has no forbidden field, differs
 //! only in the gateway's own fields, and would be admitted again unchanged.
 #![cfg_attr(fuzzing, no_main)]
 

@@ -1,4 +1,4 @@
-//! For any text of a condition: it is a rule that can be evaluated, or an error with a position inside the text; never
+//! Any text of a condition is a rule that can be evaluated, or an error with a position inside the text; never
 //! a panic, a hang, or a stack overflow.
 #![cfg_attr(fuzzing, no_main)]
 

@@ -1,4 +1,4 @@
-//! For any bytes of a provider, however they are split: the reading is the same, pass-through changes nothing, the
+//! Any bytes of a provider are read the same, however they are split: pass-through changes nothing, the
 //! filter adds nothing, and a cut stream has a valid end.
 #![cfg_attr(fuzzing, no_main)]
 

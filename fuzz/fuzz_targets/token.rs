@@ -1,4 +1,4 @@
-//! For any text as a token: it is valid if and only if the gateway has signed it, in this spelling.
+//! Any text as a token is valid if and only if the gateway has signed it, in this spelling.
 #![cfg_attr(fuzzing, no_main)]
 
 use std::time::{Duration, UNIX_EPOCH};

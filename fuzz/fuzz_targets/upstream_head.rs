@@ -1,4 +1,4 @@
-//! For any request head: only an exact route is served, and the upstream gets one well-formed head with the gateway's
+//! Any request head is served only on an exact route, and the upstream gets one well-formed head with the gateway's
 //! identity headers, once.
 #![cfg_attr(fuzzing, no_main)]
 
@@ -69,7 +69,7 @@ fn check_head(head: &[u8]) {
     assert_eq!(value("x-litellm-end-user-id"), Some(&b"acct-1"[..]));
 }
 
-/// All headers that LiteLLM ever receives.
+/// The headers that LiteLLM ever receives.
 const SENT: &[&str] = &[
     "host",
     "user-agent",

@@ -229,7 +229,7 @@ fn waiting_readers_block_no_other_task() {
     });
 }
 
-/// All statements of one reader see the same state, also if another task writes between them.
+/// The statements of one reader see the same state, also if another task writes between them.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reader_of_several_statements_sees_one_moment() {
     let place = tempdir().unwrap();

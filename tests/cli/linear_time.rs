@@ -382,5 +382,5 @@ const STEEP: u32 = 32;
 
 const NOISE: Duration = Duration::from_millis(100);
 
-/// For a megabyte, without optimisation, on a busy machine. An optimised build takes less than 50 ms for each reader.
+/// The limit for a megabyte, without optimisation, on a busy machine. An optimised build takes less than 50 ms for each reader.
 const CEILING: Duration = Duration::from_secs(10);

@@ -90,10 +90,72 @@ fn the_architecture_page_names_files_that_exist() {
     assert!(missing.is_empty(), "{missing:#?}");
 }
 
-/// Names and texts follow the contributor's page. `tests/readability --list` prints every violation.
+/// A reader who searches for a name of a page finds it: files, types, functions, settings, metrics and codes. The
+/// changelog names what is gone, and other projects have names of their own.
+#[test]
+fn the_pages_name_what_exists() {
+    let foreign =
+        ["DEFAULT_BATCH_SIZE", "PR_SET_CHILD_SUBREAPER", "PR_SET_DUMPABLE", "rusqlite_migration"];
+    let mut known: BTreeSet<String> = foreign.map(str::to_owned).into();
+    let folders = ["src", "tests", "benches", "fuzz", "docker", "config"];
+    for (_, text) in folders.into_iter().flat_map(|folder| read_files(folder, is_not_a_page)) {
+        known.extend(text.split(|c| !is_ident(c)).map(str::to_owned));
+    }
+    let mut missing = vec![];
+    let mut pages = read_files("src/manual", |path| path.extension().is_some_and(|e| e == "md"));
+    pages.retain(|(path, _)| !path.ends_with("changelog.md"));
+    for page in ["README.md", ".github/CONTRIBUTING.md"] {
+        pages.push((page.into(), fs::read_to_string(page).unwrap()));
+    }
+    assert!(pages.len() > 40, "{}", pages.len());
+    for (path, text) in &pages {
+        let unknown = names_of_page(text).into_iter().filter(|name| !is_known(name, &known));
+        missing.extend(unknown.map(|name| format!("{}: {name}", path.display())));
+    }
+    assert!(missing.is_empty(), "{missing:#?}");
+}
+
+/// Returns the texts between backticks, without blocks of code.
+fn names_of_page(text: &str) -> Vec<&str> {
+    let mut names = vec![];
+    let mut is_block = false;
+    for line in text.lines() {
+        let is_fence = line.trim_start().starts_with("```");
+        is_block ^= is_fence;
+        if !is_block && !is_fence {
+            names.extend(line.split('`').skip(1).step_by(2));
+        }
+    }
+    names
+}
+
+/// A path exists; each part of a name is a word of the code. Any other text is taken for known.
+fn is_known(name: &str, words: &BTreeSet<String>) -> bool {
+    let folders = ["src/", "tests/", "benches/", "fuzz/", "docker/", "config/", ".github/", ".ci/"];
+    if folders.iter().any(|folder| name.starts_with(folder)) {
+        let path = name.split(|c: char| c.is_whitespace() || c == '*').next().unwrap();
+        return Path::new(path).exists();
+    }
+    let name = name.trim_end_matches("()");
+    let is_name = name.contains('_') || name.contains("::");
+    !is_name
+        || !name.chars().all(|c| is_ident(c) || c == ':')
+        || name.split("::").all(|part| words.contains(part))
+}
+
+const fn is_ident(c: char) -> bool {
+    c.is_ascii_alphanumeric() || c == '_'
+}
+
+fn is_not_a_page(path: &Path) -> bool {
+    path.extension().is_none_or(|extension| extension != "md")
+}
+
+/// Names and texts follow the contributor's page, in `src` and in the code around it, and modules of one level import
+/// each other in no circle. `tests/readability --list` prints every violation.
 #[test]
 fn names_and_texts_are_readable() {
-    let counted = Command::new("tests/readability").args(["--check", "src"]).output().unwrap();
+    let counted = Command::new("tests/readability").arg("--check").output().unwrap();
     let report = String::from_utf8_lossy(&counted.stdout);
     assert!(counted.status.success(), "{report}{}", String::from_utf8_lossy(&counted.stderr));
 }
@@ -113,7 +175,7 @@ fn programs_in_a_sandbox_import_no_other_module() {
 
 #[test]
 fn every_file_says_what_it_is_for() {
-    let silent: Vec<_> = read_sources()
+    let silent: Vec<_> = read_all_code()
         .into_iter()
         .filter(|(_, text)| !text.starts_with("//!"))
         .map(path_of)
@@ -121,11 +183,13 @@ fn every_file_says_what_it_is_for() {
     assert!(silent.is_empty(), "no module doc: {silent:#?}");
 }
 
+/// A file of tests is a list of like things, so it may be longer than a file of `src`.
 #[test]
 fn files_stay_readable() {
-    let long: Vec<_> = read_sources()
+    let limit = |path: &Path| if path.starts_with("src") { 600 } else { 1000 };
+    let long: Vec<_> = read_all_code()
         .into_iter()
-        .filter(|(_, text)| text.lines().count() > 600)
+        .filter(|(path, text)| text.lines().count() > limit(path))
         .map(path_of)
         .collect();
     assert!(long.is_empty(), "split these: {long:#?}");
@@ -166,8 +230,9 @@ fn unsafe_code_stays_where_it_is_listed() {
 #[test]
 fn nothing_is_left_to_do_in_the_code() {
     let marks = ["TODO", "FIXME", "XXX", "todo!(", "unimplemented!("];
-    let left: Vec<_> = read_sources()
+    let left: Vec<_> = read_all_code()
         .into_iter()
+        .filter(|(path, _)| path != Path::new(file!()))
         .filter(|(_, text)| marks.iter().any(|mark| text.contains(mark)))
         .map(|(path, _)| path)
         .collect();
@@ -260,15 +325,30 @@ fn is_program(path: &Path) -> bool {
 
 /// Returns every source file except the two crate roots.
 fn read_sources() -> Vec<(PathBuf, String)> {
-    let mut folders = vec![PathBuf::from("src")];
+    read_folder("src")
+}
+
+/// Returns every file of Rust, of the library and of the code around it.
+fn read_all_code() -> Vec<(PathBuf, String)> {
+    ["src", "tests", "benches", "fuzz", "docker"].into_iter().flat_map(read_folder).collect()
+}
+
+fn read_folder(folder: &str) -> Vec<(PathBuf, String)> {
+    read_files(folder, is_source)
+}
+
+/// Returns the chosen files of a folder. A file that is no text is left out.
+fn read_files(folder: &str, is_chosen: impl Fn(&Path) -> bool) -> Vec<(PathBuf, String)> {
+    let mut folders = vec![PathBuf::from(folder)];
     let mut found = vec![];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
             let path = entry.path();
-            if path.is_dir() {
+            if path.is_dir() && !path.ends_with("target") {
                 folders.push(path);
-            } else if is_source(&path) {
-                let text = fs::read_to_string(&path).unwrap();
+            } else if is_chosen(&path)
+                && let Ok(text) = fs::read_to_string(&path)
+            {
                 found.push((path, text));
             }
         }

@@ -111,7 +111,7 @@ fn install_filter() -> io::Result<i64> {
     })
 }
 
-/// If the call did make a child, the child must not continue as a second attacker.
+/// Ends the child if the call did make one: the child must not continue as a second attacker.
 fn end_child(pid: i64) {
     if pid == 0 {
         // SAFETY: the child ends here, and runs nothing on its way out.
@@ -119,7 +119,7 @@ fn end_child(pid: i64) {
     }
 }
 
-/// All five capability sets are empty, including the bounding set.
+/// The five capability sets are empty, including the bounding set.
 fn check_capabilities() -> AttemptOutcome {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let sets: Vec<_> = status.lines().filter(|line| line.starts_with("Cap")).collect();

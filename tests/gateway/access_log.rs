@@ -209,7 +209,7 @@ fn a_log_is_reopened_after_it_was_moved() {
     assert!(fs::read_to_string(&path).unwrap().contains(" status=202 "));
 }
 
-/// If the log cannot be reopened, it continues in the old file.
+/// A log that cannot be reopened continues in the old file.
 #[test]
 fn a_failed_reopening_loses_nothing() {
     let dir = tempfile::tempdir().unwrap();

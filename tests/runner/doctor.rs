@@ -238,7 +238,7 @@ fn the_cgroup_version_is_read_from_the_mounts() {
     assert_eq!(found(&both, "hugetlb\n"), "1 cpu cpuacct hugetlb memory");
 }
 
-/// On any machine, each check has its line, and the exit status tells whether the drivers work.
+/// Each check has its line on any machine, and the exit status tells whether the drivers work.
 #[test]
 fn this_machine_is_checked() {
     let doctor = |flags: &[&str]| {

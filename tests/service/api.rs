@@ -33,7 +33,7 @@ fn run_body(model: &str) -> Value {
     body
 }
 
-/// The same request as a chat.
+/// Returns the same request as a chat.
 fn chat_body(model: &str) -> Value {
     let mut body = service::chat_body("hello");
     body["model"] = model.into();

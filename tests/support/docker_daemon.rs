@@ -15,7 +15,7 @@ pub(crate) struct DockerDaemon {
     child: Option<Child>,
 }
 
-/// What happens to running containers while the engine is down.
+/// The treatment of running containers while the engine is down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ContainerFate {
     EndWithIt,

@@ -223,7 +223,7 @@ pub(crate) fn conversation_body(text: &str) -> Value {
     json!({"agent": "sandbox:agent", "model": "fake", "messages": [{"role": "user", "content": text}]})
 }
 
-/// The same conversation as a chat.
+/// Returns the same conversation as a chat.
 pub(crate) fn chat_body(text: &str) -> Value {
     json!({"graphName": "sandbox:agent", "model": "fake", "messages": [{"role": "user", "content": text}]})
 }

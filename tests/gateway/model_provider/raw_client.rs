@@ -14,7 +14,7 @@ pub(super) struct RawReply {
     pub(super) head: String,
     /// The HTTP chunks of the body, or the body as one chunk.
     pub(super) chunks: Vec<Vec<u8>>,
-    /// Whether the body ended as HTTP requires.
+    /// True if the body ended as HTTP requires.
     pub(super) whole: bool,
     /// The bytes at a place where a chunk should have begun.
     pub(super) garbage: Vec<u8>,

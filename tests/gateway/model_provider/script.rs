@@ -122,7 +122,7 @@ proptest! {
     }
 }
 
-/// Some script settings, each at most once, with valid values.
+/// Generates script settings, each at most once, with valid values.
 fn any_settings() -> impl Strategy<Value = String> {
     proptest::sample::subsequence(SCRIPT_OPTIONS.to_vec(), 0..=SCRIPT_OPTIONS.len())
         .prop_flat_map(|knobs| knobs.iter().map(|knob| any_value(knob.name)).collect::<Vec<_>>())

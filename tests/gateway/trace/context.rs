@@ -70,7 +70,7 @@ async fn the_upstream_gets_no_trace_if_the_operator_says_so() {
     app.stop().await;
 }
 
-/// If the host does not record its spans, the gateway's spans are not recorded either.
+/// The gateway's spans are not recorded if the host does not record its spans.
 #[tokio::test]
 async fn an_unsampled_trace_stays_unsampled() {
     let given = OURS.replace("-01", "-00");

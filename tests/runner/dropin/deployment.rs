@@ -316,7 +316,7 @@ impl SeenRequest {
     }
 }
 
-/// Some machines have a curl without `--json`.
+/// The options of `--json`, which the curl of some machines does not have.
 pub(super) const JSON: [&str; 2] = ["--header", "content-type: application/json"];
 const CHAT: &str = "http://localhost:8080/v1/chat/completions";
 

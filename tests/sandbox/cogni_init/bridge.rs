@@ -288,7 +288,7 @@ fn an_answer_that_comes_before_the_request_has_ended_is_delivered() {
     assert_eq!(&seen, b"too large");
 }
 
-/// If the gateway's socket is dead, connections are closed and the error is printed once; they work again when the
+/// The bridge closes connections and prints one error if the gateway's socket is dead; they work again when the
 /// gateway is back.
 #[test]
 fn a_gateway_that_is_gone_closes_connections_until_it_is_back() {

@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::{chat_body, run_body, wait_until_async};
 use crate::support::service::ServiceSetup;
 
-/// At the end of a run, the service removes the records of older runs that exceed the bound. Their rows and logs stay.
+/// The service removes the records of older runs that exceed the bound, at the end of each run. Their rows and logs stay.
 #[tokio::test(flavor = "multi_thread")]
 async fn records_that_were_removed_are_gone_and_the_run_is_not() {
     let setup = ServiceSetup::new("").await;

@@ -89,7 +89,7 @@ async fn a_hangup_reads_the_agents_again() {
     setup.stop(service);
 }
 
-/// If no agent can run, the service is not ready, so a load balancer sends no work.
+/// The service is not ready if no agent can run, so a load balancer sends no work.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_without_usable_agents_is_not_ready_and_says_why() {
     let agents = tempfile::tempdir().unwrap();

@@ -113,7 +113,7 @@ async fn a_run_with_many_calls_is_deleted_a_few_at_a_time() {
     assert_eq!((day.deleted_calls, day.amount), (20_000, Nanodollars(20_000 * 25_000)));
 }
 
-/// At most sixteen contradictions of one call are stored.
+/// The store keeps at most sixteen contradictions of one call.
 #[tokio::test]
 async fn the_contradictions_of_one_call_are_bounded() {
     let dir = tempdir().unwrap();
