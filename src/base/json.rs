@@ -116,6 +116,13 @@ pub enum JsonType {
 }
 
 /// The state between two bytes.
+// The states of an object and of an array, in their order. `value` is the states of a value, and of all values inside it.
+//
+//     FirstKey ─"─▶ Key ─"─▶ Colon ─:─▶ value ─▶ AfterMember ─,─▶ NextKey ─"─▶ Key …    `}` ends FirstKey and AfterMember
+//     FirstValue ─▶ value ─▶ AfterElement ─,─▶ Value ─▶ value …                       `]` ends FirstValue and AfterElement
+//
+// The first key and the first element have states of their own, because only there the container may end: with one state
+// for both, `{"a":1,}` would be valid.
 #[derive(Clone, Copy, Debug)]
 enum JsonScannerState {
     /// The beginning of the document, before or inside white space.
@@ -237,6 +244,7 @@ impl<W: JsonVisitor> JsonScanner<W> {
         let space = data.iter().take_while(|byte| is_space(**byte)).count();
         let Some(&byte) = data.get(space) else { return Ok((state, space)) };
         let at = at + space as u64;
+        // These arms are the whole grammar around values: a pair of state and byte that has no arm is an error.
         let next = match (state, byte) {
             (JsonScannerState::FirstKey | JsonScannerState::NextKey, b'"') => {
                 self.keys.begin_key(at);
@@ -246,6 +254,7 @@ impl<W: JsonVisitor> JsonScanner<W> {
                 JsonScannerState::Value
             }
             (JsonScannerState::AfterMember, b',') => JsonScannerState::NextKey,
+            // The brackets need no comparison with those that opened: the state after a value tells the container.
             (JsonScannerState::FirstKey | JsonScannerState::AfterMember, b'}')
             | (JsonScannerState::FirstValue | JsonScannerState::AfterElement, b']') => {
                 self.keys.close_container();
@@ -276,6 +285,7 @@ impl<W: JsonVisitor> JsonScanner<W> {
                 None => return Err(JsonError::Syntax { at }),
             },
         };
+        // The depth counts the open containers around the value: 0 is the document, 1 the value of a top-level member.
         let depth = self.keys.depth();
         if depth > 0 && self.watch.on_value(depth, kind, at) {
             self.start.begin_string(&mut self.keys.name);
@@ -289,6 +299,7 @@ impl<W: JsonVisitor> JsonScanner<W> {
         }
         if matches!(kind, JsonType::Array | JsonType::Object) {
             let limit = self.limits.depth;
+            // The check comes before the container is opened, so that no input makes the stack grow past the limit.
             if depth >= usize::from(limit) {
                 return Err(JsonError::TooDeep { at, limit });
             }
@@ -318,6 +329,7 @@ impl<W: JsonVisitor> JsonScanner<W> {
         if !ended {
             return Ok((JsonScannerState::Key, read));
         }
+        // A duplicate is an error before its value is read, so no visitor sees two values of one key.
         self.keys.end_key()?;
         let depth = self.keys.depth();
         self.watch.on_key(depth, self.keys.name.as_bytes().unwrap_or_default());
@@ -365,6 +377,7 @@ impl<W: JsonVisitor> JsonScanner<W> {
     ) -> Result<(JsonScannerState, usize), JsonError> {
         for (read, &byte) in data.iter().enumerate() {
             let at = at + read as u64;
+            // `None` is a byte that cannot continue the number. It may end a complete one, such as the comma in `1,`.
             number = match number.next_state(byte) {
                 Some(number) => number,
                 None if number.is_complete() => return Ok((self.end_value(at), read)),
@@ -390,6 +403,7 @@ impl<W: JsonVisitor> JsonScanner<W> {
         if same == self.literal.len() {
             Ok((self.end_value(at + same as u64), same))
         } else if same == data.len() {
+            // The frame ends inside the word; the next frame must go on with the rest.
             self.literal = &self.literal[same..];
             Ok((JsonScannerState::Literal, same))
         } else {

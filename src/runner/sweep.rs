@@ -108,10 +108,11 @@ impl LeftoverSweeper {
         let cannot = || format!("cannot read `{}`", self.run_dir.display());
         let run_dir = canonical_run_dir(&self.run_dir).with_context(cannot)?;
         let mut found = vec![];
+        // 1. The containers come before the directories, so that no running container loses its socket.
         let engine = self.sweep_containers(&run_dir, &mut found).await;
-        // Containers come before directories, so that no running container loses its socket.
         let is_silent = matches!(engine, EngineSweepStatus::Failed(_));
         let end = max_wait.map(|max_wait| Instant::now() + max_wait);
+        // 2. The directories of runs, each with the control group of the same name.
         for name in list_names(&run_dir).with_context(cannot)? {
             // A directory that this process registered is orphaned although its owner, this process, is alive.
             let left = leftovers::claim(&name);
@@ -142,6 +143,7 @@ impl LeftoverSweeper {
             }
             found.push(SweepItem { kind: LeftoverKind::Directory, name, outcome });
         }
+        // 3. The control groups whose directories are gone already.
         found.extend(
             self.sweep_cgroups(run_dir).await.context("cannot read the groups of processes")?,
         );
@@ -220,6 +222,7 @@ impl LeftoverSweeper {
                     if leftovers::unregister(&container.name) {
                         leftovers::register(&container.id);
                     }
+                    // A failed removal leaves the registration, so the next sweep tries again.
                     outcome = removal_outcome(docker.remove(&container.id).await);
                     if outcome == SweepOutcome::Removed {
                         leftovers::unregister(&container.id);
@@ -287,6 +290,7 @@ fn container_outcome(container: &docker::ManagedContainer, run_dir: &Path) -> Sw
     let is_left =
         || [&container.id, &container.name].into_iter().any(|name| leftovers::is_registered(name));
     match owner_outcome(owner.clone()) {
+        // This process is the owner and alive, but it has registered the container as one that it could not remove.
         SweepOutcome::InUse if owner == OwnerProcess::this_process().ok() && is_left() => {
             SweepOutcome::Orphaned
         }

@@ -18,6 +18,7 @@ mod error;
 mod message;
 mod method;
 mod reply;
+mod version;
 
 use http::{HeaderMap, Method, Uri, header};
 

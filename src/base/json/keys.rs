@@ -103,6 +103,8 @@ impl JsonKeyStack {
     pub(super) fn close_container(&mut self) {
         let depth = self.depth();
         let Some(OpenJsonContainer { first, .. }) = self.open.pop() else { return };
+        // The innermost object owns the end of `few`, so its keys go with one cut. The hash table is on top only if it is the
+        // object's own.
         self.live -= self.few.len() - first;
         self.few.truncate(first);
         if let Some((_, keys)) = self.many.pop_if(|(owner, _)| *owner == depth) {
@@ -204,6 +206,7 @@ impl JsonKeyBuffer {
         if self.hasher.is_none() && self.filled <= KeyFingerprint::MAX_INLINE_BYTES {
             return KeyFingerprint::of_short(self.filled_block());
         }
+        // The seed is random, so a client cannot choose two long keys with one hash. The length keeps short and long apart.
         let mut hasher = self.hasher.clone().unwrap_or_else(|| self.seed.build_hasher());
         hasher.write(self.filled_block());
         KeyFingerprint { head: hasher.finish(), tail: 0xff << 56 | self.len }

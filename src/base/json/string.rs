@@ -48,6 +48,8 @@ impl JsonStringState {
     ) -> Result<(usize, bool), JsonError> {
         let mut read = 0;
         loop {
+            // The fast reader passes plain text and complete sequences. Only what it leaves is read byte by byte, so a frame
+            // may end anywhere, also inside an escape or a character.
             if let JsonStringPosition::Plain = self.position {
                 let rest = &data[read..];
                 read += match &mut name {
@@ -212,6 +214,7 @@ fn skim_blocks(data: &[u8]) -> Result<usize, usize> {
 /// Returns the length of the escape at the start of `data`; 0 if the byte-by-byte reader must decide.
 fn escape_length(data: &[u8]) -> usize {
     match *data {
+        // The unit may be half of a surrogate pair, which only the byte-by-byte reader puts together.
         [_, b'u', b'd' | b'D', b'8'..=0xff, ..] => 0,
         [_, b'u', a, b, c, d, ..] if [a, b, c, d].iter().all(u8::is_ascii_hexdigit) => 6,
         [_, byte, ..] if unescape_byte(byte).is_some() => 2,
@@ -223,10 +226,13 @@ fn escape_length(data: &[u8]) -> usize {
 /// must decide.
 fn utf8_sequence_length(data: &[u8]) -> usize {
     match *data {
+        // 0xc0 and 0xc1 would write an ASCII character with two bytes.
         [0xc2..=0xdf, 0x80..=0xbf, ..] => 2,
+        // The narrow second bytes keep out longer forms of shorter characters (0xe0) and surrogates (0xed).
         [0xe0, 0xa0..=0xbf, 0x80..=0xbf, ..]
         | [0xe1..=0xec | 0xee..=0xef, 0x80..=0xbf, 0x80..=0xbf, ..]
         | [0xed, 0x80..=0x9f, 0x80..=0xbf, ..] => 3,
+        // Again longer forms (0xf0), and characters above U+10FFFF (0xf4).
         [0xf0, 0x90..=0xbf, 0x80..=0xbf, 0x80..=0xbf, ..]
         | [0xf1..=0xf3, 0x80..=0xbf, 0x80..=0xbf, 0x80..=0xbf, ..]
         | [0xf4, 0x80..=0x8f, 0x80..=0xbf, 0x80..=0xbf, ..] => 4,

@@ -240,6 +240,7 @@ impl BudgetLedger {
 
     /// Changes the limits. Spent amounts stay spent, and open calls keep their reservations.
     pub fn set_limits(&self, limits: BudgetLimits) {
+        // A limit may now be below what is spent. No call is cut for that: the next request is refused.
         let mut state = self.lock_state();
         state.rates.set_limits(&limits, Instant::now());
         state.limits = limits;
@@ -309,6 +310,7 @@ impl BudgetLedger {
         }
     }
 
+    /// Ends an open call with its charge. Every call ends here, and once.
     fn close_reservation(&self, reservation: &BudgetReservation, charge: BudgetAmount) {
         let BudgetReservation { kind, started, granted, .. } = *reservation;
         let estimate = reservation.rated_estimate();
@@ -317,6 +319,8 @@ impl BudgetLedger {
         state.reserved = state.reserved.saturating_sub(granted);
         state.spent = state.spent + charge;
         let age = now.saturating_duration_since(started);
+        // The minute has had the estimate since the start of the call. It takes what the call used beyond the estimate,
+        // or gets back what the call did not use, less what time has refilled since.
         state.rates.release_excess(granted.total_tokens().saturating_sub(estimate));
         state.rates.settle_tokens(estimate, charge.total_tokens(), age, now);
         // Only the settlement shows that a call was free of charge, for example because the upstream refused it.
@@ -384,9 +388,11 @@ impl OpenCallPermit {
         now: Instant,
     ) -> Result<(BudgetAmount, Option<Tokens>), BudgetError> {
         let ledger = self.ledger.as_ref().expect("a place is there until it is used");
+        // One lock holds from the first check to the reservation. So two calls cannot both take the last tokens.
         let mut state = ledger.lock_state();
         let reserved = ledger.check_deadline(&state.limits).and_then(|()| {
             let (granted, output_limit) = state.grant_request(ask)?;
+            // The rate comes after the amounts, because it takes from the minute and an amount that is refused must not.
             let estimate = ask.input + granted.output;
             let excess = granted.total_tokens().saturating_sub(estimate);
             let is_alone = state.is_input_free();
@@ -442,6 +448,7 @@ impl BudgetReservation {
             output: usage.output,
             cost,
         };
+        // The flag is cleared first: `self` is dropped at the end of this function and must not be charged again.
         self.open = false;
         self.ledger.close_reservation(&self, charge);
         charge
@@ -456,6 +463,8 @@ impl BudgetReservation {
 
 impl Drop for BudgetReservation {
     fn drop(&mut self) {
+        // The call was neither settled nor released, because its task was dropped or has panicked. The upstream may have
+        // done all of its work, so the whole reservation is charged.
         if self.open {
             self.ledger.close_reservation(self, self.granted);
         }

@@ -164,11 +164,13 @@ impl RunQueue {
     ) -> Result<QueueEntry, QueueFullError> {
         let mut state = self.lock_state();
         let RunQueueLimits { places, queued, queued_per_grant } = self.0.limits;
+        // The run waits behind the runs of its grant that wait already, even if a place is free.
         let (waiting, may_begin) = state.grants.get(grant).map_or((0, true), |known| {
             let is_full = limits.running.is_some_and(|most| known.running >= most);
             (known.queued.len(), known.queued.is_empty() && !is_full)
         });
         let begins_now = state.is_open && state.taken < places && may_begin;
+        // The bounds are those of the queue, so a run that has a place at once is never refused.
         if !begins_now {
             if state.queued >= queued {
                 return Err(QueueFullError::Service(queued));
@@ -203,6 +205,7 @@ impl RunQueue {
         let known = state.grants.entry(grant.to_owned()).or_default();
         // The grant's terms of the newest request count.
         known.max_running = limits.running;
+        // The rotation has each grant with queued runs once, so a grant with many runs has no more turns than another.
         if known.queued.is_empty() {
             state.rotation.push_back(grant.to_owned());
         }
@@ -219,6 +222,8 @@ impl RunQueue {
     pub(super) fn deny_grant(&self, grant: &str, denied: &AccessDeniedError) {
         let mut state = self.lock_state();
         let Some(known) = state.grants.get_mut(grant) else { return };
+        // The entries of the runs still exist. Each learns of the denial from its turn, and finds nothing to remove when
+        // it is dropped.
         let removed = std::mem::take(&mut known.queued);
         state.queued -= removed.len();
         state.rotation.retain(|name| name != grant);
@@ -308,11 +313,13 @@ impl Drop for QueueEntry {
         if self.is_taken {
             return;
         }
+        // 1. The run still waits: it leaves the queue, and the runs behind it move up.
         let mut state = self.queue.lock_state();
         if state.remove_queued(&self.grant, &self.run) {
             return state.tell_positions();
         }
-        // The run's turn came, and the run did not take its place.
+        // 2. The run's turn has come, and the run did not take its place: the place goes to the next run.
+        // 3. The run was denied: `deny_grant` has removed it already.
         if self.begins_now() {
             state.taken -= 1;
             state.end_run(&self.grant);
@@ -325,6 +332,7 @@ impl RunPlace {
     /// Gives the place to another run for some time. The run still counts among the running runs of its grant.
     pub(super) fn lend(&mut self) {
         let mut state = self.queue.lock_state();
+        // A place that is lent already is not given away twice.
         state.taken -= usize::from(!self.is_lent);
         self.is_lent = true;
         state.fill_places(self.queue.0.limits.places);
@@ -399,12 +407,14 @@ impl QueueState {
             let known = &self.grants[grant];
             known.max_running.is_none_or(|most| known.running < most)
         };
+        // A grant at its maximum is passed over and stays in front, so it is next when one of its runs ends.
         let index = self.rotation.iter().position(may_begin)?;
         let grant = self.rotation.remove(index)?;
         let known = self.grants.get_mut(&grant)?;
         let (_, run) = known.queued.pop_first()?;
         known.running += 1;
         self.queued -= 1;
+        // With further runs the grant goes to the end: every other grant has its turn before.
         if !known.queued.is_empty() {
             self.rotation.push_back(grant);
         }
@@ -442,6 +452,7 @@ impl QueueState {
 
     /// Returns the queued runs in the order in which they begin if each grant may begin its runs.
     fn in_order(&self) -> Vec<(&str, &QueuedRun)> {
+        // The walk does what `take_next` does, one run of each grant in turn, without changing anything.
         let mut order = Vec::with_capacity(self.queued);
         let mut turns: VecDeque<_> =
             self.rotation.iter().map(|grant| self.grants[grant].queued.iter()).collect();

@@ -267,6 +267,8 @@ impl AuditLog {
     pub fn finish_log(&self, record: &RunFinishedRecord) -> Result<(), AuditError> {
         let Some(open) = &self.0 else { return Ok(()) };
         let mut state = open.lock_state();
+        // The order is that of a reader: the counts belong to the run, its end is the last record, and the signature
+        // covers both.
         state.record_floods(true);
         state.append_record(record);
         state.append_checkpoint();
@@ -437,7 +439,10 @@ impl AuditLogState {
         self.append_record(record);
     }
 
+    /// Records the counts of events that come too often to be recorded one by one; with `all`, also counts that are not
+    /// due.
     fn record_floods(&mut self, all: bool) {
+        // While the disk fails, a count stays a number in memory. As a record it would make the buffer longer each second.
         if self.failing && !all {
             return;
         }
@@ -497,6 +502,7 @@ impl AuditLogState {
         let signature = str::from_utf8(&signature).expect("digits are ASCII");
         let record = CheckpointRecord { signature, public_key: &self.public_key };
         let head = RecordHeader { time: self.clock.format_now(), run: &self.run };
+        // The record does not go through `append_record`, which would sign again.
         self.chain.append_record(&mut self.lines, head, &record);
         self.signed = self.chain.next_seq() - 1;
     }
@@ -506,8 +512,10 @@ impl AuditLogState {
     }
 
     fn write_lines(&mut self) -> io::Result<()> {
+        // On an error, the lines that were not written stay in the buffer for the next attempt.
         let result = self.tail.write_lines(&mut self.lines);
         let run = self.run.trim_matches('"');
+        // Only a change is logged: a full disk would else fill the log with one line per call.
         match &result {
             Err(error) if !self.failing => {
                 tracing::error!(run, %error, "the audit log cannot be written; nothing is admitted");

@@ -193,6 +193,7 @@ impl<R: BufRead> AuditReader<R> {
     /// Returns the next record; `None` at the end of the log. After an error the reader must not be used again.
     pub fn next_entry(&mut self) -> Result<Option<AuditEntry>, AuditReadError> {
         self.line.clear();
+        // One byte more: the line feed of a line that just fits.
         let limit = MAX_LINE_BYTES + 1;
         let length = self.source.by_ref().take(limit).read_until(b'\n', &mut self.line)?;
         if length == 0 {
@@ -204,6 +205,7 @@ impl<R: BufRead> AuditReader<R> {
             offset,
             why,
         })?;
+        // The position moves only behind a record that is proved.
         self.chain = chain;
         self.offset += length as u64;
         Ok(Some(entry))
@@ -262,12 +264,15 @@ fn read_entry(
     line: &[u8],
     offset: u64,
 ) -> Result<AuditEntry, ChainBreakReason> {
+    // 1. The line must have its end. The last write of a process that was killed may be a part of a line.
     let Some((b'\n', content)) = line.split_last() else {
         return Err(classify_partial_line(chain, line));
     };
+    // 2. The chain proves the bytes. It comes before the fields, so that no unproved text is parsed.
     let (seq, prev) = (chain.next_seq(), *chain.last_hash());
     let mut next = *chain;
     next.verify_next(content)?;
+    // 3. The event's fields. An event that this version does not know is no error: a later version wrote it.
     let unreadable = |error: serde_json::Error| ChainBreakReason::InvalidFields(error.to_string());
     let AuditEntryHeader { time, run, event: name } =
         serde_json::from_slice(content).map_err(unreadable)?;

@@ -10,16 +10,8 @@ use http::HeaderMap;
 
 use super::error::McpError;
 use super::message::McpMessage;
+use super::version::{MODERN_VERSION, McpEra, SERVED_VERSIONS};
 use crate::tools::refusal::ToolRefusal;
-
-/// An era of the protocol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum McpEra {
-    /// The revisions that begin with `initialize`.
-    Legacy,
-    /// The revision 2026-07-28, in which every message is complete in itself.
-    Modern,
-}
 
 /// Checks a message's version and headers, and returns its era.
 ///
@@ -137,16 +129,6 @@ fn decode_name(header: &str) -> Result<String, McpError> {
 fn mismatch(problem: String) -> McpError {
     ToolRefusal::HeaderMismatch(problem).into()
 }
-
-/// The version of the modern era.
-pub(super) const MODERN_VERSION: &str = "2026-07-28";
-
-/// The newest version of the legacy era.
-pub(super) const NEWEST_LEGACY_VERSION: &str = "2025-11-25";
-
-/// The versions of both eras, the newest first.
-pub(super) const SERVED_VERSIONS: [&str; 5] =
-    [MODERN_VERSION, NEWEST_LEGACY_VERSION, "2025-06-18", "2025-03-26", "2024-11-05"];
 
 pub(super) const INITIALIZE: &str = "initialize";
 pub(super) const DISCOVER: &str = "server/discover";

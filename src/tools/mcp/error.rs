@@ -3,7 +3,7 @@
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use super::envelope::{McpEra, SERVED_VERSIONS};
+use super::version::{McpEra, SERVED_VERSIONS};
 use crate::tools::refusal::ToolRefusal;
 
 /// An error in response to a message.

@@ -3,12 +3,11 @@
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::envelope::{
-    CALL, DISCOVER, INITIALIZE, MODERN_VERSION, McpEra, NEWEST_LEGACY_VERSION, SERVED_VERSIONS,
-};
+use super::envelope::{CALL, DISCOVER, INITIALIZE};
 use super::error::McpError;
 use super::message::McpMessage;
 use super::reply::{call_reply, refusal_reply, result_reply, server_info};
+use super::version::{MODERN_VERSION, McpEra, NEWEST_LEGACY_VERSION, SERVED_VERSIONS};
 use crate::base::local_endpoint::LocalReply;
 use crate::tools::argument_schema::ArgumentSchema;
 use crate::tools::exec_request::{MAX_WAIT, ToolArguments, ToolExecRequest};

@@ -5,8 +5,8 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::envelope::McpEra;
 use super::error::McpError;
+use super::version::McpEra;
 use crate::base::local_endpoint::{LocalReply, RetryAdvice};
 use crate::tools::call_table::{ToolCall, ToolCallEnd};
 use crate::tools::exec_request::MAX_WAIT;

@@ -96,6 +96,8 @@ impl ToolAccount {
     fn check_limits(&self, request: &ToolReserveRequest<'_>) -> Result<(), ToolBudgetError> {
         let Self { spent, reserved, .. } = self;
         let ToolBudgetLimits { calls, cost_usd, .. } = request.limits;
+        // Each limit is compared twice. What is spent never comes back, so that refusal is final. What open calls hold may
+        // come back, so that refusal asks the client to try again.
         if let Some(limit) = calls {
             if spent.calls >= limit {
                 return Err(ToolBudgetError::Calls { spent: spent.calls, limit });
@@ -176,6 +178,7 @@ impl BudgetLedger {
     /// Replaces a reservation by a charge, under one lock. `calls` is 0 if the call did not take place.
     fn close_tool_call(&self, reservation: &ToolReservation, charge: ToolSpending) {
         let mut state = self.lock_state();
+        // The run's money and the tool's own account hold the same price; both give it back.
         let price = reservation.price;
         state.reserved.cost = state.reserved.cost.saturating_sub(price);
         state.spent.cost = state.spent.cost + charge.cost;
@@ -231,6 +234,7 @@ impl ToolReservation {
 
 impl Drop for ToolReservation {
     fn drop(&mut self) {
+        // The call's task was dropped or has panicked. The tool may have run, so the call is charged.
         if self.is_open {
             self.ledger.close_tool_call(self, ToolSpending { calls: 1, cost: self.price });
         }
