@@ -380,7 +380,7 @@ impl LongRunningPool {
             **guard =
                 Some(LongRunningEntry::new(requirements.profile, requirements.workspace, run)?);
         }
-        let entry = guard.as_mut().expect("it was made just now");
+        let entry = guard.as_mut().expect("the entry was made just now");
         entry.permit = entry.permit.take().or(permit);
         Ok(entry)
     }

@@ -355,7 +355,7 @@ impl DockerSandbox {
         until: impl Future<Output = StopReason>,
         grace: impl Future<Output = ()>,
     ) -> Result<SandboxExit, SandboxError> {
-        let running = self.running.take().expect("it was started, and is watched once");
+        let running = self.running.take().expect("the container was started, and is watched once");
         running.follow_until_exit(output, until, grace).await
     }
 

@@ -109,7 +109,7 @@ impl SandboxHandle {
             (SandboxDriver::Embedded(settings), _) => {
                 DriverSandbox::Embedded(embedded::EmbeddedSandbox::new(settings))
             }
-            (SandboxDriver::Docker { .. }, _) => unreachable!("it has been checked"),
+            (SandboxDriver::Docker { .. }, _) => unreachable!("`check` refuses this root"),
         };
         Ok(Self { sandbox, request, claim: None, force_stop: CancellationToken::new() })
     }

@@ -109,7 +109,7 @@ impl EmbeddedSandbox {
 
     pub(super) async fn start(&mut self) -> Result<SandboxStartOutcome, SandboxError> {
         // The helper's first event is the outcome of the start.
-        let helper = self.helper.as_mut().expect("it has its order");
+        let helper = self.helper.as_mut().expect("the helper has its request");
         match helper.read_event().await? {
             HelperEvent::Started => Ok(SandboxStartOutcome::Running),
             HelperEvent::NotStarted { exit_code, message } => {
@@ -127,7 +127,7 @@ impl EmbeddedSandbox {
         until: impl Future<Output = StopReason>,
         grace: impl Future<Output = ()>,
     ) -> Result<SandboxExit, SandboxError> {
-        let helper = self.helper.as_mut().expect("it was started");
+        let helper = self.helper.as_mut().expect("the helper was started");
         helper.follow_until_exit(output, until, grace).await
     }
 

@@ -81,8 +81,8 @@ impl RequestFieldReader<'_> {
                 return Err(field.invalid_error());
             }
             FieldRule::Pass(_) => (),
-            // A null value requests nothing, so the field needs no beta.
-            FieldRule::Beta(_) if kind == JsonType::Null => (),
+            // A null value requests nothing, so the field needs no beta and predicts no output.
+            FieldRule::Beta(_) | FieldRule::Prediction if kind == JsonType::Null => (),
             FieldRule::Beta(betas) => self.call.editable.betas.push((at, field.name, betas)),
             FieldRule::Model => self.apply_model(field, at)?,
             FieldRule::Stream => {
@@ -97,11 +97,10 @@ impl RequestFieldReader<'_> {
                 _ => return Err(field.invalid_error()),
             },
             // No text has more tokens than bytes.
-            FieldRule::Prediction if kind != JsonType::Null => {
+            FieldRule::Prediction => {
                 let value = &self.member_at(at).value;
                 self.parsed.predicted = Tokens(value.end - value.start);
             }
-            FieldRule::Prediction => (),
             FieldRule::Options => self.check_options(field, at)?,
             FieldRule::Nested => self.take_nested(field, at)?,
             FieldRule::Choices => self.apply_choices(field, at)?,

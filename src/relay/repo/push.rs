@@ -44,6 +44,7 @@ impl ApprovedWork {
     /// remote refuses the update, [`RepoError::Unauthorized`] if the token has no access, and
     /// [`RepoError::Unreachable`] if a later attempt may succeed.
     pub fn push_branch(self, token: Option<&SecretString>) -> Result<PushOutcome, RepoError> {
+        // 1. The condition: the branch is where the run found it. Nothing that others pushed meanwhile is overwritten.
         let Self { quarantined: work, verdict } = self;
         let target = work.state.branch.to_ref();
         let expected =
@@ -56,9 +57,11 @@ impl ApprovedWork {
         let call =
             work.git_command("push").args(words).args(["--recurse-submodules=no", &lease, "--"]);
         let call = call.arg(work.mirror.remote_url()).arg(format!("{}:{target}", work.tip));
+        // 2. One push of one ref, from the quarantine's objects.
         let (said, ended) =
             work.mirror.authenticate(call.limits(NETWORK_LIMITS), token)?.output_and_status()?;
         let answer = RefUpdateStatus::parse_ref_line(&said, &target);
+        // 3. The answer. If it is lost or contradicts itself, the remote's branch is read again.
         let was_there = match (answer, ended) {
             // Success needs both: the line about the ref, and git's exit status.
             (Some(RefUpdateStatus::Updated), Ok(())) => false,

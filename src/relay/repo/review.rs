@@ -168,6 +168,7 @@ impl PolicyEvaluator<'_> {
             self.check_path(change);
             self.check_mode(change);
         }
+        // The blobs of every commit count, too: a file that a later commit removes stays in the history that is pushed.
         for (path, size) in &evidence.large {
             self.check_size(path, *size);
         }
@@ -204,6 +205,7 @@ impl PolicyEvaluator<'_> {
         let now = SystemTime::now();
         // These are the agent's own commits. The rewritten ones have the relay's committer and trailers already.
         for commit in &work.commits {
+            // 1. The agent must not pass its work off as the relay's, or as another run's.
             if commit_claims::claims_run_trailer(commit) {
                 let why = "a commit message has a `Sandbox-Run` or `Sandbox-Agent` trailer, which only the relay writes";
                 self.add_reason(claims_provenance, None, why);
@@ -217,6 +219,7 @@ impl PolicyEvaluator<'_> {
                     "an author has the relay's name or address",
                 );
             }
+            // 2. A reviewer must see the author, the date and the text that git stores.
             if commit_claims::hides_author(commit) {
                 self.add_reason(
                     claims_provenance,

@@ -46,7 +46,7 @@ impl SandboxSession {
         }
         started?;
         let started = start_time.elapsed();
-        let sandbox = entry.sandbox.as_mut().expect("it was made");
+        let sandbox = entry.sandbox.as_mut().expect("the session has made its sandbox");
         let ended = Box::pin(sandbox.run(spec, output, until)).await;
         // The kernel may have killed a process of the sandbox itself, so the sandbox is replaced after such a kill.
         let is_oom = ended.as_ref().is_ok_and(|ended| ended.oom_killed);

@@ -113,7 +113,7 @@ impl SandboxExecutor {
 
 impl InitExecArgs {
     fn new(config: &Spec) -> Result<Self, NulError> {
-        let process = config.process().as_ref().expect("it has this part");
+        let process = config.process().as_ref().expect("the configuration has a process");
         let argv = process.args().clone().unwrap_or_default();
         let env = process.env().clone().unwrap_or_default();
         let path = env.iter().find_map(|variable| variable.strip_prefix("PATH="));

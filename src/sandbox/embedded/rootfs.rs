@@ -47,6 +47,7 @@ impl RootfsBuilder {
     }
 
     fn bind_host_programs(&mut self, uid: u32) -> io::Result<()> {
+        // Programs and their libraries are mounted: they are large, and the sandbox must not be able to change them.
         for path in HOST_PROGRAMS.iter().chain(HOST_DIRECTORIES).map(Path::new) {
             self.bind_path(path, path)?;
         }
@@ -68,6 +69,7 @@ impl RootfsBuilder {
             let entry = entry?;
             let target = Path::new("/").join(entry.file_name());
             // The sandbox mounts its own directories at these paths.
+            // An entry of the same name in the unpacked root would be covered, or would cover them.
             if !oci::is_reserved_target(&target) {
                 self.bind_path(&entry.path(), &target)?;
             }
@@ -79,6 +81,7 @@ impl RootfsBuilder {
     /// left out.
     fn bind_path(&mut self, source: &Path, target: &Path) -> io::Result<()> {
         let Ok(found) = fs::symlink_metadata(source) else { return Ok(()) };
+        // The link itself is copied and not followed here: on this machine it could lead out of the root.
         if found.is_symlink() {
             let link = self.mount_point_for(target)?;
             symlink(fs::read_link(source)?, link)

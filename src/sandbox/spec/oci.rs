@@ -68,7 +68,7 @@ pub fn build_oci_spec(spec: &SandboxSpec, settings: &OciHostSettings) -> Spec {
         },
     });
     let mut config: Spec = serde_json::from_value(config).expect("what is written here is a spec");
-    let linux = config.linux_mut().as_mut().expect("it has this part");
+    let linux = config.linux_mut().as_mut().expect("the configuration has a Linux part");
     // An empty path stands for the cgroup that the process is in.
     linux.set_cgroups_path(Some(settings.cgroup.clone().unwrap_or_default()));
     if settings.cgroup.is_some() {

@@ -32,7 +32,7 @@ pub struct AuditView {
     verified: bool,
     /// The reason why the log cannot be trusted, as text for people. Null if the service has found no change. If a reason
     /// is given, all figures are 0.
-    #[schema(example = "it has 3 of its 8 records: some are missing at its end")]
+    #[schema(example = "the log has 3 of its 8 records: some are missing at the end")]
     broken: Option<String>,
     /// The number of records in the log.
     records: u64,

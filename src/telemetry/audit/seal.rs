@@ -29,21 +29,27 @@ pub enum AuditProofError {
     Io(#[from] io::Error),
     #[error(transparent)]
     Broken(#[from] ChainBreakError),
-    #[error("it is the log of run `{0}`")]
+    #[error("the file is the log of run `{0}`")]
     OtherRun(String),
-    #[error("the run's end is not in it: records are missing, or its process could not close it")]
+    #[error(
+        "the log does not have the run's end: records are missing, or the run's process could not close the log"
+    )]
     Unfinished,
-    #[error("it is not signed to its end with this service's key, `{0}`")]
+    #[error("the log is not signed to its end with this service's key, `{0}`")]
     Unsigned(AuditPublicKey),
-    #[error("it has {found} of its {sealed} records: some are missing at its end")]
+    #[error("the log has {found} of its {sealed} records: some are missing at the end")]
     Shorter { found: u64, sealed: u64 },
-    #[error("it has {found} records, and had {sealed} when the run ended: some were added")]
+    #[error(
+        "the log has {found} records, and had {sealed} when the run ended: some records were added"
+    )]
     Longer { found: u64, sealed: u64 },
-    #[error("it is another log than when the run ended, signed with another key: `{0}`")]
+    #[error("the log is another one than when the run ended, signed with another key: `{0}`")]
     OtherKey(String),
-    #[error("it is another log than when the run ended: records were changed, and all signed anew")]
+    #[error(
+        "the log is another one than when the run ended: records were changed, and all were signed again"
+    )]
     Rewritten,
-    #[error("it is gone: it had {sealed} records when the run ended")]
+    #[error("the log is gone: it had {sealed} records when the run ended")]
     Missing { sealed: u64 },
     #[error(
         "no seal was stored when the run ended, so the log cannot be checked against it: an earlier version made \
@@ -62,6 +68,7 @@ impl AuditLogSeal {
         let Some(head) = report.head.filter(|_| report.finished) else {
             return Err(AuditProofError::Unfinished);
         };
+        // The last record must be the checkpoint itself: a record after it would be unsigned.
         if report.signatures.last != Some(report.records) {
             return Err(AuditProofError::Unsigned(*key));
         }

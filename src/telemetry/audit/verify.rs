@@ -206,6 +206,7 @@ impl AuditVerifyReportBuilder {
 
     fn count_entry(&mut self, entry: &AuditEntry) -> Result<(), ChainBreakReason> {
         let report = &mut self.report;
+        // The chain proves the order of the records, and not that they are of one run: the first record names the run.
         if report.records == 0 {
             report.run.clone_from(&entry.run);
             report.first.clone_from(&entry.time);
@@ -217,6 +218,7 @@ impl AuditVerifyReportBuilder {
         // A checkpoint may follow the run's end, because it only signs the end.
         report.finished &= matches!(entry.event, AuditEvent::Checkpoint(_));
         match &entry.event {
+            // A later process of the run may be another attempt, and for another account. The last one counts.
             AuditEvent::Started(session) => {
                 report.starts += 1;
                 report.attempt.clone_from(&session.attempt);
@@ -258,6 +260,7 @@ impl AuditVerifyReportBuilder {
         let report = &mut self.report;
         report.settled += 1;
         report.crashed += u64::from(settlement.outcome == CallOutcome::Crashed);
+        // A settlement without an admission is a fault of the gateway. Its charge counts all the same.
         report.unmatched += u64::from(self.open.remove(&settlement.request).is_none());
         report.spent = report.spent + settlement.charged;
     }
@@ -275,6 +278,7 @@ impl AuditVerifyReportBuilder {
     }
 
     fn check_unsettled(&self) -> Result<(), ChainBreakReason> {
+        // A forged log could open calls without end and fill the memory of its reader. The gateway has the same bound.
         if self.open.len() + self.open_tools.len() > MAX_UNSETTLED_CALLS {
             return Err(ChainBreakReason::TooManyUnsettled);
         }
@@ -288,10 +292,12 @@ impl AuditVerifyReportBuilder {
     ) -> Result<(), ChainBreakReason> {
         let key = AuditPublicKey::parse_public_key(&checkpoint.public_key)
             .map_err(|_| ChainBreakReason::InvalidSignature)?;
+        // The signature is over the hash of the record before. That hash covers all earlier records.
         if !key.verify_checkpoint(&entry.prev, &checkpoint.signature) {
             return Err(ChainBreakReason::InvalidSignature);
         }
         let signatures = &mut self.report.signatures;
+        // Another key's checkpoint is no error: the key may have changed between two processes. It proves nothing, either.
         if self.pinned.is_some_and(|pinned| pinned != key) {
             signatures.foreign += 1;
         } else {

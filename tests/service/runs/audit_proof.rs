@@ -83,15 +83,15 @@ async fn a_forged_exchanged_or_truncated_log_is_not_proved() {
     forge("by our own key", &|file| write_log(file, &run, &key, lines.len())).await;
     forge("gone on with", &|file| append_records(file, &run, &key)).await;
     insta::assert_snapshot!(reasons.join("\n"), @"
-    swapped: it is the log of run `OTHER`
-    its first record: it has 1 of its ALL records: some are missing at its end
-    without its signature: it has ALL - 1 of its ALL records: some are missing at its end
-    empty: it has 0 of its ALL records: some are missing at its end
-    gone: it is gone: it had ALL records when the run ended
+    swapped: the file is the log of run `OTHER`
+    its first record: the log has 1 of its ALL records: some are missing at the end
+    without its signature: the log has ALL - 1 of its ALL records: some are missing at the end
+    empty: the log has 0 of its ALL records: some are missing at the end
+    gone: the log is gone: it had ALL records when the run ended
     a byte: record 1 (line 1, byte 0): the content does not match its hash
-    by another key: it is another log than when the run ended, signed with another key: `KEY`
-    by our own key: it is another log than when the run ended: records were changed, and all signed anew
-    gone on with: it has ALL + 3 records, and had ALL when the run ended: some were added
+    by another key: the log is another one than when the run ended, signed with another key: `KEY`
+    by our own key: the log is another one than when the run ended: records were changed, and all were signed again
+    gone on with: the log has ALL + 3 records, and had ALL when the run ended: some records were added
     ");
     assert_eq!(read_proof(&service, &run).await, sealed, "the log itself is as good as ever");
     setup.stop(service);

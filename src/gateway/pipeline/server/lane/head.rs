@@ -51,7 +51,7 @@ struct HeadFields<'a> {
 
 /// Splits a head off the front of the received bytes.
 ///
-/// Returns `None` and takes nothing if the head is incomplete or is not beyond doubt.
+/// Returns `None` and takes nothing if the head is incomplete, or if two parsers could read it differently.
 pub fn parse_head(received: &mut Bytes, max_fields: usize, max_body: u64) -> Option<LaneRequest> {
     if !received.starts_with(b"POST /v1/") {
         return None;
