@@ -313,34 +313,7 @@ async fn headers_that_contradict_the_body_run_nothing() {
     let method = ("mcp-method", "tools/call");
     let name = ("mcp-name", CLOCK);
     let mut outcomes = vec![];
-    for (said, headers) in [
-        ("no headers", vec![]),
-        ("no version", vec![method, name]),
-        ("no method", vec![version, name]),
-        ("no name", vec![version, method]),
-        ("another version", vec![("mcp-protocol-version", "2025-11-25"), method, name]),
-        ("an unknown version", vec![("mcp-protocol-version", "2027-01-01"), method, name]),
-        ("another method", vec![version, ("mcp-method", "tools/list"), name]),
-        ("a method in capitals", vec![version, ("mcp-method", "TOOLS/CALL"), name]),
-        ("an encoded method", vec![version, ("mcp-method", "=?base64?dG9vbHMvY2FsbA==?="), name]),
-        ("another name", vec![version, method, ("mcp-name", METRICS)]),
-        ("an empty name", vec![version, method, ("mcp-name", "")]),
-        ("another name in Base64", vec![version, method, ("mcp-name", "=?base64?Y2xvY2s=?=")]),
-        (
-            "Base64 without its end",
-            vec![version, method, ("mcp-name", "=?base64?Y29yZV9fZ2V0X2N1cnJlbnRfdGltZQ==")],
-        ),
-        (
-            "Base64 without padding",
-            vec![version, method, ("mcp-name", "=?base64?Y29yZV9fZ2V0X2N1cnJlbnRfdGltZQ?=")],
-        ),
-        ("no Base64", vec![version, method, ("mcp-name", "=?base64?!?=")]),
-        ("text that is not UTF-8", vec![version, method, ("mcp-name", "=?base64?/w==?=")]),
-        ("two versions", vec![version, version, method, name]),
-        ("two methods", vec![version, method, ("mcp-method", "tools/list"), name]),
-        ("two names", vec![version, method, ("mcp-name", METRICS), name]),
-        ("a name that is not ASCII", vec![version, method, ("mcp-name", "ü")]),
-    ] {
+    for (said, headers) in contradicting_headers() {
         outcomes.push(format!("{said}: {}", send(&app, &modern, &headers).await));
     }
     for (said, headers) in [
@@ -385,6 +358,41 @@ async fn headers_that_contradict_the_body_run_nothing() {
     let records = app.stop().await;
     assert_eq!(events(&records, "tool.admitted"), 1);
     assert!(events(&records, "tool.refused") >= 20);
+}
+
+/// Returns headers of a modern call of [`CLOCK`] that contradict its body, each with a name.
+fn contradicting_headers() -> Vec<(&'static str, Vec<(&'static str, &'static str)>)> {
+    let version = ("mcp-protocol-version", "2026-07-28");
+    let method = ("mcp-method", "tools/call");
+    let name = ("mcp-name", CLOCK);
+    vec![
+        ("no headers", vec![]),
+        ("no version", vec![method, name]),
+        ("no method", vec![version, name]),
+        ("no name", vec![version, method]),
+        ("another version", vec![("mcp-protocol-version", "2025-11-25"), method, name]),
+        ("an unknown version", vec![("mcp-protocol-version", "2027-01-01"), method, name]),
+        ("another method", vec![version, ("mcp-method", "tools/list"), name]),
+        ("a method in capitals", vec![version, ("mcp-method", "TOOLS/CALL"), name]),
+        ("an encoded method", vec![version, ("mcp-method", "=?base64?dG9vbHMvY2FsbA==?="), name]),
+        ("another name", vec![version, method, ("mcp-name", METRICS)]),
+        ("an empty name", vec![version, method, ("mcp-name", "")]),
+        ("another name in Base64", vec![version, method, ("mcp-name", "=?base64?Y2xvY2s=?=")]),
+        (
+            "Base64 without its end",
+            vec![version, method, ("mcp-name", "=?base64?Y29yZV9fZ2V0X2N1cnJlbnRfdGltZQ==")],
+        ),
+        (
+            "Base64 without padding",
+            vec![version, method, ("mcp-name", "=?base64?Y29yZV9fZ2V0X2N1cnJlbnRfdGltZQ?=")],
+        ),
+        ("no Base64", vec![version, method, ("mcp-name", "=?base64?!?=")]),
+        ("text that is not UTF-8", vec![version, method, ("mcp-name", "=?base64?/w==?=")]),
+        ("two versions", vec![version, version, method, name]),
+        ("two methods", vec![version, method, ("mcp-method", "tools/list"), name]),
+        ("two names", vec![version, method, ("mcp-name", METRICS), name]),
+        ("a name that is not ASCII", vec![version, method, ("mcp-name", "ü")]),
+    ]
 }
 
 /// T2: a message that is not exactly one request or notification runs nothing.
@@ -442,6 +450,14 @@ async fn a_doubtful_message_runs_nothing() {
     400 -32602
     200 -32601
     ");
+    let records = app.stop().await;
+    assert_eq!(events(&records, "tool.admitted"), 0);
+}
+
+/// T2: a page of another origin, another HTTP method and another content type run nothing.
+#[tokio::test]
+async fn a_request_of_another_kind_runs_nothing() {
+    let app = start_app(PRICED_CLOCK).await;
     let valid = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"core__get_current_time"}}"#;
     for origin in [
         "http://evil.example",
