@@ -81,7 +81,12 @@ impl JsonKey {
 
     /// Returns the key; `None` if it is longer than [`JsonKey::MAX_BYTES`].
     pub fn as_str(&self) -> Option<&str> {
-        str::from_utf8(&self.bytes[..self.len?]).ok()
+        str::from_utf8(self.as_bytes()?).ok()
+    }
+
+    /// Returns the bytes of the key; `None` if it is longer than [`JsonKey::MAX_BYTES`].
+    pub fn as_bytes(&self) -> Option<&[u8]> {
+        self.bytes.get(..self.len?)
     }
 }
 

@@ -49,8 +49,11 @@ impl RequestFieldReader<'_> {
         for at in 0..self.call.draft.members().len() {
             let member = self.member_at(at);
             let (key, is_plain) = (member.key, member.is_plain);
-            let name = key.as_str();
-            match (name.and_then(|name| field::find_field(self.route, name)), name) {
+            // Nearly every field stands in a table. Only another key is checked and read as a text.
+            let listed = key.as_bytes().and_then(|key| field::find_listed_field(self.route, key));
+            let name = listed.map(|field| field.name).or_else(|| key.as_str());
+            let find = || field::find_field(self.route, name?);
+            match (listed.or_else(find), name) {
                 (Some(field), name) => {
                     self.apply_field(&field, name.unwrap_or(field.name), at)?;
                     // A known key written with escapes is rewritten plainly, so that the upstream

@@ -82,15 +82,17 @@ pub enum ValueShape {
 
 /// Returns the field of this name on this route, or `None` if the name is unknown.
 pub(super) fn find_field(route: GatewayRoute, name: &str) -> Option<RequestField> {
-    let own = field_index(route).binary_search(name);
     // Exact names come first: the route's own, then the common ones. Only then the forbidden parts
     // of names apply, so a table can permit a name that contains one. The open models' fields come
     // last.
-    let known = own
-        .or_else(|| COMMON_INDEX.binary_search(name))
-        .copied()
-        .or_else(|| forbidden_by_name_part(name));
+    let known = find_listed_field(route, name.as_bytes()).or_else(|| forbidden_by_name_part(name));
     known.or_else(|| if takes_open_models(route) { open_models::find(name) } else { None })
+}
+
+/// Returns the field that stands under exactly this name in a table of this route or of all routes.
+pub(super) fn find_listed_field(route: GatewayRoute, name: &[u8]) -> Option<RequestField> {
+    let own = field_index(route).binary_search(name);
+    own.or_else(|| COMMON_INDEX.binary_search(name)).copied()
 }
 
 /// Returns true if a route takes the fields of servers of open models.
@@ -199,11 +201,11 @@ impl FieldIndex {
         Self { fields, starts }
     }
 
-    fn binary_search(&self, name: &str) -> Option<&'static RequestField> {
+    fn binary_search(&self, name: &[u8]) -> Option<&'static RequestField> {
         // `checked_sub` and `get` reject names that begin outside `a` to `z`.
-        let letter = usize::from(name.bytes().next()?.checked_sub(b'a')?);
+        let letter = usize::from(name.first()?.checked_sub(b'a')?);
         let [start, end] = *self.starts.get(letter..)?.first_chunk()?;
-        self.fields[start.into()..end.into()].iter().find(|field| field.name == name)
+        self.fields[start.into()..end.into()].iter().find(|field| field.name.as_bytes() == name)
     }
 }
 

@@ -22,33 +22,64 @@ pub const MODEL_NAME_RULE: &str = "the name of one model: 1 to 256 bytes, withou
 pub fn is_model_name(name: &str) -> bool {
     // `..b' '` covers every ASCII control character; the blank itself is allowed inside a name.
     let is_odd = |byte: &u8| matches!(byte, b',' | b'*' | ..b' ' | 0x7f);
-    if name.is_empty() || name.len() > MAX_MODEL_BYTES || name.bytes().any(|byte| is_odd(&byte)) {
+    let bytes = name.as_bytes();
+    if bytes.is_empty() || bytes.len() > MAX_MODEL_BYTES || bytes.iter().any(is_odd) {
         return false;
     }
-    // ASCII control characters are excluded already. Only other scripts need the slower check by
-    // character, for C1 controls such as U+0085 and for characters that a reader does not see.
-    let is_plain = name.is_ascii() || !name.contains(is_hidden);
-    is_plain && name.trim().len() == name.len() && !name.contains("://")
+    let is_address = memchr::memchr_iter(b':', bytes).any(|at| bytes[at..].starts_with(b"://"));
+    // ASCII control characters are excluded already. Only other scripts need the slower checks by
+    // character, for C1 controls such as U+0085, for characters that a reader does not see, and for their blanks.
+    let is_plain = if name.is_ascii() {
+        !name.starts_with(' ') && !name.ends_with(' ')
+    } else {
+        !name.contains(is_hidden) && name.trim().len() == name.len()
+    };
+    is_plain && !is_address
 }
 
 /// Returns the capability that a model uses without a tool in the request, judged by the model's
 /// name. Returns `None` for a model that only generates text.
 pub fn capability_of_model(name: &str) -> Option<ProviderCapability> {
-    let has_part = |part: &&str| {
-        name.as_bytes().windows(part.len()).any(|text| text.eq_ignore_ascii_case(part.as_bytes()))
+    let bytes = name.as_bytes();
+    // Words are compared whole, so `search` does not match `NousResearch`. The first letter tells most words apart.
+    let is_any = |words: &[&str], initials: u32, word: &[u8]| {
+        word.first().is_some_and(|first| initials & initial_bit(*first) != 0)
+            && words.iter().any(|own| own.as_bytes().eq_ignore_ascii_case(word))
     };
-    let is_any =
-        |words: &[&str], word: &str| words.iter().any(|own| own.eq_ignore_ascii_case(word));
-    // Words are compared whole, so `search` does not match `NousResearch`.
-    let mut words = name.split(|letter: char| !letter.is_ascii_alphanumeric());
-    if words.any(|word| is_any(&SEARCH_WORDS, word)) || SEARCH_PARTS.iter().any(has_part) {
+    let has_part = |part: &&str| {
+        let (part, first) = (part.as_bytes(), part.as_bytes()[0]);
+        let is_here = |at: usize| {
+            bytes[at..].get(..part.len()).is_some_and(|text| text.eq_ignore_ascii_case(part))
+        };
+        memchr::memchr2_iter(first, first.to_ascii_uppercase(), bytes).any(is_here)
+    };
+    let mut words = bytes.split(|letter| !letter.is_ascii_alphanumeric());
+    if words.any(|word| is_any(&SEARCH_WORDS, SEARCH_INITIALS, word))
+        || SEARCH_PARTS.iter().any(has_part)
+    {
         return Some(ProviderCapability::WebSearch);
     }
     // Agent names count only as path segments before the last slash: `x-ai/grok-4.20-multi-agent`
     // is an ordinary model.
-    let (path, _) = name.rsplit_once('/')?;
-    let is_agent = path.split('/').any(|segment| is_any(&AGENT_SEGMENTS, segment));
+    let path = &bytes[..memchr::memrchr(b'/', bytes)?];
+    let mut segments = path.split(|letter| *letter == b'/');
+    let is_agent = segments.any(|segment| is_any(&AGENT_SEGMENTS, AGENT_INITIALS, segment));
     is_agent.then_some(ProviderCapability::UnknownTools)
+}
+
+/// Returns a set with a bit for the first letter of each word.
+const fn initials(words: &[&str]) -> u32 {
+    let (mut letters, mut at) = (0, 0);
+    while at < words.len() {
+        letters |= initial_bit(words[at].as_bytes()[0]);
+        at += 1;
+    }
+    letters
+}
+
+/// Returns the bit of a letter, in either case. Other characters share these bits, so a bit is a hint and no proof.
+const fn initial_bit(first: u8) -> u32 {
+    1 << (first & 31)
 }
 
 /// The maximum length of a model's name, in bytes. Our choice: the longest names in use, ARNs, are
@@ -69,6 +100,9 @@ const SEARCH_WORDS: [&str; 9] = [
     "sonar",
     "websearch",
 ];
+
+const SEARCH_INITIALS: u32 = initials(&SEARCH_WORDS);
+const AGENT_INITIALS: u32 = initials(&AGENT_SEGMENTS);
 
 /// Substrings of the names of models that search the web.
 const SEARCH_PARTS: [&str; 1] = ["deep-research"];
