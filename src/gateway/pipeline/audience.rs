@@ -5,8 +5,6 @@
 //! family has a variant only if both conditions hold: the protocol's usual status makes the family
 //! retry, and request headers identify the family.
 
-use memchr::memmem;
-
 use crate::gateway::upstream::headers::ClientHead;
 use crate::llm::protocol::LlmProtocol;
 
@@ -56,9 +54,12 @@ impl From<LlmProtocol> for Audience {
 /// Returns the part of a `user-agent` that may identify a family.
 fn known_agent(agent: &[u8]) -> Option<&'static str> {
     // The order decides: LiteLLM's own name wins over the name of the SDK that LiteLLM uses.
-    [LITELLM, OPENAI, AI_SDK]
-        .into_iter()
-        .find(|name| memmem::find(agent, name.as_bytes()).is_some())
+    // The first letter comes first, because a search for a whole word costs more than these short texts are worth.
+    let has_name = |name: &&str| {
+        let name = name.as_bytes();
+        memchr::memchr_iter(name[0], agent).any(|at| agent[at..].starts_with(name))
+    };
+    [LITELLM, OPENAI, AI_SDK].into_iter().find(has_name)
 }
 
 /// The header that LiteLLM sends in requests that it makes with OpenAI's SDK.

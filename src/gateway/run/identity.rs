@@ -104,6 +104,10 @@ impl RequestId {
         std::str::from_utf8(&self.0).expect("a uuid is written in ASCII")
     }
 
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
     /// Returns the request's span id in the run's trace: the last 16 digits of the id, which hold its random part.
     pub fn span_id(self) -> SpanId {
         let (first, last) = (&self.as_str()[19..23], &self.as_str()[24..]);

@@ -159,7 +159,7 @@ impl UpstreamRequestHead {
         let mut fields = forwarded_headers(request, config);
         // The request id becomes LiteLLM's call id, so that the spend logs and the audit log can be joined.
         if injected_headers.kind == UpstreamKind::Litellm {
-            fields.push(CALL_ID_HEADER, request_id.as_str().as_bytes());
+            fields.push(CALL_ID_HEADER, request_id.as_bytes());
         }
         // The API rejects a call without a version, and some clients send none.
         if injected_headers.kind == UpstreamKind::Anthropic

@@ -93,6 +93,10 @@ fn base64_spellings(secret: &[u8]) -> Vec<SecretString> {
 
 /// Returns the position and the length of the first spelling of a secret.
 fn find_spelling(text: &[u8], secret: &[u8]) -> Option<(usize, usize)> {
+    // Each byte of a secret takes at least one byte of a spelling, so a short text holds none.
+    if text.len() < secret.len() {
+        return None;
+    }
     memchr3_iter(secret[0], b'%', b'\\', text).find_map(|at| match compare(&text[at..], secret) {
         SpellingMatch::Whole(length) => Some((at, length)),
         SpellingMatch::Begun | SpellingMatch::Different => None,
