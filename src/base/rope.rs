@@ -56,6 +56,14 @@ impl ByteRope {
         self.len == 0
     }
 
+    /// Moves a short body to memory of its own. The body may be a small part of a large read buffer, which would not be
+    /// free for the next read as long as the body waits.
+    pub fn release_read_buffer(&mut self) {
+        if self.more.is_empty() && self.first.len() < OWN_MEMORY_BYTES {
+            self.first = Bytes::copy_from_slice(&self.first);
+        }
+    }
+
     /// Returns the pieces in their order.
     pub fn iter(&self) -> impl Iterator<Item = &Bytes> {
         Some(&self.first).filter(|first| !first.is_empty()).into_iter().chain(&self.more)
@@ -168,6 +176,11 @@ impl SplicedBytes {
         self.len() == 0
     }
 
+    /// Moves a short body to memory of its own ([`ByteRope::release_read_buffer`]).
+    pub fn release_read_buffer(&mut self) {
+        self.rope.release_read_buffer();
+    }
+
     /// Applies the edits without a copy of the body.
     pub fn into_rope(self) -> ByteRope {
         if self.edits.is_empty() { self.rope } else { self.rope.apply_edits(self.edits) }
@@ -269,6 +282,9 @@ fn append_small(piece: Bytes, tail: &[u8]) -> Bytes {
 fn clamp_offset(offset: u64, limit: usize) -> usize {
     usize::try_from(offset).map_or(limit, |offset| offset.min(limit))
 }
+
+/// The size below which a body is moved to memory of its own, in bytes: half of the size of one read.
+const OWN_MEMORY_BYTES: usize = 16 * 1024;
 
 /// The largest size of two neighbours that are copied into one piece, in bytes. Our choice: a 32 MiB body never has
 /// more than 65,536 pieces (2 MiB of handles), and frames of the usual 8 KiB or more are not copied.

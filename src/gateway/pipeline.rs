@@ -32,6 +32,7 @@ mod tool_route;
 use std::convert::Infallible;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use http::{Method, Request, Response};
 use hyper::body::Incoming;
 use tokio::sync::Semaphore;
@@ -39,12 +40,11 @@ use tokio::sync::Semaphore;
 use crate::base::local_endpoint::LocalEndpoint;
 use crate::base::task_group::TaskGroup;
 use crate::gateway::run::AgentRun;
+use crate::gateway::upstream::UpstreamClient;
 use crate::gateway::upstream::headers::UpstreamRequestHead;
-use crate::gateway::upstream::{self, UpstreamClient};
 use crate::llm::request::{LlmCall, ScannedBody};
-use crate::llm::response::UsageChunkMode;
 use crate::telemetry::{access_log, metrics};
-use exchange::{AdmissionProof, EnteredCall, GatewayExchange};
+use exchange::{EnteredCall, GatewayExchange, ReservedCall};
 use limits::RunCapacity;
 use local_response::{ClientReply, ResponseBody};
 use read_body::{IncomingRequestBody, RequestBody};
@@ -85,39 +85,64 @@ pub async fn handle_request(
     }
     let (request, mut body) = IncomingRequestBody::split_request(request);
     let mut exchange = GatewayExchange::begin(Arc::clone(&gateway), pid, request.method());
-    let received = receive_request(&mut exchange, request, &mut body).await;
+    let received = match receive_head(&mut exchange, request) {
+        Ok(ReceivedHead::Call(call)) => receive_body(&mut exchange, call, &mut body).await,
+        Ok(ReceivedHead::LocalResponse(response)) => Ok(ReceivedRequest::LocalResponse(response)),
+        Err(rejection) => Err(rejection),
+    };
     // The response does not wait for the rest of a refused body: a task discards the rest beside the
     // response.
     body.discard_rest(&gateway.tasks);
-    Ok(finish_received(exchange, received).await.into_response())
+    let reserved = reserve_received(&mut exchange, received);
+    Ok(finish_reserved(exchange, reserved).await.into_response())
 }
 
-/// The result of the first part of the pipeline.
+/// The result of the first part of the pipeline, which needs only the head of a request.
+enum ReceivedHead {
+    /// A request that the gateway answers without the upstream.
+    LocalResponse(Response<String>),
+    Call(EnteredHead),
+}
+
+/// The head of a call that was admitted by its head.
+struct EnteredHead {
+    entered: EnteredCall,
+    head: UpstreamRequestHead,
+}
+
+/// The result of the parts of the pipeline that need the client's connection.
 enum ReceivedRequest {
     /// A request that the gateway answers without the upstream.
     LocalResponse(Response<String>),
-    Call(EnteredCall, UpstreamRequestHead, Option<ScannedBody>),
+    Call(EnteredHead, Option<ScannedBody>),
 }
 
-/// Runs the first part of the pipeline, in order: the steps that need the client's connection.
+/// The result of the part of the pipeline that reserves the budget.
+enum ReservedRequest {
+    /// A request that the gateway answers without the upstream.
+    LocalResponse(Response<String>),
+    Call(ReservedCall),
+}
+
+/// Runs the first part of the pipeline, in order: the steps that need the head.
 ///
 /// Each step may reject the request; `?` is the only way out. Every check that needs only the head runs
 /// before the body is read, so a request that cannot be admitted holds no memory for its body.
-async fn receive_request(
+fn receive_head(
     exchange: &mut GatewayExchange,
     request: impl JudgedHead,
-    body: &mut IncomingRequestBody<impl RequestBody>,
-) -> Result<ReceivedRequest, CallRejection> {
+) -> Result<ReceivedHead, CallRejection> {
     let route = request.route()?;
     exchange.set_route(route, &request);
     let policy = Arc::clone(exchange.policy());
     if let Some(response) = local_response::own(exchange.gateway(), &policy, route, &request) {
-        return Ok(ReceivedRequest::LocalResponse(response));
+        return Ok(ReceivedHead::LocalResponse(response));
     }
     // The route and the audience are now known, so every rejection below has the shape of the client's
     // protocol.
     request.check(&policy.config)?;
-    let mut entered = exchange.enter_call(route)?;
+    let entered = exchange.enter_call(route)?;
+    // The fields that go upstream are copied. The head is not held while the body arrives.
     let mut head = UpstreamRequestHead::new(
         route,
         &request,
@@ -126,53 +151,70 @@ async fn receive_request(
         exchange.id(),
     );
     exchange.set_traceparent(&mut head);
-    // The fields that go upstream have been copied. Do not hold the head while the body arrives.
-    drop(request);
-    let body = match route.method() {
-        &Method::POST => Some(exchange.read_body(&mut entered, body).await?),
-        _ => None,
-    };
-    Ok(ReceivedRequest::Call(entered, head, body))
+    Ok(ReceivedHead::Call(EnteredHead { entered, head }))
 }
 
-/// Answers a request that was received or rejected.
+/// Runs the second part of the pipeline: reads and scans the body as it arrives.
+async fn receive_body(
+    exchange: &mut GatewayExchange,
+    mut call: EnteredHead,
+    body: &mut IncomingRequestBody<impl RequestBody>,
+) -> Result<ReceivedRequest, CallRejection> {
+    let body = match call.entered.route().method() {
+        &Method::POST => Some(exchange.read_body(&mut call.entered, body).await?),
+        _ => None,
+    };
+    Ok(ReceivedRequest::Call(call, body))
+}
+
+/// Runs the second part of the pipeline for a body that has arrived as a whole. Nothing waits, so the
+/// step is no future.
+fn receive_whole_body(
+    exchange: &mut GatewayExchange,
+    mut call: EnteredHead,
+    body: Bytes,
+) -> Result<ReceivedRequest, CallRejection> {
+    let body = exchange.scan_whole_body(&mut call.entered, body)?;
+    Ok(ReceivedRequest::Call(call, Some(body)))
+}
+
+/// Runs the third part of the pipeline: the checks of the received request, up to the reservation of its
+/// budget. Nothing waits.
+fn reserve_received(
+    exchange: &mut GatewayExchange,
+    received: Result<ReceivedRequest, CallRejection>,
+) -> Result<ReservedRequest, CallRejection> {
+    let (EnteredHead { entered, mut head }, body) = match received? {
+        ReceivedRequest::Call(call, body) => (call, body),
+        ReceivedRequest::LocalResponse(response) => {
+            return Ok(ReservedRequest::LocalResponse(response));
+        }
+    };
+    let (call, rules) = match body {
+        Some(body) => exchange.call_admission().check_body(body, &mut head)?,
+        None => (LlmCall::default(), vec![]),
+    };
+    Ok(ReservedRequest::Call(exchange.reserve_call(entered, head, call, rules)?))
+}
+
+/// Answers a request that was reserved or rejected.
 ///
 /// The server drops this future when the client disconnects. The drop of `exchange` then settles and
 /// records the call.
-async fn finish_received(
+async fn finish_reserved(
     mut exchange: Box<GatewayExchange>,
-    received: Result<ReceivedRequest, CallRejection>,
+    reserved: Result<ReservedRequest, CallRejection>,
 ) -> ClientReply {
-    let admitted = match received {
-        Ok(ReceivedRequest::LocalResponse(response)) => {
+    let admitted = match reserved {
+        Ok(ReservedRequest::LocalResponse(response)) => {
             exchange.finish_local(&response);
             return ClientReply::own(response);
         }
-        Ok(ReceivedRequest::Call(entered, head, body)) => {
-            admit_request(&mut exchange, entered, head, body).await
-        }
+        Ok(ReservedRequest::Call(call)) => exchange.admit_call(call).await,
         Err(rejection) => Err(rejection),
     };
     match admitted {
         Ok((proof, usage_chunk, call)) => exchange.send_call(proof, usage_chunk, call).await,
         Err(rejection) => exchange.finish_rejected(&rejection),
     }
-}
-
-/// Runs the second part of the pipeline: the steps that need only the received request.
-async fn admit_request(
-    exchange: &mut GatewayExchange,
-    entered: EnteredCall,
-    mut head: UpstreamRequestHead,
-    body: Option<ScannedBody>,
-) -> Result<(AdmissionProof, UsageChunkMode, upstream::UpstreamCall), CallRejection> {
-    let (mut call, rules) = match body {
-        Some(body) => exchange.call_admission().check_body(body, &mut head)?,
-        None => (LlmCall::default(), vec![]),
-    };
-    let proof = exchange.admit_call(entered, &mut call, rules).await?;
-    let deadline = exchange.gateway().run.ledger.deadline().map(Into::into);
-    let usage_chunk = call.usage_chunk;
-    let call = upstream::UpstreamCall { head, body: call.into_spliced(), deadline };
-    Ok((proof, usage_chunk, call))
 }

@@ -19,6 +19,7 @@ use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::Instant;
 
+use bytes::Bytes;
 use http::{Method, Response};
 
 use super::RunGateway;
@@ -29,18 +30,19 @@ use super::dropped_fields;
 use super::limits::RequestPermit;
 use super::local_response::{ClientReply, ResponseBody};
 use super::policy::GatewayPolicy;
-use super::read_body::{BodyReadError, IncomingRequestBody, RequestBody};
+use super::read_body::{BodyReadError, IncomingRequestBody, RequestBody, scan_whole_body};
 use super::rejection::{CallRejection, audit_outcome};
 use crate::base::cancel_watch::CancelWatch;
 use crate::base::header_lines::HeaderLines;
+use crate::base::rope::SplicedBytes;
 use crate::gateway::run::RequestId;
 use crate::gateway::upstream::headers::{ClientHead, UpstreamRequestHead};
-use crate::gateway::upstream::{self, ProviderAnswer};
+use crate::gateway::upstream::{self, ProviderAnswer, UpstreamCall};
 use crate::llm::budget::{
     BudgetAmount, BudgetReservation, OpenCallPermit, TokenUsage, UsageSource,
 };
 use crate::llm::protocol::{GatewayRoute, LlmProtocol};
-use crate::llm::request::{FieldChangeKind, LlmCall, ScannedBody};
+use crate::llm::request::{FieldChange, FieldChangeKind, LlmCall, ScannedBody};
 use crate::llm::response::UsageChunkMode;
 use crate::telemetry::audit::records::{CallAdmittedRecord, CallOutcome};
 use crate::telemetry::metrics::InFlightGuard;
@@ -110,6 +112,20 @@ pub(super) struct EnteredCall {
     request: RequestPermit,
 }
 
+/// A call whose budget is reserved, in the form in which it goes upstream.
+pub(super) struct ReservedCall {
+    route: GatewayRoute,
+    permit: RequestPermit,
+    /// The amount of the reservation.
+    reserved: BudgetAmount,
+    head: UpstreamRequestHead,
+    body: SplicedBytes,
+    is_stream: bool,
+    choices: u32,
+    usage_chunk: UsageChunkMode,
+    changes: Vec<FieldChange>,
+}
+
 /// Proof that a call's budget is reserved and its admission is durable. Only [`GatewayExchange::admit_call`] makes the
 /// proof, and no call can be sent without one.
 pub(super) struct AdmissionProof(());
@@ -129,6 +145,12 @@ struct SentCall {
     /// The request's permit among those in flight, with the bytes of its body. Held until the exchange
     /// ends, drains included.
     permit: RequestPermit,
+}
+
+impl EnteredCall {
+    pub(super) fn route(&self) -> GatewayRoute {
+        self.route
+    }
 }
 
 impl GatewayExchange {
@@ -205,6 +227,18 @@ impl GatewayExchange {
         Ok(body)
     }
 
+    /// Scans the body of a request that was admitted by its head, if the body has arrived as a whole.
+    pub(super) fn scan_whole_body(
+        &mut self,
+        entered: &mut EnteredCall,
+        body: Bytes,
+    ) -> Result<ScannedBody, CallRejection> {
+        let EnteredCall { route, request, .. } = entered;
+        let body = scan_whole_body(*route, body, &self.context.policy.config, request)?;
+        self.context.request_bytes = body.len();
+        Ok(body)
+    }
+
     /// Adds the `traceparent` header, which names the call's span in the run's trace to the upstream.
     pub(super) fn set_traceparent(&self, head: &mut UpstreamRequestHead) {
         if let Some(trace) = &self.gateway().run.trace
@@ -220,46 +254,71 @@ impl GatewayExchange {
         CallAdmission { policy: &self.context.policy, identity: &run.identity, ledger: &run.ledger }
     }
 
-    /// Reserves the budget for the call and records the admission. Nothing may be sent upstream before
-    /// this function returns `Ok`. `rules` are the rules that matched.
+    /// Reserves the budget for a call, if the operator lets calls begin. The permit of the open call becomes
+    /// part of the reservation. `rules` are the rules that matched.
     ///
-    /// The steps are:
-    ///
-    /// 1. Check that the operator lets calls begin.
-    /// 2. Reserve the budget. The permit of the open call becomes part of the reservation.
-    /// 3. Write the admission to the audit log and wait until the record is durable.
-    /// 4. Check again that the operator lets calls begin. If not, settle the record as not sent.
-    pub(super) async fn admit_call(
+    /// The caller must admit the call at once with [`Self::admit_call`].
+    pub(super) fn reserve_call(
         &mut self,
         entered: EnteredCall,
-        call: &mut LlmCall,
+        head: UpstreamRequestHead,
+        mut call: LlmCall,
         rules: Vec<Arc<str>>,
-    ) -> Result<AdmissionProof, CallRejection> {
+    ) -> Result<ReservedCall, CallRejection> {
         let EnteredCall { route, open_call, request: permit } = entered;
         self.context.rules = rules;
-        let gateway = Arc::clone(&self.context.gateway);
-        gateway.run.control.check_accepting()?;
+        self.context.gateway.run.control.check_accepting()?;
         // The state is `Received` until the reservation exists, so an error here is recorded as a refusal.
-        let reservation = self.call_admission().reserve_budget(open_call, route, call);
+        let reservation = self.call_admission().reserve_budget(open_call, route, &mut call);
         // Take the model before `?`, because the refusal's record names the model.
         self.context.model = call.model.take();
         let reservation = reservation?;
         let reserved = reservation.granted_amount();
-        // If the client disconnects during the await below, `drop` finds this state and releases the
-        // reservation.
+        // If the exchange is dropped before the admission is durable, `drop` finds this state and releases
+        // the reservation.
         self.state = ExchangeState::Admitting(reservation);
+        let changes = mem::take(&mut call.changes);
+        let (is_stream, choices, usage_chunk) = (call.stream, call.choices, call.usage_chunk);
+        let mut body = call.into_spliced();
+        if self.context.gateway.run.audit.waits_for_disk() {
+            body.release_read_buffer();
+        }
+        Ok(ReservedCall {
+            route,
+            permit,
+            reserved,
+            head,
+            body,
+            is_stream,
+            choices,
+            usage_chunk,
+            changes,
+        })
+    }
+
+    /// Records the admission of a reserved call. Nothing may be sent upstream before this function returns
+    /// `Ok`.
+    ///
+    /// The steps are:
+    ///
+    /// 1. Write the admission to the audit log and wait until the record is durable.
+    /// 2. Check again that the operator lets calls begin. If not, settle the record as not sent.
+    pub(super) async fn admit_call(
+        &mut self,
+        call: ReservedCall,
+    ) -> Result<(AdmissionProof, UsageChunkMode, UpstreamCall), CallRejection> {
         let context = &self.context;
         let record = CallAdmittedRecord {
             request: context.id.as_str(),
-            route: route.name(),
+            route: call.route.name(),
             model: context.model.as_deref(),
             rules: &context.rules,
-            stream: call.stream,
+            stream: call.is_stream,
             request_bytes: context.request_bytes,
             pid: context.pid,
-            reserved,
+            reserved: call.reserved,
         };
-        let admitted = gateway.run.audit.record_admission(&record).await;
+        let admitted = context.gateway.run.audit.record_admission(&record).await;
         let ExchangeState::Admitting(reservation) =
             mem::replace(&mut self.state, ExchangeState::Received)
         else {
@@ -269,6 +328,7 @@ impl GatewayExchange {
             reservation.release_unspent();
             return Err(error.into());
         }
+        let gateway = &self.context.gateway;
         // The operator may have paused the run while the record was written; no call may go out after
         // that.
         if let Err(shut) = gateway.run.control.check_accepting() {
@@ -278,13 +338,25 @@ impl GatewayExchange {
             self.context.outcome = Some(CallOutcome::NotSent);
             return Err(shut.into());
         }
-        self.state = ExchangeState::Sent(reservation, SentCall::new(route, call, permit));
         // Nothing below can fail, so the counters include only admitted calls.
         gateway.run.counts.admitted.fetch_add(1, Ordering::Relaxed);
-        for change in call.changes.iter().filter(|change| change.what == FieldChangeKind::Dropped) {
-            gateway.metrics.record_dropped_field(route, change.why.as_str());
+        let is_dropped = |change: &&FieldChange| change.what == FieldChangeKind::Dropped;
+        for change in call.changes.iter().filter(is_dropped) {
+            gateway.metrics.record_dropped_field(call.route, change.why.as_str());
         }
-        Ok(AdmissionProof(()))
+        let deadline = gateway.run.ledger.deadline().map(Into::into);
+        let ReservedCall { route, permit, head, body, usage_chunk, .. } = call;
+        let sent = SentCall {
+            route,
+            sent: Instant::now(),
+            is_stream: call.is_stream,
+            choices: call.choices,
+            dropped: dropped_fields::named(&call.changes),
+            known_usage: None,
+            permit,
+        };
+        self.state = ExchangeState::Sent(reservation, sent);
+        Ok((AdmissionProof(()), usage_chunk, UpstreamCall { head, body, deadline }))
     }
 
     /// Ends the exchange with a response of the gateway itself, which costs nothing.
@@ -425,25 +497,13 @@ impl ExchangeContext {
     }
 }
 
-impl SentCall {
-    fn new(route: GatewayRoute, call: &LlmCall, permit: RequestPermit) -> Self {
-        Self {
-            route,
-            sent: Instant::now(),
-            is_stream: call.stream,
-            choices: call.choices,
-            dropped: dropped_fields::named(&call.changes),
-            known_usage: None,
-            permit,
-        }
-    }
-}
-
 impl Drop for GatewayExchange {
     fn drop(&mut self) {
         let context = &self.context;
         let outcome = context.outcome.unwrap_or_else(|| context.early_end());
-        let mut end = ExchangeEnd { outcome, now: Instant::now(), sent: None, response: None };
+        let now = Instant::now();
+        let duration = now.duration_since(context.started);
+        let mut end = ExchangeEnd { outcome, now, duration, sent: None, response: None };
         // Each state has one way to end. The reservation moves out of the state, so it is settled or
         // released exactly once.
         match mem::replace(&mut self.state, ExchangeState::Answered) {

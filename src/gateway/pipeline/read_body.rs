@@ -104,14 +104,14 @@ impl<B: RequestBody> IncomingRequestBody<B> {
         while let Some(frame) = self.body.frame().await {
             let frame = frame.map_err(|error| BodyReadError::Interrupted(error.into()))?;
             let Ok(data) = frame.into_data() else { continue };
+            // A body in one frame is scanned in place, without a reader.
+            if reader.is_none() && self.body.is_end_stream() {
+                return scan_whole_body(route, data, policy, permit);
+            }
             // Account for the bytes before anything stores them.
             permit.take_bytes(data.len())?;
             if reader.is_none() {
                 check_start(&data)?;
-            }
-            // A body in one frame is scanned in place, without a reader.
-            if reader.is_none() && self.body.is_end_stream() {
-                return parse_body(route, data, policy);
             }
             push_frame(reader.get_or_insert_with(|| BodyReader::new(route)), data, policy)?;
         }
@@ -158,6 +158,22 @@ async fn read_to_end(body: &mut impl RequestBody) {
 fn expects_continue(headers: &HeaderMap) -> bool {
     let expect = headers.get(header::EXPECT);
     expect.is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"))
+}
+
+/// Accounts for a body that has arrived as a whole, and scans the body.
+///
+/// # Errors
+/// Returns an error if the body is not acceptable or exceeds a limit.
+pub(super) fn scan_whole_body(
+    route: GatewayRoute,
+    body: Bytes,
+    policy: &PolicyConfig,
+    permit: &mut RequestPermit,
+) -> Result<ScannedBody, BodyReadError> {
+    // Account for the bytes before anything stores them.
+    permit.take_bytes(body.len())?;
+    check_start(&body)?;
+    parse_body(route, body, policy)
 }
 
 /// Scans a body that has arrived completely.

@@ -80,17 +80,29 @@ impl Http1Client {
         self.config.kind
     }
 
-    pub(super) async fn send_call(
+    /// Sends a call and waits for the head of its response.
+    ///
+    /// The head and a short body are copied into the request's text at once, so the future does not hold them.
+    pub(super) fn send_call(
         &self,
         call: UpstreamCall,
+    ) -> impl Future<Output = Result<ProviderAnswer, UpstreamError>> {
+        let UpstreamCall { head, body, deadline } = call;
+        let request = RequestBytes::new(&self.worker, &head, body);
+        self.send_request(request, deadline)
+    }
+
+    async fn send_request(
+        &self,
+        mut request: RequestBytes<'_>,
+        deadline: Option<Instant>,
     ) -> Result<ProviderAnswer, UpstreamError> {
-        let deadline = call.deadline;
         let limit = self.config.first_byte_timeout;
         // The earlier of the two limits counts. `MAX_TIME` keeps the sum from overflowing.
         let until = min_deadline(Instant::now() + limit.min(MAX_TIME), deadline);
         let mut alarm = Alarm::new(&self.worker.alarms);
         let answer = {
-            let mut answer = pin!(self.round_trip(call));
+            let mut answer = pin!(self.send_on_pooled_or_new(&mut request));
             // The answer is polled first: an answer that is ready wins over a timer that rang at the same time.
             poll_fn(|cx| {
                 if let Poll::Ready(answer) = answer.as_mut().poll(cx) {
@@ -114,14 +126,6 @@ impl Http1Client {
         let body = Http1Body::new((stream, rest), &head, timing, alarm, Arc::clone(&self.worker));
         let body = super::UpstreamBody::Plain(body);
         Ok(ProviderAnswer { status: head.status, fields: head.fields, body })
-    }
-
-    async fn round_trip(&self, call: UpstreamCall) -> Result<ResponseStart, UpstreamError> {
-        let UpstreamCall { head, body, .. } = call;
-        let mut request = RequestBytes::new(&self.worker, &head, body);
-        // The head is copied into the request's text, so the client's values need not live through the call.
-        drop(head);
-        self.send_on_pooled_or_new(&mut request).await
     }
 
     /// Sends a request on an idle connection or on a new one. If an idle connection proves dead before it took a byte

@@ -78,7 +78,10 @@ impl HyperClient {
         let until = super::http1::min_deadline(Instant::now() + limit.min(MAX_TIME), deadline);
         let length = call.body.len();
         let mut request = call.head.to_hyper_request(&self.config.url, length);
-        *request.body_mut() = Some(call.body.into_rope());
+        let mut body = call.body;
+        // hyper holds the body until there is a connection.
+        body.release_read_buffer();
+        *request.body_mut() = Some(body.into_rope());
         let request = request.map(|body| body.unwrap_or_default().boxed_unsync());
         let response = match tokio::time::timeout_at(until, self.client.request(request)).await {
             // Connecting counts toward this limit, too. hyper's connector also has the timeout for connecting alone.

@@ -167,6 +167,12 @@ impl AuditLog {
         Self(None)
     }
 
+    /// Returns true if an admission waits until its record is on the disk.
+    pub fn waits_for_disk(&self) -> bool {
+        let log = self.0.as_ref();
+        log.is_some_and(|log| log.syncer.is_some() && log.durability == AuditDurability::Fsync)
+    }
+
     /// Records that a call may go upstream, and returns when the record has the durability of
     /// [`AuditConfig::durability`]. After an error the call must not be sent: the call is not in the log, or the log
     /// has settled it as [`CallOutcome::NotSent`]. The log also does that if this future is dropped before it is ready.

@@ -16,6 +16,8 @@ use crate::telemetry::{metrics, trace};
 pub(super) struct ExchangeEnd<'a> {
     pub(super) outcome: CallOutcome,
     pub(super) now: Instant,
+    /// The time from the start of the request to its end.
+    pub(super) duration: Duration,
     pub(super) sent: Option<&'a SentCall>,
     pub(super) response: Option<&'a ProviderResponse>,
 }
@@ -85,7 +87,7 @@ impl ExchangeContext {
             litellm_response_cost,
             reported_cost_usd: end.reported_cost(),
             first_byte_ms: end.first_byte().map(to_milliseconds),
-            duration_ms: to_milliseconds(end.now.duration_since(self.started)),
+            duration_ms: to_milliseconds(end.duration),
         });
     }
 
@@ -136,7 +138,7 @@ impl ExchangeContext {
             litellm_response_cost: cost,
             upstream_time: end.sent.map(|sent| end.now.duration_since(sent.sent)),
             first_byte_time: end.first_byte(),
-            request_time: end.now.duration_since(self.started),
+            request_time: end.duration,
             usage: usage.as_ref(),
             outcome: self.code.unwrap_or(end.outcome.as_str()),
         });
@@ -167,7 +169,7 @@ impl ExchangeContext {
             request_bytes: self.request_bytes,
             response_bytes: self.response_bytes,
             first_byte: end.first_byte(),
-            duration: end.now.duration_since(self.started),
+            duration: end.duration,
             is_stream: end.response.map_or(sent.is_stream, |response| response.is_stream),
         };
         if usage.is_some() {

@@ -29,7 +29,10 @@ use crate::base::scratch::ScratchBuffer;
 use crate::base::socket::ServerStream;
 use crate::gateway::pipeline::exchange::GatewayExchange;
 use crate::gateway::pipeline::read_body::{IncomingRequestBody, discard_rest_of_body};
-use crate::gateway::pipeline::{RunGateway, finish_received, receive_request};
+use crate::gateway::pipeline::{
+    ReceivedHead, ReceivedRequest, RunGateway, finish_reserved, receive_body, receive_head,
+    receive_whole_body, reserve_received,
+};
 use body::LaneBody;
 use date::HttpDateCache;
 use head::LaneRequest;
@@ -150,17 +153,32 @@ impl LaneConnection<'_> {
     async fn serve_call(&mut self, head: LaneRequest) -> io::Result<bool> {
         let gateway = &self.lane.gateway;
         let received = std::mem::take(&mut self.received);
-        let body = LaneBody::new(self.lane, &self.stream, received, head.length);
-        let mut body = IncomingRequestBody::new(body);
+        let mut body = LaneBody::new(self.lane, &self.stream, received, head.length);
         let mut exchange = GatewayExchange::begin(Arc::clone(gateway), self.pid, &Method::POST);
-        let call = Box::pin(receive_request(&mut exchange, head, &mut body)).await;
+        let head = receive_head(&mut exchange, head);
+        // Most bodies have arrived with their heads. Only the others need a future.
+        let whole = if let Ok(ReceivedHead::Call(_)) = head { body.take_whole() } else { None };
+        let mut body = IncomingRequestBody::new(body);
+        let call = match (head, whole) {
+            (Ok(ReceivedHead::Call(call)), Some(whole)) => {
+                receive_whole_body(&mut exchange, call, whole)
+            }
+            (Ok(ReceivedHead::Call(call)), None) => {
+                Box::pin(receive_body(&mut exchange, call, &mut body)).await
+            }
+            (Ok(ReceivedHead::LocalResponse(response)), _) => {
+                Ok(ReceivedRequest::LocalResponse(response))
+            }
+            (Err(rejection), _) => Err(rejection),
+        };
         // The bytes behind the body belong to the next request.
         let (rest, must_be_read) = body.into_unread_body();
         let (received, left) = rest.into_parts();
         self.received = received;
         // Bytes of a pipelined request are here already, so the client counts as having sent more.
         let mut watch = ClientWatch { has_spoken: !self.received.is_empty() };
-        let answer = Box::pin(finish_received(exchange, call));
+        let reserved = reserve_received(&mut exchange, call);
+        let answer = Box::pin(finish_reserved(exchange, reserved));
         let Some(answer) = watch.wait_while_connected(answer, &self.stream).await else {
             return Ok(false);
         };

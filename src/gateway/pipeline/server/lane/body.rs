@@ -30,6 +30,21 @@ impl<'a> LaneBody<'a> {
         Self { lane, stream, received, left: length }
     }
 
+    /// Returns the whole body, if all of it has been read from the socket.
+    ///
+    /// The result is a part of the read buffer that the listener's connections share. A call must release
+    /// that buffer before the call waits ([`SplicedBytes::release_read_buffer`]).
+    ///
+    /// [`SplicedBytes::release_read_buffer`]: crate::base::rope::SplicedBytes::release_read_buffer
+    pub(super) fn take_whole(&mut self) -> Option<Bytes> {
+        let length = usize::try_from(self.left).ok()?;
+        if self.received.len() < length {
+            return None;
+        }
+        self.left = 0;
+        Some(self.received.split_to(length))
+    }
+
     /// Returns the bytes that were read and not polled, and the number of bytes that remain of the
     /// body.
     pub(super) fn into_parts(self) -> (Bytes, u64) {
