@@ -51,14 +51,18 @@ struct WriteQueue<'a> {
     /// A frame that is too large to be copied.
     large: Bytes,
     behind: &'static [u8],
+    /// The number of these bytes that are written.
+    written: usize,
 }
 
 /// The next step of the writer.
 enum WriterStep {
     Take(Option<Result<Frame<Bytes>, ResponseBodyError>>),
+    /// The client does not read, so the writer waits for the client alone.
     Flush,
-    /// The client has disconnected.
+    /// The client has disconnected, or an operator aborted the call.
     ClientGone,
+    Failed(io::Error),
 }
 
 impl<'a> LaneResponseWriter<'a> {
@@ -92,8 +96,8 @@ impl<'a> LaneResponseWriter<'a> {
     /// Writes the whole response. Returns false if the body failed, an operator aborted the call, or
     /// the client disconnected.
     pub(super) async fn write_response(mut self) -> io::Result<bool> {
-        // Each turn takes a frame, or flushes if no frame is ready. A body of known length ends with
-        // its last byte; a chunked body ends with `Take(None)`.
+        // Each turn takes a frame, or waits for a client that does not read. A body of known length ends
+        // with its last byte; a chunked body ends with `Take(None)`.
         while !matches!(self.framing, LaneResponseFraming::Length(0) | LaneResponseFraming::Nothing)
         {
             match poll_fn(|cx| self.poll_step(cx)).await {
@@ -116,6 +120,7 @@ impl<'a> LaneResponseWriter<'a> {
                 WriterStep::Take(_) | WriterStep::Flush | WriterStep::ClientGone => {
                     return Ok(false);
                 }
+                WriterStep::Failed(error) => return Err(error),
             }
         }
         // Dropping the body settles the call. The call must be settled before the client can see the
@@ -135,32 +140,40 @@ impl<'a> LaneResponseWriter<'a> {
         {
             return Poll::Ready(WriterStep::Take(frame));
         }
-        // The body has nothing more now: write what is queued instead of waiting.
-        if self.queue.is_empty() { Poll::Pending } else { Poll::Ready(WriterStep::Flush) }
+        // The body has nothing more now: write what is queued instead of waiting. The polls above have
+        // registered the task for the next event, so nothing is polled again after the write.
+        match self.poll_flush(cx) {
+            Poll::Ready(Ok(true)) => Poll::Pending,
+            Poll::Ready(Ok(false)) => Poll::Ready(WriterStep::ClientGone),
+            Poll::Ready(Err(error)) => Poll::Ready(WriterStep::Failed(error)),
+            Poll::Pending => Poll::Ready(WriterStep::Flush),
+        }
     }
 
     /// Writes everything that is queued. Returns false if the client disconnected or an operator
     /// aborted the call.
     async fn flush_queue(&mut self) -> io::Result<bool> {
-        let mut written = 0;
-        while written < self.queue.len() {
-            match poll_fn(|cx| self.poll_write(written, cx)).await? {
-                Some(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Some(length) => written += length,
-                None => return Ok(false),
-            }
-        }
-        self.queue.clear();
-        Ok(true)
+        poll_fn(|cx| self.poll_flush(cx)).await
     }
 
-    fn poll_write(
-        &mut self,
-        written: usize,
-        cx: &mut Context<'_>,
-    ) -> Poll<io::Result<Option<usize>>> {
+    /// Polls for [`Self::flush_queue`].
+    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
+        while self.queue.written < self.queue.len() {
+            match ready!(self.poll_write(cx))? {
+                Some(0) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                Some(length) => self.queue.written += length,
+                None => return Poll::Ready(Ok(false)),
+            }
+        }
+        if !self.queue.is_empty() {
+            self.queue.clear();
+        }
+        Poll::Ready(Ok(true))
+    }
+
+    fn poll_write(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<usize>>> {
         let stream = Pin::new(&mut *self.stream);
-        let slices = self.queue.unwritten_slices(written);
+        let slices = self.queue.unwritten_slices();
         let wrote = match &slices {
             [only, second, _] if second.is_empty() => stream.poll_write(cx, only),
             _ => stream.poll_write_vectored(cx, &slices),
@@ -193,7 +206,7 @@ impl OutBuffer {
 
 impl<'a> WriteQueue<'a> {
     fn new(buffer: &'a OutBuffer) -> Self {
-        Self { buffer, joined: Vec::new(), large: Bytes::new(), behind: b"" }
+        Self { buffer, joined: Vec::new(), large: Bytes::new(), behind: b"", written: 0 }
     }
 
     /// Returns the text that is written next, to append to.
@@ -209,7 +222,7 @@ impl<'a> WriteQueue<'a> {
 
     /// Forgets the written bytes and returns the buffer.
     fn clear(&mut self) {
-        (self.large, self.behind) = (Bytes::new(), b"");
+        (self.large, self.behind, self.written) = (Bytes::new(), b"", 0);
         let mut joined = std::mem::take(&mut self.joined);
         joined.clear();
         // Return the buffer only if it is small. A large one is freed, so idle memory stays bounded.
@@ -268,9 +281,9 @@ impl<'a> WriteQueue<'a> {
         }
     }
 
-    /// Returns the queued bytes without the first `written` bytes. Empty parts come last.
-    fn unwritten_slices(&self, written: usize) -> [IoSlice<'_>; 3] {
-        let mut skipped = written;
+    /// Returns the queued bytes that are not written yet. Empty parts come last.
+    fn unwritten_slices(&self) -> [IoSlice<'_>; 3] {
+        let mut skipped = self.written;
         let mut slices = [IoSlice::new(&[]); 3];
         let mut used = 0;
         for part in [&self.joined[..], &self.large, self.behind] {
