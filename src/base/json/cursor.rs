@@ -6,7 +6,7 @@
 //! to its end is valid JSON.
 
 use super::number::JsonNumberState;
-use super::vector::{MASKED, SHORT, find_quote, find_stop, quote_mask};
+use super::vector::{MASKED, find_near_quote, find_quote, find_stop, quote_mask};
 use super::{is_space, string};
 
 /// A position in a JSON text.
@@ -166,7 +166,7 @@ impl<'a> JsonCursor<'a> {
 #[inline]
 pub fn split_string(data: &[u8]) -> (&[u8], &[u8]) {
     // 1. Most strings are short: search the first bytes alone.
-    let near = data.get(..SHORT).and_then(find_quote);
+    let near = find_near_quote(data);
     if let Some(end) = near.filter(|end| data[*end] == b'"') {
         return (&data[..end], &data[end + 1..]);
     }

@@ -7,7 +7,7 @@
 
 use super::JsonError;
 use super::keys::JsonKeyBuffer;
-use super::vector::{MASKED, SHORT, find_stop, stop_mask};
+use super::vector::{MASKED, find_near_stop, find_stop, stop_mask};
 
 /// The state of a string that is being read.
 #[derive(Default)]
@@ -181,7 +181,7 @@ fn scan_valid_prefix(data: &[u8]) -> usize {
 /// Scans whole blocks like [`scan_valid_prefix`]. Returns the number of bytes that were passed. The error is the offset
 /// at which the text ends.
 fn skim_blocks(data: &[u8]) -> Result<usize, usize> {
-    if let Some(end) = data.get(..SHORT).and_then(find_stop).filter(|end| data[*end] == b'"') {
+    if let Some(end) = find_near_stop(data).filter(|end| data[*end] == b'"') {
         return Err(end);
     }
     let mut at = 0;

@@ -49,6 +49,35 @@ pub(super) fn find_quote(data: &[u8]) -> Option<usize> {
     data.iter().position(|byte| is_quote_or_backslash(*byte))
 }
 
+/// Returns the offset of the first byte that is not plain text among the first [`SHORT`] bytes. Returns `None` if there
+/// is none, or if `data` is shorter.
+#[inline]
+pub(super) fn find_near_stop(data: &[u8]) -> Option<usize> {
+    let block: &[u8; SHORT] = data.first_chunk()?;
+    #[cfg(target_arch = "x86_64")]
+    return first_of(stops(block));
+    #[cfg(not(target_arch = "x86_64"))]
+    block.iter().position(|byte| is_stop_byte(*byte))
+}
+
+/// Returns the offset of the first quote or backslash among the first [`SHORT`] bytes. Returns `None` if there is none,
+/// or if `data` is shorter.
+#[inline]
+pub(super) fn find_near_quote(data: &[u8]) -> Option<usize> {
+    let block: &[u8; SHORT] = data.first_chunk()?;
+    #[cfg(target_arch = "x86_64")]
+    return first_of(quotes(block));
+    #[cfg(not(target_arch = "x86_64"))]
+    block.iter().position(|byte| is_quote_or_backslash(*byte))
+}
+
+/// Returns the place of the lowest bit.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn first_of(mask: u32) -> Option<usize> {
+    (mask != 0).then(|| mask.trailing_zeros() as usize)
+}
+
 #[inline]
 fn is_stop_byte(byte: u8) -> bool {
     matches!(byte, 0..b' ' | b'"' | b'\\' | 0x80..)
@@ -155,7 +184,7 @@ mod sse2 {
 pub(super) const MASKED: usize = 64;
 
 /// The number of bytes that are searched first, before the longer blocks. Our choice: most strings are shorter.
-pub(super) const SHORT: usize = 16;
+const SHORT: usize = 16;
 
 /// The number of bytes in an SSE2 vector.
 #[cfg(target_arch = "x86_64")]
@@ -166,7 +195,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::{
-        find_quote, find_stop, is_quote_or_backslash, is_stop_byte, quote_mask, stop_mask,
+        SHORT, find_near_quote, find_near_stop, find_quote, find_stop, is_quote_or_backslash,
+        is_stop_byte, quote_mask, stop_mask,
     };
 
     proptest! {
@@ -187,6 +217,10 @@ mod tests {
             let data = &data[from.min(data.len())..];
             prop_assert_eq!(find_stop(data), data.iter().position(|byte| is_stop_byte(*byte)));
             prop_assert_eq!(find_quote(data), data.iter().position(|byte| is_quote_or_backslash(*byte)));
+            let (stop, quote) = (find_stop(data), find_quote(data));
+            let near = |found: Option<usize>| found.filter(|at| data.len() >= SHORT && *at < SHORT);
+            prop_assert_eq!(find_near_stop(data), near(stop));
+            prop_assert_eq!(find_near_quote(data), near(quote));
             if let Some(block) = data.first_chunk() {
                 let mask = stop_mask(block);
                 for (at, byte) in block.iter().enumerate() {
