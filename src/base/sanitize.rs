@@ -19,7 +19,7 @@ impl<'a> SanitizedText<'a> {
         if self.0.is_empty() {
             return Cow::Borrowed("-");
         }
-        if self.0.len() <= Self::MAX_BYTES && self.0.bytes().all(is_safe_byte) {
+        if self.is_safe_text() {
             return Cow::Borrowed(self.0);
         }
         let mut text = Vec::with_capacity(Self::MAX_BYTES);
@@ -27,14 +27,18 @@ impl<'a> SanitizedText<'a> {
         Cow::Owned(String::from_utf8(text).expect("plain bytes and percent signs are ASCII"))
     }
 
+    /// Returns true in the usual case of a short text of safe bytes.
+    fn is_safe_text(self) -> bool {
+        // The fold has no branch for each byte, so the compiler can compare many bytes at a time.
+        let are_safe =
+            |bytes: &[u8]| bytes.iter().fold(true, |all, byte| all & is_safe_byte(*byte));
+        self.0.len() <= Self::MAX_BYTES && are_safe(self.0.as_bytes())
+    }
+
     /// Appends the result of [`SanitizedText::to_text`] to `line`, without an allocation of its own.
     pub fn append_to(self, line: &mut Vec<u8>) {
         let bytes = if self.0.is_empty() { b"-" } else { self.0.as_bytes() };
-        // This is the usual case. The fold has no branch for each byte, so the compiler can compare many bytes at a
-        // time.
-        if bytes.len() <= Self::MAX_BYTES
-            && bytes.iter().fold(true, |all, byte| all & is_safe_byte(*byte))
-        {
+        if self.is_safe_text() {
             return line.extend_from_slice(bytes);
         }
         let mut room = Self::MAX_BYTES;

@@ -121,7 +121,7 @@ enum ReceivedRequest {
 enum ReservedRequest {
     /// A request that the gateway answers without the upstream.
     LocalResponse(Response<String>),
-    Call(ReservedCall),
+    Call(Box<ReservedCall>),
 }
 
 /// Runs the first part of the pipeline, in order: the steps that need the head.
@@ -194,7 +194,8 @@ fn reserve_received(
         Some(body) => exchange.call_admission().check_body(body, &mut head)?,
         None => (LlmCall::default(), vec![]),
     };
-    Ok(ReservedRequest::Call(exchange.reserve_call(entered, head, call, rules)?))
+    // The box keeps the future that waits for the response small.
+    Ok(ReservedRequest::Call(Box::new(exchange.reserve_call(entered, head, call, rules)?)))
 }
 
 /// Answers a request that was reserved or rejected.

@@ -305,7 +305,7 @@ impl GatewayExchange {
     /// 2. Check again that the operator lets calls begin. If not, settle the record as not sent.
     pub(super) async fn admit_call(
         &mut self,
-        call: ReservedCall,
+        call: Box<ReservedCall>,
     ) -> Result<(AdmissionProof, UsageChunkMode, UpstreamCall), CallRejection> {
         let context = &self.context;
         let record = CallAdmittedRecord {
@@ -345,13 +345,13 @@ impl GatewayExchange {
             gateway.metrics.record_dropped_field(call.route, change.why.as_str());
         }
         let deadline = gateway.run.ledger.deadline().map(Into::into);
-        let ReservedCall { route, permit, head, body, usage_chunk, .. } = call;
+        let ReservedCall { route, permit, head, body, usage_chunk, changes, .. } = *call;
         let sent = SentCall {
             route,
             sent: Instant::now(),
             is_stream: call.is_stream,
             choices: call.choices,
-            dropped: dropped_fields::named(&call.changes),
+            dropped: dropped_fields::named(&changes),
             known_usage: None,
             permit,
         };
