@@ -25,6 +25,7 @@ pub mod shared;
 mod stdout_writer;
 pub mod sweep;
 pub mod token;
+pub mod tools;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -170,6 +171,10 @@ fn with_operator_commands(command: Command) -> Command {
             "token",
             "Make run tokens, or show their contents",
         ))
+        .subcommand(with_subcommands::<tools::ToolsCommand>(
+            "tools",
+            "Pin the tools of servers of MCP, or show what has changed",
+        ))
         .subcommand(with_args::<generate::Completions>(
             "completions",
             "Print shell completions for this command",
@@ -252,6 +257,9 @@ fn dispatch_command(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Resul
         Some(("health", matches)) => health::run(&health::HealthArgs::from_arg_matches(matches)?),
         Some(("provider", matches)) => {
             provider::run(provider::ProviderArgs::from_arg_matches(matches)?, out)
+        }
+        Some(("tools", matches)) => {
+            tools::run(&tools::ToolsCommand::from_arg_matches(matches)?, out)
         }
         Some(("audit", matches)) => {
             audit::run(&audit::AuditCommand::from_arg_matches(matches)?, out)

@@ -212,4 +212,7 @@ pub mod decisions {
     #[doc = include_str!("manual/rustdoc_links.md")]
     #[doc = include_str!("manual/decisions/0040-serve-mcp-without-state.md")]
     pub mod d0040 {}
+    #[doc = include_str!("manual/rustdoc_links.md")]
+    #[doc = include_str!("manual/decisions/0041-ask-servers-of-mcp-with-a-client-of-our-own.md")]
+    pub mod d0041 {}
 }

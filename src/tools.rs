@@ -8,7 +8,8 @@
 //!   [`rule_facts`] gives them to the operator's conditions.
 //! - [`run_tools`] reserves the budget, records the admission, starts the program, and settles once.
 //! - [`call_table`] keeps the calls of a run, so that a client can ask again for a result.
-//! - [`program`] runs a tool: a [built-in](definition) one, such as [`prometheus`], or a [`job`] in a sandbox of its own.
+//! - [`program`] runs a tool: a [built-in](definition) one, such as [`prometheus`], a [`job`] in a sandbox of its own, or
+//!   one of a [server](mcp_server).
 //!
 //! **Invariant:** no tool runs without a durable `tool.admitted` record, and each such record is followed by one
 //! `tool.settled` record.
@@ -19,12 +20,16 @@
 pub mod argument_schema;
 pub mod call_table;
 pub mod config;
+pub mod credential_source;
 pub mod definition;
 mod endpoint;
 pub mod exec_endpoint;
 pub mod exec_request;
+mod http_connector;
 pub mod job;
 pub mod mcp;
+pub mod mcp_server;
+pub mod pinned_tool;
 pub mod policy;
 pub mod program;
 pub mod program_error;

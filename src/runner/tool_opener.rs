@@ -1,5 +1,6 @@
 //! Opens the tools of runs: the place where the gateway, the tools and the sandboxes meet.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ring::rand::{SecureRandom, SystemRandom};
@@ -7,8 +8,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::base::local_endpoint::LocalEndpoint;
 use crate::gateway::run::{AgentRun, RunIdentity, ToolOpener, ToolProcess, ToolSettings};
-use crate::tools::config::ToolConfig;
+use crate::tools::config::{McpServerConfig, ToolConfig};
 use crate::tools::job::JobRunner;
+use crate::tools::mcp_server::McpServer;
 use crate::tools::policy::ToolPolicy;
 use crate::tools::program::ToolPrograms;
 use crate::tools::prometheus::PrometheusClient;
@@ -48,6 +50,7 @@ impl ToolOpener for RunToolOpener {
     fn check_settings(&self, settings: &ToolSettings) -> anyhow::Result<()> {
         let tools = CompiledTools::from_settings(settings)?;
         tools.config.metrics.as_ref().map(PrometheusClient::new).transpose()?;
+        open_servers(&tools.config)?;
         Ok(())
     }
 
@@ -70,7 +73,7 @@ impl ToolOpener for RunToolOpener {
         Ok(Arc::new(RunTools::new(RunToolParts {
             run: identity_facts(&run.identity),
             policy,
-            programs: ToolPrograms { jobs, tasks, metrics },
+            programs: ToolPrograms { jobs, tasks, metrics, servers: open_servers(&config)? },
             ledger: Arc::clone(&run.ledger),
             audit: Arc::clone(&run.audit),
             switches: Box::new(AgentRunSwitches(Arc::clone(run))),
@@ -79,6 +82,14 @@ impl ToolOpener for RunToolOpener {
             salt: random_salt()?,
         })))
     }
+}
+
+/// Returns the clients of all servers of a configuration. No server is asked.
+fn open_servers(config: &ToolConfig) -> anyhow::Result<BTreeMap<String, Arc<McpServer>>> {
+    let open = |(name, config): (&String, &McpServerConfig)| {
+        Ok((name.clone(), Arc::new(McpServer::new(name, config)?)))
+    };
+    config.mcp.iter().map(open).collect()
 }
 
 fn random_salt() -> anyhow::Result<String> {

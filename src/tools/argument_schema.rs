@@ -37,6 +37,9 @@ pub struct ArgumentSchema {
     pub items: Option<Box<Self>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_items: Option<u64>,
+    /// True if an object may have other members, too. Only the tools of servers have such objects.
+    #[serde(skip)]
+    pub is_open: bool,
 }
 
 /// The type of a value.
@@ -50,6 +53,9 @@ pub enum ArgumentType {
     Number,
     Boolean,
     Array,
+    /// Any value: a server checks it by a schema of its own.
+    #[serde(skip)]
+    Any,
 }
 
 /// Arguments that do not fit their schema. The message names the place and never repeats a value.
@@ -126,6 +132,9 @@ impl ArgumentSchema {
         }
         for (name, value) in object {
             let Some(part) = self.properties.get(name) else {
+                if self.is_open {
+                    continue;
+                }
                 let known: Vec<_> = self.properties.keys().map(String::as_str).collect();
                 let known = known.join("`, `");
                 return Err(if known.is_empty() {
@@ -143,7 +152,7 @@ impl ArgumentSchema {
         match (self.kind, value) {
             (ArgumentType::Object, Value::Object(object)) => self.check_object(path, object),
             (ArgumentType::String, Value::String(text)) => self.check_text(path, text),
-            (ArgumentType::Boolean, Value::Bool(_)) => Ok(()),
+            (ArgumentType::Any, _) | (ArgumentType::Boolean, Value::Bool(_)) => Ok(()),
             (ArgumentType::Integer, Value::Number(number)) => match number.as_i64() {
                 Some(number) => self.check_range(path, number),
                 None => Err(wrong(path, "is not a whole number of 64 bits")),
@@ -202,12 +211,13 @@ impl ArgumentType {
             Self::Number => "number",
             Self::Boolean => "boolean",
             Self::Array => "array",
+            Self::Any => "any",
         }
     }
 }
 
 /// Returns true if a condition can name the property.
-fn is_property_name(name: &str) -> bool {
+pub fn is_property_name(name: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
     (1..=64).contains(&name.len())
         && name.bytes().all(is_plain)

@@ -1,11 +1,13 @@
 //! The `[tools]` table of a configuration.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::credential_source::CredentialSource;
 use crate::base::serde_words;
 use crate::llm::budget::{Nanodollars, ToolBudgetLimits};
 
@@ -20,6 +22,12 @@ pub struct ToolConfig {
     pub directory: Option<PathBuf>,
     /// The Prometheus server that `core__metrics_query` reads.
     pub metrics: Option<PrometheusConfig>,
+    /// The servers of MCP whose tools runs may call. The name of a server begins the names of its tools, before `__`.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub mcp: BTreeMap<String, McpServerConfig>,
+    /// The file of the definitions of these servers' tools, which `cogni-gateway tools lock` writes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lock: Option<PathBuf>,
     /// The conditions, prices and budgets of granted tools.
     pub rules: Vec<ToolRuleConfig>,
 }
@@ -32,6 +40,23 @@ pub struct PrometheusConfig {
     pub url: String,
     /// The longest time of a query.
     #[serde(default = "default_query_timeout", with = "humantime_serde")]
+    pub timeout: Duration,
+    /// The largest result, in bytes.
+    #[serde(default = "default_query_bytes")]
+    pub max_result_bytes: usize,
+}
+
+/// A server of MCP.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct McpServerConfig {
+    /// The server's address, such as `https://api.example.com/mcp`.
+    pub url: String,
+    /// The headers that authorize the host, by their names.
+    #[serde(default)]
+    pub headers: BTreeMap<String, CredentialSource>,
+    /// The longest time of a call.
+    #[serde(default = "default_server_timeout", with = "humantime_serde")]
     pub timeout: Duration,
     /// The largest result, in bytes.
     #[serde(default = "default_query_bytes")]
@@ -121,6 +146,10 @@ impl ToolConfigError {
     pub fn new(key: impl Into<String>, problem: impl Into<String>) -> Self {
         Self { key: key.into(), problem: problem.into() }
     }
+}
+
+fn default_server_timeout() -> Duration {
+    Duration::from_mins(1)
 }
 
 fn default_query_timeout() -> Duration {

@@ -4,9 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::{Value, json};
+
 use super::argument_schema::{ArgumentSchema, ArgumentType};
 use super::config::ToolConfig;
 use super::job::ToolJob;
+use super::pinned_tool::PinnedTool;
 use crate::base::digest::sha256_hex;
 
 /// A tool that a configuration can grant.
@@ -31,6 +34,18 @@ pub enum ToolProgramKind {
     MetricsQuery,
     /// A program in a sandbox of its own.
     Job(Arc<ToolJob>),
+    /// A tool of a server.
+    Mcp(Arc<PinnedTool>),
+}
+
+impl ToolDefinition {
+    /// Returns the schema of the arguments, as clients see it.
+    pub fn parameters_json(&self) -> Value {
+        match &self.program {
+            ToolProgramKind::Mcp(tool) => tool.input_schema.clone(),
+            _ => json!(self.parameters),
+        }
+    }
 }
 
 /// Returns the definitions of the built-in tools that a configuration has the means for.

@@ -79,7 +79,7 @@ impl RunTools {
                 json!({
                     "name": name,
                     "description": tool.definition.description,
-                    "parameters": tool.definition.parameters,
+                    "parameters": tool.definition.parameters_json(),
                     "rules": applied_rules(tool),
                     "price_usd": tool.price,
                     "limits": tool.limits,

@@ -120,7 +120,9 @@ impl ToolPolicy {
     fn fits_sandbox(&self, tool: &GrantedTool) -> bool {
         match &tool.definition.program {
             ToolProgramKind::Job(job) => job.workspace.is_possible_with(self.workspace),
-            ToolProgramKind::CurrentTime | ToolProgramKind::MetricsQuery => true,
+            ToolProgramKind::CurrentTime
+            | ToolProgramKind::MetricsQuery
+            | ToolProgramKind::Mcp(_) => true,
         }
     }
 }

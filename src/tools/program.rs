@@ -1,5 +1,6 @@
 //! Runs the program of a tool, and bounds its time and its result.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -9,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use super::definition::{ToolDefinition, ToolProgramKind};
 use super::exec_request::ToolArguments;
 use super::job::{JobCall, JobRunner, ToolJob};
+use super::mcp_server::McpServer;
 use super::program_error::ToolProgramError;
 use super::prometheus::PrometheusClient;
 use crate::base::task_group::TaskGroup;
@@ -22,6 +24,8 @@ pub struct ToolPrograms {
     pub tasks: TaskGroup,
     /// The client of the server that `core__metrics_query` reads.
     pub metrics: Option<PrometheusClient>,
+    /// The servers of the configuration, by their names.
+    pub servers: BTreeMap<String, Arc<McpServer>>,
 }
 
 impl ToolPrograms {
@@ -79,6 +83,12 @@ impl ToolPrograms {
                     metrics.run_query(arguments.members(), tool.max_result_bytes).await
                 }
                 None => Err(ToolProgramError::failed("there is no server of metrics")),
+            },
+            ToolProgramKind::Mcp(pinned) => match self.servers.get(&pinned.server) {
+                Some(server) => {
+                    server.call_tool(pinned, arguments.text(), tool.max_result_bytes).await
+                }
+                None => Err(ToolProgramError::failed("there is no such server")),
             },
             ToolProgramKind::Job(_) => Err(ToolProgramError::failed("a job has a sandbox")),
         }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::uri::{PathAndQuery, Uri};
 use http::{Request, header};
 use http_body_util::{BodyExt, Empty, Limited};
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
@@ -16,6 +16,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::config::{PrometheusConfig, ToolConfigError};
+use super::http_connector::parse_server_url;
 use super::program_error::ToolProgramError;
 use crate::base::url_component::encode_url_component;
 
@@ -43,29 +44,7 @@ impl PrometheusClient {
     /// Returns an error if the address is not an `http` or `https` URL, or if the system has no authorities for `https`.
     pub fn new(config: &PrometheusConfig) -> Result<Self, ToolConfigError> {
         let wrong = |problem: &str| ToolConfigError::new("metrics.url", problem);
-        let uri: Uri = config
-            .url
-            .parse()
-            .map_err(|_| wrong("is not a URL; give one such as `http://prometheus:9090`"))?;
-        let is_plain = matches!(uri.scheme_str(), Some("http" | "https"))
-            && uri.authority().is_some_and(|authority| !authority.as_str().contains('@'))
-            && uri.query().is_none();
-        if !is_plain {
-            return Err(wrong(
-                "must begin with `http://` or `https://` and have no user, password or query",
-            ));
-        }
-        let builder = HttpsConnectorBuilder::new();
-        let builder = if uri.scheme_str() == Some("https") {
-            let roots = builder.with_native_roots();
-            roots.map_err(|_| wrong("needs `https`, and this machine trusts no authority"))?
-        } else {
-            // Plain HTTP needs no authorities, so a machine without any must not fail here.
-            let none = rustls::ClientConfig::builder()
-                .with_root_certificates(rustls::RootCertStore::empty());
-            builder.with_tls_config(none.with_no_client_auth())
-        };
-        let connector = builder.https_or_http().enable_http1().build();
+        let (_, connector) = parse_server_url(&config.url).map_err(wrong)?;
         let client = legacy::Client::builder(TokioExecutor::new()).build(connector);
         Ok(Self { base: config.url.trim_end_matches('/').to_owned(), client })
     }

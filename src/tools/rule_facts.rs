@@ -64,7 +64,7 @@ impl FactTable for ToolFactTable<'_> {
                     ArgumentType::Number => RuleValueType::Double,
                     ArgumentType::Boolean => RuleValueType::Bool,
                     // A condition tests single values only.
-                    ArgumentType::Object | ArgumentType::Array => return None,
+                    ArgumentType::Object | ArgumentType::Array | ArgumentType::Any => return None,
                 };
                 let names = names.iter().map(|name| Box::from(*name)).collect();
                 return Some((ToolFact::Argument(names, kind), kind));

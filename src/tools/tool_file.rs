@@ -14,6 +14,7 @@ use super::definition::{
     TOOL_NAME_RULE, ToolDefinition, ToolProgramKind, built_in_tools, is_tool_name,
 };
 use super::job::{ARGUMENTS_PLACEHOLDER, JobWorkspace, ToolJob};
+use super::mcp_server::lock_file::locked_tools;
 use crate::base::digest::sha256_hex;
 use crate::base::serde_words;
 use crate::sandbox::spec::{LimitOverrides, SandboxLimits};
@@ -39,7 +40,8 @@ struct ToolFile {
     parameters: ArgumentSchema,
 }
 
-/// Returns the definitions of all tools of a configuration: the built-in ones and those that are files.
+/// Returns the definitions of all tools of a configuration: the built-in ones, those that are files, and those of
+/// servers.
 ///
 /// # Errors
 /// Returns an error that names the file, the key and the remedy.
@@ -47,6 +49,13 @@ pub fn known_tools(config: &ToolConfig) -> Result<Vec<ToolDefinition>, ToolConfi
     let mut tools = built_in_tools(config);
     if let Some(directory) = &config.directory {
         tools.extend(load_tool_files(directory)?);
+    }
+    for tool in locked_tools(config)? {
+        if tools.iter().any(|other| other.name == tool.name) {
+            let problem = format!("has the tool `{}`, which is a file, too; rename one", tool.name);
+            return Err(ToolConfigError::new("lock", problem));
+        }
+        tools.push(tool);
     }
     Ok(tools)
 }

@@ -9,7 +9,7 @@ use super::message::McpMessage;
 use super::reply::{call_reply, refusal_reply, result_reply, server_info};
 use super::version::{MODERN_VERSION, McpEra, NEWEST_LEGACY_VERSION, SERVED_VERSIONS};
 use crate::base::local_endpoint::LocalReply;
-use crate::tools::argument_schema::ArgumentSchema;
+use crate::tools::definition::{ToolDefinition, ToolProgramKind};
 use crate::tools::exec_request::{MAX_WAIT, ToolArguments, ToolExecRequest};
 use crate::tools::policy::GrantedTool;
 use crate::tools::refusal::ToolRefusal;
@@ -68,7 +68,10 @@ impl RunTools {
         match self.start_call(request, facts).await {
             Ok(call) => {
                 let end = call.wait_for_end(MAX_WAIT).await;
-                Ok(call_reply(id, era, &call, end.as_deref()))
+                let tool = self.parts().policy.find_tool(&call.tool);
+                let is_mcp = tool
+                    .is_ok_and(|tool| matches!(tool.definition.program, ToolProgramKind::Mcp(_)));
+                Ok(call_reply((id, era), &call, end.as_deref(), is_mcp))
             }
             Err(refusal @ ToolRefusal::NotGranted(_)) => Err(refusal.into()),
             // The tool exists, and the model can act on the reason.
@@ -119,14 +122,17 @@ fn tool_json(server: Option<&str>, tool: &GrantedTool) -> Option<Value> {
     Some(json!({
         "name": name,
         "description": tool.definition.description,
-        "inputSchema": schema_json(&tool.definition.parameters),
+        "inputSchema": schema_json(&tool.definition),
     }))
 }
 
-/// Returns a schema that also says that an object has no other members, as every call is checked.
-fn schema_json(schema: &ArgumentSchema) -> Value {
-    let mut json = json!(schema);
-    close_objects(&mut json);
+/// Returns the schema of a tool's arguments. The schema of a tool of ours also says that an object has no other members,
+/// as every call is checked.
+fn schema_json(tool: &ToolDefinition) -> Value {
+    let mut json = tool.parameters_json();
+    if !matches!(tool.program, ToolProgramKind::Mcp(_)) {
+        close_objects(&mut json);
+    }
     json
 }
 

@@ -40,11 +40,12 @@ pub(super) fn result_reply(id: &RawValue, era: McpEra, mut result: Value) -> Loc
 }
 
 /// Returns the response about a call that was started: its end, or that it goes on.
+/// The result of a tool of a server of MCP has the form of the protocol already.
 pub(super) fn call_reply(
-    id: &RawValue,
-    era: McpEra,
+    (id, era): (&RawValue, McpEra),
     call: &ToolCall,
     end: Option<&ToolCallEnd>,
+    is_mcp: bool,
 ) -> LocalReply {
     let Some(end) = end else {
         let waited = humantime::format_duration(MAX_WAIT);
@@ -65,6 +66,12 @@ pub(super) fn call_reply(
             format!("{code}: {message}")
         }
         // A result is JSON. A model reads a plain text better without its quotes.
+        None if is_mcp => {
+            let mut result = serde_json::from_str(&end.result).unwrap_or_else(|_| json!({}));
+            result["isError"] = false.into();
+            result["_meta"] = json!({CALL_KEY: facts});
+            return result_reply(id, era, result);
+        }
         None => match serde_json::from_str(&end.result) {
             Ok(Value::String(text)) => text,
             _ => end.result.clone(),

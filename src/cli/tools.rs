@@ -1,0 +1,100 @@
+//! `cogni-gateway tools`: pins the tools of the servers of MCP, and compares them with what the servers offer now.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use tokio::runtime::Builder;
+
+use crate::base::hidden_characters::is_hidden;
+use crate::base::serde_words;
+use crate::tools::config::ToolConfig;
+use crate::tools::mcp_server::McpServer;
+use crate::tools::mcp_server::lock_file::{ToolLockFile, unusable_reason};
+
+/// The subcommands of `tools`.
+#[derive(Clone, Debug, clap::Subcommand)]
+pub enum ToolsCommand {
+    /// Ask the servers of `[tools.mcp]` for their tools, and pin them in the file `tools.lock`
+    Lock(ToolsConfigArgs),
+    /// Show what has changed since then; the exit status is 1 if anything has
+    Diff(ToolsConfigArgs),
+}
+
+/// The configuration with the servers.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ToolsConfigArgs {
+    /// The TOML file with the table `[tools]`
+    #[arg(long, value_name = "FILE", env = "CONFIG")]
+    config: PathBuf,
+}
+
+/// Runs the command.
+pub fn run(command: &ToolsCommand, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+    let (ToolsCommand::Lock(args) | ToolsCommand::Diff(args)) = command;
+    let config = read_tools_table(args)?;
+    let path = config.lock.as_deref().context("`tools.lock` is not set; name the file to write")?;
+    let pinned = match ToolLockFile::read_file(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            ToolLockFile::new(BTreeMap::new())
+        }
+        Err(error) => anyhow::bail!("`{}` cannot be read: {error}", path.display()),
+    };
+    let current = ask_servers(&config, out)?;
+    let changes = pinned.list_changes(&current);
+    for change in &changes {
+        writeln!(out, "{change}")?;
+    }
+    match command {
+        ToolsCommand::Lock(_) => {
+            current.write_file(path).with_context(|| format!("`{}`", path.display()))?;
+            writeln!(out, "{} changes are pinned in {}", changes.len(), path.display())?;
+            Ok(ExitCode::SUCCESS)
+        }
+        ToolsCommand::Diff(_) if changes.is_empty() => {
+            writeln!(out, "the servers offer what {} pins", path.display())?;
+            Ok(ExitCode::SUCCESS)
+        }
+        ToolsCommand::Diff(_) => Ok(ExitCode::FAILURE),
+    }
+}
+
+/// Reads the table `[tools]` alone: the rest of the file may need what the lock file is missing.
+fn read_tools_table(args: &ToolsConfigArgs) -> anyhow::Result<ToolConfig> {
+    let shown = args.config.display();
+    let text = fs::read_to_string(&args.config).with_context(|| format!("`{shown}`"))?;
+    let file: toml::Table =
+        serde_words::from_toml(&text).map_err(|problem| anyhow::anyhow!("`{shown}`: {problem}"))?;
+    let tools = file.get("tools").and_then(toml::Value::as_table);
+    let tools = tools.with_context(|| format!("`{shown}` has no table `[tools]`"))?;
+    let config = ToolConfig::from_table(tools).with_context(|| format!("`{shown}`"))?;
+    anyhow::ensure!(!config.mcp.is_empty(), "`{shown}` has no servers in `[tools.mcp]`");
+    Ok(config)
+}
+
+/// Returns what the servers offer, and prints which of their tools cannot be granted.
+fn ask_servers(config: &ToolConfig, out: &mut impl Write) -> anyhow::Result<ToolLockFile> {
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let mut servers = BTreeMap::new();
+    for (name, config) in &config.mcp {
+        let server = McpServer::new(name, config)?;
+        let tools = runtime.block_on(server.list_tools());
+        let tools = tools.with_context(|| format!("the server `{name}`"))?;
+        for (tool, definition) in &tools {
+            // JSON escapes line ends and tabs, so the rest is what a reader of the file does not see and a model does.
+            if definition.to_string().chars().any(is_hidden) {
+                let tool = tool.escape_debug();
+                writeln!(out, "! {name}__{tool}: its definition has characters that do not show")?;
+            }
+            if let Some(reason) = unusable_reason(name, tool, definition) {
+                writeln!(out, "! {name}__{}: cannot be granted: {reason}", tool.escape_debug())?;
+            }
+        }
+        servers.insert(name.clone(), tools);
+    }
+    Ok(ToolLockFile::new(servers))
+}

@@ -1,0 +1,250 @@
+//! A server of MCP whose tools a run may call: the host holds its credential, and the operator has pinned its tools.
+//!
+//! Before each call the server lists its tools, and the definition of the called one is compared with the
+//! [lock file](lock_file). So a definition that has changed since the operator read it runs nothing.
+//!
+//! A server of the modern era (2026-07-28) gets requests that are complete in themselves. A server of the legacy era gets
+//! one session for each run. The client declares no capabilities, so no server can ask the agent or a person anything.
+//!
+//! **Invariant:** a credential goes to its own server only, and no result that contains it reaches the agent.
+
+mod credential;
+pub mod error;
+pub mod foreign_schema;
+mod http_client;
+pub mod lock_file;
+mod request;
+mod result;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::Value;
+use serde_json::value::RawValue;
+use tokio::sync::Mutex;
+
+use self::error::McpServerError;
+use self::http_client::McpHttpClient;
+use self::lock_file::definition_digest;
+use self::request::{McpRequest, McpSession};
+use super::config::{McpServerConfig, ToolConfigError};
+use super::definition::is_tool_name;
+use super::pinned_tool::PinnedTool;
+use super::program_error::ToolProgramError;
+
+/// A client of one server, for one run.
+#[derive(Debug)]
+pub struct McpServer {
+    name: String,
+    http: McpHttpClient,
+    timeout: Duration,
+    /// The session of a legacy server, or the era of a modern one; `None` before the first call.
+    session: Mutex<Option<Arc<McpSession>>>,
+    next_id: AtomicU64,
+}
+
+/// One page of a list of tools.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ToolPage {
+    tools: Vec<Value>,
+    next_cursor: Option<String>,
+}
+
+impl McpServer {
+    /// Creates the client of a server. The server is asked at the first call only.
+    ///
+    /// # Errors
+    /// Returns an error that names the key.
+    pub fn new(name: &str, config: &McpServerConfig) -> Result<Self, ToolConfigError> {
+        if !is_tool_name(name) || name.contains("__") || name == "core" {
+            let problem = format!(
+                "`{}` is not the name of a server; give small letters, digits, `-` and single `_`, and not `core`",
+                name.escape_debug()
+            );
+            return Err(ToolConfigError::new("mcp", problem));
+        }
+        let http = McpHttpClient::new(config)
+            .map_err(|(key, problem)| ToolConfigError::new(format!("mcp.{name}.{key}"), problem))?;
+        Ok(Self {
+            name: name.to_owned(),
+            http,
+            timeout: config.timeout,
+            session: Mutex::default(),
+            next_id: AtomicU64::new(1),
+        })
+    }
+
+    /// Returns the definitions of all tools of the server, by their names.
+    ///
+    /// # Errors
+    /// Returns an error if the server does not answer within its time, or its answer is not valid.
+    pub async fn list_tools(&self) -> Result<BTreeMap<String, Value>, McpServerError> {
+        let listing = async {
+            let session = self.open_session().await?;
+            let tools = self.list_in_session(&session).await?;
+            let is_secret = tools.values().any(|tool| self.http.contains_credential(tool));
+            if is_secret { Err(McpServerError::RepeatsCredential) } else { Ok(tools) }
+        };
+        tokio::time::timeout(self.timeout, listing).await.unwrap_or(Err(McpServerError::TimedOut))
+    }
+
+    /// Calls a tool whose definition is still the pinned one. `arguments` is the client's own text. The result is JSON
+    /// with the members `content` and `structuredContent` of the server's answer.
+    ///
+    /// # Errors
+    /// Returns an error if the definition has changed, the tool fails, or the server does not answer as it should.
+    pub async fn call_tool(
+        &self,
+        tool: &PinnedTool,
+        arguments: &str,
+        max_bytes: usize,
+    ) -> Result<String, ToolProgramError> {
+        let called = self.check_and_call(tool, arguments, max_bytes).await;
+        called.map_err(|error| {
+            // An error has the server's own text, which may repeat the credential, too.
+            let is_secret = self.http.contains_credential(&Value::from(error.to_string()));
+            let error = if is_secret { McpServerError::RepeatsCredential } else { error };
+            // The text may name addresses of the host's network, so only the operator sees it.
+            tracing::warn!(server = self.name, %error, "a call of a server's tool failed");
+            error.into_program_error(max_bytes)
+        })
+    }
+
+    async fn check_and_call(
+        &self,
+        tool: &PinnedTool,
+        arguments: &str,
+        max_bytes: usize,
+    ) -> Result<String, McpServerError> {
+        // 1. The definition, as the server gives it now.
+        let session = self.open_session().await?;
+        let (session, tools) = match self.list_in_session(&session).await {
+            Ok(tools) => (session, tools),
+            // The server has forgotten the session. Nothing has been called yet, so another session changes nothing.
+            Err(McpServerError::Status(404)) if session.id.is_some() => {
+                self.session.lock().await.take();
+                let session = self.open_session().await?;
+                let tools = self.list_in_session(&session).await?;
+                (session, tools)
+            }
+            // The next call asks again which era the server speaks.
+            Err(error) => {
+                self.session.lock().await.take();
+                return Err(error);
+            }
+        };
+        let current = tools.get(&tool.name).map(definition_digest);
+        if current.as_ref() != Some(&tool.digest) {
+            return Err(McpServerError::DefinitionChanged { tool: tool.name.clone() });
+        }
+        // 2. The call.
+        let name = Value::from(tool.name.as_str()).to_string();
+        let request = McpRequest {
+            method: "tools/call",
+            name: Some(&tool.name),
+            params: &[("name", &name), ("arguments", arguments)],
+        };
+        let answer = self.send_request(&session, &request, max_bytes).await?;
+        let result = result::read_call_result(&answer)?;
+        // 3. A server that repeats its credential must not give it to the agent.
+        let document = serde_json::from_str(&result)
+            .map_err(|_| McpServerError::Malformed("the result of a call"))?;
+        if self.http.contains_credential(&document) {
+            return Err(McpServerError::RepeatsCredential);
+        }
+        Ok(result)
+    }
+
+    /// Returns the session, and opens it first if there is none.
+    async fn open_session(&self) -> Result<Arc<McpSession>, McpServerError> {
+        let mut open = self.session.lock().await;
+        if let Some(session) = &*open {
+            return Ok(Arc::clone(session));
+        }
+        let session = Arc::new(self.negotiate_session().await?);
+        *open = Some(Arc::clone(&session));
+        Ok(session)
+    }
+
+    /// Finds the era of the server: a server that does not discover as a modern one is greeted as a legacy one.
+    async fn negotiate_session(&self) -> Result<McpSession, McpServerError> {
+        let modern = McpSession::modern();
+        let discover = McpRequest { method: "server/discover", name: None, params: &[] };
+        match self.send_request(&modern, &discover, MAX_LIST_BYTES).await {
+            Ok(answer) if result::serves_modern_version(&answer) => return Ok(modern),
+            Err(error) if error.is_of_connection() => return Err(error),
+            Ok(_) | Err(_) => {}
+        }
+        let client = format!(
+            r#"{{"name":"{}","version":"{}"}}"#,
+            env!("CARGO_PKG_NAME"),
+            env!("CARGO_PKG_VERSION")
+        );
+        let version = Value::from(request::NEWEST_LEGACY_VERSION).to_string();
+        let initialize = McpRequest {
+            method: "initialize",
+            name: None,
+            params: &[
+                ("protocolVersion", &version),
+                ("capabilities", "{}"),
+                ("clientInfo", &client),
+            ],
+        };
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let greeting = McpSession::unopened();
+        let answer = self.http.post(&greeting, &initialize, Some(id), MAX_LIST_BYTES).await?;
+        let session = answer.session.clone();
+        let version = result::negotiated_version(&answer.into_result()?)?;
+        let session = McpSession::legacy(version, session);
+        let initialized =
+            McpRequest { method: "notifications/initialized", name: None, params: &[] };
+        self.http.post(&session, &initialized, None, MAX_LIST_BYTES).await?;
+        Ok(session)
+    }
+
+    async fn list_in_session(
+        &self,
+        session: &McpSession,
+    ) -> Result<BTreeMap<String, Value>, McpServerError> {
+        let mut tools = BTreeMap::new();
+        let mut cursor = None;
+        for _ in 0..MAX_PAGES {
+            let params = cursor.as_deref().map(|cursor: &str| ("cursor", cursor));
+            let request =
+                McpRequest { method: "tools/list", name: None, params: params.as_slice() };
+            let answer = self.send_request(session, &request, MAX_LIST_BYTES).await?;
+            let page: ToolPage = serde_json::from_str(answer.get())
+                .map_err(|_| McpServerError::Malformed("the list of tools"))?;
+            for tool in page.tools {
+                let name =
+                    tool["name"].as_str().ok_or(McpServerError::Malformed("a tool's name"))?;
+                tools.insert(name.to_owned(), tool);
+            }
+            match page.next_cursor {
+                None => return Ok(tools),
+                Some(next) => cursor = Some(Value::from(next).to_string()),
+            }
+        }
+        Err(McpServerError::Malformed("the list of tools, which has no end"))
+    }
+
+    async fn send_request(
+        &self,
+        session: &McpSession,
+        request: &McpRequest<'_>,
+        max_bytes: usize,
+    ) -> Result<Box<RawValue>, McpServerError> {
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        self.http.post(session, request, Some(id), max_bytes).await?.into_result()
+    }
+}
+
+/// The largest list of tools, in bytes. Our choice: the largest known server lists 200 KiB.
+const MAX_LIST_BYTES: usize = 2 * 1024 * 1024;
+
+/// The most pages of a list of tools.
+const MAX_PAGES: usize = 32;

@@ -1,0 +1,73 @@
+//! The errors of a server's client.
+
+use crate::telemetry::audit::tool_records::ToolOutcome;
+use crate::tools::program_error::ToolProgramError;
+
+/// An error of a server. The text is for the operator.
+#[derive(Debug, thiserror::Error)]
+pub enum McpServerError {
+    #[error("the server does not answer: {0}")]
+    Unreachable(String),
+    #[error("the server does not answer in time")]
+    TimedOut,
+    #[error("the server's credential cannot be read: {0}")]
+    Credential(String),
+    #[error("the server answers with the HTTP status {0}")]
+    Status(u16),
+    #[error("the server refuses the request ({code}): {message}")]
+    Refused { code: i64, message: String },
+    #[error("the server's answer is not valid: {0}")]
+    Malformed(&'static str),
+    #[error("the server's answer is larger than its limit")]
+    TooLarge,
+    #[error(
+        "the server's definition of the tool `{tool}` is not the one in the lock file; read `cogni-gateway tools diff`, then run `cogni-gateway tools lock`"
+    )]
+    DefinitionChanged { tool: String },
+    #[error("the server's answer contains the server's credential")]
+    RepeatsCredential,
+    #[error("the tool failed: {0}")]
+    ToolFailed(String),
+    #[error("the server asks for input, which is not given")]
+    AsksForInput,
+}
+
+impl McpServerError {
+    /// Returns true if the server could not be asked at all, in any era.
+    pub(super) fn is_of_connection(&self) -> bool {
+        match self {
+            Self::Unreachable(_) | Self::TimedOut | Self::Credential(_) => true,
+            Self::Status(status) => matches!(status, 401 | 403 | 429 | 500..),
+            _ => false,
+        }
+    }
+
+    /// Returns the error that the client of the call sees.
+    pub(super) fn into_program_error(self, max_bytes: usize) -> ToolProgramError {
+        match self {
+            Self::TooLarge => ToolProgramError::too_large(max_bytes),
+            Self::ToolFailed(text) => ToolProgramError::failed(text),
+            Self::Refused { message, .. } => {
+                let end = message.floor_char_boundary(MAX_ERROR_BYTES);
+                ToolProgramError::failed(format!("the tool's server refuses: {}", &message[..end]))
+            }
+            Self::DefinitionChanged { .. } => ToolProgramError {
+                outcome: ToolOutcome::Failed,
+                code: "tool_definition_changed",
+                message: "the tool has changed since the operator approved it".to_owned(),
+            },
+            Self::AsksForInput => ToolProgramError::failed("the tool asks for input"),
+            Self::Unreachable(_)
+            | Self::TimedOut
+            | Self::Credential(_)
+            | Self::Status(_)
+            | Self::Malformed(_)
+            | Self::RepeatsCredential => {
+                ToolProgramError::failed("the tool's server does not answer as it should")
+            }
+        }
+    }
+}
+
+/// The longest error of a server that the client sees, in bytes.
+const MAX_ERROR_BYTES: usize = 512;

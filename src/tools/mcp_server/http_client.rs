@@ -1,0 +1,266 @@
+//! The HTTP requests to one server. A redirect is not followed, so a credential reaches no other host.
+
+use bytes::Bytes;
+use http::{HeaderName, Request, Response, StatusCode, Uri, header};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper_rustls::HttpsConnector;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use serde::Deserialize;
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use super::credential::{contains_value, to_header};
+use super::error::McpServerError;
+use super::request::{McpRequest, McpSession};
+use crate::base::json::check_document;
+use crate::tools::config::McpServerConfig;
+use crate::tools::credential_source::CredentialSource;
+use crate::tools::http_connector::parse_server_url;
+
+/// The client of one address.
+#[derive(Debug)]
+pub(super) struct McpHttpClient {
+    uri: Uri,
+    credentials: Vec<(HeaderName, CredentialSource)>,
+    client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+}
+
+/// The answer to a request.
+pub(super) struct McpAnswer {
+    /// The id of the session, if the server has given one.
+    pub(super) session: Option<String>,
+    message: Option<AnswerMessage>,
+}
+
+/// The message with the id of the request.
+#[derive(Deserialize)]
+struct AnswerMessage {
+    id: Option<u64>,
+    result: Option<Box<RawValue>>,
+    error: Option<AnswerError>,
+}
+
+#[derive(Deserialize)]
+struct AnswerError {
+    code: i64,
+    #[serde(default)]
+    message: String,
+}
+
+impl McpHttpClient {
+    /// Creates the client. An error is the key of the server's table, and the mistake.
+    pub(super) fn new(config: &McpServerConfig) -> Result<Self, (String, String)> {
+        let (uri, connector) = parse_server_url(&config.url)
+            .map_err(|problem| ("url".to_owned(), problem.to_owned()))?;
+        let is_local = uri.host().is_some_and(|host| LOCAL_HOSTS.contains(&host));
+        if !config.headers.is_empty() && uri.scheme_str() == Some("http") && !is_local {
+            let problem = "is `http`, and a credential may not cross a network without TLS; give an `https` URL";
+            return Err(("url".to_owned(), problem.to_owned()));
+        }
+        let credentials = config.headers.iter().map(|(name, source)| {
+            let wrong = |problem: &str| (format!("headers.{name}"), problem.to_owned());
+            let parsed = HeaderName::try_from(name).map_err(|_| wrong("is not a header's name"))?;
+            if OWN_HEADERS.contains(&parsed.as_str()) || parsed.as_str().starts_with("mcp-") {
+                return Err(wrong("is a header of the protocol; remove it"));
+            }
+            if !source.has_one_place() {
+                return Err(wrong("needs one of `env` and `file`"));
+            }
+            Ok((parsed, source.clone()))
+        });
+        let credentials = credentials.collect::<Result<_, _>>()?;
+        let client = Client::builder(TokioExecutor::new()).build(connector);
+        Ok(Self { uri, credentials, client })
+    }
+
+    /// Sends a request, or a notification if there is no id, and returns the answer.
+    ///
+    /// # Errors
+    /// Returns an error if there is no valid answer. An error of the server's method is part of the answer.
+    pub(super) async fn post(
+        &self,
+        session: &McpSession,
+        request: &McpRequest<'_>,
+        id: Option<u64>,
+        max_bytes: usize,
+    ) -> Result<McpAnswer, McpServerError> {
+        let mut built = Request::post(&self.uri)
+            .header(header::CONTENT_TYPE, "application/json")
+            .header(header::ACCEPT, "application/json, text/event-stream");
+        for (name, value) in session.headers(request) {
+            built = built.header(name, value);
+        }
+        for (name, source) in &self.credentials {
+            built = built.header(
+                name,
+                to_header(&source.read_value().map_err(McpServerError::Credential)?)?,
+            );
+        }
+        let body = Full::new(Bytes::from(session.body(request, id)));
+        let built = built.body(body).map_err(|_| McpServerError::Malformed("the session's id"))?;
+        let response = self.client.request(built).await;
+        let response = response.map_err(|error| McpServerError::Unreachable(error.to_string()))?;
+        let status = response.status();
+        let session = response.headers().get("mcp-session-id");
+        let session = session.and_then(|id| id.to_str().ok()).map(str::to_owned);
+        let Some(id) = id.filter(|_| status != StatusCode::ACCEPTED) else {
+            return if status.is_success() {
+                Ok(McpAnswer { session, message: None })
+            } else {
+                Err(McpServerError::Status(status.as_u16()))
+            };
+        };
+        let message = match read_message(response, id, max_bytes + MAX_ENVELOPE_BYTES).await {
+            Ok(message) => message,
+            // A refusal in HTTP has any body.
+            Err(_) if !status.is_success() => return Err(McpServerError::Status(status.as_u16())),
+            Err(error) => return Err(error),
+        };
+        if !status.is_success() && message.error.is_none() {
+            return Err(McpServerError::Status(status.as_u16()));
+        }
+        Ok(McpAnswer { session, message: Some(message) })
+    }
+
+    /// Returns true if a text of a document contains one of the credentials, however the document escapes it.
+    pub(super) fn contains_credential(&self, document: &Value) -> bool {
+        let values = self.credentials.iter().filter_map(|(_, source)| source.read_value().ok());
+        let values: Vec<_> = values.collect();
+        has_text(document, &|text| values.iter().any(|value| contains_value(text, value)))
+    }
+}
+
+impl McpAnswer {
+    /// Returns the result of the request.
+    ///
+    /// # Errors
+    /// Returns an error if the server has refused the request, or has not answered it.
+    pub(super) fn into_result(self) -> Result<Box<RawValue>, McpServerError> {
+        match self.message {
+            Some(AnswerMessage { error: Some(AnswerError { code, message }), .. }) => {
+                Err(McpServerError::Refused { code, message })
+            }
+            Some(AnswerMessage { result: Some(result), .. }) => Ok(result),
+            _ => Err(McpServerError::Malformed("it has no result")),
+        }
+    }
+}
+
+/// Returns true if a text of a document, or the name of a member, is a searched one.
+fn has_text(document: &Value, is_searched: &impl Fn(&str) -> bool) -> bool {
+    match document {
+        Value::String(text) => is_searched(text),
+        Value::Array(items) => items.iter().any(|item| has_text(item, is_searched)),
+        Value::Object(members) => {
+            members.iter().any(|(name, part)| is_searched(name) || has_text(part, is_searched))
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => false,
+    }
+}
+
+/// Reads the message with an id from a body of JSON or of events, and no more than `max_bytes`.
+async fn read_message(
+    response: Response<Incoming>,
+    id: u64,
+    max_bytes: usize,
+) -> Result<AnswerMessage, McpServerError> {
+    let kind = response.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
+    let is_stream = kind.is_some_and(|kind| kind.starts_with("text/event-stream"));
+    let mut body = response.into_body();
+    let (mut received, mut size, mut events) = (vec![], 0, EventReader::default());
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| McpServerError::Unreachable(error.to_string()))?;
+        let Ok(data) = frame.into_data() else { continue };
+        size += data.len();
+        if size > max_bytes {
+            return Err(McpServerError::TooLarge);
+        }
+        if !is_stream {
+            received.extend_from_slice(&data);
+            continue;
+        }
+        // A stream may stay open behind its last message, so each event is read when it is complete.
+        let messages = events.read_frame(&data).into_iter().map(|event| parse_message(&event, id));
+        if let Some(message) = messages.flatten().next() {
+            return Ok(message);
+        }
+    }
+    if is_stream {
+        Err(McpServerError::Malformed("the stream has no result"))
+    } else {
+        parse_message(&received, id)
+    }
+}
+
+/// A reader of a stream of events, which reads each byte once.
+#[derive(Default)]
+struct EventReader {
+    /// The bytes of the line that has begun.
+    line: Vec<u8>,
+    /// The data of the event that has begun.
+    data: Vec<u8>,
+}
+
+impl EventReader {
+    /// Returns the data of the events that end in a frame.
+    fn read_frame(&mut self, frame: &[u8]) -> Vec<Vec<u8>> {
+        let mut ended = vec![];
+        for part in frame.split_inclusive(|byte| *byte == b'\n') {
+            self.line.extend_from_slice(part);
+            if part.ends_with(b"\n") {
+                let line = std::mem::take(&mut self.line);
+                ended.extend(self.read_line(line.trim_ascii_end()));
+            }
+        }
+        ended
+    }
+
+    /// Reads a line, and returns the data of the event that it ends.
+    fn read_line(&mut self, line: &[u8]) -> Option<Vec<u8>> {
+        if line.is_empty() {
+            return Some(std::mem::take(&mut self.data)).filter(|data| !data.is_empty());
+        }
+        if let Some(text) = line.strip_prefix(b"data:") {
+            if !self.data.is_empty() {
+                self.data.push(b'\n');
+            }
+            self.data.extend_from_slice(text.strip_prefix(b" ").unwrap_or(text));
+        }
+        None
+    }
+}
+
+/// Parses the message that answers the request `id`. Messages of the server itself have a method and are not answers.
+fn parse_message(text: &[u8], id: u64) -> Result<AnswerMessage, McpServerError> {
+    let malformed = McpServerError::Malformed("it is not acceptable JSON");
+    check_document(text).map_err(|_| McpServerError::Malformed("it is not acceptable JSON"))?;
+    let message: AnswerMessage = serde_json::from_slice(text).map_err(|_| malformed)?;
+    // An error that came before the id was read has no id.
+    let is_answer = message.id == Some(id) || (message.id.is_none() && message.error.is_some());
+    let has_outcome = message.result.is_some() != message.error.is_some();
+    if is_answer && has_outcome {
+        Ok(message)
+    } else {
+        Err(McpServerError::Malformed("it does not answer the request"))
+    }
+}
+
+/// The hosts that a request reaches without a network.
+const LOCAL_HOSTS: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
+
+/// The headers that are made here.
+const OWN_HEADERS: [&str; 7] = [
+    "accept",
+    "connection",
+    "content-length",
+    "content-type",
+    "host",
+    "transfer-encoding",
+    "upgrade",
+];
+
+/// The bytes of an answer around its result.
+const MAX_ENVELOPE_BYTES: usize = 16 * 1024;
