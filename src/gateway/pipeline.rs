@@ -128,6 +128,10 @@ enum ReservedRequest {
 ///
 /// Each step may reject the request; `?` is the only way out. Every check that needs only the head runs
 /// before the body is read, so a request that cannot be admitted holds no memory for its body.
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "the head's memory is free before the body arrives"
+)]
 fn receive_head(
     exchange: &mut GatewayExchange,
     request: impl JudgedHead,

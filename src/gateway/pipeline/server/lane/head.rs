@@ -147,7 +147,8 @@ impl LaneField {
 /// line feed, and if nothing stands between the parsed parts.
 fn is_printable_head(head: &[u8], parsed: &httparse::Request<'_, '_>) -> bool {
     // The fold has no branch for each byte, so the compiler can compare many bytes at a time.
-    if head.iter().fold(false, |found, byte| found | (*byte >= 0x80) | (*byte == b'\t')) {
+    let odd_bits = |byte: &u8| byte & 0x80 | u8::from(*byte == b'\t');
+    if head.iter().fold(0, |found, byte| found | odd_bits(byte)) != 0 {
         return false;
     }
     let place = |part: &[u8]| part.as_ptr().addr() - head.as_ptr().addr();
