@@ -50,12 +50,12 @@ const CASES: &[CountedCase] = &[
     },
     CountedCase {
         name: "chat frame, filtered",
-        figure: 590,
+        figure: 604,
         run: |n| read_frames(&CHAT, UsageChunkMode::Hide, false, n),
     },
     CountedCase {
         name: "chat frame, limited",
-        figure: 681,
+        figure: 709,
         run: |n| read_frames(&CHAT, UsageChunkMode::Hide, true, n),
     },
     CountedCase {
@@ -65,7 +65,7 @@ const CASES: &[CountedCase] = &[
     },
     CountedCase {
         name: "messages frame, limited",
-        figure: 596,
+        figure: 610,
         run: |n| read_frames(&MESSAGES, UsageChunkMode::Show, true, n),
     },
     CountedCase {
@@ -75,46 +75,46 @@ const CASES: &[CountedCase] = &[
     },
     CountedCase {
         name: "responses frame, limited",
-        figure: 1214,
+        figure: 1232,
         run: |n| read_frames(&RESPONSES, UsageChunkMode::Show, true, n),
     },
     CountedCase {
         name: "chat answer 1 KB",
-        figure: 6633,
+        figure: 6926,
         run: |n| read_answers(GatewayRoute::ChatCompletions, CHAT_ANSWER, n),
     },
     CountedCase {
         name: "messages answer 1 KB",
-        figure: 7107,
+        figure: 7451,
         run: |n| read_answers(GatewayRoute::Messages, MESSAGES_ANSWER, n),
     },
     CountedCase {
         name: "responses answer 1 KB",
-        figure: 8743,
+        figure: 9089,
         run: |n| read_answers(GatewayRoute::Responses, RESPONSES_ANSWER, n),
     },
     CountedCase {
         name: "request 2 KB",
-        figure: 13_196,
+        figure: 14_657,
         run: |n| read_requests(2048, usize::MAX, n),
     },
     CountedCase {
         name: "request 100 KB",
-        figure: 153_106,
+        figure: 154_567,
         run: |n| read_requests(100_000, usize::MAX, n),
     },
     CountedCase {
         name: "request 100 KB in frames of 16 KB",
-        figure: 161_933,
+        figure: 163_713,
         run: |n| read_requests(100_000, 16_384, n),
     },
 ];
 
 const CALLS: &[CallCase] = &[
-    CallCase { name: "call 2 KB, lane on", figure: 56_000, lane: "on", is_stream: false },
-    CallCase { name: "call 2 KB, lane off", figure: 70_700, lane: "off", is_stream: false },
-    CallCase { name: "streamed frame, lane on", figure: 6900, lane: "on", is_stream: true },
-    CallCase { name: "streamed frame, lane off", figure: 7700, lane: "off", is_stream: true },
+    CallCase { name: "call 2 KB, lane on", figure: 56_700, lane: "on", is_stream: false },
+    CallCase { name: "call 2 KB, lane off", figure: 76_000, lane: "off", is_stream: false },
+    CallCase { name: "streamed frame, lane on", figure: 6080, lane: "on", is_stream: true },
+    CallCase { name: "streamed frame, lane off", figure: 7640, lane: "off", is_stream: true },
 ];
 
 fn main() -> Result<ExitCode> {
