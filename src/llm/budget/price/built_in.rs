@@ -5,7 +5,7 @@ use super::{ModelPrice, TokenRates, Tokens};
 pub(super) const PRICE_TABLE_VERSION: &str = "litellm-1.106.2";
 
 pub(super) const PRICE_TABLE_DIGEST: &str =
-    "d0d54fe929ecf3f1061b278d41b0225ce65dc62e4cc1b089b5bbb2c9fbd316c0";
+    "32bb83ce9175c14e4a9e736d77e9f553f41c37b9f25b16c018657b510a429bdc";
 
 /// The models' names, in the order of their bytes.
 #[rustfmt::skip]
