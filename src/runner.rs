@@ -58,7 +58,8 @@ use crate::sandbox::output::{CapturedOutput, HeadTailBuffer, OutputCapture};
 use crate::sandbox::spec::{MountAccess, OwnerLabels, WorkspaceMount};
 use crate::sandbox::{
     self, OwnerProcess, SandboxDriver, SandboxExit, SandboxHandle, SandboxSpec, StopReason,
-    UserRange, host_path,
+    UserRange,
+    host_path::{self, OwnPaths},
 };
 
 pub use agents::DriverChoice;
@@ -146,7 +147,7 @@ impl RunPlan {
             &self.spec,
             self.sandbox_users(),
             &self.roots,
-            &self.private_paths(),
+            &self.own_paths(),
         )?)
     }
 
@@ -181,10 +182,13 @@ impl RunPlan {
         }
     }
 
-    /// Returns the paths that no sandbox may mount: the gateway's paths, the run directory and the engine's socket.
-    fn private_paths(&self) -> Vec<PathBuf> {
+    /// Returns the paths of this program: the gateway's paths, the run directory and the engine's socket.
+    fn own_paths(&self) -> OwnPaths {
         let own = [&self.run_dir, &self.docker_socket].map(PathBuf::as_path);
-        self.config.private_paths().chain(own).map(Path::to_owned).collect()
+        OwnPaths {
+            private: self.config.private_paths().chain(own).map(Path::to_owned).collect(),
+            decisive: self.config.decisive_paths().map(Path::to_owned).collect(),
+        }
     }
 
     /// Returns the sweeper that removes the leftovers of killed runs of the same installation.

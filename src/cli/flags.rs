@@ -11,7 +11,7 @@ use clap::{Arg, ArgMatches};
 
 use crate::base::time::MAX_TIME;
 use crate::gateway::config::{ConfigSetting, GatewayConfig, check_variable_names};
-use crate::runner::tool_opener::RunToolOpener;
+use crate::runner::tool_opener::{NamedToolFiles, RunToolOpener};
 use crate::telemetry::access_log::{self, AccessLogFormat};
 
 /// Returns one flag for each setting, and `--config`.
@@ -64,8 +64,13 @@ pub fn read_config_with(
     between(&mut config);
     // The file is named here, where it is known; a later check of the whole configuration finds the same mistakes.
     config.tools.opener = Some(Arc::new(RunToolOpener::default()));
-    let checked = config.tools.check();
-    checked.with_context(|| match config_file_path(matches, &variable) {
+    let read = NamedToolFiles::read_files(&config.tools).and_then(|named| {
+        config.tools.files = Some(Arc::new(named.texts));
+        config.files.extend(named.secret);
+        config.decisive_files.extend(named.decisive);
+        config.tools.check()
+    });
+    read.with_context(|| match config_file_path(matches, &variable) {
         Some(file) => format!("`{file}` is not a valid configuration"),
         None => "the configuration is not valid".to_owned(),
     })?;

@@ -416,6 +416,7 @@ fn parse_run(
     let uids = args.uid.unwrap_or(args.uids);
     let SandboxPathArgs { docker_socket, run_dir } = args.places.clone();
     let catalog = args.agents.load_catalog()?;
+    let decisive = [args.agents.agents_dir.clone(), args.spec.clone()];
     // Flags override the file.
     let request = args.into_request()?.with_defaults(file);
     if request.agent.is_none() && request.argv.is_empty() {
@@ -427,6 +428,7 @@ fn parse_run(
     let host = HostEnvironment { docker_socket, run_dir, init, uids };
     let mut config = load_config(matches, variable, &request)?;
     config.files.extend(repository.private_paths());
+    config.decisive_files.extend(decisive.into_iter().flatten());
     let branch = repository.branch_request(&config.identity.run, request.user_text())?;
     if repository.has_repository() && matches!(gateway, GatewayServer::Container(_)) {
         bail!("a run with a repository needs its gateway in this process; leave `--proxy` out");

@@ -45,6 +45,10 @@ pub struct GatewayConfig {
     /// must not see.
     #[serde(skip)]
     pub files: Vec<PathBuf>,
+    /// Further files that decide about runs, such as the definitions of tools. A sandbox may see them, and must not change
+    /// them.
+    #[serde(skip)]
+    pub decisive_files: Vec<PathBuf>,
     #[serde(skip_serializing)]
     pub listen: ListenConfig,
     /// The listener of many runs. If it is set, the process serves many runs instead of one run on its own socket.
@@ -177,6 +181,13 @@ impl GatewayConfig {
         };
         let written = [self.audit.path.as_ref(), access_log, self.admin.socket_path.as_ref()];
         self.files.iter().chain(written.into_iter().flatten()).map(PathBuf::as_path)
+    }
+
+    /// Returns the paths of the files that decide about runs, which no sandbox may change.
+    pub fn decisive_paths(&self) -> impl Iterator<Item = &Path> {
+        let named = [&self.prices.file, &self.upstream.ca_file];
+        let named = named.into_iter().flatten();
+        self.decisive_files.iter().chain(named).map(PathBuf::as_path)
     }
 
     /// Checks the whole configuration.
@@ -365,6 +376,7 @@ impl Default for GatewayConfig {
         Self {
             identity: RunIdentity { attempt: "0".to_owned(), ..RunIdentity::default() },
             files: vec![],
+            decisive_files: vec![],
             listen: ListenConfig::default(),
             shared: None,
             has_service_table: false,

@@ -1,6 +1,7 @@
 //! Opens the tools of runs: the place where the gateway, the tools and the sandboxes meet.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ring::rand::{SecureRandom, SystemRandom};
@@ -9,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use crate::base::local_endpoint::LocalEndpoint;
 use crate::gateway::run::{AgentRun, RunIdentity, ToolOpener, ToolProcess, ToolSettings};
 use crate::tools::config::{McpServerConfig, ToolConfig};
+use crate::tools::credential_source::CredentialSource;
 use crate::tools::job::JobRunner;
 use crate::tools::mcp_server::McpServer;
 use crate::tools::policy::ToolPolicy;
@@ -16,13 +18,40 @@ use crate::tools::program::ToolPrograms;
 use crate::tools::prometheus::PrometheusClient;
 use crate::tools::rule_facts::ToolRunFacts;
 use crate::tools::run_tools::{RunSwitches, RunToolParts, RunTools};
-use crate::tools::tool_file::known_tools;
+use crate::tools::tool_file::{known_tools, read_tool_files};
 
 /// Opens the tools of every run of this process.
 #[derive(Clone, Default)]
 pub struct RunToolOpener {
     /// The runner of tools that are files; `None` if this process makes no sandbox for the run.
     pub jobs: Option<Arc<dyn JobRunner>>,
+}
+
+/// The files of this machine that a table of tools names.
+#[derive(Debug, Default)]
+pub struct NamedToolFiles {
+    /// The texts of tools and of the lock file.
+    pub texts: BTreeMap<PathBuf, String>,
+    /// The paths that decide what runs may call.
+    pub decisive: Vec<PathBuf>,
+    /// The paths of credentials.
+    pub secret: Vec<PathBuf>,
+}
+
+impl NamedToolFiles {
+    /// Reads the files that a table names, so that they change for later runs only if the configuration is read again.
+    ///
+    /// # Errors
+    /// Returns an error that names the file, the key and the remedy.
+    pub fn read_files(settings: &ToolSettings) -> anyhow::Result<Self> {
+        let Some(table) = &settings.table else { return Ok(Self::default()) };
+        let config = ToolConfig::from_table(table)?;
+        let texts = read_tool_files(&config)?;
+        let sources = config.mcp.values().flat_map(|server| server.headers.values());
+        let secret = sources.filter_map(CredentialSource::file_path).map(Path::to_owned).collect();
+        let decisive = config.directory.into_iter().chain(config.lock).collect();
+        Ok(Self { texts, decisive, secret })
+    }
 }
 
 /// The parts of a run's tools that its settings decide.
@@ -41,7 +70,11 @@ impl CompiledTools {
         let table = settings.table.as_ref();
         let config = table.map(ToolConfig::from_table).transpose()?.unwrap_or_default();
         let agent = settings.agent.as_deref();
-        let policy = ToolPolicy::compile_policy(&config, known_tools(&config)?, agent)?;
+        let tools = match &settings.files {
+            Some(files) => known_tools(&config, files),
+            None => known_tools(&config, &read_tool_files(&config)?),
+        };
+        let policy = ToolPolicy::compile_policy(&config, tools?, agent)?;
         Ok(Self { config, policy })
     }
 }

@@ -14,6 +14,15 @@ use super::spec::{MountAccess, RootSource, SANDBOX_UID, SandboxSpec, WorkspaceMo
 use super::{SandboxError, UserRange};
 use access_list::{AccessIds, AccessList};
 
+/// The paths of this program that sandboxes must keep from.
+#[derive(Clone, Debug, Default)]
+pub struct OwnPaths {
+    /// The paths that no sandbox may see: secrets, records, directories of runs.
+    pub private: Vec<PathBuf>,
+    /// The paths that no sandbox may change, because they decide about later runs.
+    pub decisive: Vec<PathBuf>,
+}
+
 /// Checks every path of `spec` that the operator or a client named, for a sandbox with a user of `users`.
 ///
 /// The result stays valid until the mount: below the allowed root, no sandbox may write to a directory on the way,
@@ -21,17 +30,17 @@ use access_list::{AccessIds, AccessList};
 ///
 /// # Errors
 /// Returns [`SandboxError::HostPath`] for the first path that is not absolute, does not exist, leads through a
-/// symlink, is not below one of `roots`, shows a forbidden path, shows one of `private_paths`, or does not let the
-/// sandbox's user in.
+/// symlink, is not below one of `roots`, shows a forbidden path, shows a private path or could change a decisive one of
+/// this program, or does not let the sandbox's user in.
 pub fn check_host_paths(
     spec: &SandboxSpec,
     users: UserRange,
     roots: &[PathBuf],
-    private_paths: &[PathBuf],
+    own: &OwnPaths,
 ) -> Result<(), SandboxError> {
     let judge = |path: &Path, user| {
         check_path(path, roots, user)?;
-        check_not_private(path, private_paths)
+        check_not_private(path, &own.private)
     };
     let wrong = |path: &Path, why| SandboxError::HostPath { path: path.to_owned(), why };
     let user = SandboxUser::from_root(&spec.root, users);
@@ -44,7 +53,9 @@ pub fn check_host_paths(
     };
     let mounts = spec.mounts.iter().map(|mount| (&mount.source, mount.access));
     for (path, access) in workspace.into_iter().chain(mounts) {
-        let judged = judge(path, user).and_then(|()| user.check_access(path, access));
+        let judged = judge(path, user)
+            .and_then(|()| check_not_decisive(path, access, &own.decisive))
+            .and_then(|()| user.check_access(path, access));
         judged.map_err(|why| wrong(path, why))?;
     }
     Ok(())
@@ -95,17 +106,41 @@ fn check_path(path: &Path, roots: &[PathBuf], user: SandboxUser) -> Result<(), S
 /// Checks that the path shows none of the gateway's own paths: secrets, records, directories of runs. The own paths
 /// may not exist yet.
 fn check_not_private(path: &Path, private_paths: &[PathBuf]) -> Result<(), String> {
-    // Both the named path and the real path count: a sandbox that may write at either of them has the directory.
-    let shown = |of: &Path| path.starts_with(of) || of.starts_with(path);
-    let is_shown =
-        |of: &&PathBuf| absolute(of).is_ok_and(|of| shown(&of) || shown(&canonical_prefix(&of)));
-    match private_paths.iter().find(is_shown) {
+    match find_shown(path, private_paths) {
         Some(of) => Err(format!(
             "it would show `{}`, which is the gateway's own; keep that elsewhere",
             of.display()
         )),
         None => Ok(()),
     }
+}
+
+/// Checks that a sandbox with this access could not change a file that decides about later runs: prices, definitions of
+/// tools, agents.
+fn check_not_decisive(
+    path: &Path,
+    access: MountAccess,
+    decisive_paths: &[PathBuf],
+) -> Result<(), String> {
+    if access != MountAccess::ReadWrite {
+        return Ok(());
+    }
+    match find_shown(path, decisive_paths) {
+        Some(of) => Err(format!(
+            "the sandbox could change `{}`, which decides about later runs; keep that elsewhere, or mount this path read-only",
+            of.display()
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Returns the first of the paths that a mount of `path` would show, or that lies around `path`.
+fn find_shown<'a>(path: &Path, own_paths: &'a [PathBuf]) -> Option<&'a PathBuf> {
+    // Both the named path and the real path count: a sandbox that may write at either of them has the directory.
+    let shown = |of: &Path| path.starts_with(of) || of.starts_with(path);
+    own_paths
+        .iter()
+        .find(|of| absolute(of).is_ok_and(|of| shown(&of) || shown(&canonical_prefix(&of))))
 }
 
 /// Resolves the symlinks of a path, as far as the path exists.

@@ -1,7 +1,7 @@
 //! The place of a credential. The value is read when it is used, so that it can be replaced.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +23,10 @@ impl CredentialSource {
     /// Returns true if exactly one place is given.
     pub fn has_one_place(&self) -> bool {
         self.env.is_some() != self.file.is_some()
+    }
+
+    pub fn file_path(&self) -> Option<&Path> {
+        self.file.as_deref()
     }
 
     /// Reads the value.

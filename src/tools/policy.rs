@@ -99,9 +99,12 @@ impl ToolPolicy {
 
     /// Returns the tools that the lists of all layers name, in the order of their names.
     pub fn listed_tools(&self) -> impl Iterator<Item = &GrantedTool> {
-        let is_listed = |name: &str| self.agent.as_ref().is_none_or(|agent| agent.contains(name));
-        let listed = self.granted.values().filter(move |tool| is_listed(&tool.definition.name));
-        listed.filter(|tool| self.fits_sandbox(tool))
+        self.named_tools().filter(|tool| self.fits_sandbox(tool))
+    }
+
+    fn named_tools(&self) -> impl Iterator<Item = &GrantedTool> {
+        let is_named = |name: &str| self.agent.as_ref().is_none_or(|agent| agent.contains(name));
+        self.granted.values().filter(move |tool| is_named(&tool.definition.name))
     }
 
     /// Sets the run's access to its workspace.
@@ -110,11 +113,11 @@ impl ToolPolicy {
         Self { workspace, ..self }
     }
 
-    /// Returns the first granted tool that needs a sandbox.
+    /// Returns the first tool that the lists of all layers name and that needs a sandbox.
     pub fn first_job(&self) -> Option<&str> {
         let is_job =
             |tool: &&GrantedTool| matches!(tool.definition.program, ToolProgramKind::Job(_));
-        self.granted.values().find(is_job).map(|tool| &*tool.definition.name)
+        self.named_tools().find(is_job).map(|tool| &*tool.definition.name)
     }
 
     fn fits_sandbox(&self, tool: &GrantedTool) -> bool {

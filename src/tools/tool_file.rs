@@ -1,7 +1,9 @@
 //! The files that define tools. Each file is one tool.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, Read as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +16,7 @@ use super::definition::{
     TOOL_NAME_RULE, ToolDefinition, ToolProgramKind, built_in_tools, is_tool_name,
 };
 use super::job::{ARGUMENTS_PLACEHOLDER, JobWorkspace, ToolJob};
-use super::mcp_server::lock_file::locked_tools;
+use super::mcp_server::lock_file::{locked_tools, read_lock_file};
 use crate::base::digest::sha256_hex;
 use crate::base::serde_words;
 use crate::sandbox::spec::{LimitOverrides, SandboxLimits};
@@ -40,17 +42,47 @@ struct ToolFile {
     parameters: ArgumentSchema,
 }
 
+/// The texts of the files that a configuration names, by their paths.
+pub type ToolFileTexts = BTreeMap<PathBuf, String>;
+
+/// Reads the files that a configuration names: each tool that is a file, and the lock file.
+///
+/// # Errors
+/// Returns an error that names the file and the key.
+pub fn read_tool_files(config: &ToolConfig) -> Result<ToolFileTexts, ToolConfigError> {
+    let mut texts = ToolFileTexts::new();
+    if let Some(directory) = &config.directory {
+        for path in list_tool_files(directory)? {
+            let text = read_regular_file(&path).map_err(|error| {
+                let problem = format!("`{}` cannot be read: {error}", path.display());
+                ToolConfigError::new("directory", problem)
+            })?;
+            texts.insert(path, text);
+        }
+    }
+    if let Some(path) = config.lock.as_ref().filter(|_| !config.mcp.is_empty()) {
+        texts.insert(path.clone(), read_lock_file(path)?);
+    }
+    Ok(texts)
+}
+
 /// Returns the definitions of all tools of a configuration: the built-in ones, those that are files, and those of
 /// servers.
 ///
 /// # Errors
-/// Returns an error that names the file, the key and the remedy.
-pub fn known_tools(config: &ToolConfig) -> Result<Vec<ToolDefinition>, ToolConfigError> {
+/// Returns an error that names the file, the key and the remedy. The error shows no value of the file.
+pub fn known_tools(
+    config: &ToolConfig,
+    texts: &ToolFileTexts,
+) -> Result<Vec<ToolDefinition>, ToolConfigError> {
     let mut tools = built_in_tools(config);
-    if let Some(directory) = &config.directory {
-        tools.extend(load_tool_files(directory)?);
+    let is_tool = |path: &Path| path.parent() == config.directory.as_deref();
+    for (path, text) in texts.iter().filter(|(path, _)| is_tool(path)) {
+        tools.push(parse_tool_file(path, text).map_err(|problem| {
+            ToolConfigError::new("directory", format!("`{}`: {problem}", path.display()))
+        })?);
     }
-    for tool in locked_tools(config)? {
+    for tool in locked_tools(config, texts)? {
         if tools.iter().any(|other| other.name == tool.name) {
             let problem = format!("has the tool `{}`, which is a file, too; rename one", tool.name);
             return Err(ToolConfigError::new("lock", problem));
@@ -60,11 +92,8 @@ pub fn known_tools(config: &ToolConfig) -> Result<Vec<ToolDefinition>, ToolConfi
     Ok(tools)
 }
 
-/// Loads the tools of a directory, in the order of their file names.
-///
-/// # Errors
-/// Returns an error that names the file, the key and the remedy.
-fn load_tool_files(directory: &Path) -> Result<Vec<ToolDefinition>, ToolConfigError> {
+/// Returns the paths of the tools in a directory.
+fn list_tool_files(directory: &Path) -> Result<Vec<PathBuf>, ToolConfigError> {
     let shown = directory.display();
     let unreadable =
         |error| ToolConfigError::new("directory", format!("`{shown}` cannot be read: {error}"));
@@ -73,17 +102,31 @@ fn load_tool_files(directory: &Path) -> Result<Vec<ToolDefinition>, ToolConfigEr
         entries.map(|entry| entry.map(|entry| entry.path())).collect();
     let mut paths = paths.map_err(unreadable)?;
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "toml"));
-    paths.sort();
-    let load = |path: &PathBuf| {
-        let wrong = |problem: String| {
-            ToolConfigError::new("directory", format!("`{}`: {problem}", path.display()))
-        };
-        let text = fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
-        let file: ToolFile = serde_words::from_toml(&text).map_err(wrong)?;
-        let definition = file.into_definition(path).map_err(wrong)?;
-        Ok(ToolDefinition { digest: sha256_hex(text.as_bytes()), ..definition })
-    };
-    paths.iter().map(load).collect()
+    Ok(paths)
+}
+
+/// Reads a file that must be a regular one: a named pipe would never end.
+fn read_regular_file(path: &Path) -> io::Result<String> {
+    let file = File::options().read(true).custom_flags(O_NONBLOCK).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is no regular file"));
+    }
+    let mut text = String::new();
+    file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_FILE_BYTES {
+        return Err(io::Error::other(format!("it has more than {MAX_FILE_BYTES} bytes")));
+    }
+    Ok(text)
+}
+
+fn parse_tool_file(path: &Path, text: &str) -> Result<ToolDefinition, String> {
+    // The excerpt of a TOML error may show a secret of `env`.
+    let file: ToolFile = toml::from_str(text).map_err(|error| {
+        let line = error.span().map_or(1, |span| text[..span.start].matches('\n').count() + 1);
+        format!("line {line}: {}", serde_words::in_words("", error.message()))
+    })?;
+    let definition = file.into_definition(path)?;
+    Ok(ToolDefinition { digest: sha256_hex(text.as_bytes()), ..definition })
 }
 
 impl ToolFile {
@@ -149,3 +192,9 @@ const DEFAULT_OUTPUT_BYTES: usize = 64 << 10;
 
 /// The most stored bytes of each stream: the result of a call must fit among the kept results.
 const MAX_OUTPUT_BYTES: usize = 512 << 10;
+
+/// The largest file of a tool, in bytes. Our choice.
+const MAX_FILE_BYTES: u64 = 256 << 10;
+
+/// `O_NONBLOCK` of Linux: opening a named pipe does not wait for a writer.
+const O_NONBLOCK: i32 = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cogni_gateway::gateway::config::GatewayConfig;
+use cogni_gateway::gateway::process::GatewayProcess;
 use cogni_gateway::gateway::run::ToolSettings;
 use cogni_gateway::llm::budget::Nanodollars;
 use cogni_gateway::runner::tool_opener::RunToolOpener;
@@ -17,14 +18,18 @@ use http::{Method, StatusCode};
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::support::app::TestApp;
+use crate::support::app::{TestApp, run_config};
 use crate::support::client::TestResponse;
 use crate::support::raw_upstream;
 
 /// Returns the settings of a `[tools]` table.
 fn tool_settings(table: &str) -> ToolSettings {
     let table = Some(toml::from_str(table).unwrap());
-    ToolSettings { table, agent: None, opener: Some(Arc::new(RunToolOpener::default())) }
+    ToolSettings {
+        table,
+        opener: Some(Arc::new(RunToolOpener::default())),
+        ..ToolSettings::default()
+    }
 }
 
 async fn start_app(table: &str) -> TestApp {
@@ -192,6 +197,28 @@ async fn a_doubtful_request_is_refused() {
     let large = json!({"tool": CLOCK, "arguments": {"a": "x".repeat(300_000)}});
     assert_eq!(client.post("/tool/exec", &large).await.status, 413);
     app.stop().await;
+}
+
+/// T3: A tool that needs a sandbox of its own stops only those runs without one that may call it.
+#[tokio::test]
+async fn a_tool_that_needs_a_sandbox_stops_only_runs_that_may_call_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = "name = 't__job'\ndescription = 'A job.'\nargv = ['/usr/bin/true']\n";
+    std::fs::write(directory.path().join("t__job.toml"), file).unwrap();
+    let shown = directory.path().display();
+    let table = format!("granted = ['t__job', 'core__get_current_time']\ndirectory = '{shown}'");
+    let settings = |agent: &str| {
+        let agent = Some(vec![agent.to_owned()]);
+        ToolSettings { agent, ..tool_settings(&table) }
+    };
+    let app = TestApp::with(|config| config.tools = settings(CLOCK)).await;
+    assert_eq!(execute_tool(&app, json!({"tool": CLOCK})).await.0, 200);
+    let mut config = run_config(directory.path(), app.upstream.addr);
+    config.tools = settings("t__job");
+    let refused = GatewayProcess::build_process(config).map(drop).unwrap_err();
+    app.stop().await;
+    let refused = format!("{refused:#}");
+    assert!(refused.contains("the tool `t__job` needs a sandbox"), "{refused}");
 }
 
 /// T1: a run without a table of tools has no such routes.

@@ -6,7 +6,7 @@ use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use cogni_gateway::sandbox::host_path::check_host_paths;
+use cogni_gateway::sandbox::host_path::{OwnPaths, check_host_paths};
 use cogni_gateway::sandbox::spec::{MountAccess, WorkspaceMount};
 use cogni_gateway::sandbox::{SandboxSpec, UserRange};
 
@@ -17,7 +17,7 @@ fn check_path(path: &Path, root: &Path) -> Result<(), String> {
 fn judge_access(path: &Path, root: &Path, access: MountAccess) -> Result<(), String> {
     let workspace = WorkspaceMount::Directory { path: path.into(), access };
     let spec = SandboxSpec { workspace, ..crate::spec::example_spec() };
-    check_host_paths(&spec, UserRange::SHARED_USER, &[root.to_owned()], &[])
+    check_host_paths(&spec, UserRange::SHARED_USER, &[root.to_owned()], &OwnPaths::default())
         .map_err(|error| error.to_string())
 }
 
@@ -59,6 +59,25 @@ fn forbidden_paths_are_refused_below_every_root() {
     }
 }
 
+/// R3: A sandbox may see a file that decides about later runs, and must not change the file or a directory around it.
+#[test]
+fn a_file_that_decides_about_runs_cannot_be_changed() {
+    let root = tempfile::tempdir().unwrap();
+    let at = |name: &str| root.path().join(name);
+    fs::create_dir_all(at("task/tools")).unwrap();
+    let judge = |access| {
+        let workspace = WorkspaceMount::Directory { path: at("task"), access };
+        let spec = SandboxSpec { workspace, ..crate::spec::example_spec() };
+        let decisive = vec![at("task/tools/clock.toml")];
+        let own = OwnPaths { decisive, ..OwnPaths::default() };
+        let judged =
+            check_host_paths(&spec, UserRange::SHARED_USER, &[root.path().to_owned()], &own);
+        judged.map_err(|error| error.to_string().replace(root.path().to_str().unwrap(), "ROOT"))
+    };
+    judge(MountAccess::ReadOnly).unwrap();
+    insta::assert_snapshot!(judge(MountAccess::ReadWrite).unwrap_err(), @"`ROOT/task` cannot be given to a sandbox: the sandbox could change `ROOT/task/tools/clock.toml`, which decides about later runs; keep that elsewhere, or mount this path read-only");
+}
+
 /// R3: The agent could read secrets there, or change its own records.
 #[test]
 fn the_gateways_own_files_are_refused_everywhere() {
@@ -71,7 +90,8 @@ fn the_gateways_own_files_are_refused_everywhere() {
     let judge = |path: &str, ours: &str| {
         let workspace = WorkspaceMount::Directory { path: at(path), access: MountAccess::ReadOnly };
         let spec = SandboxSpec { workspace, ..crate::spec::example_spec() };
-        check_host_paths(&spec, UserRange::SHARED_USER, &[root.path().to_owned()], &[at(ours)])
+        let own = OwnPaths { private: vec![at(ours)], ..OwnPaths::default() };
+        check_host_paths(&spec, UserRange::SHARED_USER, &[root.path().to_owned()], &own)
     };
     for (path, ours, is_kept_out) in [
         ("task", "task", true),
@@ -160,13 +180,15 @@ fn a_sandbox_with_a_user_of_its_own_is_judged_as_any_user() {
     ] {
         set_owner(&parent, owner, mode);
         set_owner(&task, 0, task_mode);
-        let judged = check_host_paths(&spec, UserRange::DEFAULT_RANGE, &roots, &[]);
+        let judged =
+            check_host_paths(&spec, UserRange::DEFAULT_RANGE, &roots, &OwnPaths::default());
         assert_eq!(judged.is_err(), is_kept_out, "{owner} {mode:o} {task_mode:o}: {judged:?}");
     }
     set_owner(&parent, 0, 0o755);
     set_owner(&task, 1001, 0o700);
-    let error =
-        check_host_paths(&spec, UserRange::DEFAULT_RANGE, &roots, &[]).unwrap_err().to_string();
+    let error = check_host_paths(&spec, UserRange::DEFAULT_RANGE, &roots, &OwnPaths::default())
+        .unwrap_err()
+        .to_string();
     insta::assert_snapshot!(error.replace(task.to_str().unwrap(), "TASK"), @"`TASK` cannot be given to a sandbox: the sandbox's user, one of 2100000000-2100065535, may not read there; let all users read there by its mode");
 }
 

@@ -13,6 +13,7 @@ mod many_runs;
 mod queue;
 mod recovery;
 mod retention_clock;
+mod tool_files;
 mod upgrade;
 
 use crate::support::service::{ServiceSetup, conversation_body};

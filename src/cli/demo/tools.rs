@@ -14,7 +14,11 @@ use crate::tools::definition::{CURRENT_TIME_TOOL, METRICS_QUERY_TOOL};
 /// Returns the settings of the demo's tools, as the table `[tools]` of a file.
 pub(super) fn demo_tools() -> anyhow::Result<ToolSettings> {
     let table = Some(toml::from_str(TOOLS_TABLE)?);
-    Ok(ToolSettings { table, agent: None, opener: Some(Arc::new(RunToolOpener::default())) })
+    Ok(ToolSettings {
+        table,
+        opener: Some(Arc::new(RunToolOpener::default())),
+        ..ToolSettings::default()
+    })
 }
 
 /// Calls tools on the run's socket, and narrates the answers.

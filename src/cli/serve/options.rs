@@ -103,6 +103,7 @@ impl ServeOptions {
             None => AgentCatalog::builtin(),
         };
         let relay = relay.with_state_dir(serve.state_directory());
+        config.decisive_files.extend(serve.agents_dir.clone());
         // No run may mount these files.
         config.files.extend(relay.private_paths(variable));
         Ok(Self { config, serve, catalog, relay, init })

@@ -18,7 +18,7 @@ use crate::base::unix::UnixListenerGuard;
 use crate::gateway::config::GatewayConfig;
 use crate::gateway::pipeline::RunGateway;
 use crate::gateway::pipeline::server::run_socket;
-use crate::gateway::run::AgentRun;
+use crate::gateway::run::{AgentRun, ToolSettings};
 use crate::telemetry::access_log;
 use crate::telemetry::metrics::MetricsRegistry;
 
@@ -95,6 +95,8 @@ impl GatewayHost {
     /// Returns an error if the records cannot be opened or closed, or if the run is open here.
     pub async fn close_abandoned_run(&self, config: GatewayConfig) -> anyhow::Result<()> {
         let (run, runs) = (config.identity.run.clone(), self.runs.clone());
+        // No agent calls any more, so the run needs no tools, which need a sandbox.
+        let config = GatewayConfig { tools: ToolSettings::default(), ..config };
         // Opening the log settles the open calls of the dead process; closing it then writes the end of the run.
         tokio::task::spawn_blocking(move || runs.open_hosted(config)).await??;
         self.runs.close_run(&run).await?;

@@ -1,7 +1,9 @@
 //! The settings of a run's tools. The wings of the gateway and of the tools do not know each other: the caller above
 //! both gives the gateway a [`ToolOpener`], and the gateway serves the endpoint that the opener makes.
 
+use std::collections::BTreeMap;
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde::ser::SerializeMap;
@@ -17,6 +19,9 @@ use crate::telemetry::metrics::MetricsRegistry;
 pub struct ToolSettings {
     /// The table `[tools]` of the configuration. Without the table, the run has no tools.
     pub table: Option<toml::Table>,
+    /// The texts of the files that the table names, by their paths, as they were when the configuration was read.
+    /// Without them, the files are read when the run opens.
+    pub files: Option<Arc<BTreeMap<PathBuf, String>>>,
     /// The tools in the file of the run's agent; `None` for a run without an agent of the catalog.
     pub agent: Option<Vec<String>>,
     /// The opener of the run's tools; `None` if the process cannot serve tools.
@@ -89,7 +94,7 @@ impl ToolSettings {
 impl PartialEq for ToolSettings {
     fn eq(&self, other: &Self) -> bool {
         // The opener belongs to the process, not to the configuration.
-        self.table == other.table && self.agent == other.agent
+        self.table == other.table && self.agent == other.agent && self.files == other.files
     }
 }
 
@@ -105,9 +110,13 @@ impl fmt::Debug for ToolSettings {
 
 impl Serialize for ToolSettings {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut settings = serializer.serialize_map(Some(2))?;
+        let mut settings = serializer.serialize_map(None)?;
         settings.serialize_entry("table", &self.table)?;
         settings.serialize_entry("agent", &self.agent)?;
+        if let Some(files) = self.files.as_ref().filter(|files| !files.is_empty()) {
+            // The paths of files are no part of what judges a run.
+            settings.serialize_entry("files", &files.values().collect::<Vec<_>>())?;
+        }
         settings.end()
     }
 }

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Display, Formatter};
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fs, process};
 
@@ -48,7 +48,11 @@ impl ToolLockFile {
     /// # Errors
     /// Returns an error if the file cannot be read, or has another form.
     pub fn read_file(path: &Path) -> io::Result<Self> {
-        let file: Self = serde_json::from_slice(&fs::read(path)?)?;
+        Self::parse_text(&fs::read_to_string(path)?)
+    }
+
+    fn parse_text(text: &str) -> io::Result<Self> {
+        let file: Self = serde_json::from_str(text)?;
         if file.version == VERSION {
             Ok(file)
         } else {
@@ -109,25 +113,41 @@ impl ToolLockFile {
     }
 }
 
+/// Reads the text of a lock file.
+///
+/// # Errors
+/// Returns an error that names the remedy.
+pub fn read_lock_file(path: &Path) -> Result<String, ToolConfigError> {
+    fs::read_to_string(path).map_err(|error| unreadable_error(path, &error))
+}
+
 /// Returns the tools of all servers of a configuration, as its lock file has them.
 ///
 /// # Errors
 /// Returns an error that names the key and the remedy.
-pub fn locked_tools(config: &ToolConfig) -> Result<Vec<ToolDefinition>, ToolConfigError> {
+pub fn locked_tools(
+    config: &ToolConfig,
+    texts: &BTreeMap<PathBuf, String>,
+) -> Result<Vec<ToolDefinition>, ToolConfigError> {
     if config.mcp.is_empty() {
         return Ok(vec![]);
     }
-    let write_it = "write it with `cogni-gateway tools lock --config FILE`";
     let path = config.lock.as_deref().ok_or_else(|| {
-        ToolConfigError::new("lock", format!("name the file of the servers' tools, and {write_it}"))
+        ToolConfigError::new("lock", format!("name the file of the servers' tools, and {WRITE_IT}"))
     })?;
-    let file = ToolLockFile::read_file(path).map_err(|error| {
-        let shown = path.display();
-        ToolConfigError::new("lock", format!("`{shown}` cannot be read: {error}; {write_it}"))
-    })?;
+    let text = texts.get(path).map(String::as_str).unwrap_or_default();
+    let file = ToolLockFile::parse_text(text).map_err(|error| unreadable_error(path, &error))?;
     let tools = config.mcp.iter().flat_map(|(server, config)| file.server_tools(server, config));
     Ok(tools.collect())
 }
+
+fn unreadable_error(path: &Path, error: &io::Error) -> ToolConfigError {
+    let shown = path.display();
+    ToolConfigError::new("lock", format!("`{shown}` cannot be read: {error}; {WRITE_IT}"))
+}
+
+/// The remedy for a lock file that is missing or damaged.
+const WRITE_IT: &str = "write it with `cogni-gateway tools lock --config FILE`";
 
 /// Returns the digest of a definition, without the metadata that may differ at each request.
 pub fn definition_digest(definition: &Value) -> String {

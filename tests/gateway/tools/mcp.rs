@@ -609,7 +609,8 @@ async fn a_job_receives_the_clients_own_bytes() {
     let table = format!("granted = ['text__count']\ndirectory = '{directory}'");
     let app = app_with("", |config| {
         let table = Some(toml::from_str(&table).unwrap());
-        config.tools = ToolSettings { table, agent: None, opener: Some(Arc::new(opener)) };
+        config.tools =
+            ToolSettings { table, opener: Some(Arc::new(opener)), ..ToolSettings::default() };
     })
     .await;
     let arguments = r#"{ "z":1.50,"a" : "\u0061\/é" }"#;

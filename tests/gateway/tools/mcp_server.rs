@@ -15,7 +15,7 @@ use axum::routing::post;
 use cogni_gateway::tools::config::ToolConfig;
 use cogni_gateway::tools::mcp_server::McpServer;
 use cogni_gateway::tools::mcp_server::lock_file::ToolLockFile;
-use cogni_gateway::tools::tool_file::known_tools;
+use cogni_gateway::tools::tool_file::{known_tools, read_tool_files};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
@@ -350,7 +350,7 @@ async fn a_wrong_table_of_servers_is_refused() {
                 .mcp
                 .iter()
                 .try_for_each(|(name, server)| McpServer::new(name, server).map(drop))?;
-            known_tools(&config).map(drop)
+            known_tools(&config, &read_tool_files(&config)?).map(drop)
         });
         let path = server.directory.path().display().to_string();
         checked.unwrap_err().to_string().replace(&path, "…")
