@@ -52,7 +52,7 @@ fn access_log(criterion: &mut Criterion) {
     let line = AccessLogEntry {
         time: SystemTime::now(),
         method: "POST",
-        route: Some(GatewayRoute::ChatCompletions),
+        uri: Some(GatewayRoute::ChatCompletions.path()),
         status: 200,
         bytes: 48_211,
         request_bytes: 2048,

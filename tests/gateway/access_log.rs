@@ -352,7 +352,7 @@ fn full_entry(usage: &TokenUsage) -> AccessLogEntry<'_> {
 }
 
 fn refused_entry() -> AccessLogEntry<'static> {
-    AccessLogEntry { route: None, status: 404, method: "GET", outcome: "not_found", ..bare_entry() }
+    AccessLogEntry { uri: None, status: 404, method: "GET", outcome: "not_found", ..bare_entry() }
 }
 
 fn token_usage() -> TokenUsage {
@@ -368,7 +368,7 @@ fn bare_entry() -> AccessLogEntry<'static> {
     AccessLogEntry {
         time: UNIX_EPOCH + Duration::from_millis(1_795_388_400_407),
         method: "POST",
-        route: Some(GatewayRoute::ChatCompletions),
+        uri: Some(GatewayRoute::ChatCompletions.path()),
         status: 200,
         bytes: 0,
         request_bytes: 2048,

@@ -13,6 +13,7 @@ use cogni_gateway::gateway::process::GatewayProcess;
 use cogni_gateway::gateway::run::ToolSettings;
 use cogni_gateway::llm::budget::Nanodollars;
 use cogni_gateway::runner::tool_opener::RunToolOpener;
+use cogni_gateway::telemetry::access_log::AccessLogDestination;
 use futures_util::future::join_all;
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
@@ -219,6 +220,29 @@ async fn a_tool_that_needs_a_sandbox_stops_only_runs_that_may_call_it() {
     app.stop().await;
     let refused = format!("{refused:#}");
     assert!(refused.contains("the tool `t__job` needs a sandbox"), "{refused}");
+}
+
+/// G2: the access log names the route of a tool request, without the parts that a client chooses.
+#[tokio::test]
+async fn the_access_log_names_the_routes_of_tools() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("access.log");
+    let app = app_with(PRICED_CLOCK, |config| {
+        config.access_log = AccessLogDestination::File(file.clone());
+    })
+    .await;
+    for path in ["/tool/list", "/tool/exec/secret", "/mcp/secret", "/tool/secret"] {
+        app.client().get(path).await;
+    }
+    assert_eq!(execute_tool(&app, json!({"tool": CLOCK})).await.0, 200);
+    app.client().post("/mcp", &json!({"jsonrpc": "2.0", "id": 1, "method": "ping"})).await;
+    app.stop().await;
+    let log = std::fs::read_to_string(&file).unwrap();
+    assert!(!log.contains("secret"), "{log}");
+    let words = log.lines().filter_map(|line| line.split(" uri=").nth(1)?.split(' ').next());
+    let mut uris: Vec<_> = words.collect();
+    uris.sort_unstable();
+    assert_eq!(uris, ["-", "/mcp", "/mcp/SERVER", "/tool/exec", "/tool/exec/ID", "/tool/list"]);
 }
 
 /// T1: a run without a table of tools has no such routes.

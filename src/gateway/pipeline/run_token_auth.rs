@@ -150,7 +150,7 @@ impl RunTokenAuth {
         self.access_log.write_entry(&AccessLogEntry {
             time: SystemTime::now(),
             method: request.method().as_str(),
-            route,
+            uri: route.map(GatewayRoute::path),
             status,
             bytes: response.body().len() as u64,
             request_bytes: 0,

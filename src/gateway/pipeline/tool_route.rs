@@ -25,6 +25,18 @@ pub(super) fn is_tool_path(target: &Uri) -> bool {
     path == MCP_PATH || TOOL_PREFIXES.iter().any(|prefix| path.starts_with(prefix))
 }
 
+/// Returns the path of a route as the access log has it: without the parts that a client chooses.
+fn route_template(path: &str) -> Option<&'static str> {
+    match path {
+        MCP_PATH => Some(MCP_PATH),
+        "/tool/list" => Some("/tool/list"),
+        "/tool/exec" => Some("/tool/exec"),
+        _ if path.starts_with("/tool/exec/") => Some("/tool/exec/ID"),
+        _ if path.starts_with("/mcp/") => Some("/mcp/SERVER"),
+        _ => None,
+    }
+}
+
 /// Handles one request to the tools. Never fails.
 pub(super) async fn handle_tool_request(
     gateway: &RunGateway,
@@ -33,7 +45,7 @@ pub(super) async fn handle_tool_request(
     request: Request<Incoming>,
 ) -> Response<ResponseBody> {
     let started = Instant::now();
-    let method = request.method().clone();
+    let (method, uri) = (request.method().clone(), route_template(request.uri().path()));
     let (request_bytes, reply) = match read_and_answer(gateway, endpoint, pid, request).await {
         Ok(answered) => answered,
         Err(rejection) => (0, rejected_reply(&rejection)),
@@ -41,7 +53,7 @@ pub(super) async fn handle_tool_request(
     gateway.access_log.write_entry(&AccessLogEntry {
         time: SystemTime::now(),
         method: method.as_str(),
-        route: None,
+        uri,
         status: reply.status.as_u16(),
         bytes: reply.body.len() as u64,
         request_bytes,

@@ -6,7 +6,6 @@ use std::time::{Duration, SystemTime};
 use crate::base::sanitize::SanitizedText;
 use crate::base::timestamp::TimestampFormatter;
 use crate::llm::budget::TokenUsage;
-use crate::llm::protocol::GatewayRoute;
 
 /// The keys of every line, in order. Readers may rely on the order: a new key is added at the end, and no key moves.
 pub const FIELD_KEYS: [&str; 20] = [
@@ -38,8 +37,8 @@ pub struct AccessLogEntry<'a> {
     /// The time when the request ended.
     pub time: SystemTime,
     pub method: &'a str,
-    /// The route of the request; `None` if the path is not served. The log never contains a client's own path.
-    pub route: Option<GatewayRoute>,
+    /// The path of the request's route; `None` if the path is not served. The log never contains a client's own path.
+    pub uri: Option<&'static str>,
     /// The status that was sent. As in nginx, 499 means that the client left before the gateway sent a status.
     pub status: u16,
     /// The bytes of the response body that were sent.
@@ -79,7 +78,7 @@ impl AccessLogEntry<'_> {
             // Every key must be present, so keys without a meaning here get `-`, 0 or zero time.
             time,
             method: "-",
-            route: None,
+            uri: None,
             status: 0,
             bytes: 0,
             request_bytes: 0,
@@ -109,7 +108,7 @@ impl AccessLogEntry<'_> {
         line.0.push(b' ');
         line.0.extend_from_slice(constant.identity.as_bytes());
         line.push_text(" method=", Some(self.method));
-        line.push_word(" uri=", self.route.map_or("-", GatewayRoute::path));
+        line.push_word(" uri=", self.uri.unwrap_or("-"));
         line.push_number(" status=", Some(self.status.into()));
         line.push_number(" bytes=", Some(self.bytes));
         line.push_number(" request_bytes=", Some(self.request_bytes));

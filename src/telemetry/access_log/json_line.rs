@@ -7,7 +7,6 @@ use std::time::Duration;
 use super::entry::{AccessLogEntry, AccessLogRunFields};
 use crate::base::sanitize::SanitizedText;
 use crate::base::timestamp::TimestampFormatter;
-use crate::llm::protocol::GatewayRoute;
 
 impl AccessLogEntry<'_> {
     /// Appends the whole line as a JSON object with its line end. `clock` formats the time.
@@ -24,7 +23,7 @@ impl AccessLogEntry<'_> {
         line.0.extend_from_slice(b"\",");
         line.0.extend_from_slice(constant.identity.as_bytes());
         line.push_text("method", Some(self.method));
-        line.push_text("uri", self.route.map(GatewayRoute::path));
+        line.push_text("uri", self.uri);
         line.push_number("status", Some(self.status.into()));
         line.push_number("bytes", Some(self.bytes));
         line.push_number("request_bytes", Some(self.request_bytes));

@@ -128,7 +128,7 @@ impl ExchangeContext {
         self.gateway.access_log.write_entry(&AccessLogEntry {
             time: SystemTime::now(),
             method: self.method.as_str(),
-            route: self.route,
+            uri: self.route.map(GatewayRoute::path),
             status: if self.status == 0 { STATUS_CLIENT_CLOSED_REQUEST } else { self.status },
             bytes: self.response_bytes,
             request_bytes: self.request_bytes,
