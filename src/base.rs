@@ -14,6 +14,7 @@ pub mod disk;
 pub mod header_lines;
 pub mod hidden_characters;
 pub mod host_reach;
+pub mod interim_limit;
 pub mod json;
 pub mod key_bytes;
 pub mod local_endpoint;

@@ -18,6 +18,7 @@ use serde_json::{Map, Value};
 use super::config::{PrometheusConfig, ToolConfigError};
 use super::http_connector::parse_server_url;
 use super::program_error::ToolProgramError;
+use crate::base::interim_limit::InterimLimitConnector;
 use crate::base::url_component::encode_url_component;
 
 /// A client of one server.
@@ -25,7 +26,7 @@ use crate::base::url_component::encode_url_component;
 pub struct PrometheusClient {
     /// The server's address, without a slash at its end.
     base: String,
-    client: legacy::Client<HttpsConnector<HttpConnector>, Empty<Bytes>>,
+    client: legacy::Client<InterimLimitConnector<HttpsConnector<HttpConnector>>, Empty<Bytes>>,
 }
 
 /// The answer of the server.

@@ -5,6 +5,7 @@ mod mcp_server;
 mod policy;
 mod recovery;
 
+use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -353,6 +354,31 @@ async fn a_bad_tool_ends_typed_and_bounded() {
     let settled = app.recorded("tool.settled", 4).await;
     let outcomes: Vec<_> = settled.iter().map(|record| record["outcome"].clone()).collect();
     assert_eq!(outcomes, ["timed_out", "output_too_large", "failed", "failed"]);
+    app.stop().await;
+}
+
+/// T1: a server that sends interim responses without end fails the call, and holds no thread beyond the tool's timeout.
+#[tokio::test]
+async fn interim_responses_without_end_fail_a_tool_call() {
+    let (listener, address) = raw_upstream::listen_locally().await;
+    let app = start_app(&metrics_table(address, "timeout = '5s'")).await;
+    // A thread of its own goes on while the runtime does not.
+    let listener = listener.into_std().unwrap();
+    listener.set_nonblocking(false).unwrap();
+    let server = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let interim = "HTTP/1.1 100 Continue\r\n\r\n".repeat(1000);
+        for _ in 0..10_000 {
+            if stream.write_all(interim.as_bytes()).is_err() {
+                return true;
+            }
+        }
+        false
+    });
+    let (status, answer) =
+        execute_tool(&app, json!({"tool": METRICS, "arguments": {"query": "up"}})).await;
+    assert_eq!((status, &answer["error"]["code"]), (StatusCode::OK, &json!("tool_failed")));
+    assert!(server.join().unwrap(), "the connection is closed long before the server ends");
     app.stop().await;
 }
 

@@ -19,6 +19,7 @@ use serde_json::Value;
 use tokio::net::UnixStream;
 
 use crate::base;
+use crate::base::interim_limit::{InterimLimitConnector, InterimLimitStream};
 use crate::base::secret::SecretString;
 use crate::base::task_group::TaskGroup;
 use crate::gateway::upstream::{UpstreamScheme, UpstreamUrl};
@@ -156,6 +157,7 @@ impl ServiceClient {
             }
         };
         let connector = builder.https_or_http().enable_http1().build();
+        let connector = InterimLimitConnector::new(connector);
         let client = legacy::Client::builder(TokioExecutor::new()).build(connector);
         Ok(client.request(self.request(method, &format!("{target}{path}"))?).await?)
     }
@@ -167,7 +169,8 @@ impl ServiceClient {
         path: &str,
     ) -> anyhow::Result<Response<Incoming>> {
         let stream = UnixStream::connect(socket).await?;
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+        let (mut sender, connection) =
+            http1::handshake(InterimLimitStream::new(TokioIo::new(stream))).await?;
         // An error of the connection also fails the request, which reports it.
         self.tasks.spawn_task(async { drop(connection.await) });
         let mut request = self.request(method, path)?;

@@ -23,13 +23,14 @@ use super::{
 };
 use crate::base;
 use crate::base::header_lines::HeaderLines;
+use crate::base::interim_limit::InterimLimitConnector;
 use crate::base::time::MAX_TIME;
 use crate::gateway::upstream::headers;
 
 /// A client for one provider. hyper's client holds the connections.
 pub(super) struct HyperClient {
     config: UpstreamConfig,
-    client: legacy::Client<HttpsConnector<HttpConnector>, HyperRequestBody>,
+    client: legacy::Client<InterimLimitConnector<HttpsConnector<HttpConnector>>, HyperRequestBody>,
 }
 
 /// A body that hyper reads, with the same timeouts as the body of the plain client.
@@ -55,6 +56,7 @@ impl HyperClient {
             None => builder.with_native_roots()?,
         };
         let connector = builder.https_or_http().enable_all_versions().wrap_connector(connector);
+        let connector = InterimLimitConnector::new(connector);
         let client = legacy::Client::builder(TokioExecutor::new())
             .pool_idle_timeout(config.pool_idle_timeout)
             .pool_timer(TokioTimer::new())

@@ -22,6 +22,7 @@ use serde_json::value::RawValue;
 use super::ingest::{self, LitellmCallMetadata};
 use super::{ChargeNotice, ChargeSource};
 use crate::base;
+use crate::base::interim_limit::InterimLimitConnector;
 use crate::base::secret::SecretString;
 use crate::base::url_component::encode_url_component;
 use crate::gateway::upstream::{UpstreamScheme, UpstreamUrl};
@@ -40,7 +41,7 @@ pub struct LitellmConfig {
 /// A client of one LiteLLM's spend logs.
 pub struct LitellmClient {
     settings: LitellmConfig,
-    client: legacy::Client<HttpsConnector<HttpConnector>, Empty<Bytes>>,
+    client: legacy::Client<InterimLimitConnector<HttpsConnector<HttpConnector>>, Empty<Bytes>>,
 }
 
 /// A filter for spend log rows.
@@ -119,6 +120,7 @@ impl LitellmClient {
             }
         };
         let connector = builder.https_or_http().enable_http1().wrap_connector(connector);
+        let connector = InterimLimitConnector::new(connector);
         let client = legacy::Client::builder(TokioExecutor::new()).build(connector);
         Ok(Self { settings, client })
     }

@@ -23,6 +23,7 @@ use tokio::time::timeout;
 
 use super::otlp::{self, ExportRequestBuilder};
 use super::{QueuedSpan, TracingConfig};
+use crate::base::interim_limit::InterimLimitConnector;
 use crate::base::secret::SecretString;
 
 /// A collector's URL, including `/v1/traces`.
@@ -39,7 +40,7 @@ pub(super) struct CollectorClient {
     address: Uri,
     headers: HeaderMap,
     frame: ExportRequestBuilder,
-    client: legacy::Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    client: legacy::Client<InterimLimitConnector<HttpsConnector<HttpConnector>>, Full<Bytes>>,
     /// True if the collector did not take the last batch.
     is_failing: bool,
 }
@@ -67,6 +68,7 @@ impl CollectorClient {
             builder.with_tls_config(config.with_no_client_auth())
         };
         let connector = builder.https_or_http().enable_http1().wrap_connector(connector);
+        let connector = InterimLimitConnector::new(connector);
         // The configuration was checked before, so the default is never used.
         let CollectorHeaders(mut headers) =
             CollectorHeaders::parse_headers(&config.otlp_headers).unwrap_or_default();

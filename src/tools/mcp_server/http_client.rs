@@ -15,6 +15,7 @@ use serde_json::value::RawValue;
 use super::credential::{contains_value, to_header};
 use super::error::McpServerError;
 use super::request::{McpRequest, McpSession};
+use crate::base::interim_limit::InterimLimitConnector;
 use crate::base::json::check_document;
 use crate::tools::config::McpServerConfig;
 use crate::tools::credential_source::CredentialSource;
@@ -25,7 +26,7 @@ use crate::tools::http_connector::parse_server_url;
 pub(super) struct McpHttpClient {
     uri: Uri,
     credentials: Vec<(HeaderName, CredentialSource)>,
-    client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    client: Client<InterimLimitConnector<HttpsConnector<HttpConnector>>, Full<Bytes>>,
 }
 
 /// The answer to a request.

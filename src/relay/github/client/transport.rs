@@ -20,6 +20,7 @@ use rustls::CertificateError;
 use super::error::one_line;
 use super::{GithubConfig, GithubError};
 use crate::base;
+use crate::base::interim_limit::InterimLimitConnector;
 
 /// The HTTP client of one API, which has one host and so one route.
 #[derive(Clone)]
@@ -28,7 +29,8 @@ pub(super) enum GithubTransport {
     Proxied(HttpsClient<Tunnel<HttpConnector>>),
 }
 
-pub(super) type HttpsClient<C> = legacy::Client<HttpsConnector<C>, Full<Bytes>>;
+pub(super) type HttpsClient<C> =
+    legacy::Client<InterimLimitConnector<HttpsConnector<C>>, Full<Bytes>>;
 
 impl GithubTransport {
     pub(super) fn new(config: &GithubConfig) -> io::Result<Self> {
@@ -125,7 +127,7 @@ fn certificate_advice(error: &CertificateError) -> &'static str {
 /// Builds a client with the configured certificate authority, or with this machine's authorities.
 fn build_client<C: Clone>(config: &GithubConfig, inner: C) -> io::Result<HttpsClient<C>>
 where
-    HttpsConnector<C>: Connect + Clone,
+    InterimLimitConnector<HttpsConnector<C>>: Connect + Clone,
 {
     let builder = HttpsConnectorBuilder::new();
     // A configured authority replaces this machine's authorities, and is not added to them.
@@ -145,6 +147,7 @@ where
     };
     // HTTP/1.1 only, as the module promises: one request, one answer.
     let connector = builder.https_or_http().enable_http1().wrap_connector(inner);
+    let connector = InterimLimitConnector::new(connector);
     Ok(legacy::Client::builder(TokioExecutor::new())
         .pool_timer(TokioTimer::new())
         .pool_idle_timeout(IDLE_TIMEOUT)
