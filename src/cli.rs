@@ -35,6 +35,8 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, Subcommand
 use log::StderrLog;
 use stdout_writer::StdoutWriter;
 
+use crate::base::hidden_characters::escape_hidden;
+
 /// Runs the command that the process was called with.
 pub fn main() -> ExitCode {
     let matches = command().get_matches();
@@ -67,7 +69,8 @@ pub fn main() -> ExitCode {
         }
     };
     // The last error goes through the log's queue, so that it comes after all log lines.
-    log.finish(last.map(|last| format!("error: {last}")));
+    // It may have lines, and quote another party's text.
+    log.finish(last.map(|last| format!("error: {}", escape_hidden(&last))));
     code
 }
 

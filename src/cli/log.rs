@@ -1,6 +1,7 @@
 //! This process's own log, on standard error. A slow reader of standard error never blocks the process.
 
 mod json;
+mod text;
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -46,6 +47,7 @@ impl StderrLog {
         if AccessLogFormat::from_variable(format.as_deref()) == AccessLogFormat::Json {
             log.fmt_fields(JsonFields::new()).event_format(json::JsonLogFormat).init();
         } else {
+            let log = log.fmt_fields(text::text_fields());
             log.with_ansi(io::stderr().is_terminal()).init();
         }
         Ok(Self { lines })
