@@ -109,12 +109,13 @@ impl RunRateLimits {
     /// Takes what an earlier process of the run has used in the last minute, at most a minute's worth. Time has refilled
     /// a part of it already, so this errs towards the limit.
     pub(super) fn take_recent(&mut self, recent: RecentUsage, now: Instant) {
-        for (rate, used) in
-            [(&mut self.requests, recent.requests), (&mut self.tokens, recent.tokens.0)]
-        {
-            let capacity = rate.limit.map_or(0, NonZeroU32::get);
-            rate.take_count(used.min(capacity.into()), now);
-        }
+        self.requests.take_recent(recent.requests, now);
+        self.tokens.take_recent(recent.tokens.0, now);
+    }
+
+    /// Takes free calls of an earlier process like [`take_recent`](Self::take_recent).
+    pub(super) fn take_recent_free(&mut self, calls: u64, now: Instant) {
+        self.free.take_recent(calls, now);
     }
 
     /// Takes the tokens that a call is estimated to use from the minute, or returns the time to wait. The call may use
@@ -211,6 +212,12 @@ impl RateLimiter {
         if self.limit.is_some() {
             self.used = self.used.saturating_add(to_parts(count)).min(to_parts(u64::MAX));
         }
+    }
+
+    /// Takes what an earlier process has used, at most a minute's worth.
+    pub(super) fn take_recent(&mut self, count: u64, now: Instant) {
+        let capacity = self.limit.map_or(0, NonZeroU32::get);
+        self.take_count(count.min(capacity.into()), now);
     }
 
     /// Gives back an amount that was taken `age` ago, less the part that time has refilled since

@@ -58,6 +58,8 @@ pub struct RecoveredRun {
     /// The calls and costs of each tool, with lost settlements.
     pub tools: BTreeMap<String, ToolSpending>,
     /// The number of admissions whose settlement was lost. They are now settled at their reserved amounts.
+    /// The number of calls of each tool in the last minute.
+    pub recent_tools: BTreeMap<String, u64>,
     pub crashed: u64,
     /// The number of bytes of an incomplete last line, which are now in a file beside the log.
     pub torn_bytes: u64,
@@ -388,7 +390,9 @@ impl AuditLogState {
         // A crash has lost the real settlement of these calls. Their cost is unknown, so they are charged in full.
         // They may have used their tokens a moment ago, so they count in the rate's minute, too. The minute has their
         // requests already.
-        let (age, mut recent) = scan.age_and_recent(SystemTime::now());
+        let now = SystemTime::now();
+        let (age, mut recent) = scan.age_and_recent(now);
+        let recent_tools = scan.recent.tool_calls_until(now);
         let mut spent = scan.spent;
         for (request, reserved) in &scan.open {
             self.append_record(&CallSettledRecord::for_lost_call(
@@ -413,7 +417,7 @@ impl AuditLogState {
         self.append_record(&SessionStartedRecord { started, public_key: &public_key, resumed });
         let torn_bytes = torn.map_or(0, |torn| torn.bytes);
         let crashed = (scan.open.len() + scan.open_tools.len()) as u64;
-        RecoveredRun { spent, age, recent, tools, crashed, torn_bytes, resumed }
+        RecoveredRun { spent, age, recent, tools, recent_tools, crashed, torn_bytes, resumed }
     }
 
     /// Appends an admission and writes the buffer. After an error the record is neither in the file nor in the buffer.

@@ -14,7 +14,7 @@ use super::AuditError;
 use super::chain::{ChainBreakReason, ChainTip};
 use super::read::{self, AuditEntry, AuditEvent, AuditReader, ChainBreakError};
 use super::verify::{AuditVerifyReportBuilder, LogAmounts, UnsettledToolCall};
-use crate::llm::budget::{BudgetAmount, RecentUsage, Tokens, ToolSpending};
+use crate::llm::budget::{BudgetAmount, RecentUsage, ToolSpending};
 
 /// The content of a log that a new process needs.
 #[derive(Debug)]
@@ -43,33 +43,62 @@ pub struct AuditLogScan {
 
 /// The admitted calls and the charged tokens of the last minute of a log, second by second.
 #[derive(Clone, Debug, Default)]
-pub struct RecentCalls(VecDeque<(SystemTime, RecentUsage)>);
+pub struct RecentCalls(VecDeque<RecentSecond>);
+
+#[derive(Clone, Debug)]
+struct RecentSecond {
+    start: SystemTime,
+    usage: RecentUsage,
+    /// The number of admitted calls of each tool.
+    tools: BTreeMap<String, u64>,
+}
 
 impl RecentCalls {
     fn add_entry(&mut self, entry: &AuditEntry) {
-        let usage = match &entry.event {
-            AuditEvent::Admitted(_) => RecentUsage { requests: 1, tokens: Tokens::ZERO },
-            AuditEvent::Settled(call) => {
-                RecentUsage { requests: 0, tokens: call.charged.total_tokens() }
-            }
+        let (mut usage, mut called) = (RecentUsage::default(), None);
+        match &entry.event {
+            AuditEvent::Admitted(_) => usage.requests = 1,
+            AuditEvent::Settled(call) => usage.tokens = call.charged.total_tokens(),
+            AuditEvent::ToolAdmitted(call) => called = Some(&call.tool),
             _ => return,
-        };
-        let Ok(time) = humantime::parse_rfc3339(&entry.time) else { return };
-        match self.0.back_mut() {
-            Some((second, sum)) if is_within(*second, time, Duration::from_secs(1)) => {
-                *sum = *sum + usage;
-            }
-            _ => self.0.push_back((time, usage)),
         }
-        while self.0.front().is_some_and(|(first, _)| !is_within(*first, time, RATE_WINDOW)) {
+        let Ok(time) = humantime::parse_rfc3339(&entry.time) else { return };
+        let second = self.second_at(time);
+        second.usage = second.usage + usage;
+        if let Some(tool) = called {
+            *second.tools.entry(tool.clone()).or_default() += 1;
+        }
+        while self.0.front().is_some_and(|first| !is_within(first.start, time, RATE_WINDOW)) {
             self.0.pop_front();
         }
     }
 
+    /// Returns the second that a time is in, which begins with the time if no earlier one has it.
+    fn second_at(&mut self, time: SystemTime) -> &mut RecentSecond {
+        let last = self.0.back();
+        if !last.is_some_and(|last| is_within(last.start, time, Duration::from_secs(1))) {
+            let (usage, tools) = (RecentUsage::default(), BTreeMap::new());
+            self.0.push_back(RecentSecond { start: time, usage, tools });
+        }
+        self.0.back_mut().expect("one was added")
+    }
+
     /// Returns the usage of the minute before `now`. If the clock was set back since then, no time counts as passed.
     pub fn until(&self, now: SystemTime) -> RecentUsage {
-        let recent = self.0.iter().filter(|(second, _)| is_within(*second, now, RATE_WINDOW));
-        recent.fold(RecentUsage::default(), |sum, (_, usage)| sum + *usage)
+        self.seconds_until(now).fold(RecentUsage::default(), |sum, second| sum + second.usage)
+    }
+
+    /// Returns the number of calls of each tool in the minute before `now`.
+    pub fn tool_calls_until(&self, now: SystemTime) -> BTreeMap<String, u64> {
+        let mut calls = BTreeMap::new();
+        for (tool, count) in self.seconds_until(now).flat_map(|second| &second.tools) {
+            *calls.entry(tool.clone()).or_default() += count;
+        }
+        calls
+    }
+
+    fn seconds_until(&self, now: SystemTime) -> impl Iterator<Item = &RecentSecond> {
+        self.0.iter().filter(move |second| is_within(second.start, now, RATE_WINDOW))
     }
 }
 

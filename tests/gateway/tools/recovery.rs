@@ -5,8 +5,8 @@ use std::io::BufReader;
 use std::sync::Arc;
 
 use cogni_gateway::llm::budget::{
-    BudgetAmount, BudgetLedger, BudgetLimits, Nanodollars, PriorUsage, ToolBudgetError,
-    ToolBudgetLimits, ToolReserveRequest, ToolSpending,
+    BudgetAmount, BudgetError, BudgetLedger, BudgetLimits, Nanodollars, PriorUsage,
+    ToolBudgetError, ToolBudgetLimits, ToolReserveRequest, ToolSpending,
 };
 use cogni_gateway::telemetry::audit::records::RunStartedRecord;
 use cogni_gateway::telemetry::audit::tool_records::{
@@ -70,6 +70,21 @@ async fn a_crash_charges_an_open_tool_call() {
     };
     let refused = ledger.reserve_tool_call(&request).unwrap_err();
     assert_eq!(refused, ToolBudgetError::Calls { spent: 2, limit: 2 });
+
+    // The calls of the last minute count in the tool's minute, and only there.
+    assert_eq!(recovered.recent_tools, BTreeMap::from([("clock".to_owned(), 2)]));
+    ledger.restore_tool_rates(recovered.recent_tools);
+    let per_minute = |count| ToolBudgetLimits { per_minute: Some(count), ..Default::default() };
+    let reserve = |tool: &str, limits| {
+        let request = ToolReserveRequest { tool: &Arc::from(tool), price: Nanodollars(0), limits };
+        ledger.reserve_tool_call(&request).map(|reservation| reservation.release_unspent())
+    };
+    let refused = reserve("clock", per_minute(2)).unwrap_err();
+    assert!(
+        matches!(refused, ToolBudgetError::Run(BudgetError::Rate { limit: 2, .. })),
+        "{refused:?}"
+    );
+    reserve("other", per_minute(2)).unwrap();
 }
 
 fn started_record() -> RunStartedRecord {

@@ -85,11 +85,24 @@ pub(super) struct ToolAccount {
     spent: ToolSpending,
     reserved: ToolSpending,
     rate: RateLimiter,
+    /// The calls that earlier processes admitted in the last minute, and the time when this was known. The rate takes
+    /// them with the first call, which knows the limit.
+    recent: Option<(u64, Instant)>,
 }
 
 impl ToolAccount {
     fn new(spent: ToolSpending, now: Instant) -> Self {
-        Self { spent, reserved: ToolSpending::default(), rate: RateLimiter::unlimited(now) }
+        let (reserved, rate) = (ToolSpending::default(), RateLimiter::unlimited(now));
+        Self { spent, reserved, rate, recent: None }
+    }
+
+    /// Sets the limit of the rate, and takes the calls of earlier processes from it once, at most a minute's worth.
+    fn set_rate_limit(&mut self, limit: Option<NonZeroU32>, now: Instant) {
+        if let Some((calls, known)) = self.recent.take() {
+            self.rate.set_limit(limit, known);
+            self.rate.take_recent(calls, known);
+        }
+        self.rate.set_limit(limit, now);
     }
 
     /// Checks the limits that calls use up.
@@ -138,7 +151,7 @@ impl BudgetLedger {
         check_run_cost(state.limits.max_cost_usd, state.spent, state.reserved, request.price)?;
         // 2. Rates, which take from their buckets, so every other check comes before them.
         let limit = request.limits.per_minute.and_then(NonZeroU32::new);
-        account.rate.set_limit(limit, now);
+        account.set_rate_limit(limit, now);
         account.rate.check_available("calls of this tool", 1, now)?;
         state.rates.take_free(now)?;
         account.rate.take_count(1, now);
@@ -161,6 +174,17 @@ impl BudgetLedger {
         let (mut state, now) = (self.lock_state(), Instant::now());
         for (tool, spent) in spent {
             state.tools.insert(tool.into(), ToolAccount::new(spent, now));
+        }
+    }
+
+    /// Sets the number of calls of each tool that earlier processes of the run admitted in the last minute.
+    pub fn restore_tool_rates(&self, recent: impl IntoIterator<Item = (String, u64)>) {
+        let (mut state, now) = (self.lock_state(), Instant::now());
+        for (tool, calls) in recent {
+            let account = state.tools.entry(tool.into());
+            let account = account.or_insert_with(|| ToolAccount::new(ToolSpending::default(), now));
+            account.recent = Some((calls, now));
+            state.rates.take_recent_free(calls, now);
         }
     }
 
