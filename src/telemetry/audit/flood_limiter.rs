@@ -16,9 +16,9 @@ pub(super) struct RecordFloodLimiter {
 }
 
 impl RecordFloodLimiter {
-    /// Counts an event. Returns true if the event is to be recorded by itself.
-    pub(super) fn count_one(&mut self) -> bool {
-        if self.singly > 0 {
+    /// Counts an event. Returns true if the event is to be recorded by itself, which a log without room does not do.
+    pub(super) fn count_one(&mut self, has_room: bool) -> bool {
+        if has_room && self.singly > 0 {
             self.singly -= 1;
             return true;
         }
@@ -62,11 +62,11 @@ mod tests {
     #[test]
     fn a_flood_is_recorded_once_a_second() {
         let mut flood = RecordFloodLimiter::default();
-        assert_eq!((0..100).filter(|_| flood.count_one()).count(), 64);
+        assert_eq!((0..100).filter(|_| flood.count_one(true)).count(), 64);
         let start = Instant::now();
         let mut repeats = |millis: u64, all: bool| {
             let due = flood.take_due(start + Duration::from_millis(millis), all);
-            flood.count_one();
+            flood.count_one(true);
             due
         };
         assert_eq!(repeats(0, false), Some(36));

@@ -14,6 +14,7 @@
 //! **Invariant:** the buffer is bounded while the disk is full. No call is admitted then, so at most
 //! [`MAX_UNSETTLED_CALLS`] settlements arrive, and refusals are counted instead of recorded.
 
+mod floods;
 mod tool_calls;
 
 use std::collections::BTreeMap;
@@ -32,12 +33,12 @@ use super::log_file::AuditLogFile;
 use super::peers::PeerTracker;
 use super::records::{
     AuditRecord, CallAdmittedRecord, CallOutcome, CallRefusedRecord, CallSettledRecord,
-    CheckpointRecord, LogRepairedRecord, PeerConnectedRecord, RefusalsRepeatedRecord,
-    RunFinishedRecord, RunStartedRecord, SessionStartedRecord,
+    CheckpointRecord, LogRepairedRecord, PeerConnectedRecord, RunFinishedRecord, RunStartedRecord,
+    SessionStartedRecord,
 };
 use super::recover::{self, AuditLogScan, TornTail};
 use super::refusal_counter::RefusalCounter;
-use super::tool_records::{ToolOutcome, ToolRefusalsRepeatedRecord, ToolSettledRecord};
+use super::tool_records::{ToolOutcome, ToolSettledRecord};
 use super::{AuditConfig, AuditDurability, AuditError};
 use crate::base::time::MAX_TIME;
 use crate::base::timestamp::TimestampFormatter;
@@ -57,9 +58,9 @@ pub struct RecoveredRun {
     pub recent: RecentUsage,
     /// The calls and costs of each tool, with lost settlements.
     pub tools: BTreeMap<String, ToolSpending>,
-    /// The number of admissions whose settlement was lost. They are now settled at their reserved amounts.
     /// The number of calls of each tool in the last minute.
     pub recent_tools: BTreeMap<String, u64>,
+    /// The number of admissions whose settlement was lost. They are now settled at their reserved amounts.
     pub crashed: u64,
     /// The number of bytes of an incomplete last line, which are now in a file beside the log.
     pub torn_bytes: u64,
@@ -201,11 +202,13 @@ impl AuditLog {
     }
 
     /// Records a request that was refused. Never fails and does no I/O. The first 64 refusals of each code are recorded
-    /// one by one. Later ones are counted, with a record at most once a second.
+    /// one by one. Later ones are counted, with a record at most once a second. A log that is as large as it may be gets
+    /// their numbers at its end.
     pub fn record_refusal(&self, record: &CallRefusedRecord<'_>) {
         if let Some(open) = &self.0 {
             let mut state = open.lock_state();
-            if state.refusals.count_refusal(record.code, record.status) {
+            let has_room = state.has_room();
+            if state.refusals.count_refusal(record.code, record.status, has_room) {
                 state.append_record(record);
             }
             drop(state);
@@ -231,8 +234,10 @@ impl AuditLog {
     pub fn record_connection(&self, peer: PeerCredentials) {
         let Some(open) = &self.0 else { return };
         let (is_recorded, is_counting) = {
-            let peers = &mut open.lock_state().peers;
-            (peers.count_connection(peer), peers.is_counting())
+            let mut state = open.lock_state();
+            let has_room = state.has_room();
+            let peers = &mut state.peers;
+            (peers.count_connection(peer, has_room), peers.is_counting())
         };
         if is_recorded {
             let PeerCredentials { pid, uid, gid } = peer;
@@ -316,7 +321,9 @@ impl OpenAuditLog {
         state.record_floods(all);
         state.sign_if_overdue();
         let counters = [&state.refusals, &state.tool_refusals];
-        if state.peers.is_counting() || counters.iter().any(|counter| counter.is_counting()) {
+        let is_counting =
+            state.peers.is_counting() || counters.iter().any(|counter| counter.is_counting());
+        if is_counting && state.has_room() {
             self.unflushed.notify_one();
         }
         if state.lines.is_empty() {
@@ -425,7 +432,7 @@ impl AuditLogState {
         if self.unsettled >= MAX_UNSETTLED_CALLS {
             return Err(AuditError::TooManyUnsettled);
         }
-        if self.tail.len() + self.lines.len() as u64 >= self.max_bytes {
+        if !self.has_room() {
             return Err(AuditError::Full { limit: self.max_bytes });
         }
         // A checkpoint comes before the admission, so that the admission is the last record and can be taken back.
@@ -447,29 +454,6 @@ impl AuditLogState {
     fn append_settlement(&mut self, record: &impl AuditRecord) {
         self.unsettled = self.unsettled.saturating_sub(1);
         self.append_record(record);
-    }
-
-    /// Records the counts of events that come too often to be recorded one by one; with `all`, also counts that are not
-    /// due.
-    fn record_floods(&mut self, all: bool) {
-        // While the disk fails, a count stays a number in memory. As a record it would make the buffer longer each second.
-        if self.failing && !all {
-            return;
-        }
-        let now = Instant::now();
-        if let Some(peers) = self.peers.take_due(now, all) {
-            self.append_record(&peers);
-        }
-        let mut refusals = std::mem::take(&mut self.refusals);
-        for (code, status, repeats) in refusals.take_due(now, all) {
-            self.append_record(&RefusalsRepeatedRecord { code, status, repeats });
-        }
-        self.refusals = refusals;
-        let mut refusals = std::mem::take(&mut self.tool_refusals);
-        for (code, status, repeats) in refusals.take_due(now, all) {
-            self.append_record(&ToolRefusalsRepeatedRecord { code, status, repeats });
-        }
-        self.tool_refusals = refusals;
     }
 
     fn append_record<R: AuditRecord>(&mut self, record: &R) {

@@ -15,11 +15,11 @@ pub(super) struct PeerTracker {
 
 impl PeerTracker {
     /// Counts a connection. Returns true if it is the first one of its process and is to be recorded by itself.
-    pub(super) fn count_connection(&mut self, peer: PeerCredentials) -> bool {
+    pub(super) fn count_connection(&mut self, peer: PeerCredentials, has_room: bool) -> bool {
         if self.recorded.contains(&peer) {
             return false;
         }
-        let is_recorded = self.flood.count_one();
+        let is_recorded = self.flood.count_one(has_room);
         if is_recorded {
             self.recorded.push(peer);
         }

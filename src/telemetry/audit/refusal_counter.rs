@@ -18,10 +18,15 @@ struct RefusalCodeCount {
 
 impl RefusalCounter {
     /// Counts a refusal. Returns true if it is to be recorded by itself.
-    pub(super) fn count_refusal(&mut self, code: &'static str, status: u16) -> bool {
+    pub(super) fn count_refusal(
+        &mut self,
+        code: &'static str,
+        status: u16,
+        has_room: bool,
+    ) -> bool {
         let count = self.count_for_code(code);
         count.status = status;
-        count.flood.count_one()
+        count.flood.count_one(has_room)
     }
 
     /// Returns the code, the last status and the number of counted refusals for each record that is due, or for all

@@ -1,5 +1,6 @@
 //! Tests of a full disk: no call is admitted, no record is lost, and the gateway recovers by itself.
 
+use cogni_gateway::base::unix::PeerCredentials;
 use cogni_gateway::telemetry::audit::AuditError;
 use cogni_gateway::telemetry::audit::chain::MAX_UNSETTLED_CALLS;
 use cogni_gateway::telemetry::audit::read::AuditEvent;
@@ -200,12 +201,27 @@ fn a_log_at_its_limit_admits_nothing_more() {
     };
     assert!(matches!(error, AuditError::Full { limit: 20_000 }), "{error}");
     assert!(calls > 5, "{calls}");
+    // Refusals and connections make the log no longer: their numbers are in its last records.
+    log.flush_buffered();
+    let full = fs::metadata(log_dir.log()).unwrap().len();
+    for code in ["rate_limited", "bad_request", "policy_denied"] {
+        for _ in 0..100 {
+            log.record_refusal(&refused_record("late", code));
+            log.flush_buffered();
+        }
+    }
+    for pid in 1..100 {
+        log.record_connection(PeerCredentials { pid: Some(pid), uid: 0, gid: 0 });
+        log.flush_buffered();
+    }
+    assert_eq!(fs::metadata(log_dir.log()).unwrap().len(), full);
     log.finish_log(&RunFinishedRecord { spent: budget_amount(0, 0, 0), admitted: 0, refused: 0 })
         .unwrap();
     drop(log);
     let report = log_dir.verify();
     assert_eq!((report.admitted, report.settled, report.open), (calls, calls, 0));
-    assert!(fs::metadata(log_dir.log()).unwrap().len() < 23_000);
+    assert_eq!(report.refused, 300);
+    assert!(fs::metadata(log_dir.log()).unwrap().len() < 24_000);
 }
 
 fn signed_often(path: &Path) -> AuditConfig {

@@ -37,7 +37,8 @@ impl AuditLog {
     pub fn record_tool_refusal(&self, record: &ToolRefusedRecord<'_>) {
         if let Some(open) = &self.0 {
             let mut state = open.lock_state();
-            if state.tool_refusals.count_refusal(record.code, record.status) {
+            let has_room = state.has_room();
+            if state.tool_refusals.count_refusal(record.code, record.status, has_room) {
                 state.append_record(record);
             }
             drop(state);
