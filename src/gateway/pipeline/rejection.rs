@@ -29,6 +29,8 @@ pub enum CallRejection {
     Unauthenticated(#[from] AuthError),
     #[error("the path is not served")]
     NotServed,
+    #[error("the request has two `Host` headers; send one")]
+    RepeatedHost,
     #[error("the content type is not application/json")]
     NotJson,
     #[error(transparent)]
@@ -63,6 +65,7 @@ impl CallRejection {
         match self {
             Self::Unauthenticated(refusal) => refusal.code(),
             Self::NotServed => "not_found",
+            Self::RepeatedHost => "repeated_host",
             Self::NotJson => "unsupported_media_type",
             Self::UnreadableBody(error) => error.code(),
             Self::Overload(overload) => overload.code(),
@@ -126,6 +129,7 @@ impl CallRejection {
             Self::NotAccepting(control::NotAcceptingError::Paused) => StatusCode::TOO_MANY_REQUESTS,
             Self::Unauthenticated(_) => StatusCode::UNAUTHORIZED,
             Self::NotServed => StatusCode::NOT_FOUND,
+            Self::RepeatedHost => StatusCode::BAD_REQUEST,
             Self::NotJson => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::UnreadableBody(error) => error.status(),
             Self::Overload(overload) => overload.status(),

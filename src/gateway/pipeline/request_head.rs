@@ -32,7 +32,7 @@ impl<B> JudgedHead for Request<B> {
 /// Returns the served route of a request.
 ///
 /// # Errors
-/// Returns [`CallRejection::NotServed`] if no route matches, or if the request's form could be read in
+/// Returns [`CallRejection::NotServed`] if no route matches, and an error if the request's form could be read in
 /// two ways.
 pub fn match_route<B>(request: &Request<B>) -> Result<GatewayRoute, CallRejection> {
     check_target(request)?;
@@ -43,9 +43,14 @@ pub fn match_route<B>(request: &Request<B>) -> Result<GatewayRoute, CallRejectio
 /// Checks the form of a request's target.
 ///
 /// # Errors
-/// Returns [`CallRejection::NotServed`] if the target could be read in two ways, or asks for another protocol.
+/// Returns [`CallRejection::RepeatedHost`] if the request has two hosts, and [`CallRejection::NotServed`] if the target
+/// could be read in two ways, or asks for another protocol.
 pub(super) fn check_target<B>(request: &Request<B>) -> Result<(), CallRejection> {
     // HTTP/2 always names a host. The host is ignored: the configuration names the upstream's host.
+    // RFC 9112, section 3.2: two hosts are two readings of one request, also if the host is ignored.
+    if request.headers().get_all(header::HOST).iter().nth(1).is_some() {
+        return Err(CallRejection::RepeatedHost);
+    }
     let is_for_us = request.version() == Version::HTTP_2 || is_target_local(request.uri());
     if !is_for_us || requests_upgrade(request.headers()) {
         return Err(CallRejection::NotServed);

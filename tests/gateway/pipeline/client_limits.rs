@@ -173,6 +173,32 @@ async fn a_refusal_names_the_encoding_of_the_body() {
     app.stop().await;
 }
 
+/// G3: A request with two hosts is no request (RFC 9112, section 3.2). The lane and hyper refuse it on every path.
+#[tokio::test]
+async fn a_request_with_two_hosts_is_refused() {
+    let app = TestApp::start().await;
+    let body = r#"{"model":"m","messages":[]}"#;
+    let length = body.len();
+    let post = format!("content-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}");
+    for rest in [format!("connection: close\r\n{post}"), post] {
+        let heads = [
+            ("POST /v1/chat/completions", rest.as_str()),
+            ("GET /health", "connection: close\r\n\r\n"),
+        ];
+        for (target, rest) in heads {
+            let request =
+                format!("{target} HTTP/1.1\r\nhost: localhost\r\nHost: localhost\r\n{rest}");
+            // The second request ends a connection that the first one keeps open.
+            let last = "GET /key/list HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+            let answer = app.client().raw(format!("{request}{last}").as_bytes()).await;
+            assert!(answer.starts_with("HTTP/1.1 400 "), "{target}: {answer}");
+            assert!(answer.contains("repeated_host"), "{target}: {answer}");
+        }
+    }
+    assert_eq!(app.upstream.seen.request_count(), 0);
+    app.stop().await;
+}
+
 /// G14: A body that does not arrive in time is cut.
 #[tokio::test]
 async fn a_body_that_never_ends_is_cut() {

@@ -47,6 +47,7 @@ struct HeadFields<'a> {
     length: Option<u64>,
     has_type: bool,
     has_connection: bool,
+    has_host: bool,
 }
 
 /// Splits a head off the front of the received bytes.
@@ -194,6 +195,9 @@ impl<'a> HeadFields<'a> {
         if is("content-type") {
             let is_first = !std::mem::replace(&mut self.has_type, true);
             return (is_first && is_json(value)).then_some(());
+        }
+        if is("host") {
+            return (!std::mem::replace(&mut self.has_host, true)).then_some(());
         }
         if is("connection") {
             let is_usual = !self.has_connection && value.eq_ignore_ascii_case(b"keep-alive");
