@@ -29,6 +29,7 @@ mod http_connector;
 pub mod job;
 pub mod mcp;
 pub mod mcp_server;
+mod origin;
 pub mod pinned_tool;
 pub mod policy;
 pub mod program;

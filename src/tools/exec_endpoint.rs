@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::call_table::ToolCall;
 use super::exec_request::{ToolExecRequest, parse_wait};
+use super::origin::is_origin_local;
 use super::refusal::ToolRefusal;
 use super::run_tools::{RunTools, ToolRequestFacts, applied_rules};
 use crate::base::local_endpoint::{LocalReply, LocalRequest, RetryAdvice};
@@ -15,6 +16,9 @@ use crate::base::local_endpoint::{LocalReply, LocalRequest, RetryAdvice};
 impl RunTools {
     /// Answers a request under `/tool/`.
     pub(super) async fn handle_exec(&self, request: LocalRequest<'_>) -> LocalReply {
+        if !is_origin_local(request.headers) {
+            return ToolRefusal::ForeignOrigin.to_reply();
+        }
         match (request.method, request.path) {
             (&Method::GET, LIST_PATH) => self.list_tools(),
             (&Method::POST, EXEC_PATH) => {

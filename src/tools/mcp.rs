@@ -20,13 +20,14 @@ mod method;
 mod reply;
 mod version;
 
-use http::{HeaderMap, Method, Uri, header};
+use http::{HeaderMap, Method};
 
 use self::envelope::check_envelope;
 use self::error::McpError;
 use self::message::McpMessage;
 use self::reply::{accepted_reply, error_reply, method_not_allowed_reply};
 use super::definition::is_tool_name;
+use super::origin::is_origin_local;
 use super::refusal::ToolRefusal;
 use super::run_tools::{RunTools, ToolRequestFacts};
 use crate::base::local_endpoint::{LocalReply, LocalRequest};
@@ -77,16 +78,3 @@ impl RunTools {
         }
     }
 }
-
-/// Returns true if a request has no `Origin`, or one of this machine. A browser sends the origin of the page that makes
-/// the request, and no other page may call the run's tools.
-fn is_origin_local(headers: &HeaderMap) -> bool {
-    headers.get_all(header::ORIGIN).iter().all(|origin| {
-        let origin = origin.to_str().ok().and_then(|origin| origin.parse::<Uri>().ok());
-        let host = origin.as_ref().and_then(Uri::host);
-        host.is_some_and(|host| LOCAL_HOSTS.iter().any(|own| host.eq_ignore_ascii_case(own)))
-    })
-}
-
-/// The hosts of an origin that mean this machine, at any port.
-const LOCAL_HOSTS: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];

@@ -19,6 +19,8 @@ pub enum ToolRefusal {
         "the path is not served; there are `GET /tool/list`, `POST /tool/exec`, `GET /tool/exec/ID` and `POST /mcp`"
     )]
     NotServed,
+    #[error("the request comes from a page of another origin")]
+    ForeignOrigin,
     #[error("the request body is larger than the limit of {limit} bytes")]
     TooLarge { limit: usize },
     #[error("the request body is not acceptable JSON: {0}")]
@@ -60,6 +62,7 @@ impl ToolRefusal {
     pub fn code(&self) -> &'static str {
         match self {
             Self::NotServed => "not_found",
+            Self::ForeignOrigin => "foreign_origin",
             Self::TooLarge { .. } => "request_too_large",
             Self::Json(error) => error.code(),
             Self::InvalidRequest(_) | Self::InvalidToolName => "invalid_request",
@@ -85,7 +88,9 @@ impl ToolRefusal {
             | Self::InvalidToolName
             | Self::HeaderMismatch(_)
             | Self::Arguments(_) => StatusCode::BAD_REQUEST,
-            Self::OtherRun | Self::NotGranted(_) | Self::Denied(_) => StatusCode::FORBIDDEN,
+            Self::ForeignOrigin | Self::OtherRun | Self::NotGranted(_) | Self::Denied(_) => {
+                StatusCode::FORBIDDEN
+            }
             Self::Budget(error) if error.is_permanent() => StatusCode::PAYMENT_REQUIRED,
             Self::Budget(_) | Self::Busy { .. } | Self::NotAccepting => {
                 StatusCode::TOO_MANY_REQUESTS

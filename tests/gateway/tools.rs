@@ -457,6 +457,47 @@ async fn a_paused_run_calls_no_tool() {
     app.stop().await;
 }
 
+/// T1, T2: no page of another machine uses the tools, on any of their paths.
+#[tokio::test]
+async fn a_page_of_another_origin_uses_no_tool() {
+    let app = start_app("granted = ['core__get_current_time']").await;
+    let list = r#"{"jsonrpc":"2.0","id":1,"method":"tools/list"}"#;
+    let call = json!({"tool": CLOCK}).to_string();
+    let requests = [
+        (Method::POST, "/mcp", list),
+        (Method::POST, "/tool/exec", call.as_str()),
+        (Method::GET, "/tool/list", ""),
+    ];
+    let ask = async |origin: &str| {
+        let headers = [("content-type", "application/json"), ("origin", origin)];
+        let mut statuses = vec![];
+        for (method, path, body) in &requests {
+            let response = app.client().ask(method.clone(), path, body, &headers).await;
+            statuses.push(response.status.as_u16());
+        }
+        statuses
+    };
+    for own in
+        ["http://localhost", "https://LOCALHOST:8443", "http://127.0.0.1:1", "http://[::1]:80"]
+    {
+        assert_eq!(ask(own).await, [200, 200, 200], "{own}");
+    }
+    for foreign in [
+        "null",
+        "localhost",
+        "http://evil.example",
+        "chrome-extension://localhost",
+        "http://localhost:99999",
+        "http://localhost:",
+        "http://localhost/x",
+        "http://a@localhost",
+        "http://localhost.evil.example",
+    ] {
+        assert_eq!(ask(foreign).await, [403, 403, 403], "{foreign}");
+    }
+    app.stop().await;
+}
+
 /// T5: the end of a run ends its open tool calls, and settles them.
 #[tokio::test]
 async fn the_end_of_a_run_ends_its_tools() {

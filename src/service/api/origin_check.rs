@@ -34,7 +34,9 @@ fn check_origin(headers: &HeaderMap) -> Result<(), ApiError> {
     // An origin is a scheme and an authority. The page is our own if its authority equals `Host`.
     let host = header_values(headers, HOST).flatten().next().unwrap_or_default();
     let is_own = |origin: &str| {
-        origin.split_once("://").is_some_and(|(_, place)| place.eq_ignore_ascii_case(host))
+        origin.split_once("://").is_some_and(|(scheme, place)| {
+            matches!(scheme, "http" | "https") && place.eq_ignore_ascii_case(host)
+        })
     };
     if !header_values(headers, ORIGIN).all(|origin| origin.is_some_and(is_own)) {
         return Err(ApiError::ForeignOrigin);

@@ -1,0 +1,25 @@
+//! The check of a request's `Origin`, for all paths of the tools. A browser sends the origin of the page that makes the
+//! request, and no page of another machine may call the run's tools.
+
+use http::uri::Authority;
+use http::{HeaderMap, HeaderValue, header};
+
+/// Returns true if a request has no `Origin`, or only `http` and `https` origins of this machine, at any port.
+pub(super) fn is_origin_local(headers: &HeaderMap) -> bool {
+    headers.get_all(header::ORIGIN).iter().all(|origin| is_local(origin).unwrap_or(false))
+}
+
+/// Returns `None` for a value that is not an origin.
+fn is_local(origin: &HeaderValue) -> Option<bool> {
+    let (scheme, place) = origin.to_str().ok()?.split_once("://")?;
+    let place = place.parse::<Authority>().ok()?;
+    let host = place.host();
+    let has_valid_port = place.as_str() == host || place.port_u16().is_some();
+    // A user in the authority makes it longer than the host and the port.
+    let has_user = place.as_str().contains('@');
+    let is_own = LOCAL_HOSTS.iter().any(|own| host.eq_ignore_ascii_case(own));
+    Some(matches!(scheme, "http" | "https") && has_valid_port && !has_user && is_own)
+}
+
+/// The hosts of an origin that mean this machine.
+const LOCAL_HOSTS: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
