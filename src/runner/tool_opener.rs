@@ -8,6 +8,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 use tokio_util::sync::CancellationToken;
 
 use crate::base::local_endpoint::LocalEndpoint;
+use crate::gateway::run::control::NotAcceptingError;
 use crate::gateway::run::{AgentRun, RunIdentity, ToolOpener, ToolProcess, ToolSettings};
 use crate::tools::config::{McpServerConfig, ToolConfig};
 use crate::tools::credential_source::CredentialSource;
@@ -16,6 +17,7 @@ use crate::tools::mcp_server::McpServer;
 use crate::tools::policy::ToolPolicy;
 use crate::tools::program::ToolPrograms;
 use crate::tools::prometheus::PrometheusClient;
+use crate::tools::refusal::ToolRefusal;
 use crate::tools::rule_facts::ToolRunFacts;
 use crate::tools::run_tools::{RunSwitches, RunToolParts, RunTools};
 use crate::tools::tool_file::{known_tools, read_tool_files};
@@ -148,8 +150,11 @@ pub fn identity_facts(identity: &RunIdentity) -> ToolRunFacts {
 struct AgentRunSwitches(Arc<AgentRun>);
 
 impl RunSwitches for AgentRunSwitches {
-    fn is_accepting(&self) -> bool {
-        self.0.control.check_accepting().is_ok()
+    fn check_accepting(&self) -> Result<(), ToolRefusal> {
+        self.0.control.check_accepting().map_err(|error| match error {
+            NotAcceptingError::Paused => ToolRefusal::Paused,
+            NotAcceptingError::Ended => ToolRefusal::Ended,
+        })
     }
 
     fn abort_token(&self) -> CancellationToken {

@@ -51,8 +51,10 @@ pub enum ToolRefusal {
     KeyConflict,
     #[error("there is no such call; the results of earlier calls are kept for a while only")]
     UnknownCall,
-    #[error("an operator has paused or ended this run")]
-    NotAccepting,
+    #[error("an operator has paused this run; try again later")]
+    Paused,
+    #[error("an operator has ended this run")]
+    Ended,
     #[error("the audit log cannot be written")]
     Audit(#[from] AuditError),
 }
@@ -74,7 +76,8 @@ impl ToolRefusal {
             Self::Busy { .. } => "too_many_tool_calls",
             Self::KeyConflict => "idempotency_conflict",
             Self::UnknownCall => "unknown_call",
-            Self::NotAccepting => "run_paused",
+            Self::Paused => "run_paused",
+            Self::Ended => "run_ended",
             Self::Audit(_) => "audit_unavailable",
         }
     }
@@ -88,13 +91,13 @@ impl ToolRefusal {
             | Self::InvalidToolName
             | Self::HeaderMismatch(_)
             | Self::Arguments(_) => StatusCode::BAD_REQUEST,
-            Self::ForeignOrigin | Self::OtherRun | Self::NotGranted(_) | Self::Denied(_) => {
-                StatusCode::FORBIDDEN
-            }
+            Self::ForeignOrigin
+            | Self::OtherRun
+            | Self::NotGranted(_)
+            | Self::Denied(_)
+            | Self::Ended => StatusCode::FORBIDDEN,
             Self::Budget(error) if error.is_permanent() => StatusCode::PAYMENT_REQUIRED,
-            Self::Budget(_) | Self::Busy { .. } | Self::NotAccepting => {
-                StatusCode::TOO_MANY_REQUESTS
-            }
+            Self::Budget(_) | Self::Busy { .. } | Self::Paused => StatusCode::TOO_MANY_REQUESTS,
             Self::KeyConflict => StatusCode::CONFLICT,
             Self::Audit(_) => StatusCode::SERVICE_UNAVAILABLE,
         }
@@ -124,7 +127,7 @@ impl ToolRefusal {
                 RetryAdvice::After(*retry_after)
             }
             Self::Budget(error) if error.is_permanent() => RetryAdvice::Never,
-            Self::Budget(_) | Self::Busy { .. } | Self::NotAccepting | Self::Audit(_) => {
+            Self::Budget(_) | Self::Busy { .. } | Self::Paused | Self::Audit(_) => {
                 RetryAdvice::After(RETRY_DELAY)
             }
             _ => RetryAdvice::Never,

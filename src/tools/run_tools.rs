@@ -33,8 +33,11 @@ use crate::telemetry::metrics::{MetricsRegistry, SettledToolCall};
 
 /// The operator's switches of a run.
 pub trait RunSwitches: Send + Sync {
-    /// Returns true if new calls may start.
-    fn is_accepting(&self) -> bool;
+    /// Checks that a new call may start.
+    ///
+    /// # Errors
+    /// Returns [`ToolRefusal::Paused`] or [`ToolRefusal::Ended`].
+    fn check_accepting(&self) -> Result<(), ToolRefusal>;
 
     /// Returns a token that is cancelled when a call that starts now must end.
     fn abort_token(&self) -> CancellationToken;
@@ -152,9 +155,7 @@ impl RunToolParts {
         let call = Arc::clone(checked.slot.call());
         let tool = self.policy.find_tool(&call.tool).map_err(ToolRefusal::NotGranted)?;
         // 1. The operator's switch and the budget. A failure drops the slot, which removes the call.
-        if !self.switches.is_accepting() {
-            return Err(ToolRefusal::NotAccepting);
-        }
+        self.switches.check_accepting()?;
         let reservation = self.ledger.reserve_tool_call(&ToolReserveRequest {
             tool: &tool.definition.name,
             price: tool.price,
@@ -177,10 +178,10 @@ impl RunToolParts {
             return Err(error.into());
         }
         // 3. The operator may have paused the run while the record was written.
-        if !self.switches.is_accepting() {
+        if let Err(refusal) = self.switches.check_accepting() {
             reservation.release_unspent();
             self.record_unsent_call(&call);
-            return Err(ToolRefusal::NotAccepting);
+            return Err(refusal);
         }
         // 4. The program. Nothing can fail between the record and the start of this task.
         let own = Arc::clone(&self);

@@ -457,6 +457,18 @@ async fn a_paused_run_calls_no_tool() {
     app.stop().await;
 }
 
+/// T1: a run that an operator has ended calls no tool any more, and says so.
+#[tokio::test]
+async fn an_ended_run_calls_no_tool_any_more() {
+    let app = start_app(PRICED_CLOCK).await;
+    app.run.control.set_state(cogni_gateway::gateway::run::control::RunControlState::Draining);
+    let response = app.client().post("/tool/exec", &json!({"tool": CLOCK})).await;
+    assert_eq!(response.headers["x-should-retry"], "false");
+    let (status, answer) = read_response(&response);
+    assert_eq!((status, &answer["error"]["code"]), (StatusCode::FORBIDDEN, &json!("run_ended")));
+    app.stop().await;
+}
+
 /// T1, T2: no page of another machine uses the tools, on any of their paths.
 #[tokio::test]
 async fn a_page_of_another_origin_uses_no_tool() {
