@@ -9,11 +9,13 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use anyhow::Context;
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::value::RawValue;
 use tokio::io::sink;
 use tokio::time::sleep;
 
 use super::directory::RunDirectory;
+use crate::base::json::{JsonError, check_document};
 use crate::sandbox::output::OutputCapture;
 use crate::sandbox::spec::{
     BindMount, MountAccess, OwnerLabels, RootSource, SandboxSpec, SandboxTask, WorkspaceMount,
@@ -97,10 +99,13 @@ impl SandboxJobRunner {
         let (directory, driver, request) =
             tokio::task::spawn_blocking(move || self.prepare_sandbox(&call)).await??;
         let mut output = OutputCapture::new(limit, sink());
+        let overflow = output.overflow_token();
         let until = async {
             tokio::select! {
                 () = sleep(timeout) => StopReason::Deadline,
                 () = stop.cancelled() => StopReason::Cancelled,
+                // A result that is cut off is no result, so the program need not go on.
+                () = overflow.cancelled() => StopReason::Cancelled,
             }
         };
         let ended = Box::pin(driver.run(&request, &mut output, until)).await;
@@ -178,7 +183,9 @@ fn job_result<W: tokio::io::AsyncWrite + Unpin>(
     (timeout, limit): (Duration, usize),
 ) -> Result<String, ToolProgramError> {
     let (stdout, stderr) = (output.stdout.finish(), output.stderr.finish());
+    let is_too_large = stdout.truncated || stderr.truncated;
     match ended.cause {
+        Some(_) if is_too_large => return Err(ToolProgramError::too_large(limit)),
         Some(StopReason::Deadline) => return Err(ToolProgramError::timed_out(timeout)),
         Some(_) => return Err(ToolProgramError::stopped()),
         None => {}
@@ -191,7 +198,7 @@ fn job_result<W: tokio::io::AsyncWrite + Unpin>(
         let (outcome, code) = (ToolOutcome::Failed, "tool_oom_killed");
         return Err(ToolProgramError { outcome, code, message });
     }
-    if stdout.truncated || stderr.truncated {
+    if is_too_large {
         return Err(ToolProgramError::too_large(limit));
     }
     if ended.exit_code != Some(0) {
@@ -202,9 +209,44 @@ fn job_result<W: tokio::io::AsyncWrite + Unpin>(
             "the tool has ended with status {status}: {said}"
         )));
     }
-    let parsed: Option<Value> = serde_json::from_str(&stdout.text).ok();
-    let stdout = parsed.unwrap_or_else(|| Value::from(stdout.text));
-    Ok(json!({"exit_code": 0, "stdout": stdout, "stderr": stderr.text}).to_string())
+    let result = ProgramResult {
+        exit_code: 0,
+        stderr: &stderr.text,
+        stdout: ProgramOutput::from_text(&stdout.text)?,
+    };
+    serde_json::to_string(&result)
+        .map_err(|_| ToolProgramError::failed("the tool's output cannot be written as JSON"))
+}
+
+/// The result of a program that has ended well.
+#[derive(Serialize)]
+struct ProgramResult<'a> {
+    exit_code: i32,
+    stderr: &'a str,
+    stdout: ProgramOutput<'a>,
+}
+
+/// The standard output of a program, as the program wrote it.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum ProgramOutput<'a> {
+    Json(&'a RawValue),
+    Text(&'a str),
+}
+
+impl<'a> ProgramOutput<'a> {
+    /// An object with a key twice is JSON that two readers read differently, so it is no result.
+    fn from_text(text: &'a str) -> Result<Self, ToolProgramError> {
+        let Ok(json) = serde_json::from_str(text) else { return Ok(Self::Text(text)) };
+        // The check is about objects, and the output may be any value.
+        match check_document(format!("{{\"stdout\":{text}}}").as_bytes()) {
+            Err(error @ JsonError::DuplicateKey { .. }) => {
+                Err(ToolProgramError::failed(format!("the tool's output is ambiguous: {error}")))
+            }
+            // A value that is too complex for the check is not changed either.
+            _ => Ok(Self::Json(json)),
+        }
+    }
 }
 
 /// The time between SIGTERM and SIGKILL. Our choice: a tool has nothing to save.

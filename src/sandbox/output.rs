@@ -26,6 +26,8 @@ pub struct OutputCapture<W> {
     /// The stream that the listener gets, if it does not get both.
     only: Option<OutputStream>,
     force_stop: CancellationToken,
+    /// Cancelled when a stream has more bytes than its limit.
+    overflow: CancellationToken,
     pace: OutputPace,
 }
 
@@ -68,8 +70,9 @@ impl<W: AsyncWrite + Unpin> OutputCapture<W> {
     /// Creates a capture. `limit` bounds each stream, in bytes; `live` gets the output of both streams as it arrives.
     pub fn new(limit: usize, live: W) -> Self {
         let (stdout, stderr) = (HeadTailBuffer::new(limit), HeadTailBuffer::new(limit));
-        let force_stop = CancellationToken::new();
-        Self { stdout, stderr, live: Some(live), only: None, force_stop, pace: OutputPace::new() }
+        let (force_stop, overflow) = (CancellationToken::new(), CancellationToken::new());
+        let pace = OutputPace::new();
+        Self { stdout, stderr, live: Some(live), only: None, force_stop, overflow, pace }
     }
 
     /// Creates a capture as [`new`](Self::new) does, but with a listener for only one of the two streams.
@@ -82,6 +85,12 @@ impl<W: AsyncWrite + Unpin> OutputCapture<W> {
         self.force_stop.clone()
     }
 
+    /// Returns a token that is cancelled when a stream has more bytes than its limit, for a caller to whom a part of the
+    /// output is worth nothing.
+    pub fn overflow_token(&self) -> CancellationToken {
+        self.overflow.clone()
+    }
+
     /// Stores and forwards a chunk of one stream, and returns when more may be read. A slow listener slows the sandbox
     /// down. A listener that fails, or accepts nothing for [`LISTENER_TIMEOUT`], gets no further output.
     pub async fn push(&mut self, stream: OutputStream, chunk: &[u8]) {
@@ -90,9 +99,13 @@ impl<W: AsyncWrite + Unpin> OutputCapture<W> {
     }
 
     async fn store_and_forward(&mut self, stream: OutputStream, chunk: &[u8]) {
-        match stream {
-            OutputStream::Stdout => self.stdout.push(chunk),
-            OutputStream::Stderr => self.stderr.push(chunk),
+        let buffer = match stream {
+            OutputStream::Stdout => &mut self.stdout,
+            OutputStream::Stderr => &mut self.stderr,
+        };
+        buffer.push(chunk);
+        if buffer.is_overflowing() {
+            self.overflow.cancel();
         }
         if self.only.is_some_and(|only| only != stream) {
             return;
@@ -174,6 +187,11 @@ impl HeadTailBuffer {
         let too_many = (self.tail.len() + rest.len()).saturating_sub(self.max_tail);
         self.tail.drain(..too_many);
         self.tail.extend(rest);
+    }
+
+    /// Returns true if bytes are left out.
+    fn is_overflowing(&self) -> bool {
+        self.bytes > (self.head.len() + self.tail.len()) as u64
     }
 
     pub fn finish(self) -> CapturedOutput {

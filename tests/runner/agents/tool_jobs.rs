@@ -145,7 +145,7 @@ async fn a_bad_job_ends_typed_and_bounded() {
         [
             "tool_failed",
             "tool_timeout",
-            "tool_timeout",
+            "tool_output_too_large",
             "tool_output_too_large",
             "tool_oom_killed",
             "tool_failed",
@@ -155,6 +155,21 @@ async fn a_bad_job_ends_typed_and_bounded() {
     assert_eq!(answers[0]["error"]["message"], "the tool has ended with status 3: bad");
     let settled = records.iter().filter(|record| record["event"] == "tool.settled").count();
     assert_eq!(settled, 6);
+}
+
+/// T3: a tool's JSON reaches the client as the tool wrote it, and JSON that two readers read differently is no result.
+#[tokio::test]
+async fn the_json_of_a_job_is_not_changed() {
+    let runs = AgentRuns::new().await;
+    write_tool(&runs, "t__exact", r#"echo '{"b":12345678901234567890123,"a":1.50}'; true"#, "");
+    write_tool(&runs, "t__doubtful", r#"echo '[{"a":1,"a":2}]'; true"#, "");
+    let script = "/run/cogni-tool exec t__exact | grep -c '\"stdout\":{\"b\":12345678901234567890123,\"a\":1.50}'; /run/cogni-tool exec t__doubtful; true";
+    let granted = ["t__doubtful", "t__exact"];
+    let (answers, _) = tool_answers(&runs, &granted, script, &[]).await;
+    assert_eq!(answers[0], 1);
+    assert_eq!(answers[1]["error"]["code"], "tool_failed");
+    let message = answers[1]["error"]["message"].as_str().unwrap();
+    assert!(message.contains("duplicate key `a`"), "{message}");
 }
 
 /// T3, T7: a tool's file that is wrong is refused with its name, its key and a remedy.
