@@ -2,6 +2,7 @@
 
 pub mod admin;
 pub mod agents;
+pub mod approvals;
 pub mod audit;
 pub mod billing;
 pub mod check;
@@ -119,6 +120,10 @@ pub fn command() -> Command {
         .subcommand(with_subcommands::<runs::RunsCommand>(
             "runs",
             "Show the runs of a service, or end them",
+        ))
+        .subcommand(with_subcommands::<approvals::ApprovalsCommand>(
+            "approvals",
+            "Show the tool calls that wait for a person, and answer",
         ))
         .subcommand(with_args::<sweep::SweepArgs>(
             "sweep",
@@ -239,6 +244,9 @@ fn dispatch_command(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Resul
         }
         Some(("serve", matches)) => serve::run(matches),
         Some(("runs", matches)) => runs::run(runs::RunsCommand::from_arg_matches(matches)?, out),
+        Some(("approvals", matches)) => {
+            approvals::run(approvals::ApprovalsCommand::from_arg_matches(matches)?, out)
+        }
         Some(("sweep", matches)) => sweep::run(matches, out),
         Some(("forget", matches)) => {
             forget::run(&forget::ForgetArgs::from_arg_matches(matches)?, out)

@@ -215,4 +215,7 @@ pub mod decisions {
     #[doc = include_str!("manual/rustdoc_links.md")]
     #[doc = include_str!("manual/decisions/0041-ask-servers-of-mcp-with-a-client-of-our-own.md")]
     pub mod d0041 {}
+    #[doc = include_str!("manual/rustdoc_links.md")]
+    #[doc = include_str!("manual/decisions/0042-approve-one-call-by-its-digest.md")]
+    pub mod d0042 {}
 }

@@ -61,6 +61,7 @@ use crate::sandbox::{
     UserRange,
     host_path::{self, OwnPaths},
 };
+use crate::tools::approval::store::ApprovalStore;
 
 pub use agents::DriverChoice;
 pub use conversation::{AgentInvocation, ChatMessage, ChatRole, MODEL_VARIABLE};
@@ -114,6 +115,8 @@ pub struct RunInputs {
     pub target: Option<DeliveryTarget>,
     /// The models that an agent's settings list, if the plan lists none.
     pub models: Vec<String>,
+    /// The place where people answer questions about the run's tool calls.
+    pub approvals: Option<ApprovalStore>,
 }
 
 impl RunPlan {
@@ -291,7 +294,7 @@ impl PreparedRun {
         let RunPlan {
             mut config, gateway, mut spec, agent, run_dir, driver, docker_socket, ..
         } = plan;
-        let RunInputs { target, models } = inputs;
+        let RunInputs { target, models, approvals } = inputs;
         let agent = agent.map(|agent| agent.with_default_models(models));
         let owner = OwnerProcess::this_process().context("`/proc` cannot be read")?;
         let directory =
@@ -322,7 +325,8 @@ impl PreparedRun {
         let labels = OwnerLabels { owner, run_dir: directory.parent(), deadline };
         // Only here is everything known that the sandboxes of the run's tools need.
         let jobs = SandboxJobRunner::for_run(&spec, &driver, docker_socket, users, &labels.run_dir);
-        config.tools.opener = Some(Arc::new(RunToolOpener { jobs: Some(Arc::new(jobs)) }));
+        config.tools.opener =
+            Some(Arc::new(RunToolOpener { jobs: Some(Arc::new(jobs)), approvals }));
         let gateway = RunGatewayBackend::open(gateway, config, &directory, &labels)?;
         if let (Some(run), Some(agent)) = (gateway.run(), &agent) {
             spans::record_agent(&run, &agent.entry.name);

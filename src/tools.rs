@@ -6,6 +6,7 @@
 //! - [`exec_request`] parses the request, with the same strict reader as a body for a model.
 //! - [`policy`] asks every layer whether the run may make the call. [`argument_schema`] checks the arguments, and
 //!   [`rule_facts`] gives them to the operator's conditions.
+//! - If a rule says so, [`waiting_call`] lets the call wait for a person, whose answer the store in [`approval`] has.
 //! - [`run_tools`] reserves the budget, records the admission, starts the program, and settles once.
 //! - [`call_table`] keeps the calls of a run, so that a client can ask again for a result.
 //! - [`program`] runs a tool: a [built-in](definition) one, such as [`prometheus`], a [`job`] in a sandbox of its own, or
@@ -15,8 +16,9 @@
 //! `tool.settled` record.
 //!
 //! **Invariant:** arguments and results are in no record, log or metric, except the argument fields that the operator
-//! has listed as evidence.
+//! has listed as evidence. A question to a person holds the arguments until it is closed.
 
+pub mod approval;
 pub mod argument_schema;
 pub mod call_table;
 pub mod config;
@@ -33,9 +35,11 @@ mod origin;
 pub mod pinned_tool;
 pub mod policy;
 pub mod program;
+mod program_digest;
 pub mod program_error;
 pub mod prometheus;
 pub mod refusal;
 pub mod rule_facts;
 pub mod run_tools;
 pub mod tool_file;
+mod waiting_call;

@@ -82,7 +82,7 @@ pub struct MintGrantArgs {
     #[arg(long)]
     name: String,
 
-    /// Kinds of access: read, runs, billing, admin
+    /// Kinds of access: read, runs, billing, admin, approve
     #[arg(long, value_name = "KIND,…", value_delimiter = ',', default_value = "read,runs")]
     access: Vec<GrantScope>,
 

@@ -1,6 +1,6 @@
 //! `cogni-gateway runs`: shows and ends the runs of a service from a shell.
 
-mod client;
+pub(super) mod client;
 mod events;
 
 use std::io::Write;

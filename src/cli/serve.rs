@@ -33,6 +33,7 @@ use crate::service::auth::{self, GrantStore};
 use crate::service::billing::{self, BillingStore};
 use crate::service::runs::{RunService, RunServiceConfig, RunServiceDeps, StateDirLock};
 use crate::service::store::{self, RunStore};
+use crate::tools::approval::APPROVAL_SCHEMA;
 
 pub use options::ServeOptions;
 
@@ -90,10 +91,12 @@ async fn open_and_serve(
         config: given.config.clone(),
         catalog: given.catalog.clone(),
         gateway_host: host.clone(),
-        run_store: RunStore::new(database),
+        run_store: RunStore::new(database.clone()),
         grants: grants.clone(),
         billing: billing_store.clone(),
         relay: open_delivery_service(&given)?,
+        // Without grants, every caller may have started the run, so no caller may answer.
+        questions: (!serve.insecure_no_auth).then_some(database),
     };
     let settings = given.run_service_config()?;
     let machine = host_capabilities(&settings);
@@ -227,7 +230,7 @@ fn is_without_git(error: &anyhow::Error) -> bool {
 
 /// Opens the service's database. The host's metrics count the writes.
 fn open_database(file: &Path, host: &GatewayHost) -> anyhow::Result<SqliteDatabase> {
-    let schemas = [auth::GRANT_SCHEMA, store::SCHEMA, billing::SCHEMA];
+    let schemas = [auth::GRANT_SCHEMA, store::SCHEMA, billing::SCHEMA, APPROVAL_SCHEMA];
     let writes = host.metrics().state_write_recorder();
     SqliteDatabase::open_with_commit_observer(file, &schemas, writes)
         .with_context(|| format!("cannot serve from `{}`", file.display()))

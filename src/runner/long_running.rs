@@ -169,7 +169,7 @@ impl LongRunningPool {
         }
         // 2. The workspace is locked, filled with the branch, and measured.
         let RunPlan { mut config, gateway, mut spec, agent, run_dir, driver, .. } = plan;
-        let RunInputs { target, models } = inputs;
+        let RunInputs { target, models, .. } = inputs;
         let current_workspace = guard.as_ref().map(|entry| Arc::clone(&entry.workspace));
         let tenant = key.owner(target.as_ref().map(DeliveryTarget::branch_ref));
         let home = self.open_workspace(key, tenant, current_workspace, users).await?;

@@ -10,6 +10,8 @@ use tokio_util::sync::CancellationToken;
 use crate::base::local_endpoint::LocalEndpoint;
 use crate::gateway::run::control::NotAcceptingError;
 use crate::gateway::run::{AgentRun, RunIdentity, ToolOpener, ToolProcess, ToolSettings};
+use crate::tools::approval::RunApprovals;
+use crate::tools::approval::store::ApprovalStore;
 use crate::tools::config::{McpServerConfig, ToolConfig};
 use crate::tools::credential_source::CredentialSource;
 use crate::tools::job::JobRunner;
@@ -27,6 +29,8 @@ use crate::tools::tool_file::{known_tools, read_tool_files};
 pub struct RunToolOpener {
     /// The runner of tools that are files; `None` if this process makes no sandbox for the run.
     pub jobs: Option<Arc<dyn JobRunner>>,
+    /// The place where people answer questions about calls; `None` if no person can answer in this process.
+    pub approvals: Option<ApprovalStore>,
 }
 
 /// The files of this machine that a table of tools names.
@@ -101,6 +105,13 @@ impl ToolOpener for RunToolOpener {
                 "`tools.granted`: the tool `{job}` needs a sandbox, and this run's gateway makes none; remove it, or use `cogni-gateway run` or `serve` with a sandbox for each run"
             );
         }
+        let approvals = match (&self.approvals, policy.first_asking_rule()) {
+            (None, Some(rule)) => anyhow::bail!(
+                "`tools.rules`: the rule `{rule}` has `approve = \"ask\"`, and no person can answer here; take `approve` out, or use `cogni-gateway serve`, where `cogni-gateway approvals` answers"
+            ),
+            (Some(store), Some(_)) => Some(RunApprovals::new(store.clone(), config.approvals)),
+            (_, None) => None,
+        };
         let policy =
             policy.with_workspace(self.jobs.as_ref().and_then(|jobs| jobs.workspace_access()));
         let metrics = config.metrics.as_ref().map(PrometheusClient::new).transpose()?;
@@ -115,6 +126,7 @@ impl ToolOpener for RunToolOpener {
             metrics: Arc::clone(process.metrics),
             tasks: process.tasks.clone(),
             salt: random_salt()?,
+            approvals,
         })))
     }
 }

@@ -14,6 +14,7 @@
 
 mod admission;
 mod agent_events;
+mod approvals;
 mod execute;
 mod log_seal;
 mod masking;
@@ -44,6 +45,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
+use crate::base::db::SqliteDatabase;
 use crate::base::path_mask::PathMask;
 use crate::base::secret::SecretString;
 use crate::base::task_group::TaskGroup;
@@ -62,6 +64,7 @@ use crate::service::auth::GrantStore;
 use crate::service::billing::BillingStore;
 use crate::service::store::RunStore;
 use crate::telemetry::audit::{AuditPublicKey, AuditSigningKey};
+use crate::tools::approval::store::ApprovalStore;
 
 pub use admission::{AcceptedRun, RunStartError, RunStartOptions};
 pub use run_queue::{GrantRunLimits, QueueStanding};
@@ -69,6 +72,7 @@ pub use standing::ServiceStatus;
 pub use state_dir_lock::StateDirLock;
 pub use submission::RunSubmission;
 
+use approvals::open_approvals;
 use retention_clock::RetentionClock;
 use run_queue::{RunQueue, RunQueueLimits};
 use standing::CachedServiceStatus;
@@ -130,6 +134,8 @@ pub struct RunServiceDeps {
     pub billing: BillingStore,
     /// The relay. Without a relay, no run has a repository.
     pub relay: Option<Arc<DeliveryService>>,
+    /// The database of the questions about tool calls; `None` if no person can answer, and no rule may ask.
+    pub questions: Option<SqliteDatabase>,
 }
 
 struct RunServiceInner {
@@ -142,6 +148,7 @@ struct RunServiceInner {
     run_store: RunStore,
     grants: GrantStore,
     billing: BillingStore,
+    approvals: Option<ApprovalStore>,
     relay: ArcSwapOption<DeliveryService>,
     /// The paths of this machine, which are masked in texts for callers.
     path_mask: ArcSwap<PathMask>,
@@ -177,9 +184,12 @@ impl RunService {
             grants,
             billing,
             relay,
+            questions,
         } = parts;
+        let approvals = questions.map(|database| open_approvals(database, run_store.clone()));
         // LiteLLM's reports carry this id, so that ingestion accepts only the reports about this billing store.
         config.identity.deployment = Some(billing.deployment_id().await?);
+        approvals::add_approvals(&mut config, approvals.as_ref());
         gateway_host.metrics().register_agents(catalog.entries().map(|entry| entry.name.as_str()));
         warn_ineffective_rules(relay.as_deref(), &catalog);
         let public_key = *AuditSigningKey::new(Some(&settings.signing_key))?.public_key();
@@ -193,6 +203,7 @@ impl RunService {
             run_store,
             grants,
             billing,
+            approvals,
             relay: ArcSwapOption::new(relay),
             path_mask: ArcSwap::from_pointee(path_mask),
             long_running_pool: LongRunningPool::new(
@@ -214,6 +225,10 @@ impl RunService {
         retention_clock::note_first(&run_service.0.run_store)
             .await
             .context("cannot write the run store")?;
+        run_service
+            .withdraw_earlier_questions()
+            .await
+            .context("cannot withdraw the questions of an earlier process")?;
         Box::pin(run_service.recover_runs())
             .await
             .context("cannot recover the runs of an earlier process")?;
@@ -276,6 +291,7 @@ impl RunService {
         // The deployment id belongs to the billing store, not to the configuration file, so the new configuration
         // inherits the id.
         config.identity.deployment.clone_from(&self.0.config.load().identity.deployment);
+        approvals::add_approvals(&mut config, self.0.approvals.as_ref());
         self.0
             .gateway_host
             .metrics()
@@ -397,6 +413,11 @@ impl RunService {
                 Ok(runs) => tracing::info!(runs, "forgot runs that ended long ago"),
                 Err(error) => tracing::error!(%error, "cannot forget old runs"),
             }
+        }
+        if let (Some(approvals), Some(before)) = (&self.0.approvals, forgotten)
+            && let Err(error) = approvals.forget_before(before).await
+        {
+            tracing::error!(%error, "cannot forget old questions about tool calls");
         }
         match self.0.billing.purge_waiting(SystemTime::now()).await {
             Ok(0) => (),

@@ -18,6 +18,7 @@
 //! end of a run is therefore a record of its own, which is signed at once. A report says whether that record is present
 //! and [how far signatures cover the log](verify::AuditVerifyReport::coverage). The seal holds the position of the end.
 
+pub mod approval_records;
 pub mod chain;
 pub mod delivery_records;
 mod fields;

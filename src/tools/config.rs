@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::approval::{ApprovalConfig, ApprovalMode};
 use super::credential_source::CredentialSource;
 use crate::base::serde_words;
 use crate::llm::budget::{Nanodollars, ToolBudgetLimits};
@@ -30,6 +31,8 @@ pub struct ToolConfig {
     pub lock: Option<PathBuf>,
     /// The conditions, prices and budgets of granted tools.
     pub rules: Vec<ToolRuleConfig>,
+    /// The times of the questions that rules ask.
+    pub approvals: ApprovalConfig,
 }
 
 /// The Prometheus server of the tool `core__metrics_query`.
@@ -78,6 +81,9 @@ pub struct ToolRuleConfig {
     /// The limits of the tool within a run. If several rules have limits, the lowest applies.
     #[serde(default)]
     pub budget: ToolBudgetLimits,
+    /// The mode in which the tool runs. If several rules have a mode, the strictest applies.
+    #[serde(default)]
+    pub approve: ApprovalMode,
     /// The arguments that the audit log may hold. No other argument stands in it.
     #[serde(default)]
     pub evidence: Vec<String>,

@@ -1,12 +1,14 @@
 //! The requests under `/tool/`: the list of tools, a call, and the end of an earlier call.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::{Method, StatusCode};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::call_table::ToolCall;
+use super::approval::{ApprovalMode, format_unix_millis};
+use super::call_table::{ToolCall, ToolCallEnd};
 use super::exec_request::{ToolExecRequest, parse_wait};
 use super::origin::is_origin_local;
 use super::refusal::ToolRefusal;
@@ -45,7 +47,7 @@ impl RunTools {
         let request = ToolExecRequest::parse_body(body, &self.parts().run.id)?;
         let wait = request.wait;
         let call = self.start_call(request, facts).await?;
-        Ok(reply_for_call(&call, wait).await)
+        Ok(call_reply(&call, self.wait_for_end(&call, wait).await))
     }
 
     async fn await_result(
@@ -63,7 +65,8 @@ impl RunTools {
             }
         };
         let call = self.find_call(id).ok_or(ToolRefusal::UnknownCall)?;
-        Ok(reply_for_call(&call, wait).await)
+        // A client that asks for a result has said how long it waits, also for a person.
+        Ok(call_reply(&call, self.wait_within(&call, wait, wait).await))
     }
 
     fn list_tools(&self) -> LocalReply {
@@ -80,7 +83,7 @@ impl RunTools {
                     "cost_usd":
                         tool.limits.cost_usd.map(|limit| limit.saturating_sub(spent.cost)),
                 });
-                json!({
+                let mut listed = json!({
                     "name": name,
                     "description": tool.definition.description,
                     "parameters": tool.definition.parameters_json(),
@@ -88,19 +91,33 @@ impl RunTools {
                     "price_usd": tool.price,
                     "limits": tool.limits,
                     "left": left,
-                })
+                });
+                if tool.asking_rule.is_some() {
+                    listed["approve"] = json!(ApprovalMode::Ask);
+                }
+                listed
             })
             .collect();
         success(StatusCode::OK, &json!({ "tools": tools }))
     }
 }
 
-/// Returns the response about a call: its end, or that it is still open after `wait`.
-async fn reply_for_call(call: &ToolCall, wait: Duration) -> LocalReply {
-    let Some(end) = call.wait_for_end(wait).await else {
-        let answer = json!({"id": call.id, "tool": call.tool, "status": "pending"});
-        return success(StatusCode::ACCEPTED, &answer);
-    };
+/// Returns the response about a call: its end, or that it is still open.
+fn call_reply(call: &ToolCall, end: Option<Arc<ToolCallEnd>>) -> LocalReply {
+    end.map_or_else(|| pending_reply(call), |end| end_reply(call, &end))
+}
+
+/// Returns the response about a call that is open: it runs, or it waits for a person.
+fn pending_reply(call: &ToolCall) -> LocalReply {
+    let mut answer = json!({"id": call.id, "tool": call.tool, "status": "pending"});
+    if let Some(question) = call.open_question() {
+        let until = format_unix_millis(question.not_after_ms);
+        answer["approval"] = json!({"id": question.id, "until": until});
+    }
+    success(StatusCode::ACCEPTED, &answer)
+}
+
+fn end_reply(call: &ToolCall, end: &ToolCallEnd) -> LocalReply {
     let mut answer = json!({
         "id": call.id,
         "tool": call.tool,

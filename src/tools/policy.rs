@@ -2,7 +2,7 @@
 //!
 //! The layers are asked in this order: the agent's list, the run's list (`[tools] granted`), the run's sandbox, and
 //! the rules about the tool. A list that does not name a tool denies it, so an empty list denies every tool. The first layer that denies a
-//! call decides.
+//! call decides. A rule may also say that a person is asked; the person is asked last, and may only deny.
 //!
 //! **Invariant:** a rule that cannot be evaluated denies the call.
 
@@ -29,6 +29,8 @@ pub struct ToolPolicy {
     agent: Option<BTreeSet<String>>,
     /// The run's access to its workspace; `None` if the run has no workspace on this machine.
     workspace: Option<MountAccess>,
+    /// The digest of the configuration that the policy was compiled from.
+    digest: String,
 }
 
 /// A tool that the run's configuration grants, with the rules about it.
@@ -39,6 +41,8 @@ pub struct GrantedTool {
     pub limits: ToolBudgetLimits,
     /// The arguments that the audit log may hold.
     pub evidence: BTreeSet<String>,
+    /// The rule that asks a person about each call; `None` if no person is asked.
+    pub asking_rule: Option<Arc<str>>,
     rules: Vec<CompiledToolRule>,
 }
 
@@ -59,6 +63,8 @@ pub enum PolicyLayer {
     Sandbox,
     /// The rules about the tool.
     Tool,
+    /// A person who is asked about the call.
+    Approval,
 }
 
 /// A denial by the policy.
@@ -120,6 +126,16 @@ impl ToolPolicy {
         self.named_tools().find(is_job).map(|tool| &*tool.definition.name)
     }
 
+    /// Returns the first rule that asks a person.
+    pub fn first_asking_rule(&self) -> Option<&str> {
+        self.granted.values().find_map(|tool| tool.asking_rule.as_deref())
+    }
+
+    /// Returns the digest of the configuration that the policy was compiled from.
+    pub fn digest(&self) -> &str {
+        &self.digest
+    }
+
     fn fits_sandbox(&self, tool: &GrantedTool) -> bool {
         match &tool.definition.program {
             ToolProgramKind::Job(job) => job.workspace.is_possible_with(self.workspace),
@@ -174,6 +190,7 @@ impl PolicyLayer {
             Self::Run => "run",
             Self::Sandbox => "sandbox",
             Self::Tool => "tool",
+            Self::Approval => "approval",
         }
     }
 }

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::argument_schema::ArgumentError;
 use super::policy::{PolicyLayer, ToolDenial};
+use crate::base::db::DatabaseError;
 use crate::base::json::JsonError;
 use crate::base::local_endpoint::{LocalReply, RetryAdvice};
 use crate::llm::budget::{BudgetError, ToolBudgetError};
@@ -46,6 +47,15 @@ pub enum ToolRefusal {
     #[error("the run has {limit} tool calls open, which is the limit; retry when one has ended")]
     Busy { limit: usize },
     #[error(
+        "the run has too many questions to people: 8 calls wait, or it has asked 256 times; wait for the answers"
+    )]
+    TooManyQuestions,
+    /// An approved call cannot begin: the question has expired, the run has ended, or the call is not the approved one.
+    #[error("the approval does not count for this call: {0}; call again to ask again")]
+    ApprovalLost(&'static str),
+    #[error("the question to a person cannot be written or read")]
+    ApprovalStore(#[from] DatabaseError),
+    #[error(
         "the idempotency key belongs to a call with another tool or other arguments; use a new key"
     )]
     KeyConflict,
@@ -74,6 +84,9 @@ impl ToolRefusal {
             Self::Arguments(_) => "invalid_arguments",
             Self::Budget(error) => error.code(),
             Self::Busy { .. } => "too_many_tool_calls",
+            Self::TooManyQuestions => "too_many_approvals",
+            Self::ApprovalLost(_) => "approval_lost",
+            Self::ApprovalStore(_) => "approval_unavailable",
             Self::KeyConflict => "idempotency_conflict",
             Self::UnknownCall => "unknown_call",
             Self::Paused => "run_paused",
@@ -95,12 +108,20 @@ impl ToolRefusal {
             | Self::OtherRun
             | Self::NotGranted(_)
             | Self::Denied(_)
+            | Self::ApprovalLost(_)
             | Self::Ended => StatusCode::FORBIDDEN,
             Self::Budget(error) if error.is_permanent() => StatusCode::PAYMENT_REQUIRED,
-            Self::Budget(_) | Self::Busy { .. } | Self::Paused => StatusCode::TOO_MANY_REQUESTS,
+            Self::Budget(_) | Self::Busy { .. } | Self::TooManyQuestions | Self::Paused => {
+                StatusCode::TOO_MANY_REQUESTS
+            }
             Self::KeyConflict => StatusCode::CONFLICT,
-            Self::Audit(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Audit(_) | Self::ApprovalStore(_) => StatusCode::SERVICE_UNAVAILABLE,
         }
+    }
+
+    /// Returns true if the same call may begin a moment later.
+    pub(super) fn is_temporary(&self) -> bool {
+        self.status() == StatusCode::TOO_MANY_REQUESTS
     }
 
     /// Returns the denial of the policy, if the policy decided.
@@ -127,9 +148,12 @@ impl ToolRefusal {
                 RetryAdvice::After(*retry_after)
             }
             Self::Budget(error) if error.is_permanent() => RetryAdvice::Never,
-            Self::Budget(_) | Self::Busy { .. } | Self::Paused | Self::Audit(_) => {
-                RetryAdvice::After(RETRY_DELAY)
-            }
+            Self::Budget(_)
+            | Self::Busy { .. }
+            | Self::TooManyQuestions
+            | Self::Paused
+            | Self::Audit(_)
+            | Self::ApprovalStore(_) => RetryAdvice::After(RETRY_DELAY),
             _ => RetryAdvice::Never,
         }
     }

@@ -6,6 +6,9 @@
 //!    place among the open calls. 6. Reserve the budget. 7. Record the admission. 8. Run the tool. 9. Settle, and record
 //!    the settlement.
 //!
+//! If a rule asks a person, the call [waits](super::waiting_call) after step 4, and takes all the steps again when
+//! the person has allowed it. Between steps 6 and 7 the answer is used up.
+//!
 //! A step that fails gives back what the earlier steps have taken. Steps 6 to 9 run in a task of the run, so a client
 //! that leaves changes nothing: the call goes on within its time, and its result can be asked for.
 
@@ -15,6 +18,7 @@ use std::time::Instant;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
+use super::approval::RunApprovals;
 use super::call_table::{CallSlotOutcome, OpenCallSlot, ToolCall, ToolCallEnd, ToolCallTable};
 use super::exec_request::{ToolArguments, ToolExecRequest};
 use super::policy::{GrantedTool, LIST_RULE, ToolPolicy};
@@ -61,23 +65,30 @@ pub struct RunToolParts {
     pub tasks: TaskGroup,
     /// The salt of the digests in this process's records of the run.
     pub salt: String,
+    /// The place where people answer; `None` if no rule asks.
+    pub approvals: Option<RunApprovals>,
 }
 
 /// A call that every check has let through.
-struct CheckedCall {
-    slot: OpenCallSlot,
-    arguments: ToolArguments,
-    argument_bytes: u64,
-    pid: Option<u32>,
+pub(super) struct CheckedCall {
+    pub(super) slot: OpenCallSlot,
+    pub(super) arguments: ToolArguments,
+    pub(super) argument_bytes: u64,
+    pub(super) pid: Option<u32>,
+    /// The digest that a person has approved, for a call that was asked about.
+    pub(super) approved: Option<String>,
 }
+
+/// A call that cannot begin, and the reason.
+pub(super) type UnadmittedCall = Box<(CheckedCall, ToolRefusal)>;
 
 /// The facts of a request that a record of its refusal has.
 #[derive(Default)]
 pub(super) struct ToolRequestFacts {
-    tool: Option<String>,
-    arguments: Option<String>,
-    argument_bytes: u64,
-    pid: Option<u32>,
+    pub(super) tool: Option<String>,
+    pub(super) arguments: Option<String>,
+    pub(super) argument_bytes: u64,
+    pub(super) pid: Option<u32>,
 }
 
 impl RunTools {
@@ -101,6 +112,9 @@ impl RunTools {
         let parts = &self.parts;
         let digest = facts.set_call(&request, &parts.salt);
         let tool = check_call(&parts.policy, &parts.run, &request)?;
+        if let Some(rule) = &tool.asking_rule {
+            return self.ask_about_call((tool, rule), request, facts).await;
+        }
         let key = request.idempotency_key.as_deref();
         let slot = match self.calls.open_call(&tool.definition.name, &digest, key)? {
             CallSlotOutcome::Joined(call) => return Ok(call),
@@ -112,11 +126,21 @@ impl RunTools {
             arguments: request.arguments,
             argument_bytes: facts.argument_bytes,
             pid: facts.pid,
+            approved: None,
         };
         // A client that leaves now must not tear the admission from its settlement.
         let admission = Arc::clone(parts).admit_call(checked);
-        parts.tasks.run_detached(admission).await?;
+        // The drop of a refused call gives its place back.
+        parts.tasks.run_detached(admission).await.map_err(|refused| refused.1)?;
         Ok(call)
+    }
+
+    pub(super) fn shared_parts(&self) -> &Arc<RunToolParts> {
+        &self.parts
+    }
+
+    pub(super) fn calls(&self) -> &Arc<ToolCallTable> {
+        &self.calls
     }
 
     /// Returns an open call, or one whose end is still kept.
@@ -135,10 +159,19 @@ pub fn check_call<'a>(
     run: &ToolRunFacts,
     request: &ToolExecRequest,
 ) -> Result<&'a GrantedTool, ToolRefusal> {
-    let tool = policy.find_tool(&request.tool).map_err(ToolRefusal::NotGranted)?;
+    check_arguments(policy, run, (&request.tool, &request.arguments))
+}
+
+/// Asks every layer of a policy about a call of a tool with arguments, like [`check_call`].
+pub(super) fn check_arguments<'a>(
+    policy: &'a ToolPolicy,
+    run: &ToolRunFacts,
+    (tool, arguments): (&str, &ToolArguments),
+) -> Result<&'a GrantedTool, ToolRefusal> {
+    let tool = policy.find_tool(tool).map_err(ToolRefusal::NotGranted)?;
     // The types come before the rules: a condition reads an argument by the type that the schema gives it.
-    tool.definition.parameters.check_arguments(request.arguments.members())?;
-    let facts = ToolCallFacts { run, arguments: request.arguments.members() };
+    tool.definition.parameters.check_arguments(arguments.members())?;
+    let facts = ToolCallFacts { run, arguments: arguments.members() };
     tool.check_rules(&facts).map_err(ToolRefusal::Denied)?;
     Ok(tool)
 }
@@ -151,8 +184,26 @@ pub(super) fn applied_rules(tool: &GrantedTool) -> Vec<Arc<str>> {
 
 impl RunToolParts {
     /// Reserves the budget of a call, records its admission, and starts its program.
-    async fn admit_call(self: Arc<Self>, checked: CheckedCall) -> Result<(), ToolRefusal> {
-        let call = Arc::clone(checked.slot.call());
+    pub(super) async fn admit_call(
+        self: Arc<Self>,
+        checked: CheckedCall,
+    ) -> Result<(), UnadmittedCall> {
+        match self.reserve_and_record(&checked).await {
+            Ok(reservation) => {
+                // Nothing can fail between the record and the start of this task.
+                let own = Arc::clone(&self);
+                self.tasks.spawn_task(async move { own.run_call(checked, reservation).await });
+                Ok(())
+            }
+            Err(refusal) => Err(Box::new((checked, refusal))),
+        }
+    }
+
+    async fn reserve_and_record(
+        &self,
+        checked: &CheckedCall,
+    ) -> Result<ToolReservation, ToolRefusal> {
+        let call = checked.slot.call();
         let tool = self.policy.find_tool(&call.tool).map_err(ToolRefusal::NotGranted)?;
         // 1. The operator's switch and the budget. A failure drops the slot, which removes the call.
         self.switches.check_accepting()?;
@@ -161,7 +212,13 @@ impl RunToolParts {
             price: tool.price,
             limits: tool.limits,
         })?;
-        // 2. The record. Only a durable record lets the tool run.
+        // 2. A person's answer is used up before the record: a crash between the two loses the answer, and never runs
+        //    the call twice. The tool's rule may ask now although it did not at the request; then no person was asked.
+        if let Err(refusal) = self.use_approval(tool, checked).await {
+            reservation.release_unspent();
+            return Err(refusal);
+        }
+        // 3. The record. Only a durable record lets the tool run.
         let record = ToolAdmittedRecord {
             call: &call.id,
             tool: &call.tool,
@@ -170,6 +227,7 @@ impl RunToolParts {
             arguments: &call.arguments_digest,
             argument_bytes: checked.argument_bytes,
             evidence: &tool.collect_evidence(checked.arguments.members()),
+            approval: call.question.as_ref().map(|question| question.id.as_str()),
             pid: checked.pid,
             reserved: reservation.granted_amount(),
         };
@@ -177,16 +235,13 @@ impl RunToolParts {
             reservation.release_unspent();
             return Err(error.into());
         }
-        // 3. The operator may have paused the run while the record was written.
+        // 4. The operator may have paused the run while the record was written.
         if let Err(refusal) = self.switches.check_accepting() {
             reservation.release_unspent();
-            self.record_unsent_call(&call);
+            self.record_unsent_call(call);
             return Err(refusal);
         }
-        // 4. The program. Nothing can fail between the record and the start of this task.
-        let own = Arc::clone(&self);
-        self.tasks.spawn_task(async move { own.run_call(checked, reservation).await });
-        Ok(())
+        Ok(reservation)
     }
 
     /// Runs the program of a call to its end, and settles the call once.
@@ -268,7 +323,7 @@ impl RunToolParts {
         self.metrics.record_tool_refusal(refusal.code());
     }
 
-    fn salted_digest(&self, text: &str) -> String {
+    pub(super) fn salted_digest(&self, text: &str) -> String {
         salted_digest(&self.salt, text)
     }
 }

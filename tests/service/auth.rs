@@ -167,7 +167,7 @@ fn terms_that_allow_nothing_are_refused() {
     let messages: Vec<_> =
         wrong.iter().map(|terms| terms.validate().unwrap_err().to_string()).collect();
     insta::assert_snapshot!(messages.join("\n"), @r"
-    the grant has no access; give some of read, runs, billing and admin
+    the grant has no access; give some of read, runs, billing, admin and approve
     the grant may begin runs, and all agents run in sandboxes; allow sandboxes, too
     the grant may begin runs of no agent; name some, such as `sandbox:agent` or `*`
     the grant may begin runs, and has no account that pays; name an account
@@ -430,7 +430,7 @@ fn a_grant_that_makes_no_sense_is_not_minted() {
     insta::assert_snapshot!(messages.join("\n"), @r"
     2 error: the grant may begin runs, and all agents run in sandboxes; allow sandboxes, too (`--allow-sandbox`)
     2 error: the grant may begin runs of no agent; name some, such as `sandbox:agent` or `*` (`--agent NAME`)
-    2 error: invalid value 'everything' for '--access <KIND,…>': give read, runs, billing or admin
+    2 error: invalid value 'everything' for '--access <KIND,…>': give read, runs, billing, admin or approve
     2 error: invalid value 'https://*/acme' for '--repo <URL>': give a name, or the beginning of names and a `*`
     2 error: a repository's pattern ends in `/*`, or in `:*` for any port: `https://github.com/acme*` would be `acme-evil`'s, too (`--repo`)
     2 error: --ttl is from 1s to 10y; leave it out for a grant that does not end by itself

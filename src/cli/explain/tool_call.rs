@@ -17,13 +17,16 @@ use crate::tools::run_tools::check_call;
 pub(super) struct ToolExplanation {
     pub tool: String,
     pub allowed: bool,
-    /// The layer that decided: `agent`, `run` or `tool`; absent if the request itself is wrong.
+    /// The layer that decided: `agent`, `run`, `sandbox`, `tool`, or `approval` if a person has to decide; absent if the request itself is wrong.
     pub layer: Option<&'static str>,
     /// The rules that allow the call, or the rule that denies it.
     pub rules: Vec<String>,
     pub code: Option<&'static str>,
     pub message: Option<String>,
     pub price_usd: Nanodollars,
+    /// The rule that asks a person before the call begins.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub asking_rule: Option<String>,
 }
 
 impl ToolExplanation {
@@ -39,12 +42,13 @@ impl ToolExplanation {
         let checked = request.and_then(|request| {
             let tool = check_call(&tools.policy, &run, &request)?;
             let rules = tool.rule_names().iter().map(ToString::to_string).collect();
-            Ok((rules, tool.price))
+            Ok((rules, tool.price, tool.asking_rule.as_deref().map(str::to_owned)))
         });
         Ok(match checked {
-            Ok((rules, price_usd)) => {
-                let layer = Some("tool");
-                Self { tool, allowed: true, layer, rules, code: None, message: None, price_usd }
+            Ok((rules, price_usd, asking_rule)) => {
+                let layer = Some(if asking_rule.is_some() { "approval" } else { "tool" });
+                let (code, message) = (None, None);
+                Self { tool, allowed: true, layer, rules, code, message, price_usd, asking_rule }
             }
             // The operator may know whose list does not name the tool; the agent may not.
             Err(refusal) => Self {
@@ -55,6 +59,7 @@ impl ToolExplanation {
                 code: Some(refusal.code()),
                 message: Some(refusal.to_string()),
                 price_usd: Nanodollars::ZERO,
+                asking_rule: None,
             },
         })
     }
@@ -72,6 +77,9 @@ impl Display for ToolExplanation {
         match (self.layer, self.code) {
             (_, None) => {
                 writeln!(f, "allowed   by every layer; rules: {rules}")?;
+                if let Some(rule) = &self.asking_rule {
+                    writeln!(f, "waits     until a person allows it: rule {rule}")?;
+                }
                 writeln!(f, "reserves  1 call, ${price_usd}")
             }
             (Some(layer), Some(code)) => {

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
 use bytes::Bytes;
-use http::header::{AUTHORIZATION, HOST};
+use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
-use http_body_util::{BodyExt, Empty, Limited};
+use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_rustls::HttpsConnectorBuilder;
@@ -46,7 +46,7 @@ pub struct ServiceArgs {
 }
 
 /// A client of one service.
-pub(super) struct ServiceClient {
+pub(in crate::cli) struct ServiceClient {
     address: ServiceAddress,
     token: Option<SecretString>,
     ca_file: Option<PathBuf>,
@@ -60,7 +60,7 @@ enum ServiceAddress {
 
 impl ServiceArgs {
     /// Reads the token, and refuses to send it over a network without encryption.
-    pub(super) fn client(self) -> anyhow::Result<ServiceClient> {
+    pub(in crate::cli) fn client(self) -> anyhow::Result<ServiceClient> {
         let address = match self.url.strip_prefix("unix:") {
             Some(path) => ServiceAddress::Unix(path.into()),
             None => ServiceAddress::Tcp(self.url.parse().map_err(|_| {
@@ -86,9 +86,22 @@ impl ServiceArgs {
 
 impl ServiceClient {
     /// Sends a request and reads the answer as JSON.
-    pub(super) async fn json(&self, method: Method, path: &str) -> anyhow::Result<Value> {
-        let body =
-            Limited::new(self.send(method, path).await?.into_body(), MAX_BYTES).collect().await;
+    pub(in crate::cli) async fn json(&self, method: Method, path: &str) -> anyhow::Result<Value> {
+        self.read_json(self.send(method, path).await?).await
+    }
+
+    /// Posts JSON and reads the answer as JSON.
+    pub(in crate::cli) async fn post_json(
+        &self,
+        path: &str,
+        body: &Value,
+    ) -> anyhow::Result<Value> {
+        let body = Some(Bytes::from(body.to_string()));
+        self.read_json(self.send_body(Method::POST, path, body).await?).await
+    }
+
+    async fn read_json(&self, answer: Response<Incoming>) -> anyhow::Result<Value> {
+        let body = Limited::new(answer.into_body(), MAX_BYTES).collect().await;
         let body =
             body.map_err(|error| anyhow!("{}: its answer breaks off: {error}", self.shown()))?;
         serde_json::from_slice(&body.to_bytes()).with_context(|| {
@@ -105,9 +118,23 @@ impl ServiceClient {
         method: Method,
         path: &str,
     ) -> anyhow::Result<Response<Incoming>> {
+        self.send_body(method, path, None).await
+    }
+
+    async fn send_body(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<Bytes>,
+    ) -> anyhow::Result<Response<Incoming>> {
         let answer = match &self.address {
-            ServiceAddress::Tcp(target) => self.send_tcp(target, method, path).await,
-            ServiceAddress::Unix(socket) => self.send_unix(socket, method, path).await,
+            ServiceAddress::Tcp(target) => {
+                let request = self.request(method, &format!("{target}{path}"), body)?;
+                self.send_tcp(target, request).await
+            }
+            ServiceAddress::Unix(socket) => {
+                self.send_unix(socket, self.request(method, path, body)?).await
+            }
         };
         // Only the root cause is useful here: the layers above it say that a connection failed.
         let answer = answer.map_err(|error| {
@@ -138,8 +165,7 @@ impl ServiceClient {
     async fn send_tcp(
         &self,
         target: &UpstreamUrl,
-        method: Method,
-        path: &str,
+        request: Request<Full<Bytes>>,
     ) -> anyhow::Result<Response<Incoming>> {
         let builder = HttpsConnectorBuilder::new();
         let builder = match &self.ca_file {
@@ -159,27 +185,34 @@ impl ServiceClient {
         let connector = builder.https_or_http().enable_http1().build();
         let connector = InterimLimitConnector::new(connector);
         let client = legacy::Client::builder(TokioExecutor::new()).build(connector);
-        Ok(client.request(self.request(method, &format!("{target}{path}"))?).await?)
+        Ok(client.request(request).await?)
     }
 
     async fn send_unix(
         &self,
         socket: &Path,
-        method: Method,
-        path: &str,
+        mut request: Request<Full<Bytes>>,
     ) -> anyhow::Result<Response<Incoming>> {
         let stream = UnixStream::connect(socket).await?;
         let (mut sender, connection) =
             http1::handshake(InterimLimitStream::new(TokioIo::new(stream))).await?;
         // An error of the connection also fails the request, which reports it.
         self.tasks.spawn_task(async { drop(connection.await) });
-        let mut request = self.request(method, path)?;
         request.headers_mut().insert(HOST, HeaderValue::from_static("localhost"));
         Ok(sender.send_request(request).await?)
     }
 
-    fn request(&self, method: Method, uri: &str) -> anyhow::Result<Request<Empty<Bytes>>> {
-        let mut request = Request::builder().method(method).uri(uri).body(Empty::new())?;
+    fn request(
+        &self,
+        method: Method,
+        uri: &str,
+        body: Option<Bytes>,
+    ) -> anyhow::Result<Request<Full<Bytes>>> {
+        let mut request = Request::builder().method(method).uri(uri);
+        if body.is_some() {
+            request = request.header(CONTENT_TYPE, "application/json");
+        }
+        let mut request = request.body(Full::new(body.unwrap_or_default()))?;
         if let Some(token) = &self.token {
             let mut value = HeaderValue::from_str(&format!("Bearer {}", token.expose_secret()))
                 .map_err(|_| anyhow!("the token has characters that a token cannot have"))?;

@@ -10,6 +10,7 @@ use crate::cli::relay::RelayArgs;
 use crate::cli::run::resolve_init_binary;
 use crate::gateway::config::GatewayConfig;
 use crate::runner::agents::AgentCatalog;
+use crate::runner::tool_opener::CompiledTools;
 use crate::runner::{DriverChoice, HostEnvironment};
 use crate::sandbox::{InitBinary, UserRange};
 use crate::service::config::{ListenAddress, ServiceConfig};
@@ -98,6 +99,7 @@ impl ServeOptions {
         config.service_size = Some(serve.size());
         config.validate()?;
         serve.validate()?;
+        check_answerable(&config, &serve)?;
         let catalog = match &serve.agents_dir {
             Some(directory) => AgentCatalog::load_directory(directory)?,
             None => AgentCatalog::builtin(),
@@ -140,6 +142,17 @@ impl ServeOptions {
             billing_retention: self.serve.billing_retention,
             signing_key,
         })
+    }
+}
+
+/// Refuses rules that ask a person in a service where no person can answer.
+fn check_answerable(config: &GatewayConfig, serve: &ServiceConfig) -> anyhow::Result<()> {
+    let tools = CompiledTools::from_settings(&config.tools)?;
+    match tools.policy.first_asking_rule() {
+        Some(rule) if serve.insecure_no_auth => bail!(
+            "`tools.rules`: the rule `{rule}` has `approve = \"ask\"`, and a service without grants has no person who can answer: take `insecure_no_auth` out, and make a grant with `cogni-gateway grant mint --access approve`"
+        ),
+        _ => Ok(()),
     }
 }
 

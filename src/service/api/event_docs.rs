@@ -25,6 +25,8 @@ use super::result_docs::RunResultDoc;
     ("text_delta" = "#/components/schemas/TextDeltaEvent"),
     ("tool_call" = "#/components/schemas/ToolCallEvent"),
     ("tool_result" = "#/components/schemas/ToolResultEvent"),
+    ("approval_requested" = "#/components/schemas/ApprovalRequestedEvent"),
+    ("approval_resolved" = "#/components/schemas/ApprovalResolvedEvent"),
     ("usage_report" = "#/components/schemas/UsageReportEvent"),
     ("assistant_final" = "#/components/schemas/AssistantFinalEvent"),
     ("error" = "#/components/schemas/RunErrorEvent"),
@@ -37,6 +39,8 @@ pub(super) enum RunEventDoc {
     TextDelta(TextDeltaEvent),
     ToolCall(ToolCallEvent),
     ToolResult(ToolResultEvent),
+    ApprovalRequested(ApprovalRequestedEvent),
+    ApprovalResolved(ApprovalResolvedEvent),
     UsageReport(UsageReportEvent),
     AssistantFinal(AssistantFinalEvent),
     RunError(RunErrorEvent),
@@ -182,6 +186,80 @@ pub(super) struct ToolResultData {
     id: String,
     /// The exit code. Null if the program was not started or was killed.
     exit_code: Option<i64>,
+}
+
+/// A call of a tool waits for a person. The arguments are in `GET /api/v1/approvals/{id}`.
+#[derive(Serialize, ToSchema)]
+pub(super) struct ApprovalRequestedEvent {
+    /// The number of the event.
+    #[schema(example = "17")]
+    id: String,
+    #[schema(inline)]
+    event: ApprovalRequestedEventType,
+    /// The data of the event.
+    data: ApprovalRequestedData,
+}
+
+/// The type of the event.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum ApprovalRequestedEventType {
+    ApprovalRequested,
+}
+
+/// The data of the event `approval_requested`.
+#[derive(Serialize, ToSchema)]
+pub(super) struct ApprovalRequestedData {
+    /// The id of the question.
+    id: String,
+    /// The name of the tool.
+    tool: String,
+    /// The rule that asks.
+    rule: String,
+    /// The digest of the call, which an answer has to name.
+    digest: String,
+    /// The state of the question: `pending`.
+    state: String,
+    /// The last moment at which the call may begin.
+    expires_at: String,
+}
+
+/// The question about a call of a tool is answered or closed.
+#[derive(Serialize, ToSchema)]
+pub(super) struct ApprovalResolvedEvent {
+    /// The number of the event.
+    #[schema(example = "17")]
+    id: String,
+    #[schema(inline)]
+    event: ApprovalResolvedEventType,
+    /// The data of the event.
+    data: ApprovalResolvedData,
+}
+
+/// The type of the event.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum ApprovalResolvedEventType {
+    ApprovalResolved,
+}
+
+/// The data of the event `approval_resolved`.
+#[derive(Serialize, ToSchema)]
+pub(super) struct ApprovalResolvedData {
+    /// The id of the question.
+    id: String,
+    /// The name of the tool.
+    tool: String,
+    /// The rule that asks.
+    rule: String,
+    /// The digest of the call.
+    digest: String,
+    /// The state of the question: `approved`, `denied`, `expired` or `withdrawn`.
+    state: String,
+    /// The last moment at which the call may begin.
+    expires_at: String,
+    /// The id of the grant that has answered. Null without an answer.
+    by: Option<String>,
 }
 
 /// A call to a model or to a tool with a price is settled. This event may follow the answer.

@@ -19,6 +19,7 @@ pub(super) const OPENAPI_PATH: &str = "/api/v1/openapi.json";
     tags(
         (name = "agents", description = "List the agents that can run on this host."),
         (name = "runs", description = "Start, watch and cancel runs, and read their records."),
+        (name = "approvals", description = "Answer questions about calls of tools."),
         (name = "billing", description = "Report and read the costs of calls to models."),
         (name = "service", description = "Check the health of the service.")
     ),

@@ -25,6 +25,8 @@ pub enum AccessDeniedError {
     NoAccount,
     #[error("this grant does not allow the repository `{0}`")]
     RepositoryNotAllowed(String),
+    #[error("this grant has started the run; another grant with `approve` access has to answer")]
+    OwnRun,
 }
 
 impl AccessDeniedError {
@@ -39,6 +41,7 @@ impl AccessDeniedError {
             Self::AgentNotAllowed(_) => "forbidden_agent",
             Self::AccountNotAllowed(_) | Self::NoAccount => "forbidden_account",
             Self::RepositoryNotAllowed(_) => "forbidden_repo",
+            Self::OwnRun => "forbidden_own_run",
         }
     }
 }

@@ -17,11 +17,13 @@ pub enum GrantScope {
     Billing,
     /// Read and cancel the runs of all grants.
     Admin,
+    /// Read the questions about tool calls of all grants, and answer those of other grants.
+    Approve,
 }
 
 impl GrantScope {
     /// Every scope, in the order of display.
-    pub const ALL: [Self; 4] = [Self::Read, Self::Runs, Self::Billing, Self::Admin];
+    pub const ALL: [Self; 5] = [Self::Read, Self::Runs, Self::Billing, Self::Admin, Self::Approve];
 
     pub fn as_str(self) -> &'static str {
         match self {
@@ -29,6 +31,7 @@ impl GrantScope {
             Self::Runs => "runs",
             Self::Billing => "billing",
             Self::Admin => "admin",
+            Self::Approve => "approve",
         }
     }
 }
@@ -44,6 +47,6 @@ impl FromStr for GrantScope {
 
     fn from_str(given: &str) -> Result<Self, Self::Err> {
         let found = Self::ALL.into_iter().find(|access| access.as_str() == given);
-        found.ok_or("give read, runs, billing or admin")
+        found.ok_or("give read, runs, billing, admin or approve")
     }
 }

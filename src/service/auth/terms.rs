@@ -38,7 +38,7 @@ pub struct GrantTerms {
 /// An error for terms that would allow nothing, or more than the operator intends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GrantTermsError {
-    #[error("the grant has no access; give some of read, runs, billing and admin")]
+    #[error("the grant has no access; give some of read, runs, billing, admin and approve")]
     NoAccess,
     #[error("the grant may begin runs of no agent; name some, such as `sandbox:agent` or `*`")]
     NoAgents,

@@ -219,7 +219,7 @@ impl RunServiceInner {
         );
         // 2. List the upstream's models, for agents that need a list.
         let models = self.models.for_agent(agent, &order.config).await;
-        let mut inputs = RunInputs { models, target: None };
+        let mut inputs = RunInputs { models, target: None, approvals: self.approvals.clone() };
         // 3. Take the branch. A cancelled run stops waiting for the branch here.
         let is_skipped = wanted.branch.repository.is_some() && order.branch.is_none();
         if let Some(branch) = order.branch.clone() {
@@ -401,6 +401,7 @@ impl RunServiceInner {
         ended: &RunEnd,
     ) -> anyhow::Result<()> {
         bill.try_record_new().await?;
+        self.withdraw_questions(bill.feed().run_id()).await?;
         let ended = RunEnd { charged: bill.charged(), ..ended.clone() };
         self.run_store.finish_run(bill.feed(), ended).await?;
         self.remove_excess_records().await;

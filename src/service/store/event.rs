@@ -33,6 +33,10 @@ pub enum RunEventKind {
     /// The agent uses a tool of its own.
     ToolCall,
     ToolResult,
+    /// A tool call waits for a person.
+    ApprovalRequested,
+    /// The question about a tool call is closed.
+    ApprovalResolved,
     /// A call of the LLM has been settled.
     UsageReport,
     /// The agent's whole answer.
@@ -61,6 +65,8 @@ impl RunEventKind {
             Self::TextDelta => "text_delta",
             Self::ToolCall => "tool_call",
             Self::ToolResult => "tool_result",
+            Self::ApprovalRequested => "approval_requested",
+            Self::ApprovalResolved => "approval_resolved",
             Self::UsageReport => "usage_report",
             Self::AssistantFinal => "assistant_final",
             Self::Error => "error",
@@ -98,6 +104,8 @@ const ALL_KINDS: &[RunEventKind] = &[
     RunEventKind::TextDelta,
     RunEventKind::ToolCall,
     RunEventKind::ToolResult,
+    RunEventKind::ApprovalRequested,
+    RunEventKind::ApprovalResolved,
     RunEventKind::UsageReport,
     RunEventKind::AssistantFinal,
     RunEventKind::Error,

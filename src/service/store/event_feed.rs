@@ -13,6 +13,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::sync::watch;
 
+use super::RunStore;
 use super::event::{RunEvent, RunEventKind};
 
 /// A handle to the events of one run.
@@ -36,6 +37,16 @@ struct FeedState {
     saved: usize,
     bytes: usize,
     dropped: u64,
+}
+
+impl RunStore {
+    /// Publishes an event of a run, if the run has not ended.
+    pub fn publish_event(&self, run: &str, kind: RunEventKind, data: &Value) {
+        let feed = self.lock_live().get(run).cloned();
+        if let Some(feed) = feed {
+            feed.publish(kind, data);
+        }
+    }
 }
 
 impl EventFeed {

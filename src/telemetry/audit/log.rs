@@ -14,6 +14,7 @@
 //! **Invariant:** the buffer is bounded while the disk is full. No call is admitted then, so at most
 //! [`MAX_UNSETTLED_CALLS`] settlements arrive, and refusals are counted instead of recorded.
 
+mod approvals;
 mod floods;
 mod tool_calls;
 

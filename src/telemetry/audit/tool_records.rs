@@ -33,6 +33,12 @@ pub struct ToolAdmittedRecord<'a> {
     /// The argument fields that the operator has listed, with their truncated values.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub evidence: &'a BTreeMap<String, String>,
+    /// The question that a person has answered with yes. This call has used the answer up.
+    #[serde(
+        serialize_with = "serialize_truncated_option",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub approval: Option<&'a str>,
     /// The process that made the call, if the kernel reports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,

@@ -67,7 +67,7 @@ impl RunTools {
         let request = ToolExecRequest::new_call(name, arguments)?;
         match self.start_call(request, facts).await {
             Ok(call) => {
-                let end = call.wait_for_end(MAX_WAIT).await;
+                let end = self.wait_for_end(&call, MAX_WAIT).await;
                 let tool = self.parts().policy.find_tool(&call.tool);
                 let is_mcp = tool
                     .is_ok_and(|tool| matches!(tool.definition.program, ToolProgramKind::Mcp(_)));

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::error::McpError;
 use super::version::McpEra;
 use crate::base::local_endpoint::{LocalReply, RetryAdvice};
+use crate::tools::approval::format_unix_millis;
 use crate::tools::call_table::{ToolCall, ToolCallEnd};
 use crate::tools::exec_request::MAX_WAIT;
 use crate::tools::refusal::ToolRefusal;
@@ -47,6 +48,15 @@ pub(super) fn call_reply(
     end: Option<&ToolCallEnd>,
     is_mcp: bool,
 ) -> LocalReply {
+    if let (None, Some(question)) = (end, call.open_question()) {
+        let until = format_unix_millis(question.not_after_ms);
+        let text = format!(
+            "waiting for approval: a person must allow this call. Call again with the same arguments to wait for the answer; id {}, until {until}",
+            question.id
+        );
+        let facts = json!({"id": call.id, "approval": {"id": question.id, "until": until}});
+        return result_reply(id, era, tool_result(&text, true, &facts));
+    }
     let Some(end) = end else {
         let waited = humantime::format_duration(MAX_WAIT);
         let text = format!(

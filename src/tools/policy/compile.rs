@@ -2,12 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::{Map, Value};
 
 use super::{CompiledToolRule, GrantedTool, LIST_RULE, ToolPolicy};
+use crate::base::canonical;
 use crate::base::condition::{RuleExpr, compile_condition};
 use crate::llm::budget::{Nanodollars, ToolBudgetLimits};
+use crate::tools::approval::{ApprovalConfig, ApprovalMode};
 use crate::tools::config::{ToolConfig, ToolConfigError, ToolRuleConfig, ToolRuleExample};
 use crate::tools::definition::{METRICS_QUERY_TOOL, TOOL_NAME_RULE, ToolDefinition, is_tool_name};
 use crate::tools::rule_facts::{ToolCallFacts, ToolFact, ToolFactTable, ToolRunFacts};
@@ -35,6 +38,7 @@ pub(super) fn compile_policy(
         };
         granted.insert(Arc::clone(&definition.name), GrantedTool::new(definition));
     }
+    check_approvals(&config.approvals)?;
     if granted.len() > MAX_TOOLS {
         return Err(ToolConfigError::new("granted", format!("has more than {MAX_TOOLS} tools")));
     }
@@ -66,7 +70,20 @@ pub(super) fn compile_policy(
     }
     // 3. Compare the layers: an agent whose file lists a tool that no run can have is a contradiction.
     let agent = agent.map(|listed| check_agent_list(listed, &granted)).transpose()?;
-    Ok(ToolPolicy { granted, agent, workspace: None })
+    let digest = canonical::digest("tool policy 1", &(config, &agent))
+        .map_err(|error| ToolConfigError::new("", error.to_string()))?;
+    Ok(ToolPolicy { granted, agent, workspace: None, digest })
+}
+
+fn check_approvals(times: &ApprovalConfig) -> Result<(), ToolConfigError> {
+    let wrong = |key: &str, problem| Err(ToolConfigError::new(format!("approvals.{key}"), problem));
+    if !(MIN_APPROVAL_TTL..=MAX_APPROVAL_TTL).contains(&times.ttl) {
+        return wrong("ttl", "must be a time such as `30m`, from `1s` to `7days`");
+    }
+    if times.hold > MAX_APPROVAL_HOLD {
+        return wrong("hold", "must be a time such as `40s`, at most `10m`");
+    }
+    Ok(())
 }
 
 fn check_agent_list(
@@ -99,6 +116,7 @@ impl GrantedTool {
             price: Nanodollars::ZERO,
             limits: ToolBudgetLimits::default(),
             evidence: BTreeSet::new(),
+            asking_rule: None,
             rules: vec![],
         }
     }
@@ -109,9 +127,12 @@ impl GrantedTool {
         let has_effect = rule.when.is_some()
             || rule.price_usd.is_some()
             || rule.budget != ToolBudgetLimits::default()
-            || !rule.evidence.is_empty();
+            || !rule.evidence.is_empty()
+            || rule.approve != ApprovalMode::Never;
         if !has_effect {
-            return Err(key("", "has no effect; give `when`, `price_usd`, `budget` or `evidence`"));
+            let remedy =
+                "has no effect; give `when`, `price_usd`, `budget`, `approve` or `evidence`";
+            return Err(key("", remedy));
         }
         self.price = self.price.max(rule.price_usd.unwrap_or_default());
         self.limits = lower_limits(self.limits, rule.budget);
@@ -134,6 +155,9 @@ impl GrantedTool {
             ));
         }
         self.evidence.extend(rule.evidence.iter().cloned());
+        if rule.approve == ApprovalMode::Ask && self.asking_rule.is_none() {
+            self.asking_rule = Some(Arc::from(rule.name.as_str()));
+        }
         let when = self.compile_when(rule)?;
         self.rules.push(CompiledToolRule { name: Arc::from(rule.name.as_str()), when });
         Ok(())
@@ -217,6 +241,13 @@ fn is_rule_name(name: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     (1..=64).contains(&name.len()) && name.bytes().all(is_plain)
 }
+
+/// The shortest and the longest time for an answer. Our choice: a call that waits for a week is forgotten.
+const MIN_APPROVAL_TTL: Duration = Duration::from_secs(1);
+const MAX_APPROVAL_TTL: Duration = Duration::from_hours(7 * 24);
+
+/// The longest wait of one request for a person, which is the longest wait of any request.
+const MAX_APPROVAL_HOLD: Duration = Duration::from_mins(10);
 
 /// The most granted tools. Our choice, like the number of rules: a person must be able to read them.
 const MAX_TOOLS: usize = 64;

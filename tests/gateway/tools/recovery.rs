@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use cogni_gateway::llm::budget::{
     BudgetAmount, BudgetError, BudgetLedger, BudgetLimits, Nanodollars, PriorUsage,
-    ToolBudgetError, ToolBudgetLimits, ToolReserveRequest, ToolSpending,
+    ToolBudgetError, ToolBudgetLimits, ToolReservation, ToolReserveRequest, ToolSpending,
 };
 use cogni_gateway::telemetry::audit::records::RunStartedRecord;
 use cogni_gateway::telemetry::audit::tool_records::{
@@ -29,6 +29,7 @@ async fn a_crash_charges_an_open_tool_call() {
         arguments: "d",
         argument_bytes: 2,
         evidence: const { &BTreeMap::new() },
+        approval: None,
         pid: None,
         reserved: cost,
     };
@@ -77,7 +78,7 @@ async fn a_crash_charges_an_open_tool_call() {
     let per_minute = |count| ToolBudgetLimits { per_minute: Some(count), ..Default::default() };
     let reserve = |tool: &str, limits| {
         let request = ToolReserveRequest { tool: &Arc::from(tool), price: Nanodollars(0), limits };
-        ledger.reserve_tool_call(&request).map(|reservation| reservation.release_unspent())
+        ledger.reserve_tool_call(&request).map(ToolReservation::release_unspent)
     };
     let refused = reserve("clock", per_minute(2)).unwrap_err();
     assert!(

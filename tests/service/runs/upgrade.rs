@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use cogni_gateway::base::db::{DatabaseSchema, SqliteDatabase};
 use cogni_gateway::service::store::{RunRow, RunStore};
+use cogni_gateway::tools::approval::APPROVAL_SCHEMA;
 use cogni_gateway::{service::auth, service::billing, service::store};
 use rusqlite::Connection;
 use serde_json::json;
@@ -151,7 +152,7 @@ fn table_shapes(file: &Path) -> Vec<String> {
 async fn shape_of_new() -> Vec<String> {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("state.db");
-    let rooms = [auth::GRANT_SCHEMA, store::SCHEMA, billing::SCHEMA];
+    let rooms = [auth::GRANT_SCHEMA, store::SCHEMA, billing::SCHEMA, APPROVAL_SCHEMA];
     SqliteDatabase::open_database(&file, &rooms).unwrap().release_free_pages().await.unwrap();
     table_shapes(&file)
 }

@@ -133,6 +133,20 @@ impl ToolAccount {
 }
 
 impl BudgetLedger {
+    /// Checks the permanent limits of a tool call, and takes nothing.
+    ///
+    /// # Errors
+    /// Returns the limit that prevents the call for good.
+    pub fn check_tool_call(&self, request: &ToolReserveRequest<'_>) -> Result<(), ToolBudgetError> {
+        let (mut guard, now) = (self.lock_state(), Instant::now());
+        let state = &mut *guard;
+        self.check_deadline(&state.limits)?;
+        let account = state.tools.entry(Arc::clone(request.tool));
+        let account = account.or_insert_with(|| ToolAccount::new(ToolSpending::default(), now));
+        account.check_limits(request)?;
+        Ok(check_run_cost(state.limits.max_cost_usd, state.spent, state.reserved, request.price)?)
+    }
+
     /// Reserves everything that a tool call needs, or nothing.
     ///
     /// # Errors

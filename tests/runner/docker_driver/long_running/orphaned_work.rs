@@ -134,15 +134,15 @@ impl SharedBranch {
         key: &str,
         script: &str,
     ) -> Value {
-        let target = Some(self.target(key).await);
+        let target = Some(Box::pin(self.target(key)).await);
         // The runs' shared files are not part of any run's work.
         let script = format!("mkdir -p .git/info; echo .state >> .git/info/exclude; {script}");
         let branch = Some(self.branch(key));
-        let plan = RunPlan { branch, ..self.place.run_plan("run", &shell_argv(&script)) };
-        let begun = (plan, RunInputs { target, ..RunInputs::default() });
         let key = SandboxKey::new("agent", key).preserving([".state"]);
         let (pool, cancel) = (&pool_fixture.pool, CancellationToken::new());
         let entered = pool.lock_key(&cancel, &key).await.unwrap();
+        let plan = RunPlan { branch, ..self.place.run_plan("run", &shell_argv(&script)) };
+        let begun = (plan, RunInputs { target, ..RunInputs::default() });
         run(Box::pin(pool.claim(&cancel, entered, &key, begun)).await.unwrap()).await
     }
 

@@ -1,0 +1,194 @@
+//! `cogni-gateway approvals`: shows the tool calls of a service's runs that wait for a person, and answers.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::Subcommand;
+use http::Method;
+use serde_json::{Value, json};
+
+use super::run::output_renderer::escape_for_terminal;
+use super::runs::client::ServiceArgs;
+use crate::base::url_component::encode_url_component;
+
+/// The subcommands of `approvals`.
+#[derive(Debug, Subcommand)]
+pub enum ApprovalsCommand {
+    /// List the questions that wait for an answer, newest first
+    List {
+        #[command(flatten)]
+        service: ServiceArgs,
+
+        /// Only questions of this run
+        #[arg(long, value_name = "RUN")]
+        run: Option<String>,
+
+        /// Also list questions that are closed
+        #[arg(long)]
+        all: bool,
+
+        /// Maximum number of questions, 1 to 200
+        #[arg(long, value_name = "COUNT", default_value = "50", value_parser = crate::cli::flags::count::<u32>)]
+        limit: u32,
+
+        /// Print the service's answer as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show a question with the arguments of its call
+    Show {
+        #[command(flatten)]
+        service: ServiceArgs,
+
+        #[arg(help = QUESTION)]
+        id: String,
+
+        /// Print the service's answer as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Let a call run, once
+    Approve {
+        #[command(flatten)]
+        answer: AnswerArgs,
+    },
+    /// Deny a call
+    Deny {
+        #[command(flatten)]
+        answer: AnswerArgs,
+    },
+}
+
+/// The flags of an answer.
+#[derive(Debug, clap::Args)]
+pub struct AnswerArgs {
+    #[command(flatten)]
+    service: ServiceArgs,
+
+    #[arg(help = QUESTION)]
+    id: String,
+
+    /// The digest that `approvals show` has printed
+    #[arg(long, value_name = "DIGEST")]
+    digest: String,
+
+    /// A reason for the agent and the records
+    #[arg(long, value_name = "TEXT")]
+    reason: Option<String>,
+}
+
+/// Runs the command.
+pub fn run(command: ApprovalsCommand, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        match command {
+            ApprovalsCommand::List { service, run, all, limit, json } => {
+                let mut path = format!("/api/v1/approvals?limit={limit}");
+                if !all {
+                    path += "&state=pending";
+                }
+                if let Some(run) = run {
+                    path += "&run=";
+                    path.extend(encode_url_component(&run));
+                }
+                let listed = service.client()?.json(Method::GET, &path).await?;
+                if json { print_json(&listed, out)? } else { print_list(&listed, out)? }
+            }
+            ApprovalsCommand::Show { service, id, json } => {
+                let shown = service.client()?.json(Method::GET, &path_of(&id)).await?;
+                if json { print_json(&shown, out)? } else { print_question(&shown, out)? }
+            }
+            ApprovalsCommand::Approve { answer } => answer.send("approve", out).await?,
+            ApprovalsCommand::Deny { answer } => answer.send("deny", out).await?,
+        }
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+impl AnswerArgs {
+    async fn send(self, decision: &str, out: &mut impl Write) -> anyhow::Result<()> {
+        let Self { service, id, digest, reason } = self;
+        let body = json!({"decision": decision, "digest": digest, "reason": reason});
+        let path = format!("{}/decision", path_of(&id));
+        let answered = service.client()?.post_json(&path, &body).await?;
+        let (id, state) = (text(&answered["id"]), text(&answered["state"]));
+        Ok(writeln!(out, "question {id} is {state}")?)
+    }
+}
+
+fn print_list(listed: &Value, out: &mut impl Write) -> anyhow::Result<()> {
+    let questions = listed["approvals"].as_array().map(Vec::as_slice).unwrap_or_default();
+    if questions.is_empty() {
+        writeln!(out, "no question that this grant may see matches")?;
+        return Ok(());
+    }
+    writeln!(
+        out,
+        "{:36}  {:9}  {:28}  {:24}  {:40}  AGENT",
+        "QUESTION", "STATE", "TOOL", "UNTIL", "RUN"
+    )?;
+    for question in questions {
+        writeln!(
+            out,
+            "{:36}  {:9}  {:28}  {:24}  {:40}  {}",
+            text(&question["id"]),
+            text(&question["state"]),
+            text(&question["tool"]),
+            text(&question["expires_at"]),
+            text(&question["run"]),
+            text(&question["agent"]),
+        )?;
+    }
+    Ok(())
+}
+
+fn print_question(question: &Value, out: &mut impl Write) -> anyhow::Result<()> {
+    for name in SHOWN {
+        if !question[name].is_null() {
+            writeln!(out, "{name:12} {}", text(&question[name]))?;
+        }
+    }
+    Ok(())
+}
+
+fn print_json(answer: &Value, out: &mut impl Write) -> anyhow::Result<()> {
+    serde_json::to_writer(&mut *out, answer).context("the answer cannot be printed")?;
+    Ok(writeln!(out)?)
+}
+
+/// Formats a value for people, on one line: an untrusted agent has written the arguments, and must not write further
+/// lines of this page.
+fn text(value: &Value) -> String {
+    match value {
+        Value::Null => "-".to_owned(),
+        Value::String(text) => escape_for_terminal(text).replace(['\n', '\t'], " "),
+        other => other.to_string(),
+    }
+}
+
+fn path_of(id: &str) -> String {
+    let mut path = "/api/v1/approvals/".to_owned();
+    path.extend(encode_url_component(id));
+    path
+}
+
+const QUESTION: &str = "The question's id, as listed by `approvals list`";
+
+/// The fields of a question, in the order in which they are printed.
+const SHOWN: [&str; 14] = [
+    "id",
+    "state",
+    "run",
+    "agent",
+    "tool",
+    "arguments",
+    "rule",
+    "price_usd",
+    "digest",
+    "requested_at",
+    "expires_at",
+    "resolved_at",
+    "by",
+    "reason",
+];

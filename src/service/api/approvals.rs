@@ -1,0 +1,344 @@
+//! The routes that list, show and answer questions about tool calls.
+//!
+//! **Invariant:** a question is answered by POST only, with the digest of the call that the person has seen, and never by
+//! the grant that has started the run.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use axum::Json;
+use axum::extract::State;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::ApiState;
+use super::error::{ApiError, ErrorBody};
+use super::error_docs::{AuthErrorResponses, NotFoundResponses, QueryErrorResponses};
+use super::extract::{AuthenticatedCaller, JsonBody, PathParam, QueryParams};
+use crate::service::auth::{AccessDeniedError, GrantScope};
+use crate::tools::approval::store::{
+    ApprovalDecision, ApprovalFilter, ApprovalStore, DecisionOutcome,
+};
+use crate::tools::approval::{ApprovalRow, ApprovalState, format_unix_millis};
+
+/// A question about one call of a tool.
+#[derive(Serialize, ToSchema)]
+pub(super) struct ApprovalView {
+    /// The id of the question.
+    #[schema(example = "apr-019a1b2c3d4e7f608a1b2c3d4e5f6071")]
+    id: String,
+    /// The state of the question.
+    state: ApprovalStateView,
+    /// The id of the run that has called the tool.
+    run: String,
+    /// The agent of the run, by its `agentId`.
+    agent: String,
+    /// The name of the tool.
+    tool: String,
+    /// The rule that asks.
+    rule: String,
+    /// The digest of the call: its run, tool, definition, arguments, policy and end of time. An answer has to name it.
+    digest: String,
+    /// The arguments of the call: a JSON object as text, as the agent has written it. Null once the question is closed.
+    arguments: Option<String>,
+    /// The arguments that the operator has listed for the records, with their values cut at 256 bytes.
+    evidence: BTreeMap<String, String>,
+    /// The digest of the definition of the tool.
+    definition: String,
+    /// The digest of the policy about the tools of the run.
+    policy: String,
+    /// The price of the call in US dollars, as a decimal text.
+    price_usd: String,
+    /// The time of the question, in RFC 3339 with milliseconds.
+    #[schema(format = DateTime)]
+    requested_at: String,
+    /// The last moment at which the call may begin.
+    #[schema(format = DateTime)]
+    expires_at: String,
+    /// The time of the answer, or of the end without an answer. Null for a pending question.
+    #[schema(format = DateTime)]
+    resolved_at: Option<String>,
+    /// The id of the grant that has answered. Null without an answer.
+    by: Option<String>,
+    /// The reason that was given with the answer, or the reason for the end without an answer.
+    reason: Option<String>,
+    /// The id of the call that has begun. Null until then.
+    call: Option<String>,
+}
+
+/// The state of a question: `pending` (no person has answered), `approved` (the call is about to begin), `denied`, `expired`,
+/// `withdrawn` (the run has ended, or the approved call could not begin) or `consumed` (the approved call has begun).
+#[derive(Clone, Copy, Deserialize, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[schema(as = ApprovalState)]
+pub(super) enum ApprovalStateView {
+    /// No person has answered.
+    Pending,
+    /// A person has allowed the call, which is about to begin.
+    Approved,
+    /// A person has denied the call.
+    Denied,
+    /// No person has answered in time, or the approved call has not begun in time.
+    Expired,
+    /// The run has ended, or the approved call could not begin.
+    Withdrawn,
+    /// The approved call has begun.
+    Consumed,
+}
+
+/// A list of questions.
+#[derive(Serialize, ToSchema)]
+pub(super) struct ApprovalsPage {
+    /// The questions, newest first.
+    approvals: Vec<ApprovalView>,
+}
+
+/// The filter of questions.
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ApprovalsQuery {
+    /// The state of the questions. The default is every state.
+    state: Option<ApprovalStateView>,
+    /// The run that asks. The default is every run, which needs the access `approve` or `admin`.
+    run: Option<String>,
+    /// The largest number of questions.
+    #[param(minimum = 1, maximum = 200, default = 50)]
+    limit: Option<u32>,
+}
+
+/// An answer to a question.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct DecisionBody {
+    /// The answer.
+    decision: DecisionWord,
+    /// The digest of the question, as `GET /api/v1/approvals/{id}` returned it.
+    digest: String,
+    /// The reason, for the agent and for the records: at most 500 bytes.
+    reason: Option<String>,
+}
+
+/// The answer to a question.
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[schema(as = ApprovalDecision)]
+pub(super) enum DecisionWord {
+    /// Let this one call run.
+    Approve,
+    /// Do not let the call run. The run is not asked about the same call again.
+    Deny,
+}
+
+/// List questions about tool calls
+///
+/// Returns the questions that wait for a person, and earlier ones. The grant needs the access `approve` or `admin`; with
+/// `run`, the access `read` is enough for a run of its own.
+#[utoipa::path(
+    get,
+    path = "/api/v1/approvals",
+    tag = "approvals",
+    params(ApprovalsQuery),
+    responses(
+        (status = 200, description = "The questions.", body = ApprovalsPage),
+        QueryErrorResponses, AuthErrorResponses, NotFoundResponses
+    )
+)]
+pub(super) async fn list_approvals(
+    caller: AuthenticatedCaller,
+    State(api): State<Arc<ApiState>>,
+    QueryParams(which): QueryParams<ApprovalsQuery>,
+) -> Result<Json<ApprovalsPage>, ApiError> {
+    match &which.run {
+        None => require_all(&caller)?,
+        Some(run) => api.require_questions_of(&caller, run).await?,
+    }
+    let limit = which.limit.unwrap_or(50);
+    if !(1..=200).contains(&limit) {
+        return Err(ApiError::invalid_parameter("`limit` is invalid: give a number from 1 to 200"));
+    }
+    let Some(store) = api.run_service.approvals() else {
+        return Ok(Json(ApprovalsPage { approvals: vec![] }));
+    };
+    let filter = ApprovalFilter { state: which.state.map(Into::into), run: which.run, limit };
+    let rows = store.list(filter).await?;
+    Ok(Json(ApprovalsPage { approvals: rows.into_iter().map(Into::into).collect() }))
+}
+
+/// Show a question about a tool call
+///
+/// The grant needs the access `approve` or `admin`; the access `read` is enough for a run of its own.
+#[utoipa::path(
+    get,
+    path = "/api/v1/approvals/{id}",
+    tag = "approvals",
+    params(("id" = String, Path, description = "The id of the question.")),
+    responses(
+        (status = 200, description = "The question.", body = ApprovalView),
+        AuthErrorResponses, NotFoundResponses
+    )
+)]
+pub(super) async fn show_approval(
+    caller: AuthenticatedCaller,
+    State(api): State<Arc<ApiState>>,
+    PathParam(id): PathParam<String>,
+) -> Result<Json<ApprovalView>, ApiError> {
+    let (_, row) = api.requested_approval(&caller, &id).await?;
+    Ok(Json(row.into()))
+}
+
+/// Answer a question about a tool call
+///
+/// The answer is for one call: the call with the digest. A repeated answer is refused. The grant needs the access
+/// `approve`, and must not be the grant that has started the run.
+#[utoipa::path(
+    post,
+    path = "/api/v1/approvals/{id}/decision",
+    tag = "approvals",
+    params(("id" = String, Path, description = "The id of the question.")),
+    request_body = DecisionBody,
+    responses(
+        (status = 200, description = "The answered question.", body = ApprovalView),
+        (status = 409, description = "`digest_mismatch`: the question has another digest, read it again. `approval_closed`: the question was answered before, its time is over, or its run has ended.", body = ErrorBody),
+        (status = 422, description = "`invalid_request`: a field of the body is invalid; the message names it.", body = ErrorBody),
+        AuthErrorResponses, NotFoundResponses
+    )
+)]
+pub(super) async fn decide_approval(
+    caller: AuthenticatedCaller,
+    State(api): State<Arc<ApiState>>,
+    PathParam(id): PathParam<String>,
+    JsonBody(answer): JsonBody<DecisionBody>,
+) -> Result<Json<ApprovalView>, ApiError> {
+    caller.require_scope(GrantScope::Approve)?;
+    let (store, row) = api.requested_approval(&caller, &id).await?;
+    if answer.reason.as_ref().is_some_and(|reason| reason.len() > MAX_REASON_BYTES) {
+        return Err(ApiError::invalid_body(format_args!(
+            "`reason` has more than {MAX_REASON_BYTES} bytes; shorten it"
+        )));
+    }
+    // A run whose row is gone has no grant to compare with, and no call that waits.
+    let run = api.run_service.run_store().find_run(&row.run).await?;
+    let run = run.ok_or_else(|| no_such_approval(&id))?;
+    if run.grant == caller.0.id {
+        return Err(AccessDeniedError::OwnRun.into());
+    }
+    let decision = ApprovalDecision {
+        is_approved: answer.decision == DecisionWord::Approve,
+        digest: answer.digest,
+        by: caller.0.id.clone(),
+        reason: answer.reason,
+    };
+    let id = row.id;
+    let decided = store.decide(&id, decision, SystemTime::now()).await?;
+    let message = match decided {
+        DecisionOutcome::Decided(row) => return Ok(Json((*row).into())),
+        DecisionOutcome::Unknown => return Err(no_such_approval(&id)),
+        DecisionOutcome::OtherDigest => {
+            let message = format!("question `{id}` has another digest; read the question again");
+            return Err(ApiError::Conflict { code: "digest_mismatch", message });
+        }
+        DecisionOutcome::Closed(state) => {
+            format!("question `{id}` is {} already, and takes no answer", state.as_str())
+        }
+    };
+    Err(ApiError::Conflict { code: "approval_closed", message })
+}
+
+impl ApiState {
+    /// Returns a question that the caller may see.
+    async fn requested_approval(
+        &self,
+        caller: &AuthenticatedCaller,
+        id: &str,
+    ) -> Result<(ApprovalStore, ApprovalRow), ApiError> {
+        let store = self.run_service.approvals().ok_or_else(|| no_such_approval(id))?;
+        let row = store.find(id).await?.ok_or_else(|| no_such_approval(id))?;
+        // A question of another grant's run answers like one that does not exist.
+        match self.require_questions_of(caller, &row.run).await {
+            Err(ApiError::NotFound(_)) => Err(no_such_approval(id)),
+            Err(error) => Err(error),
+            Ok(()) => Ok((store, row)),
+        }
+    }
+
+    /// Checks that the caller may see the questions of a run.
+    async fn require_questions_of(
+        &self,
+        caller: &AuthenticatedCaller,
+        run: &str,
+    ) -> Result<(), ApiError> {
+        if require_all(caller).is_ok() {
+            return Ok(());
+        }
+        caller.require_read()?;
+        self.requested_run(caller, run).await.map(|_| ())
+    }
+}
+
+/// Checks that the caller may see the questions of all runs.
+fn require_all(caller: &AuthenticatedCaller) -> Result<(), ApiError> {
+    caller
+        .require_scope(GrantScope::Approve)
+        .or_else(|denied| caller.require_scope(GrantScope::Admin).map_err(|_| denied))
+}
+
+fn no_such_approval(id: &str) -> ApiError {
+    let id: String = id.chars().take(80).collect();
+    ApiError::NotFound(format!("question `{id}` that this grant can see"))
+}
+
+impl From<ApprovalRow> for ApprovalView {
+    fn from(row: ApprovalRow) -> Self {
+        Self {
+            id: row.id,
+            state: row.state.into(),
+            run: row.run,
+            agent: row.agent,
+            tool: row.tool,
+            rule: row.rule,
+            digest: row.digest,
+            arguments: row.arguments,
+            evidence: row.evidence,
+            definition: row.definition,
+            policy: row.policy,
+            price_usd: row.price.to_string(),
+            requested_at: format_unix_millis(row.requested_ms),
+            expires_at: format_unix_millis(row.not_after_ms),
+            resolved_at: row.resolved_ms.map(format_unix_millis),
+            by: row.by,
+            reason: row.reason,
+            call: row.call,
+        }
+    }
+}
+
+impl From<ApprovalState> for ApprovalStateView {
+    fn from(state: ApprovalState) -> Self {
+        match state {
+            ApprovalState::Pending => Self::Pending,
+            ApprovalState::Approved => Self::Approved,
+            ApprovalState::Denied => Self::Denied,
+            ApprovalState::Expired => Self::Expired,
+            ApprovalState::Withdrawn => Self::Withdrawn,
+            ApprovalState::Consumed => Self::Consumed,
+        }
+    }
+}
+
+impl From<ApprovalStateView> for ApprovalState {
+    fn from(state: ApprovalStateView) -> Self {
+        match state {
+            ApprovalStateView::Pending => Self::Pending,
+            ApprovalStateView::Approved => Self::Approved,
+            ApprovalStateView::Denied => Self::Denied,
+            ApprovalStateView::Expired => Self::Expired,
+            ApprovalStateView::Withdrawn => Self::Withdrawn,
+            ApprovalStateView::Consumed => Self::Consumed,
+        }
+    }
+}
+
+/// The longest reason of an answer, in bytes. Our choice.
+const MAX_REASON_BYTES: usize = 500;

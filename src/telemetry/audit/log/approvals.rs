@@ -1,0 +1,26 @@
+//! The questions about a run's tool calls in its log.
+
+use super::AuditLog;
+use crate::telemetry::audit::approval_records::{ApprovalRequestedRecord, ApprovalResolvedRecord};
+use crate::telemetry::audit::records::AuditRecord;
+
+impl AuditLog {
+    /// Records that a person is asked. The number of questions of a run is bounded, so the buffer is. Never fails and
+    /// does no I/O.
+    pub fn record_approval_request(&self, record: &ApprovalRequestedRecord<'_>) {
+        self.buffer_record(record);
+    }
+
+    /// Records that a question is closed. The admission of an approved call writes this record before its own. Never
+    /// fails and does no I/O.
+    pub fn record_approval_result(&self, record: &ApprovalResolvedRecord<'_>) {
+        self.buffer_record(record);
+    }
+
+    fn buffer_record(&self, record: &impl AuditRecord) {
+        if let Some(open) = &self.0 {
+            open.lock_state().append_record(record);
+            open.unflushed.notify_one();
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! Approvals: a call of a tool waits until a person allows it.
+//!
+//! A question has these states:
+//!
+//! ```text
+//! pending ─┬→ approved ─┬→ consumed   the call has begun
+//!          ├→ denied    ├→ expired    `ttl` is over
+//!          ├→ expired   └→ withdrawn  the run has ended, or the call could not begin
+//!          └→ withdrawn
+//! ```
+//!
+//! - [`store`] keeps the questions in a database, one transaction for each arrow.
+//! - `waiting_call` asks, waits, checks the whole call again, and runs it.
+//!
+//! **Invariant:** a question moves along these arrows only, and at most one call begins by one question. Expiry, a
+//! restart and the run's end mean no.
+//!
+//! **Invariant:** an answer is about the digest of one call. A call that differs in its run, tool, definition,
+//! arguments or policy has another digest, and the answer does not count for it.
+
+mod schema;
+pub mod store;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::Semaphore;
+
+use crate::base::canonical;
+use crate::llm::budget::Nanodollars;
+
+pub use schema::APPROVAL_SCHEMA;
+
+use store::ApprovalStore;
+
+/// The mode in which a rule lets a tool run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ApprovalMode {
+    /// No person is asked.
+    #[default]
+    Never,
+    /// A person is asked about each call.
+    Ask,
+}
+
+/// The state of a question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ApprovalState {
+    /// No person has answered.
+    Pending,
+    /// A person has allowed the call, which has not begun.
+    Approved,
+    /// A person has denied the call.
+    Denied,
+    /// The time for an answer, or for the beginning of the approved call, is over.
+    Expired,
+    /// The run has ended, or the call could not begin.
+    Withdrawn,
+    /// The approved call has begun.
+    Consumed,
+}
+
+/// The call that a person approves. The digest of this value is the subject of the answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ApprovalSubject<'a> {
+    pub run: &'a str,
+    pub attempt: &'a str,
+    pub agent: &'a str,
+    pub tool: &'a str,
+    /// The digest of the tool's definition.
+    pub definition: &'a str,
+    /// The digest of the files of this machine that the tool's program is made of.
+    pub program: Option<&'a str>,
+    /// The salted digest of the arguments, byte for byte as the client wrote them.
+    pub arguments: &'a str,
+    /// The digest of the policy about the run's tools.
+    pub policy: &'a str,
+    /// The number of calls that the answer allows: `once`.
+    pub scope: &'static str,
+    /// The last moment at which the call may begin, in milliseconds since 1970.
+    pub not_after_ms: i64,
+}
+
+/// A question as the store keeps it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApprovalRow {
+    pub id: String,
+    pub run: String,
+    pub agent: String,
+    pub tool: String,
+    /// The rule that asks.
+    pub rule: String,
+    pub definition: String,
+    pub policy: String,
+    /// The digest of the [`ApprovalSubject`].
+    pub digest: String,
+    /// The arguments as the client wrote them; `None` once no person needs to read them.
+    pub arguments: Option<String>,
+    /// The argument fields that the operator has listed.
+    pub evidence: BTreeMap<String, String>,
+    pub price: Nanodollars,
+    pub state: ApprovalState,
+    pub requested_ms: i64,
+    pub not_after_ms: i64,
+    /// The time of the answer, or of the end without an answer.
+    pub resolved_ms: Option<i64>,
+    /// The grant that has answered.
+    pub by: Option<String>,
+    /// The text that the person has given.
+    pub reason: Option<String>,
+    /// The call that has begun by the answer.
+    pub call: Option<String>,
+}
+
+/// The place where people answer the questions of one run.
+#[derive(Debug)]
+pub struct RunApprovals {
+    pub store: ApprovalStore,
+    pub times: ApprovalConfig,
+    /// Permits for requests that are held until the answer.
+    pub held: Semaphore,
+}
+
+/// The times of a configuration's approvals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ApprovalConfig {
+    /// The time after which a question is answered with no.
+    #[serde(with = "humantime_serde")]
+    pub ttl: Duration,
+    /// The longest time for which a request waits for the answer before it is told that the call is pending.
+    #[serde(with = "humantime_serde")]
+    pub hold: Duration,
+}
+
+impl RunApprovals {
+    pub fn new(store: ApprovalStore, times: ApprovalConfig) -> Self {
+        Self { store, times, held: Semaphore::new(MAX_HELD_REQUESTS) }
+    }
+}
+
+impl ApprovalSubject<'_> {
+    /// Returns the digest that an answer must name.
+    pub fn digest(&self) -> String {
+        canonical::digest("approval 1", self).expect("a subject has string keys")
+    }
+}
+
+impl ApprovalState {
+    /// Every state, in the order of the diagram.
+    pub const ALL: [Self; 6] = [
+        Self::Pending,
+        Self::Approved,
+        Self::Denied,
+        Self::Expired,
+        Self::Withdrawn,
+        Self::Consumed,
+    ];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Approved => "approved",
+            Self::Denied => "denied",
+            Self::Expired => "expired",
+            Self::Withdrawn => "withdrawn",
+            Self::Consumed => "consumed",
+        }
+    }
+
+    /// Returns true if the question may move from this state to `next`.
+    pub fn may_become(self, next: Self) -> bool {
+        match self {
+            Self::Pending => {
+                matches!(next, Self::Approved | Self::Denied | Self::Expired | Self::Withdrawn)
+            }
+            Self::Approved => matches!(next, Self::Expired | Self::Withdrawn | Self::Consumed),
+            Self::Denied | Self::Expired | Self::Withdrawn | Self::Consumed => false,
+        }
+    }
+}
+
+impl Default for ApprovalConfig {
+    fn default() -> Self {
+        // Forty seconds are shorter than the timeout of every measured client.
+        Self { ttl: Duration::from_mins(30), hold: Duration::from_secs(40) }
+    }
+}
+
+/// Returns a time in milliseconds since 1970.
+pub fn to_unix_millis(time: SystemTime) -> i64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// Formats a time in milliseconds since 1970 as RFC 3339.
+pub fn format_unix_millis(millis: i64) -> String {
+    let since = Duration::from_millis(millis.try_into().unwrap_or_default());
+    humantime::format_rfc3339_millis(UNIX_EPOCH + since).to_string()
+}
+
+/// The most requests of a run that wait for a person at the same time. Our choice: further requests are answered at once,
+/// with the id of their call.
+const MAX_HELD_REQUESTS: usize = 8;
+
+/// The scope of an answer: one call.
+pub const SCOPE_ONCE: &str = "once";

@@ -1,0 +1,44 @@
+//! The table of questions about tool calls.
+
+use crate::base::db::DatabaseSchema;
+
+/// The schema of the approval store. Times are milliseconds since 1970, money is billionths of a dollar.
+pub const APPROVAL_SCHEMA: DatabaseSchema =
+    DatabaseSchema { module: "approval", migrations: &[MIGRATION_1] };
+
+// The trigger makes a wrong step fail in every program that writes the file, whatever its code does.
+const MIGRATION_1: &str = "
+CREATE TABLE approval (
+    id         TEXT NOT NULL PRIMARY KEY,
+    run        TEXT NOT NULL,
+    agent      TEXT NOT NULL,
+    tool       TEXT NOT NULL,
+    rule       TEXT NOT NULL,
+    definition TEXT NOT NULL,
+    policy     TEXT NOT NULL,
+    digest     TEXT NOT NULL,
+    arguments  TEXT,
+    evidence   TEXT NOT NULL,
+    price      INTEGER NOT NULL,
+    state      TEXT NOT NULL CHECK (state IN ('pending', 'approved', 'denied', 'expired', 'withdrawn', 'consumed')),
+    requested  INTEGER NOT NULL,
+    not_after  INTEGER NOT NULL,
+    resolved   INTEGER,
+    decided_by TEXT,
+    reason     TEXT,
+    call       TEXT
+) STRICT;
+CREATE INDEX approval_run ON approval (run);
+CREATE INDEX approval_requested ON approval (requested, id);
+CREATE INDEX approval_open ON approval (requested, id) WHERE state IN ('pending', 'approved');
+CREATE TRIGGER approval_inserted BEFORE INSERT ON approval WHEN new.state <> 'pending' BEGIN
+    SELECT RAISE(ABORT, 'an approval begins as a question');
+END;
+CREATE TRIGGER approval_moved BEFORE UPDATE ON approval WHEN NOT (
+    new.digest = old.digest AND new.not_after = old.not_after AND (
+        (old.state = 'pending' AND new.state IN ('approved', 'denied', 'expired', 'withdrawn'))
+        OR (old.state = 'approved' AND new.state IN ('expired', 'withdrawn', 'consumed'))))
+BEGIN
+    SELECT RAISE(ABORT, 'an approval moves forward only');
+END;
+";

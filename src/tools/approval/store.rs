@@ -1,0 +1,384 @@
+//! The store of questions about tool calls: rows of a database, and the calls of this process that wait for them.
+//!
+//! **Invariant:** a caller learns of a step only after its transaction is on disk.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+use rusqlite::types::Type;
+use rusqlite::{Connection, OptionalExtension, Row, Transaction, named_params, params};
+use tokio::sync::watch;
+
+use super::{ApprovalRow, ApprovalState, to_unix_millis};
+use crate::base::db::{DatabaseError, SqliteDatabase};
+use crate::llm::budget::Nanodollars;
+
+/// The questions of one process. Clones share the same questions.
+#[derive(Clone)]
+pub struct ApprovalStore {
+    database: SqliteDatabase,
+    /// The calls that wait for the state of their question.
+    waiting: Arc<Mutex<HashMap<String, watch::Sender<ApprovalState>>>>,
+    observer: Arc<dyn Fn(&ApprovalRow) + Send + Sync>,
+}
+
+/// The state of one question, for the call that waits for it. Dropping the watch forgets the call, not the question.
+pub struct ApprovalWatch {
+    id: String,
+    store: ApprovalStore,
+    state: watch::Receiver<ApprovalState>,
+}
+
+/// A person's answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApprovalDecision {
+    pub is_approved: bool,
+    /// The digest of the call that the person has seen.
+    pub digest: String,
+    /// The grant that answers.
+    pub by: String,
+    pub reason: Option<String>,
+}
+
+/// The outcome of an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DecisionOutcome {
+    /// The answer counts. The row has the new state.
+    Decided(Box<ApprovalRow>),
+    /// The question has another digest.
+    OtherDigest,
+    /// The question was closed before.
+    Closed(ApprovalState),
+    Unknown,
+}
+
+/// The filter of a list of questions.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ApprovalFilter {
+    pub state: Option<ApprovalState>,
+    pub run: Option<String>,
+    pub limit: u32,
+}
+
+impl ApprovalStore {
+    /// Creates the store on a database that has our [`APPROVAL_SCHEMA`](super::APPROVAL_SCHEMA).
+    pub fn new(database: SqliteDatabase) -> Self {
+        Self { database, waiting: Arc::default(), observer: Arc::new(|_| ()) }
+    }
+
+    /// Sets the function that receives each row after a step: a new question, and a question that was closed.
+    #[must_use]
+    pub fn with_observer(self, observer: impl Fn(&ApprovalRow) + Send + Sync + 'static) -> Self {
+        Self { observer: Arc::new(observer), ..self }
+    }
+
+    /// Adds a question. Returns `None` if the run has asked too often.
+    ///
+    /// # Errors
+    /// Returns an error if the database cannot be written; then no person is asked.
+    pub async fn ask(&self, row: ApprovalRow) -> Result<Option<ApprovalWatch>, DatabaseError> {
+        // The sender exists before the row, so that no answer is missed.
+        let (sender, state) = watch::channel(ApprovalState::Pending);
+        self.lock_waiting().insert(row.id.clone(), sender);
+        let watch = ApprovalWatch { id: row.id.clone(), store: self.clone(), state };
+        let written = row.clone();
+        let is_added =
+            self.database.write_in_transaction(move |change| insert_row(change, &written)).await?;
+        if !is_added {
+            return Ok(None);
+        }
+        (self.observer)(&row);
+        Ok(Some(watch))
+    }
+
+    /// Answers a question.
+    ///
+    /// # Errors
+    /// Returns an error if the database cannot be written; then the question is not answered.
+    pub async fn decide(
+        &self,
+        id: &str,
+        decision: ApprovalDecision,
+        now: SystemTime,
+    ) -> Result<DecisionOutcome, DatabaseError> {
+        let (id, now) = (id.to_owned(), to_unix_millis(now));
+        let outcome = self
+            .database
+            .write_in_transaction(move |change| write_decision(change, &id, &decision, now))
+            .await?;
+        if let DecisionOutcome::Decided(row) = &outcome {
+            self.publish_row(row);
+        }
+        Ok(outcome)
+    }
+
+    /// Uses an approval up for a call, and returns true if the call may begin. At most one caller ever gets true.
+    ///
+    /// # Errors
+    /// Returns an error if the database cannot be written; then the call must not begin.
+    pub async fn consume(
+        &self,
+        id: &str,
+        digest: &str,
+        call: &str,
+        now: SystemTime,
+    ) -> Result<bool, DatabaseError> {
+        let (id, digest, call) = (id.to_owned(), digest.to_owned(), call.to_owned());
+        let now = to_unix_millis(now);
+        let consume = "UPDATE approval SET state = 'consumed', arguments = NULL, call = ?3
+                       WHERE id = ?1 AND digest = ?2 AND state = 'approved' AND not_after > ?4";
+        let changed = self
+            .database
+            .write_in_transaction(move |change| {
+                change.execute(consume, params![id, digest, call, now])
+            })
+            .await?;
+        Ok(changed == 1)
+    }
+
+    /// Closes a question without an answer, as expired or withdrawn. Returns the row as it is now: an answer that came
+    /// first stays.
+    ///
+    /// # Errors
+    /// Returns an error if the database cannot be written.
+    pub async fn close(
+        &self,
+        id: &str,
+        (state, reason): (ApprovalState, &'static str),
+        now: SystemTime,
+    ) -> Result<Option<ApprovalRow>, DatabaseError> {
+        let (id, now) = (id.to_owned(), to_unix_millis(now));
+        let closed = self
+            .database
+            .write_in_transaction(move |change| {
+                let changed = close_rows(change, ("id = ?1", &id), (state, reason), now)?;
+                Ok((changed == 1, find_row(change, &id)?))
+            })
+            .await?;
+        if let (true, Some(row)) = &closed {
+            self.publish_row(row);
+        }
+        Ok(closed.1)
+    }
+
+    /// Withdraws the open questions of a run that has ended.
+    ///
+    /// # Errors
+    /// Returns an error if the database cannot be written.
+    pub async fn withdraw_run(&self, run: &str, now: SystemTime) -> Result<usize, DatabaseError> {
+        self.withdraw_where("run = ?1", run, now).await
+    }
+
+    /// Withdraws the open questions of an earlier process, whose calls have ended with it.
+    ///
+    /// # Errors
+    /// Returns an error if the database cannot be written.
+    pub async fn withdraw_all(&self, now: SystemTime) -> Result<usize, DatabaseError> {
+        self.withdraw_where("?1 = ''", "", now).await
+    }
+
+    async fn withdraw_where(
+        &self,
+        condition: &'static str,
+        value: &str,
+        now: SystemTime,
+    ) -> Result<usize, DatabaseError> {
+        let (value, now) = (value.to_owned(), to_unix_millis(now));
+        let end = (ApprovalState::Withdrawn, RUN_ENDED);
+        self.database
+            .write_in_transaction(move |change| close_rows(change, (condition, &value), end, now))
+            .await
+    }
+
+    /// Deletes the closed questions that were asked before a time. Returns their number.
+    ///
+    /// # Errors
+    /// Returns an error if the database cannot be written.
+    pub async fn forget_before(&self, before: SystemTime) -> Result<usize, DatabaseError> {
+        let before = to_unix_millis(before);
+        let delete =
+            "DELETE FROM approval WHERE requested < ?1 AND state NOT IN ('pending', 'approved')";
+        self.database.write_in_transaction(move |change| change.execute(delete, [before])).await
+    }
+
+    /// # Errors
+    /// Returns an error if the database cannot be read.
+    pub async fn find(&self, id: &str) -> Result<Option<ApprovalRow>, DatabaseError> {
+        let id = id.to_owned();
+        self.database.read_committed(move |view| find_row(view, &id)).await
+    }
+
+    /// Returns the questions that match a filter, newest first.
+    ///
+    /// # Errors
+    /// Returns an error if the database cannot be read.
+    pub async fn list(&self, filter: ApprovalFilter) -> Result<Vec<ApprovalRow>, DatabaseError> {
+        let query = format!(
+            "SELECT {COLUMNS} FROM approval WHERE (?1 IS NULL OR state = ?1) AND (?2 IS NULL OR run = ?2)
+             ORDER BY requested DESC, id DESC LIMIT ?3"
+        );
+        let read = move |view: &Connection| {
+            let state = filter.state.map(ApprovalState::as_str);
+            view.prepare_cached(&query)?
+                .query_map(params![state, filter.run, filter.limit], read_row)?
+                .collect()
+        };
+        self.database.read_committed(read).await
+    }
+
+    fn publish_row(&self, row: &ApprovalRow) {
+        (self.observer)(row);
+        if let Some(waiting) = self.lock_waiting().get(&row.id) {
+            waiting.send_replace(row.state);
+        }
+    }
+
+    fn lock_waiting(&self) -> MutexGuard<'_, HashMap<String, watch::Sender<ApprovalState>>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for ApprovalStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ApprovalStore").finish_non_exhaustive()
+    }
+}
+
+impl ApprovalWatch {
+    /// Waits until the question is not pending.
+    pub async fn wait_answered(&mut self) {
+        // The sender lives in the store until this watch is dropped.
+        let _ = self.state.wait_for(|state| *state != ApprovalState::Pending).await;
+    }
+}
+
+impl Drop for ApprovalWatch {
+    fn drop(&mut self) {
+        self.store.lock_waiting().remove(&self.id);
+    }
+}
+
+fn insert_row(change: &Transaction<'_>, row: &ApprovalRow) -> rusqlite::Result<bool> {
+    let count = "SELECT count(*) FROM approval WHERE run = ?1";
+    let asked: u32 = change.query_row(count, [&row.run], |found| found.get(0))?;
+    if asked >= MAX_QUESTIONS_PER_RUN {
+        return Ok(false);
+    }
+    let evidence = serde_json::to_string(&row.evidence).unwrap_or_default();
+    let price = i64::try_from(row.price.0).unwrap_or(i64::MAX);
+    change.execute(
+        "INSERT INTO approval (id, run, agent, tool, rule, definition, policy, digest, arguments, evidence, price, state, requested, not_after)
+         VALUES (:id, :run, :agent, :tool, :rule, :definition, :policy, :digest, :arguments, :evidence, :price, 'pending', :requested, :not_after)",
+        named_params! {
+            ":id": row.id,
+            ":run": row.run,
+            ":agent": row.agent,
+            ":tool": row.tool,
+            ":rule": row.rule,
+            ":definition": row.definition,
+            ":policy": row.policy,
+            ":digest": row.digest,
+            ":arguments": row.arguments,
+            ":evidence": evidence,
+            ":price": price,
+            ":requested": row.requested_ms,
+            ":not_after": row.not_after_ms,
+        },
+    )?;
+    Ok(true)
+}
+
+fn write_decision(
+    change: &Transaction<'_>,
+    id: &str,
+    decision: &ApprovalDecision,
+    now: i64,
+) -> rusqlite::Result<DecisionOutcome> {
+    // 1. The row is read and changed in one transaction, so that no other step comes between.
+    let Some(row) = find_row(change, id)? else { return Ok(DecisionOutcome::Unknown) };
+    if row.digest != decision.digest {
+        return Ok(DecisionOutcome::OtherDigest);
+    }
+    if row.state != ApprovalState::Pending {
+        return Ok(DecisionOutcome::Closed(row.state));
+    }
+    // 2. An answer that comes too late is no answer, even if the waiting call has not noticed the time yet.
+    if row.not_after_ms <= now {
+        return Ok(DecisionOutcome::Closed(ApprovalState::Expired));
+    }
+    // 3. The arguments of a denied call are not needed any more.
+    let ApprovalDecision { is_approved, by, reason, .. } = decision;
+    let (state, arguments) = if *is_approved {
+        (ApprovalState::Approved, row.arguments)
+    } else {
+        (ApprovalState::Denied, None)
+    };
+    change.execute(
+        "UPDATE approval SET state = ?2, arguments = ?3, resolved = ?4, decided_by = ?5, reason = ?6 WHERE id = ?1",
+        params![id, state.as_str(), arguments, now, by, reason],
+    )?;
+    // The row exists: this transaction has just changed it.
+    let decided = find_row(change, id)?;
+    Ok(decided.map_or(DecisionOutcome::Unknown, |row| DecisionOutcome::Decided(Box::new(row))))
+}
+
+/// Closes the open questions that match a condition on `?1`. A person's answer stays in the row.
+fn close_rows(
+    change: &Transaction<'_>,
+    (condition, value): (&str, &str),
+    (state, reason): (ApprovalState, &str),
+    now: i64,
+) -> rusqlite::Result<usize> {
+    let close = format!(
+        "UPDATE approval SET state = ?2, arguments = NULL, resolved = coalesce(resolved, ?3), reason = coalesce(reason, ?4)
+         WHERE {condition} AND state IN ('pending', 'approved')"
+    );
+    change.execute(&close, params![value, state.as_str(), now, reason])
+}
+
+fn find_row(view: &Connection, id: &str) -> rusqlite::Result<Option<ApprovalRow>> {
+    let query = format!("SELECT {COLUMNS} FROM approval WHERE id = ?1");
+    view.prepare_cached(&query)?.query_row([id], read_row).optional()
+}
+
+fn read_row(row: &Row<'_>) -> rusqlite::Result<ApprovalRow> {
+    let odd = |index, what: &'static str| {
+        rusqlite::Error::FromSqlConversionFailure(index, Type::Text, what.into())
+    };
+    let state: String = row.get("state")?;
+    let state = ApprovalState::ALL.into_iter().find(|known| known.as_str() == state);
+    let evidence: String = row.get("evidence")?;
+    let evidence: BTreeMap<String, String> =
+        serde_json::from_str(&evidence).map_err(|_| odd(8, "no map of evidence"))?;
+    let price: i64 = row.get("price")?;
+    Ok(ApprovalRow {
+        id: row.get("id")?,
+        run: row.get("run")?,
+        agent: row.get("agent")?,
+        tool: row.get("tool")?,
+        rule: row.get("rule")?,
+        definition: row.get("definition")?,
+        policy: row.get("policy")?,
+        digest: row.get("digest")?,
+        arguments: row.get("arguments")?,
+        evidence,
+        price: Nanodollars(price.max(0).cast_unsigned()),
+        state: state.ok_or_else(|| odd(11, "no state of a question"))?,
+        requested_ms: row.get("requested")?,
+        not_after_ms: row.get("not_after")?,
+        resolved_ms: row.get("resolved")?,
+        by: row.get("decided_by")?,
+        reason: row.get("reason")?,
+        call: row.get("call")?,
+    })
+}
+
+const COLUMNS: &str = "id, run, agent, tool, rule, definition, policy, digest, arguments, evidence, price, state, requested, not_after, resolved, decided_by, reason, call";
+
+/// The reason in the row of a question whose run has ended.
+const RUN_ENDED: &str = "the run has ended";
+
+/// The most questions of a run. Our choice: a person answers no more with care.
+pub const MAX_QUESTIONS_PER_RUN: u32 = 256;

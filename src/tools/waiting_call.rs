@@ -1,0 +1,425 @@
+//! A call that waits for a person: the question, the wait, and the way on.
+//!
+//! 1. The call is checked like every call, and its budget must suffice, so that no person is asked in vain.
+//! 2. The question is written, and a task of the run waits for its end. The client waits for at most `hold`.
+//! 3. If the person allows the call, the task takes the whole way of a call again: every layer, the budget, the answer,
+//!    the record, the program. Without an answer, or with a no, the call ends with an error.
+//!
+//! The task ends with the run, so a waiting call never delays the run's end.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use super::approval::store::ApprovalWatch;
+use super::approval::{
+    ApprovalRow, ApprovalState, ApprovalSubject, SCOPE_ONCE, format_unix_millis, to_unix_millis,
+};
+use super::call_table::{
+    CallQuestion, CallSlotOutcome, DENIED_CODE, OpenCallSlot, ToolCall, ToolCallEnd,
+};
+use super::exec_request::{ToolArguments, ToolExecRequest};
+use super::policy::{GrantedTool, PolicyLayer};
+use super::program_digest::digest_program;
+use super::refusal::ToolRefusal;
+use super::run_tools::{
+    CheckedCall, RunToolParts, RunTools, ToolRequestFacts, UnadmittedCall, check_arguments,
+};
+use crate::llm::budget::{Nanodollars, ToolReserveRequest};
+use crate::telemetry::audit::approval_records::{ApprovalRequestedRecord, ApprovalResolvedRecord};
+use crate::telemetry::audit::tool_records::{ToolOutcome, ToolRefusedRecord};
+
+/// A call whose question is written.
+struct WaitingCall {
+    checked: CheckedCall,
+    watch: ApprovalWatch,
+    digest: String,
+    rule: Arc<str>,
+    asked: Instant,
+}
+
+impl RunTools {
+    /// Asks a person about a call, or joins the same call that was asked about before.
+    ///
+    /// # Errors
+    /// Returns the reason why no person is asked. The caller records the refusal.
+    pub(super) async fn ask_about_call(
+        &self,
+        (tool, rule): (&GrantedTool, &Arc<str>),
+        request: ToolExecRequest,
+        facts: &ToolRequestFacts,
+    ) -> Result<Arc<ToolCall>, ToolRefusal> {
+        let parts = self.parts();
+        let approvals = parts.approvals.as_ref().ok_or(ToolRefusal::ApprovalLost(NO_SURFACE))?;
+        let (asked, now) = (Instant::now(), SystemTime::now());
+        // 1. A question lives no longer than its run.
+        let left = parts.ledger.deadline().map(|end| end.saturating_duration_since(asked));
+        let ttl = left.map_or(approvals.times.ttl, |left| left.min(approvals.times.ttl));
+        let question = CallQuestion::new(
+            format!("apr-{}", uuid::Uuid::now_v7().simple()),
+            parts.salted_digest(request.arguments.text()),
+            to_unix_millis(now + ttl),
+        );
+        let digest = parts.digest_call(tool, &question).await?;
+        // 2. Take a place, or join the same call.
+        let arguments = facts.arguments.as_deref().unwrap_or_default();
+        let key = request.idempotency_key.as_deref();
+        let call = (&tool.definition.name, arguments);
+        let slot = match self.calls().open_waiting_call(call, key, question)? {
+            CallSlotOutcome::Joined(call) => return Ok(call),
+            CallSlotOutcome::Opened(slot) => slot,
+        };
+        // 3. No person is asked about a call that the budget does not allow. A client that joins an earlier call needs no
+        //    budget.
+        if let Err(refusal) = parts.check_budget(tool) {
+            return Err(drop_unasked(slot, refusal));
+        }
+        // 4. Ask. A client that leaves now must not tear the question from the task that waits for its answer.
+        let call = Arc::clone(slot.call());
+        let row = parts.question_row((tool, rule), (&call, &digest), &request.arguments, now);
+        let checked = CheckedCall {
+            slot,
+            arguments: request.arguments,
+            argument_bytes: facts.argument_bytes,
+            pid: facts.pid,
+            approved: Some(digest.clone()),
+        };
+        let (own, store) = (Arc::clone(self.shared_parts()), approvals.store.clone());
+        let rule = Arc::clone(rule);
+        let ask = async move {
+            let watch = match store.ask(row.clone()).await {
+                Ok(Some(watch)) => watch,
+                Ok(None) => return Err(drop_unasked(checked.slot, ToolRefusal::TooManyQuestions)),
+                Err(error) => return Err(drop_unasked(checked.slot, error.into())),
+            };
+            // The task below writes the record of the answer, so this record always comes first.
+            own.record_question(&row, &checked);
+            let waiting = WaitingCall { checked, watch, digest, rule, asked };
+            let tasks = own.tasks.clone();
+            tasks.spawn_task(async move { own.wait_and_run(waiting).await });
+            Ok(())
+        };
+        parts.tasks.run_detached(ask).await?;
+        Ok(call)
+    }
+
+    /// Waits for the end of a new call, for at most `wait`. While a person is asked, the request is held for at most
+    /// `hold`.
+    pub(super) async fn wait_for_end(
+        &self,
+        call: &ToolCall,
+        wait: Duration,
+    ) -> Option<Arc<ToolCallEnd>> {
+        let hold = self.parts().approvals.as_ref().map_or(wait, |asked| asked.times.hold);
+        self.wait_within(call, wait, hold).await
+    }
+
+    /// Waits for the end of a call, for at most `wait`, and at most `hold` of it while a person is asked. Only a few
+    /// requests of the run are held; a further one does not wait.
+    pub(super) async fn wait_within(
+        &self,
+        call: &ToolCall,
+        wait: Duration,
+        hold: Duration,
+    ) -> Option<Arc<ToolCallEnd>> {
+        let end = match (&self.parts().approvals, call.open_question()) {
+            (Some(approvals), Some(_)) => {
+                let permit = approvals.held.try_acquire();
+                let hold = if permit.is_ok() { hold.min(wait) } else { Duration::ZERO };
+                match call.wait_for_end(hold).await {
+                    Some(end) => Some(end),
+                    None if call.open_question().is_some() => return None,
+                    None => call.wait_for_end(wait.saturating_sub(hold)).await,
+                }
+            }
+            _ => call.wait_for_end(wait).await,
+        };
+        end.inspect(|_| call.mark_collected())
+    }
+}
+
+impl RunToolParts {
+    /// Returns the digest that an answer to a question about a call must name.
+    async fn digest_call(
+        &self,
+        tool: &GrantedTool,
+        question: &CallQuestion,
+    ) -> Result<String, ToolRefusal> {
+        let program = digest_program(&tool.definition).await.map_err(|error| {
+            tracing::error!(tool = &*tool.definition.name, %error, "a tool's program cannot be read");
+            ToolRefusal::ApprovalLost("the tool's program cannot be read")
+        })?;
+        let subject = ApprovalSubject {
+            run: &self.run.id,
+            attempt: &self.run.attempt,
+            agent: &self.run.agent,
+            tool: &tool.definition.name,
+            definition: &tool.definition.digest,
+            program: program.as_deref(),
+            arguments: &question.exact_arguments,
+            policy: self.policy.digest(),
+            scope: SCOPE_ONCE,
+            not_after_ms: question.not_after_ms,
+        };
+        Ok(subject.digest())
+    }
+
+    /// Checks that the run and its budget allow a call, and reserves nothing.
+    fn check_budget(&self, tool: &GrantedTool) -> Result<(), ToolRefusal> {
+        self.switches.check_accepting()?;
+        let request = ToolReserveRequest {
+            tool: &tool.definition.name,
+            price: tool.price,
+            limits: tool.limits,
+        };
+        // Rates are not asked: they pass while the person thinks.
+        Ok(self.ledger.check_tool_call(&request)?)
+    }
+
+    fn question_row(
+        &self,
+        (tool, rule): (&GrantedTool, &Arc<str>),
+        (call, digest): (&ToolCall, &str),
+        arguments: &ToolArguments,
+        now: SystemTime,
+    ) -> ApprovalRow {
+        let (id, not_after_ms) = call
+            .question
+            .as_ref()
+            .map(|question| (question.id.clone(), question.not_after_ms))
+            .unwrap_or_default();
+        ApprovalRow {
+            id,
+            run: self.run.id.clone(),
+            agent: self.run.agent.clone(),
+            tool: tool.definition.name.to_string(),
+            rule: rule.to_string(),
+            definition: tool.definition.digest.clone(),
+            policy: self.policy.digest().to_owned(),
+            digest: digest.to_owned(),
+            arguments: Some(arguments.text().to_owned()),
+            evidence: tool.collect_evidence(arguments.members()),
+            price: tool.price,
+            state: ApprovalState::Pending,
+            requested_ms: to_unix_millis(now),
+            not_after_ms,
+            resolved_ms: None,
+            by: None,
+            reason: None,
+            call: None,
+        }
+    }
+
+    fn record_question(&self, row: &ApprovalRow, checked: &CheckedCall) {
+        let call = checked.slot.call();
+        self.audit.record_approval_request(&ApprovalRequestedRecord {
+            approval: &row.id,
+            call: &call.id,
+            tool: &row.tool,
+            digest: &row.digest,
+            rule: &row.rule,
+            arguments: &call.arguments_digest,
+            argument_bytes: checked.argument_bytes,
+            evidence: &row.evidence,
+            not_after: format_unix_millis(row.not_after_ms),
+        });
+    }
+
+    /// Waits until the question is closed, then begins or ends the call.
+    async fn wait_and_run(self: Arc<Self>, mut waiting: WaitingCall) {
+        let resolved = self.wait_resolved(&mut waiting).await;
+        let WaitingCall { mut checked, watch, digest, rule, asked } = waiting;
+        drop(watch);
+        checked.slot.stop_waiting();
+        let call = Arc::clone(checked.slot.call());
+        let id = call.question.as_ref().map(|question| question.id.clone()).unwrap_or_default();
+        let (state, by, reason) = match resolved {
+            Ok(Some(row)) => (row.state, row.by, row.reason),
+            // A question that cannot be read counts as one without an answer.
+            Ok(None) => (ApprovalState::Withdrawn, None, None),
+            Err(refusal) => {
+                tracing::error!("a question about a tool call cannot be closed: {refusal:#}");
+                (ApprovalState::Withdrawn, None, None)
+            }
+        };
+        self.audit.record_approval_result(&ApprovalResolvedRecord {
+            approval: &id,
+            digest: &digest,
+            decision: state.as_str(),
+            by: by.as_deref(),
+            after_ms: u64::try_from(asked.elapsed().as_millis()).unwrap_or(u64::MAX),
+        });
+        if state != ApprovalState::Approved {
+            let error = unanswered_error(state, reason.as_deref());
+            self.record_unapproved(&checked, error.0, &rule);
+            return end_unsent(checked.slot, error);
+        }
+        let Err(refused) = self.begin_approved(checked).await else { return };
+        let (checked, refusal) = *refused;
+        // The answer is not kept for later: the person has allowed this call, now.
+        self.close_question(&id, (ApprovalState::Withdrawn, NOT_BEGUN)).await;
+        let facts = ToolRequestFacts {
+            tool: Some(call.tool.to_string()),
+            arguments: Some(call.arguments_digest.clone()),
+            argument_bytes: checked.argument_bytes,
+            pid: checked.pid,
+        };
+        self.record_refusal(&refusal, &facts);
+        end_unsent(checked.slot, (refusal.code(), refusal.to_string()));
+    }
+
+    /// Begins an approved call. A refusal that passes by itself, such as a rate, does not lose the answer.
+    async fn begin_approved(
+        self: &Arc<Self>,
+        mut checked: CheckedCall,
+    ) -> Result<(), UnadmittedCall> {
+        loop {
+            let Err(refused) = Arc::clone(self).admit_call(checked).await else { return Ok(()) };
+            let question = &refused.0.slot.call().question;
+            let is_over = question
+                .as_ref()
+                .is_none_or(|question| question.not_after_ms <= to_unix_millis(SystemTime::now()));
+            let wait = tokio::time::sleep(RETRY_INTERVAL);
+            if is_over
+                || !refused.1.is_temporary()
+                || self.tasks.shutdown_token().run_until_cancelled(wait).await.is_none()
+            {
+                return Err(refused);
+            }
+            checked = refused.0;
+        }
+    }
+
+    /// Waits for the answer, the end of its time, or the end of the run.
+    async fn wait_resolved(
+        &self,
+        waiting: &mut WaitingCall,
+    ) -> Result<Option<ApprovalRow>, ToolRefusal> {
+        let (Some(approvals), Some(question)) =
+            (&self.approvals, &waiting.checked.slot.call().question)
+        else {
+            return Ok(None);
+        };
+        let left = question.not_after_ms.saturating_sub(to_unix_millis(SystemTime::now()));
+        let left = Duration::from_millis(left.max(0).cast_unsigned());
+        let abort = self.switches.abort_token();
+        let end = tokio::select! {
+            biased;
+            () = waiting.watch.wait_answered() => None,
+            () = abort.cancelled() => Some(ApprovalState::Withdrawn),
+            () = self.tasks.shutdown_token().cancelled() => Some(ApprovalState::Withdrawn),
+            () = tokio::time::sleep(left) => Some(ApprovalState::Expired),
+        };
+        let store = &approvals.store;
+        let row = match end {
+            None => store.find(&question.id).await?,
+            // An answer that was written at the same moment stays. The row says which came first.
+            Some(state) => {
+                let reason = if state == ApprovalState::Expired { EXPIRED } else { RUN_ENDS };
+                store.close(&question.id, (state, reason), SystemTime::now()).await?
+            }
+        };
+        Ok(row)
+    }
+
+    /// Uses a person's answer up, for a call that needs one. The whole call is checked again: what was approved is what
+    /// begins now.
+    pub(super) async fn use_approval(
+        &self,
+        tool: &GrantedTool,
+        checked: &CheckedCall,
+    ) -> Result<(), ToolRefusal> {
+        let call = checked.slot.call();
+        let (Some(approved), Some(question)) = (&checked.approved, &call.question) else {
+            return match tool.asking_rule {
+                None => Ok(()),
+                Some(_) => Err(ToolRefusal::ApprovalLost("no person was asked")),
+            };
+        };
+        let approvals = self.approvals.as_ref().ok_or(ToolRefusal::ApprovalLost(NO_SURFACE))?;
+        // A run that ends lets its open calls finish, and begins none.
+        if self.tasks.shutdown_token().is_cancelled() {
+            return Err(ToolRefusal::Ended);
+        }
+        check_arguments(&self.policy, &self.run, (&call.tool, &checked.arguments))?;
+        // The digest is made anew from what is about to run, not taken from the question.
+        let exact = self.salted_digest(checked.arguments.text());
+        let present = CallQuestion::new(question.id.clone(), exact, question.not_after_ms);
+        let digest = self.digest_call(tool, &present).await?;
+        if digest != *approved {
+            return Err(ToolRefusal::ApprovalLost(
+                "the tool, its program, its policy or its arguments have changed",
+            ));
+        }
+        let now = SystemTime::now();
+        if approvals.store.consume(&question.id, &digest, &call.id, now).await? {
+            Ok(())
+        } else {
+            Err(ToolRefusal::ApprovalLost("it is expired, withdrawn or used"))
+        }
+    }
+
+    async fn close_question(&self, id: &str, end: (ApprovalState, &'static str)) {
+        let Some(approvals) = &self.approvals else { return };
+        if let Err(error) = approvals.store.close(id, end, SystemTime::now()).await {
+            tracing::error!(%error, "a question about a tool call cannot be closed");
+        }
+    }
+
+    /// Records that a call was not admitted because no person has allowed it.
+    fn record_unapproved(&self, checked: &CheckedCall, code: &'static str, rule: &str) {
+        let call = checked.slot.call();
+        self.audit.record_tool_refusal(&ToolRefusedRecord {
+            code,
+            status: http::StatusCode::FORBIDDEN.as_u16(),
+            tool: Some(&call.tool),
+            layer: Some(PolicyLayer::Approval.as_str()),
+            rule: Some(rule),
+            arguments: Some(&call.arguments_digest),
+            argument_bytes: checked.argument_bytes,
+            pid: checked.pid,
+        });
+        self.metrics.record_tool_refusal(code);
+    }
+}
+
+/// Returns the code and the message of a call that no person has allowed.
+fn unanswered_error(state: ApprovalState, reason: Option<&str>) -> (&'static str, String) {
+    match state {
+        ApprovalState::Denied => {
+            let reason = reason.map(|reason| format!(": {reason}")).unwrap_or_default();
+            (DENIED_CODE, format!("a person has denied this call{reason}"))
+        }
+        ApprovalState::Expired => (
+            "approval_expired",
+            "no person has answered in time; call again to ask again".to_owned(),
+        ),
+        _ => ("approval_withdrawn", "the question was withdrawn: the run ends".to_owned()),
+    }
+}
+
+/// Ends a call about which no person could be asked, also for the clients that have joined it.
+fn drop_unasked(slot: OpenCallSlot, refusal: ToolRefusal) -> ToolRefusal {
+    let call = Arc::clone(slot.call());
+    end_unsent(slot, (refusal.code(), refusal.to_string()));
+    call.mark_collected();
+    refusal
+}
+
+/// Ends a call whose program has not run.
+fn end_unsent(slot: OpenCallSlot, error: (&'static str, String)) {
+    slot.end_call(ToolCallEnd {
+        outcome: ToolOutcome::NotSent,
+        error: Some(error),
+        result: String::new(),
+        charged: Nanodollars::ZERO,
+        duration: Duration::ZERO,
+    });
+}
+
+/// The time between two attempts to begin an approved call. Our choice.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+
+const NO_SURFACE: &str = "no person can answer here";
+const EXPIRED: &str = "no person has answered in time";
+const RUN_ENDS: &str = "the run has ended";
+const NOT_BEGUN: &str = "the approved call could not begin";
