@@ -20,8 +20,8 @@
 //! exception is the text of a limited Responses stream, because the end of that protocol repeats
 //! the text.
 
+mod answer_keys;
 mod delta;
-mod event_pattern;
 mod json_usage;
 mod output_estimate;
 mod output_limiter;

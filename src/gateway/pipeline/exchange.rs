@@ -5,11 +5,13 @@
 //! call is accounted for like any other call.
 
 mod charge;
+mod client_reply;
 mod error_body;
 mod observed_body;
 mod pending_response;
 mod provider_response;
 mod report;
+mod silence_timer;
 
 use std::future::{Future, poll_fn};
 use std::mem;
@@ -28,7 +30,6 @@ use super::audience::Audience;
 use super::budget_headers;
 use super::dropped_fields;
 use super::limits::RequestPermit;
-use super::local_response::{ClientReply, ResponseBody};
 use super::policy::GatewayPolicy;
 use super::read_body::{BodyReadError, IncomingRequestBody, RequestBody, scan_whole_body};
 use super::rejection::{CallRejection, audit_outcome};
@@ -47,8 +48,10 @@ use crate::llm::response::UsageChunkMode;
 use crate::telemetry::audit::records::{CallAdmittedRecord, CallOutcome};
 use crate::telemetry::metrics::InFlightGuard;
 
-pub use observed_body::{ObservedBody, ResponseBodyError};
+pub use client_reply::{ClientReply, ResponseBody};
+pub use observed_body::ObservedBody;
 use provider_response::ProviderResponse;
+pub use provider_response::ResponseBodyError;
 use report::ExchangeEnd;
 
 /// A request being served. The exchange lives in the response's body and ends with that body.

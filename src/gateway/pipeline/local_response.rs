@@ -1,32 +1,12 @@
-//! Responses of the gateway itself, and the body type that all responses share.
+//! Responses of the gateway itself to routes that need no model.
 
-use std::pin::Pin;
-use std::task::{Context, Poll};
-
-use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
-use hyper::body::{Body, Frame, SizeHint};
 use serde_json::{Value, json};
 
 use super::RunGateway;
-use super::exchange::{ObservedBody, ResponseBodyError};
 use super::policy::GatewayPolicy;
-use crate::base::header_lines::HeaderLines;
 use crate::gateway::upstream::headers::ClientHead;
 use crate::llm::protocol::GatewayRoute;
-
-/// A response on its way to the client. The server of the connection frames the response.
-pub struct ClientReply {
-    pub status: StatusCode,
-    pub fields: HeaderLines,
-    pub body: ResponseBody,
-}
-
-/// The body of a response: a text of the gateway itself, or the observed body from the upstream.
-pub enum ResponseBody {
-    Text(Option<Bytes>),
-    Observed(ObservedBody),
-}
 
 /// Returns the response to a route that needs no model, or `None` if the upstream must answer.
 ///
@@ -113,58 +93,4 @@ fn no_model(name: &str, as_anthropic: bool) -> Value {
         return json!({"type": "error", "error": {"type": "not_found_error", "message": message}});
     }
     json!({"error": {"message": message, "type": "invalid_request_error", "param": "model", "code": "model_not_found"}})
-}
-
-impl ClientReply {
-    /// Wraps a response of the gateway itself.
-    pub fn own(response: Response<String>) -> Self {
-        let (head, text) = response.into_parts();
-        let fields = HeaderLines::from(&head.headers);
-        Self { status: head.status, fields, body: ResponseBody::from_text(text) }
-    }
-
-    /// Converts the reply to hyper's response type.
-    pub fn into_response(self) -> Response<ResponseBody> {
-        let mut response = Response::new(self.body);
-        *response.status_mut() = self.status;
-        *response.headers_mut() = self.fields.into_headers();
-        response
-    }
-}
-
-impl ResponseBody {
-    pub fn from_text(text: String) -> Self {
-        Self::Text(Some(text.into()).filter(|text: &Bytes| !text.is_empty()))
-    }
-}
-
-impl Body for ResponseBody {
-    type Data = Bytes;
-    type Error = ResponseBodyError;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, ResponseBodyError>>> {
-        match self.get_mut() {
-            Self::Text(text) => Poll::Ready(text.take().map(|text| Ok(Frame::data(text)))),
-            Self::Observed(body) => Pin::new(body).poll_frame(cx),
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        match self {
-            Self::Text(text) => text.is_none(),
-            Self::Observed(body) => body.is_end_stream(),
-        }
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        match self {
-            Self::Text(text) => {
-                SizeHint::with_exact(text.as_ref().map_or(0, |text| text.len() as u64))
-            }
-            Self::Observed(body) => body.size_hint(),
-        }
-    }
 }

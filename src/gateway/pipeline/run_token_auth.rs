@@ -20,8 +20,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::auth_error::AuthError;
-use super::exchange::{GatewayExchange, ResponseBodyError};
-use super::local_response::ResponseBody;
+use super::exchange::{GatewayExchange, ResponseBody, ResponseBodyError};
 use super::read_body::IncomingRequestBody;
 use super::registry::GatewayRegistry;
 use super::rejection::CallRejection;

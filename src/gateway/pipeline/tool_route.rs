@@ -12,7 +12,7 @@ use hyper::body::Incoming;
 use serde_json::json;
 
 use super::RunGateway;
-use super::local_response::ResponseBody;
+use super::exchange::ResponseBody;
 use super::rejection::CallRejection;
 use super::request_head;
 use crate::base::local_endpoint::{LocalEndpoint, LocalReply, LocalRequest, RetryAdvice};

@@ -12,6 +12,7 @@ use std::mem;
 
 use memchr::memchr2;
 
+use super::answer_keys::{KEPT_NAME_BYTES, KEY_BYTES, MAX_USAGE_BYTES, is_text_key};
 use super::report::ResponseReport;
 use super::{StreamEnd, whole_body};
 
@@ -252,23 +253,6 @@ impl AnswerStringState {
     }
 }
 
-/// Returns true if a key in an answer has text under it.
-pub(super) fn has_text_under(key: &[u8]) -> bool {
-    is_text_key(&key[..key.len().min(KEPT_NAME_BYTES)], key.len())
-}
-
-/// Returns true if the key with this beginning and this length has text under it.
-fn is_text_key(start: &[u8], length: usize) -> bool {
-    matches!(
-        (start, length),
-        (b"content" | b"text" | b"refusal" | b"input" | b"thinking", _)
-            // Keys longer than the stored beginning are identified by beginning and length:
-            // `arguments`, `reasoning` and `reasoning_content`.
-            | (b"argument", 9)
-            | (b"reasonin", 9 | 17)
-    )
-}
-
 /// Returns the number of bytes that can be skipped inside a value, mostly numbers. The loop checks
 /// blocks of a fixed size without a branch inside, which the compiler turns into vector
 /// instructions.
@@ -287,14 +271,4 @@ fn is_structural_byte(byte: u8) -> bool {
     byte == b'"' || matches!(byte | 0x20, b'{' | b'}')
 }
 
-/// The number of bytes of a key that are stored to identify the key.
-const KEPT_NAME_BYTES: usize = 8;
-
-/// The length in bytes of the two top-level keys that matter, `usage` and `error`.
-pub(super) const KEY_BYTES: usize = 5;
-
 const SIMD_BLOCK_BYTES: usize = 32;
-
-/// The maximum length of a usage report in bytes. Real reports are under 1 KiB. A longer report is
-/// not read, and the tokens are estimated.
-pub(super) const MAX_USAGE_BYTES: usize = 16 * 1024;

@@ -12,6 +12,7 @@
 //! most one event.
 
 mod chat;
+pub(super) mod event_pattern;
 mod messages;
 mod responses;
 
@@ -21,7 +22,7 @@ use std::marker::PhantomData;
 use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::event_pattern::{LoneText, RepeatedEvent};
+use self::event_pattern::{LoneText, RepeatedEvent};
 use super::output_estimate::OutputEstimate;
 use crate::llm::budget::{TokenUsage, Tokens};
 use crate::llm::protocol::{GatewayRoute, LlmProtocol};

@@ -12,8 +12,8 @@ use memchr::memmem::Finder;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::event_pattern::{EventPattern, LoneText};
 use super::output_estimate::OutputEstimate;
+use super::output_limiter::event_pattern::{EventPattern, LoneText};
 use super::output_limiter::{CallAllowance, OutputLimiter, TextEventEffect};
 use super::sse::SseEvent;
 use super::usage_counts::{UsageAccumulator, parse_object};

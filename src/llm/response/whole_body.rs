@@ -13,7 +13,7 @@
 use std::ops::Range;
 
 use super::StreamEnd;
-use super::json_usage::{KEY_BYTES, MAX_USAGE_BYTES, has_text_under};
+use super::answer_keys::{KEY_BYTES, MAX_USAGE_BYTES, has_text_under};
 use super::report::ResponseReport;
 use crate::base::json::split_string;
 

@@ -10,10 +10,9 @@ use hyper::body::{Body, Frame, SizeHint};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
-use super::provider_response::ProviderResponse;
+use super::provider_response::{ProviderResponse, ResponseBodyError};
 use super::{ExchangeContext, ExchangeState, GatewayExchange};
 use crate::gateway::pipeline::RunGateway;
-use crate::gateway::upstream;
 use crate::llm::budget::UsageSource;
 
 /// The frames on their way to the client. The end of this body, early or not, ends the exchange.
@@ -24,17 +23,6 @@ pub struct ObservedBody(Option<Box<GatewayExchange>>);
 pub(super) struct DrainPermit {
     pub(super) until: Instant,
     _place: OwnedSemaphorePermit,
-}
-
-/// An error that ended a body early. The client sees a connection that ends without its terminator.
-#[derive(Debug, thiserror::Error)]
-pub enum ResponseBodyError {
-    #[error(transparent)]
-    Upstream(#[from] upstream::UpstreamError),
-    #[error("the upstream sent an event larger than the limit")]
-    Oversize,
-    #[error("an operator has aborted the call")]
-    Aborted,
 }
 
 impl ObservedBody {

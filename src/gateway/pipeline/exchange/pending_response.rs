@@ -7,10 +7,10 @@ use std::task::{Context, Poll, ready};
 
 use http::StatusCode;
 
+use super::client_reply::{ClientReply, ResponseBody};
 use super::observed_body::DrainPermit;
 use super::{AdmissionProof, ExchangeState, GatewayExchange};
 use crate::gateway::pipeline::RunGateway;
-use crate::gateway::pipeline::local_response::{ClientReply, ResponseBody};
 use crate::gateway::pipeline::rejection::CallRejection;
 use crate::gateway::upstream::{self, UpstreamError};
 use crate::llm::response::UsageChunkMode;

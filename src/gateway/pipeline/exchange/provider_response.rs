@@ -9,9 +9,8 @@ use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, SizeHint};
 
-use super::charge::SilenceTimer;
 use super::error_body::{MAX_ERROR_BYTES, UpstreamErrorBody};
-use super::observed_body::ResponseBodyError;
+use super::silence_timer::SilenceTimer;
 use super::{ExchangeContext, SentCall};
 use crate::base::header_lines::HeaderLines;
 use crate::gateway::pipeline::dropped_fields;
@@ -25,6 +24,17 @@ use crate::llm::response::{
 };
 use crate::telemetry::audit::records::CallOutcome;
 use crate::telemetry::metrics;
+
+/// An error that ended a body early. The client sees a connection that ends without its terminator.
+#[derive(Debug, thiserror::Error)]
+pub enum ResponseBodyError {
+    #[error(transparent)]
+    Upstream(#[from] upstream::UpstreamError),
+    #[error("the upstream sent an event larger than the limit")]
+    Oversize,
+    #[error("an operator has aborted the call")]
+    Aborted,
+}
 
 type PolledFrame = Poll<Option<Result<Frame<Bytes>, ResponseBodyError>>>;
 

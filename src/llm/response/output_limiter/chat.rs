@@ -5,12 +5,12 @@ use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
+use super::event_pattern::LoneText;
 use super::{
     CutSafety, LimitReachedError, OUTPUT_LIMIT_REACHED_CODE, OneOrMany, TextEventEffect, push_event,
 };
 use crate::llm::budget::TokenUsage;
 use crate::llm::protocol::GatewayRoute;
-use crate::llm::response::event_pattern::LoneText;
 use crate::llm::response::output_estimate::OutputEstimate;
 use crate::llm::response::usage_counts::parse_object;
 

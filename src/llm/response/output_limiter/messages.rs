@@ -4,9 +4,9 @@ use serde::Deserialize;
 use serde_json::json;
 use serde_json::value::RawValue;
 
+use super::event_pattern::LoneText;
 use super::{CutSafety, LimitReachedError, OUTPUT_LIMIT_REACHED_CODE, TextEventEffect, push_event};
 use crate::llm::budget::TokenUsage;
-use crate::llm::response::event_pattern::LoneText;
 use crate::llm::response::output_estimate::OutputEstimate;
 use crate::llm::response::usage_counts::parse_object;
 

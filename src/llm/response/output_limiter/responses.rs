@@ -10,9 +10,9 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
+use super::event_pattern::LoneText;
 use super::{CutSafety, LimitReachedError, TextEventEffect, push_event};
 use crate::llm::budget::TokenUsage;
-use crate::llm::response::event_pattern::LoneText;
 use crate::llm::response::output_estimate::OutputEstimate;
 use crate::llm::response::usage_counts::parse_object;
 

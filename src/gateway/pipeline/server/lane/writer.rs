@@ -13,8 +13,7 @@ use tokio::io::AsyncWrite;
 
 use super::{ClientWatch, LaneServer};
 use crate::base::socket::ServerStream;
-use crate::gateway::pipeline::exchange::ResponseBodyError;
-use crate::gateway::pipeline::local_response::{ClientReply, ResponseBody};
+use crate::gateway::pipeline::exchange::{ClientReply, ResponseBody, ResponseBodyError};
 
 /// The writer of one response.
 ///

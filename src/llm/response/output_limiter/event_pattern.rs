@@ -11,13 +11,13 @@
 
 use std::ops::Range;
 
-use super::MAX_EVENT_BYTES;
-use super::output_limiter::TextEventEffect;
+use super::TextEventEffect;
 use crate::base::json::{JsonCursor, string_length};
+use crate::llm::response::MAX_EVENT_BYTES;
 
 /// A stored event that contained one text and no other information.
 #[derive(Debug, Default)]
-pub(super) struct EventPattern {
+pub(in crate::llm::response) struct EventPattern {
     /// The whole event without the content of its holes, including the empty line that ends the
     /// event. Empty if no event is stored.
     literal: Vec<u8>,
@@ -47,33 +47,41 @@ enum PatternHoleKind {
 
 /// The only text of an event.
 #[derive(Clone, Debug)]
-pub(super) struct LoneText {
+pub(in crate::llm::response) struct LoneText {
     /// The range of the text's inside in the event's data.
-    pub(super) range: Range<usize>,
+    pub(in crate::llm::response) range: Range<usize>,
     /// The effect of such an event on a limited stream.
-    pub(super) effect: TextEventEffect,
+    pub(in crate::llm::response) effect: TextEventEffect,
 }
 
 /// An event that matched the pattern.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct RepeatedEvent<'a> {
+pub(in crate::llm::response) struct RepeatedEvent<'a> {
     /// The inside of the string, never empty.
-    pub(super) text: &'a [u8],
-    pub(super) sequence: Option<u64>,
-    pub(super) effect: TextEventEffect,
+    pub(in crate::llm::response) text: &'a [u8],
+    pub(in crate::llm::response) sequence: Option<u64>,
+    pub(in crate::llm::response) effect: TextEventEffect,
     /// The length of the event in bytes.
-    pub(super) consumed: usize,
+    pub(in crate::llm::response) consumed: usize,
 }
 
 impl LoneText {
     /// Returns the text that begins at offset `start` in `data`, behind its quote.
-    pub(super) fn from_offset(start: usize, data: &[u8], effect: TextEventEffect) -> Option<Self> {
+    pub(in crate::llm::response) fn from_offset(
+        start: usize,
+        data: &[u8],
+        effect: TextEventEffect,
+    ) -> Option<Self> {
         let length = string_length(data.get(start..)?)?;
         Some(Self { range: start..start + length, effect })
     }
 
     /// Returns the text for a JSON string that is a slice of `data`.
-    pub(super) fn from_json_text(text: &str, data: &[u8], effect: TextEventEffect) -> Option<Self> {
+    pub(in crate::llm::response) fn from_json_text(
+        text: &str,
+        data: &[u8],
+        effect: TextEventEffect,
+    ) -> Option<Self> {
         // Pointer arithmetic gives the offset: `text` must lie inside `data`, otherwise the range
         // checks fail.
         let start = text.as_ptr().addr().checked_sub(data.as_ptr().addr())?;
@@ -84,7 +92,7 @@ impl LoneText {
 impl EventPattern {
     /// Stores the event in `block`, including its empty line, as the new pattern. `data` is the
     /// event's data. The previous pattern stays if the event's form is unusual.
-    pub(super) fn keep_event(
+    pub(in crate::llm::response) fn keep_event(
         &mut self,
         block: &[u8],
         data: &[u8],
@@ -116,7 +124,10 @@ impl EventPattern {
 
     /// Returns the event at the start of `rest`, if it equals the stored event except for the
     /// holes.
-    pub(super) fn match_repeated<'a>(&self, rest: &'a [u8]) -> Option<RepeatedEvent<'a>> {
+    pub(in crate::llm::response) fn match_repeated<'a>(
+        &self,
+        rest: &'a [u8],
+    ) -> Option<RepeatedEvent<'a>> {
         let (mut text, mut sequence): (&[u8], _) = (b"", None);
         let (mut left, mut from) = (rest, 0);
         for PatternHole { kind, at } in self.holes {

@@ -1,0 +1,79 @@
+//! A response on its way to the client: its head, and the body type that all responses share.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::{Response, StatusCode};
+use hyper::body::{Body, Frame, SizeHint};
+
+use super::observed_body::ObservedBody;
+use super::provider_response::ResponseBodyError;
+use crate::base::header_lines::HeaderLines;
+
+/// A response on its way to the client. The server of the connection frames the response.
+pub struct ClientReply {
+    pub status: StatusCode,
+    pub fields: HeaderLines,
+    pub body: ResponseBody,
+}
+
+/// The body of a response: a text of the gateway itself, or the observed body from the upstream.
+pub enum ResponseBody {
+    Text(Option<Bytes>),
+    Observed(ObservedBody),
+}
+
+impl ClientReply {
+    /// Wraps a response of the gateway itself.
+    pub fn own(response: Response<String>) -> Self {
+        let (head, text) = response.into_parts();
+        let fields = HeaderLines::from(&head.headers);
+        Self { status: head.status, fields, body: ResponseBody::from_text(text) }
+    }
+
+    /// Converts the reply to hyper's response type.
+    pub fn into_response(self) -> Response<ResponseBody> {
+        let mut response = Response::new(self.body);
+        *response.status_mut() = self.status;
+        *response.headers_mut() = self.fields.into_headers();
+        response
+    }
+}
+
+impl ResponseBody {
+    pub fn from_text(text: String) -> Self {
+        Self::Text(Some(text.into()).filter(|text: &Bytes| !text.is_empty()))
+    }
+}
+
+impl Body for ResponseBody {
+    type Data = Bytes;
+    type Error = ResponseBodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, ResponseBodyError>>> {
+        match self.get_mut() {
+            Self::Text(text) => Poll::Ready(text.take().map(|text| Ok(Frame::data(text)))),
+            Self::Observed(body) => Pin::new(body).poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Text(text) => text.is_none(),
+            Self::Observed(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Text(text) => {
+                SizeHint::with_exact(text.as_ref().map_or(0, |text| text.len() as u64))
+            }
+            Self::Observed(body) => body.size_hint(),
+        }
+    }
+}
