@@ -200,7 +200,11 @@ pub(super) async fn show_approval(
     request_body = DecisionBody,
     responses(
         (status = 200, description = "The answered question.", body = ApprovalView),
+        (status = 400, description = "`invalid_json`: the body is not JSON.", body = ErrorBody),
+        (status = 408, description = "`request_timeout`: the body did not arrive in time.", body = ErrorBody),
         (status = 409, description = "`digest_mismatch`: the question has another digest, read it again. `approval_closed`: the question was answered before, its time is over, or its run has ended.", body = ErrorBody),
+        (status = 413, description = "`body_too_large`: the body is larger than 1 MiB.", body = ErrorBody),
+        (status = 415, description = "`unsupported_media_type`: send the body as `application/json`.", body = ErrorBody),
         (status = 422, description = "`invalid_request`: a field of the body is invalid; the message names it.", body = ErrorBody),
         AuthErrorResponses, NotFoundResponses
     )
