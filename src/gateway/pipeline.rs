@@ -3,7 +3,7 @@
 //! Read [`handle_request`] first; that function is the whole pipeline. The pipeline has four parts:
 //!
 //! - [`request_head`], [`read_body`] and [`admission`] decide whether a request may become a call.
-//! - [`upstream`] sends the call to the provider.
+//! - [`upstream`](super::upstream) sends the call to the provider.
 //! - [`exchange`] follows the response to its end and settles the budget.
 //! - [`server`] accepts connections. Where many runs share a listener, [`run_token_auth`] finds the run
 //!   of a request.
