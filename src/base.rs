@@ -23,6 +23,7 @@ pub mod metrics;
 pub mod outbound;
 pub mod path_mask;
 pub mod private_dir;
+pub mod regular_file;
 pub mod response_gate;
 pub mod rope;
 pub mod sanitize;

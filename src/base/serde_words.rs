@@ -61,6 +61,11 @@ pub fn of_toml(error: &toml::de::Error) -> String {
     error.to_string().trim_end().replacen(message, &in_words("", message), 1)
 }
 
+/// Returns the line of a text at which a TOML error begins, counted from 1.
+pub fn toml_line(text: &str, error: &toml::de::Error) -> usize {
+    error.span().map_or(1, |span| text[..span.start].matches('\n').count() + 1)
+}
+
 /// Turns serde's message about the value at `path` into a message for people. Other messages stay as they are.
 pub fn in_words(path: &str, message: &str) -> String {
     let message = message.split(" at line ").next().unwrap_or(message);

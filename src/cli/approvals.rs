@@ -8,8 +8,7 @@ use clap::Subcommand;
 use http::Method;
 use serde_json::{Value, json};
 
-use super::run::output_renderer::escape_for_terminal;
-use super::runs::client::ServiceArgs;
+use super::runs::{self, client::ServiceArgs};
 use crate::base::url_component::encode_url_component;
 
 /// The subcommands of `approvals`.
@@ -157,14 +156,9 @@ fn print_json(answer: &Value, out: &mut impl Write) -> anyhow::Result<()> {
     Ok(writeln!(out)?)
 }
 
-/// Formats a value for people, on one line: an untrusted agent has written the arguments, and must not write further
-/// lines of this page.
+/// Formats a value for people, in one line.
 fn text(value: &Value) -> String {
-    match value {
-        Value::Null => "-".to_owned(),
-        Value::String(text) => escape_for_terminal(text).replace(['\n', '\t'], " "),
-        other => other.to_string(),
-    }
+    runs::text(value).replace(['\n', '\t'], " ")
 }
 
 fn path_of(id: &str) -> String {

@@ -14,6 +14,7 @@ use serde_json::Value;
 use tokio::time::sleep;
 
 use super::run::output_renderer::escape_for_terminal;
+use crate::base::url_component::encode_url_component;
 use client::{ServiceArgs, ServiceClient};
 use events::{ReceivedEvent, RunEventStream};
 
@@ -96,7 +97,7 @@ pub fn run(command: RunsCommand, out: &mut impl Write) -> anyhow::Result<ExitCod
                 let mut path = format!("/api/v1/runs?limit={limit}");
                 let filters = [("agent", agent), ("state", state)];
                 for (name, value) in filters {
-                    path += &value.map(|value| format!("&{name}={}", encoded(&value))).unwrap_or_default();
+                    path += &value.map(|value| format!("&{name}={}", encode_url_component(&value))).unwrap_or_default();
                 }
                 let listed = service.client()?.json(Method::GET, &path).await?;
                 if json { print_json(&listed, out)? } else { print_list(&listed, out)? }
@@ -293,7 +294,7 @@ fn code(result: &Value) -> ExitCode {
 }
 
 /// Formats a value for people.
-fn text(value: &Value) -> String {
+pub(super) fn text(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
         Value::String(text) => escape_for_terminal(text),
@@ -302,18 +303,7 @@ fn text(value: &Value) -> String {
 }
 
 fn path_of(run: &str, what: &str) -> String {
-    format!("/api/v1/runs/{}{what}", encoded(run))
-}
-
-/// Encodes a text for a URL.
-fn encoded(text: &str) -> String {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
-    text.bytes()
-        .map(|byte| match byte {
-            byte if is_plain(byte) => char::from(byte).to_string(),
-            byte => format!("%{byte:02X}"),
-        })
-        .collect()
+    format!("/api/v1/runs/{}{what}", encode_url_component(run))
 }
 
 const RUN: &str = "The run's id, as listed by `runs list`";

@@ -113,7 +113,7 @@ impl RunRequest {
         let shown = path.display();
         let text = fs::read_to_string(path).with_context(|| format!("cannot read `{shown}`"))?;
         toml::from_str(&text).map_err(|error| {
-            let line = error.span().map_or(1, |span| text[..span.start].matches('\n').count() + 1);
+            let line = serde_words::toml_line(&text, &error);
             anyhow!("{shown}:{line}: this is no run: {}", serde_words::of_toml(&error))
         })
     }

@@ -1,9 +1,7 @@
 //! The files that define tools. Each file is one tool.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{self, Read as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,6 +16,7 @@ use super::definition::{
 use super::job::{ARGUMENTS_PLACEHOLDER, JobWorkspace, ToolJob};
 use super::mcp_server::lock_file::{locked_tools, read_lock_file};
 use crate::base::digest::sha256_hex;
+use crate::base::regular_file::read_regular_file;
 use crate::base::serde_words;
 use crate::sandbox::spec::{LimitOverrides, SandboxLimits};
 
@@ -53,7 +52,7 @@ pub fn read_tool_files(config: &ToolConfig) -> Result<ToolFileTexts, ToolConfigE
     let mut texts = ToolFileTexts::new();
     if let Some(directory) = &config.directory {
         for path in list_tool_files(directory)? {
-            let text = read_regular_file(&path).map_err(|error| {
+            let text = read_regular_file(&path, MAX_FILE_BYTES).map_err(|error| {
                 let problem = format!("`{}` cannot be read: {error}", path.display());
                 ToolConfigError::new("directory", problem)
             })?;
@@ -105,24 +104,10 @@ fn list_tool_files(directory: &Path) -> Result<Vec<PathBuf>, ToolConfigError> {
     Ok(paths)
 }
 
-/// Reads a file that must be a regular one: a named pipe would never end.
-fn read_regular_file(path: &Path) -> io::Result<String> {
-    let file = File::options().read(true).custom_flags(O_NONBLOCK).open(path)?;
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::other("it is no regular file"));
-    }
-    let mut text = String::new();
-    file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > MAX_FILE_BYTES {
-        return Err(io::Error::other(format!("it has more than {MAX_FILE_BYTES} bytes")));
-    }
-    Ok(text)
-}
-
 fn parse_tool_file(path: &Path, text: &str) -> Result<ToolDefinition, String> {
     // The excerpt of a TOML error may show a secret of `env`.
     let file: ToolFile = toml::from_str(text).map_err(|error| {
-        let line = error.span().map_or(1, |span| text[..span.start].matches('\n').count() + 1);
+        let line = serde_words::toml_line(text, &error);
         format!("line {line}: {}", serde_words::in_words("", error.message()))
     })?;
     let definition = file.into_definition(path)?;
@@ -195,6 +180,3 @@ const MAX_OUTPUT_BYTES: usize = 512 << 10;
 
 /// The largest file of a tool, in bytes. Our choice.
 const MAX_FILE_BYTES: u64 = 256 << 10;
-
-/// `O_NONBLOCK` of Linux: opening a named pipe does not wait for a writer.
-const O_NONBLOCK: i32 = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();

@@ -16,9 +16,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Deserializer, Error};
 
-use super::notice::{MAX_AMOUNT, MAX_TOKENS};
+use super::notice::MAX_AMOUNT;
 use super::{ChargeNotice, ChargeSource};
 use crate::llm::budget::{Nanodollars, Tokens};
+use crate::llm::response::MAX_REPORTED_TOKENS;
 
 /// The outcome of ingesting one body.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -239,7 +240,7 @@ impl ChargeNotice {
         if self.amount > MAX_AMOUNT {
             return Err(format!("${} is not the price of one call", self.amount));
         }
-        if self.input.max(self.output) > MAX_TOKENS {
+        if self.input.max(self.output) > MAX_REPORTED_TOKENS {
             return Err("so many tokens are not those of one call".to_owned());
         }
         Ok(self)

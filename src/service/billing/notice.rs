@@ -80,6 +80,3 @@ impl ChargeSource {
 /// The largest accepted price of one call: a million dollars. Our choice: a larger amount is a mistake, and sums stay
 /// far from an overflow.
 pub const MAX_AMOUNT: Nanodollars = Nanodollars(1_000_000_000_000_000);
-
-/// The largest accepted number of tokens of one call. Our choice, for the same reason as [`MAX_AMOUNT`].
-pub const MAX_TOKENS: Tokens = Tokens(1_000_000_000);

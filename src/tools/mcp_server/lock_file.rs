@@ -15,6 +15,7 @@ use serde_json::Value;
 
 use super::foreign_schema::argument_view;
 use crate::base::canonical;
+use crate::base::regular_file::read_regular_file;
 use crate::tools::config::{McpServerConfig, ToolConfig, ToolConfigError};
 use crate::tools::definition::{ToolDefinition, ToolProgramKind, is_tool_name};
 use crate::tools::pinned_tool::PinnedTool;
@@ -48,7 +49,7 @@ impl ToolLockFile {
     /// # Errors
     /// Returns an error if the file cannot be read, or has another form.
     pub fn read_file(path: &Path) -> io::Result<Self> {
-        Self::parse_text(&fs::read_to_string(path)?)
+        Self::parse_text(&read_regular_file(path, MAX_LOCK_FILE_BYTES)?)
     }
 
     fn parse_text(text: &str) -> io::Result<Self> {
@@ -118,7 +119,7 @@ impl ToolLockFile {
 /// # Errors
 /// Returns an error that names the remedy.
 pub fn read_lock_file(path: &Path) -> Result<String, ToolConfigError> {
-    fs::read_to_string(path).map_err(|error| unreadable_error(path, &error))
+    read_regular_file(path, MAX_LOCK_FILE_BYTES).map_err(|error| unreadable_error(path, &error))
 }
 
 /// Returns the tools of all servers of a configuration, as its lock file has them.
@@ -145,6 +146,9 @@ fn unreadable_error(path: &Path, error: &io::Error) -> ToolConfigError {
     let shown = path.display();
     ToolConfigError::new("lock", format!("`{shown}` cannot be read: {error}; {WRITE_IT}"))
 }
+
+/// The largest lock file, in bytes. Our choice: thousands of definitions.
+const MAX_LOCK_FILE_BYTES: u64 = 16 << 20;
 
 /// The remedy for a lock file that is missing or damaged.
 const WRITE_IT: &str = "write it with `cogni-gateway tools lock --config FILE`";

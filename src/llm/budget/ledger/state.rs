@@ -10,10 +10,12 @@
 use std::collections::BTreeMap;
 use std::mem;
 use std::sync::Arc;
+use std::time::Instant;
 
-use super::tool_calls::ToolAccount;
+use super::tool_calls::{ToolAccount, ToolBudgetError, ToolReserveRequest, ToolSpending};
 use super::{CallKind, ReserveRequest};
 use crate::llm::budget::budget_error::BudgetError;
+use crate::llm::budget::cost::Nanodollars;
 use crate::llm::budget::limits::BudgetLimits;
 use crate::llm::budget::price::ModelPrice;
 use crate::llm::budget::rate::RunRateLimits;
@@ -122,6 +124,33 @@ impl LedgerState {
         let granted = self.grant_request(&least);
         self.reserved = reserved;
         granted.is_err()
+    }
+
+    /// Checks the limits that are spent for good: the tool's calls and money, the run's money. Afterwards the tool has an
+    /// account.
+    pub(super) fn check_tool_limits(
+        &mut self,
+        request: &ToolReserveRequest<'_>,
+        now: Instant,
+    ) -> Result<(), ToolBudgetError> {
+        let account = self.tools.entry(Arc::clone(request.tool));
+        let account = account.or_insert_with(|| ToolAccount::new(ToolSpending::default(), now));
+        account.check_limits(request)?;
+        Ok(self.check_price(request.price)?)
+    }
+
+    /// Checks that the run's money pays for a price.
+    fn check_price(&self, needed: Nanodollars) -> Result<(), BudgetError> {
+        let limit = self.limits.max_cost_usd.filter(|_| !needed.is_zero());
+        let Some(limit) = limit else { return Ok(()) };
+        let (spent, reserved) = (self.spent.cost, self.reserved.cost);
+        if spent + needed > limit {
+            return Err(BudgetError::Cost { spent, limit, needed });
+        }
+        if spent + reserved + needed > limit {
+            return Err(BudgetError::Reserved { kind: "cost" });
+        }
+        Ok(())
     }
 
     /// Returns true if a charge changes no limited amount. A turn counts only if turns are limited.

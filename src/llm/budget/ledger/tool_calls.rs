@@ -91,7 +91,7 @@ pub(super) struct ToolAccount {
 }
 
 impl ToolAccount {
-    fn new(spent: ToolSpending, now: Instant) -> Self {
+    pub(super) fn new(spent: ToolSpending, now: Instant) -> Self {
         let (reserved, rate) = (ToolSpending::default(), RateLimiter::unlimited(now));
         Self { spent, reserved, rate, recent: None }
     }
@@ -106,7 +106,10 @@ impl ToolAccount {
     }
 
     /// Checks the limits that calls use up.
-    fn check_limits(&self, request: &ToolReserveRequest<'_>) -> Result<(), ToolBudgetError> {
+    pub(super) fn check_limits(
+        &self,
+        request: &ToolReserveRequest<'_>,
+    ) -> Result<(), ToolBudgetError> {
         let Self { spent, reserved, .. } = self;
         let ToolBudgetLimits { calls, cost_usd, .. } = request.limits;
         // Each limit is compared twice. What is spent never comes back, so that refusal is final. What open calls hold may
@@ -138,13 +141,9 @@ impl BudgetLedger {
     /// # Errors
     /// Returns the limit that prevents the call for good.
     pub fn check_tool_call(&self, request: &ToolReserveRequest<'_>) -> Result<(), ToolBudgetError> {
-        let (mut guard, now) = (self.lock_state(), Instant::now());
-        let state = &mut *guard;
+        let mut state = self.lock_state();
         self.check_deadline(&state.limits)?;
-        let account = state.tools.entry(Arc::clone(request.tool));
-        let account = account.or_insert_with(|| ToolAccount::new(ToolSpending::default(), now));
-        account.check_limits(request)?;
-        Ok(check_run_cost(state.limits.max_cost_usd, state.spent, state.reserved, request.price)?)
+        state.check_tool_limits(request, Instant::now())
     }
 
     /// Reserves everything that a tool call needs, or nothing.
@@ -157,19 +156,16 @@ impl BudgetLedger {
     ) -> Result<ToolReservation, ToolBudgetError> {
         let (mut guard, now) = (self.lock_state(), Instant::now());
         let state = &mut *guard;
-        // 1. Limits that are spent for good: the run's time, the tool's calls and money, the run's money.
         self.check_deadline(&state.limits)?;
-        let account = state.tools.entry(Arc::clone(request.tool));
-        let account = account.or_insert_with(|| ToolAccount::new(ToolSpending::default(), now));
-        account.check_limits(request)?;
-        check_run_cost(state.limits.max_cost_usd, state.spent, state.reserved, request.price)?;
-        // 2. Rates, which take from their buckets, so every other check comes before them.
+        state.check_tool_limits(request, now)?;
+        let account = state.tools.get_mut(request.tool).expect("the check opens the account");
+        // Rates, which take from their buckets, so every other check comes before them.
         let limit = request.limits.per_minute.and_then(NonZeroU32::new);
         account.set_rate_limit(limit, now);
         account.rate.check_available("calls of this tool", 1, now)?;
         state.rates.take_free(now)?;
         account.rate.take_count(1, now);
-        // 3. Reserve. Nothing can fail from here on.
+        // Reserve. Nothing can fail from here on.
         account.reserved.calls += 1;
         account.reserved.cost = account.reserved.cost + request.price;
         state.reserved.cost = state.reserved.cost + request.price;
@@ -230,23 +226,6 @@ impl BudgetLedger {
         // An LLM call may wait for the money that this call has held.
         self.closed.notify_one();
     }
-}
-
-/// Checks that the run's money pays for a price.
-fn check_run_cost(
-    limit: Option<Nanodollars>,
-    spent: BudgetAmount,
-    reserved: BudgetAmount,
-    needed: Nanodollars,
-) -> Result<(), BudgetError> {
-    let Some(limit) = limit.filter(|_| !needed.is_zero()) else { return Ok(()) };
-    if spent.cost + needed > limit {
-        return Err(BudgetError::Cost { spent: spent.cost, limit, needed });
-    }
-    if spent.cost + reserved.cost + needed > limit {
-        return Err(BudgetError::Reserved { kind: "cost" });
-    }
-    Ok(())
 }
 
 impl ToolReservation {

@@ -8,7 +8,8 @@ use serde::de::DeserializeOwned;
 use serde::de::value::{Error, StrDeserializer};
 
 use crate::llm::budget::{Nanodollars, TokenUsage, Tokens};
-use crate::service::billing::notice::{MAX_AMOUNT, MAX_TOKENS};
+use crate::llm::response::MAX_REPORTED_TOKENS;
+use crate::service::billing::notice::MAX_AMOUNT;
 use crate::service::billing::store::UnreceiptedCall;
 use crate::service::billing::{CallUsage, ChargeReceipt};
 
@@ -108,7 +109,7 @@ pub(super) fn to_db_amount(amount: Nanodollars) -> i64 {
 }
 
 pub(super) fn to_db_tokens(tokens: Tokens) -> i64 {
-    tokens.min(MAX_TOKENS).0.cast_signed()
+    tokens.min(MAX_REPORTED_TOKENS).0.cast_signed()
 }
 
 pub(super) fn to_millis(time: SystemTime) -> i64 {

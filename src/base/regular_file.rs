@@ -1,0 +1,47 @@
+//! Reads a file that must be a regular one, within a limit.
+
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+use rustix::fs::OFlags;
+
+/// Reads a file of at most `max_bytes` bytes as text. A named pipe is refused: reading it would never end.
+///
+/// # Errors
+/// Returns an error if the file cannot be read, is no regular file, is longer, or is no UTF-8.
+pub fn read_regular_file(path: &Path, max_bytes: u64) -> io::Result<String> {
+    // Opening a named pipe does not wait for a writer.
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    let file = File::options().read(true).custom_flags(flags).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is no regular file"));
+    }
+    let mut text = String::new();
+    file.take(max_bytes + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > max_bytes {
+        return Err(io::Error::other(format!("it has more than {max_bytes} bytes")));
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::read_regular_file;
+    use std::fs;
+
+    /// A file at the limit is read; a longer one, a directory and a named pipe are refused at once.
+    #[test]
+    fn only_a_regular_file_within_its_limit_is_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        fs::write(at("file"), "four").unwrap();
+        rustix::fs::mkfifoat(rustix::fs::CWD, at("pipe"), rustix::fs::Mode::RUSR).unwrap();
+        assert_eq!(read_regular_file(&at("file"), 4).unwrap(), "four");
+        let refused =
+            |name: &str, most| read_regular_file(&at(name), most).unwrap_err().to_string();
+        assert_eq!(refused("file", 3), "it has more than 3 bytes");
+        assert_eq!([refused("pipe", 9), refused("", 9)], ["it is no regular file"; 2]);
+    }
+}
