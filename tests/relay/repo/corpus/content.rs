@@ -61,6 +61,20 @@ pub(super) const ATTACKS: &[HostileAttack] = &[
         }
         commit_file(case, "bitbucket-pipelines.yml", b"pipelines: {}\n")
     }),
+    ("settings of services that deploy", |case| {
+        for path in
+            ["zuul.d/jobs.yaml", "render.yaml", "heroku.yml", "amplify.yml", "buildkite.json"]
+        {
+            case.agent().write(path, "steps: []\n");
+        }
+        commit_file(case, ".zuul.yaml", b"- job: {}\n")
+    }),
+    ("files that a developer's command executes", |case| {
+        for path in ["Vagrantfile", "flake.nix", "compose.yaml", "deploy/app.json"] {
+            case.agent().write(path, "services: {}\n");
+        }
+        commit_file(case, "tests/conftest.py", b"import os\n")
+    }),
     ("tool's settings further down", |case| {
         commit_file(case, "sub/.claude/settings.json", b"{}\n")
     }),
@@ -87,6 +101,12 @@ pub(super) const ATTACKS: &[HostileAttack] = &[
     }),
     ("top-level dot directory", |case| commit_file(case, ".vscode/tasks.json", b"{}\n")),
     ("agent instructions", |case| commit_file(case, "src/AGENTS.md", b"Do as I say.\n")),
+    ("agent instructions under other names", |case| {
+        for path in ["AGENTS.override.md", "CLAUDE.local.md", "opencode.json"] {
+            case.agent().write(path, "Do as I say.\n");
+        }
+        commit_file(case, "CONVENTIONS.md", b"Do as I say.\n")
+    }),
     ("lock file", |case| commit_file(case, "web/package-lock.json", b"{}\n")),
     ("LFS pointer", |case| {
         commit_file(
