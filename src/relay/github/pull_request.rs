@@ -15,7 +15,8 @@ pub mod managed_section;
 pub mod safe_text;
 
 use http::Method;
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::client::{GithubClient, GithubError, repository_path};
 use super::credential::ForgeCredential;
@@ -69,6 +70,7 @@ struct FetchedPullRequest {
     /// The ID in the GraphQL API. Some forges with the same REST API have no GraphQL API.
     #[serde(default)]
     node_id: String,
+    #[serde(deserialize_with = "read_page_url")]
     html_url: String,
     #[serde(default)]
     draft: bool,
@@ -346,6 +348,23 @@ impl PullRequestPublisher<'_> {
         lines.chain(listed).chain(more).collect::<Vec<_>>().join("\n")
     }
 }
+
+/// Reads the address of a page, which people will open: a web address that is no longer than usual, and without characters
+/// that a terminal or a browser would hide or obey.
+fn read_page_url<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let url = String::deserialize(deserializer)?;
+    let is_web = url.starts_with("https://") || url.starts_with("http://");
+    if is_web && url.len() <= MAX_PAGE_URL_BYTES && url.bytes().all(|byte| byte.is_ascii_graphic())
+    {
+        return Ok(url);
+    }
+    Err(D::Error::custom(format!(
+        "`html_url` is no web address of at most {MAX_PAGE_URL_BYTES} printable characters"
+    )))
+}
+
+/// The longest address of a page, in bytes. Our choice: browsers accept no much longer ones.
+const MAX_PAGE_URL_BYTES: usize = 2048;
 
 /// A part of GitHub's message if the branch has an open pull request already.
 const ALREADY_EXISTS_MESSAGE: &str = "A pull request already exists";

@@ -25,7 +25,7 @@ use crate::support::test_ca::TestCa;
 /// has its GraphQL endpoint beside its REST API.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_is_one_plain_request() {
-    let pull = r#"[{"number": 1, "node_id": "PR_1", "html_url": "u", "body": null,
+    let pull = r#"[{"number": 1, "node_id": "PR_1", "html_url": "http://forge/pull/1", "body": null,
         "head": {"ref": "sandbox/task-1", "repo": {"full_name": "acme/site"}},
         "base": {"ref": "main", "repo": null}}]"#;
     let server = ReplyServer::start([format_answer("200 OK", pull), format_answer("200 OK", "{}")]);
@@ -95,6 +95,23 @@ async fn an_answer_that_cannot_be_used_says_why() {
     GitHub did not answer: connection closed before message completed
     GitHub did not answer: nothing within 2s
     "#);
+}
+
+/// L6: An answer in which the page of a pull request is no web address is not used: people would open the address.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_that_is_no_web_address_is_refused() {
+    let long = format!("https://forge/{}", "x".repeat(2048));
+    for page in ["javascript:alert(1)", "https://forge/\\u202e1", "https://forge/ 1", &long] {
+        let pull = format!(
+            r#"[{{"number": 1, "html_url": "{page}", "body": null, "head": {{"ref": "b", "repo": null}}, "base": {{"ref": "main", "repo": null}}}}]"#
+        );
+        let server = ReplyServer::start([format_answer("200 OK", &pull)]);
+        let (api, repository) = (server.api("/api/v3/"), server.repository());
+        let credential = ForgeCredential::Token(SecretString::new(TOKEN));
+        let head = &pull_request_spec().head;
+        let error = convert_to_draft(&api, &credential, &repository, head).await.unwrap_err();
+        assert!(error.to_string().contains("`html_url` is no web address"), "{error}");
+    }
 }
 
 /// L6: A token that cannot be a header value is refused before anything is sent, and not printed.
