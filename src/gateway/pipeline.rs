@@ -99,7 +99,7 @@ pub async fn handle_request(
 /// The result of the first part of the pipeline, which needs only the head of a request.
 enum ReceivedHead {
     /// A request that the gateway answers without the upstream.
-    LocalResponse(Response<String>),
+    LocalResponse(Response<Bytes>),
     Call(EnteredHead),
 }
 
@@ -112,14 +112,14 @@ struct EnteredHead {
 /// The result of the parts of the pipeline that need the client's connection.
 enum ReceivedRequest {
     /// A request that the gateway answers without the upstream.
-    LocalResponse(Response<String>),
+    LocalResponse(Response<Bytes>),
     Call(EnteredHead, Option<ScannedBody>),
 }
 
 /// The result of the part of the pipeline that reserves the budget.
 enum ReservedRequest {
     /// A request that the gateway answers without the upstream.
-    LocalResponse(Response<String>),
+    LocalResponse(Response<Bytes>),
     Call(Box<ReservedCall>),
 }
 
@@ -138,7 +138,7 @@ fn receive_head(
     let route = request.route()?;
     exchange.set_route(route, &request);
     let policy = Arc::clone(exchange.policy());
-    if let Some(response) = local_response::own(exchange.gateway(), &policy, route, &request) {
+    if let Some(response) = local_response::own(exchange.gateway(), &policy, route, &request)? {
         return Ok(ReceivedHead::LocalResponse(response));
     }
     // The route and the audience are now known, so every rejection below has the shape of the client's

@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::support::app::{TestApp, run_config};
-use crate::support::client::TestResponse;
+use crate::support::client::{TestResponse, UntakenReplies};
 use crate::support::raw_upstream;
 
 /// Returns the settings of a `[tools]` table.
@@ -222,6 +222,21 @@ async fn a_tool_that_needs_a_sandbox_stops_only_runs_that_may_call_it() {
     app.stop().await;
     let refused = format!("{refused:#}");
     assert!(refused.contains("the tool `t__job` needs a sandbox"), "{refused}");
+}
+
+/// G15: a reply of a tool is in flight until the client has taken it.
+#[tokio::test]
+async fn tool_replies_that_no_client_takes_count_as_requests_in_flight() {
+    let app = app_with("granted = ['core__get_current_time']", |config| {
+        config.server.max_requests = 3;
+    })
+    .await;
+    let lists = UntakenReplies::get(&app.socket, "/tool/list", 3).await;
+    let (status, refused) = read_response(&app.client().get("/tool/list").await);
+    assert_eq!((status.as_u16(), &refused["error"]["code"]), (429, &json!("overloaded")));
+    drop(lists);
+    while app.client().get("/tool/list").await.status != 200 {}
+    app.stop().await;
 }
 
 /// G2: the access log names the route of a tool request, without the parts that a client chooses.

@@ -12,6 +12,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
+use tokio::task::JoinHandle;
 
 /// A client that makes each request on a new connection.
 #[derive(Clone, Debug)]
@@ -33,6 +34,36 @@ pub(crate) struct ResponseStream {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
     body: Incoming,
+}
+
+/// Replies whose heads have arrived on one HTTP/2 connection, and whose bodies the client gives no window.
+pub(crate) struct UntakenReplies {
+    _replies: Vec<http::Response<Incoming>>,
+    connection: JoinHandle<hyper::Result<()>>,
+}
+
+impl UntakenReplies {
+    pub(crate) async fn get(socket: &Path, path: &str, count: usize) -> Self {
+        let io = TokioIo::new(UnixStream::connect(socket).await.unwrap());
+        let mut client = http2::Builder::new(TokioExecutor::new());
+        let (sender, connection) =
+            client.initial_stream_window_size(0).handshake(io).await.unwrap();
+        let connection = tokio::spawn(connection);
+        let replies = (0..count).map(|_| {
+            let request = Request::get(format!("http://localhost{path}"));
+            let request = request.body(Full::<Bytes>::default()).unwrap();
+            sender.clone().send_request(request)
+        });
+        let replies = futures_util::future::try_join_all(replies).await.unwrap();
+        assert!(replies.iter().all(|reply| reply.status() == StatusCode::OK));
+        Self { _replies: replies, connection }
+    }
+}
+
+impl Drop for UntakenReplies {
+    fn drop(&mut self) {
+        self.connection.abort();
+    }
 }
 
 impl TestClient {

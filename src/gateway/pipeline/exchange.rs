@@ -363,7 +363,7 @@ impl GatewayExchange {
     }
 
     /// Ends the exchange with a response of the gateway itself, which costs nothing.
-    pub(super) fn finish_local(mut self: Box<Self>, response: &Response<String>) {
+    pub(super) fn finish_local(mut self: Box<Self>, response: &Response<Bytes>) {
         self.context.set_own_response(response);
         self.context.outcome = Some(CallOutcome::Completed);
         self.state = ExchangeState::Answered;
@@ -475,9 +475,9 @@ impl GatewayExchange {
 }
 
 impl ExchangeContext {
-    fn set_own_response(&mut self, response: &Response<String>) {
+    fn set_own_response(&mut self, response: &Response<impl AsRef<[u8]>>) {
         self.status = response.status().as_u16();
-        self.response_bytes = response.body().len() as u64;
+        self.response_bytes = response.body().as_ref().len() as u64;
     }
 
     fn record_upstream_failure(&mut self, error: &upstream::UpstreamError) {

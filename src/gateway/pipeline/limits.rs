@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::StatusCode;
 use tokio::sync::Notify;
 
@@ -54,18 +55,22 @@ pub struct RequestPermit {
     shared_bytes: u64,
 }
 
+/// The text of a reply, with the permit that is returned when the last byte was sent.
+struct HeldReply {
+    text: String,
+    _permit: RequestPermit,
+}
+
 /// A limit that is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OverloadError {
     #[error("the run has {limit} requests in flight, which is the limit")]
     RunRequests { limit: u64 },
-    #[error("the run's request bodies in flight are at their limit of {limit} bytes")]
+    #[error("the run's bodies in flight are at their limit of {limit} bytes")]
     RunBytes { limit: u64 },
     #[error("the gateway has too many requests in flight: the limit of the process is reached")]
     ProcessRequests,
-    #[error(
-        "the gateway holds too many bytes of request bodies: the limit of the process is reached"
-    )]
+    #[error("the gateway holds too many bytes of bodies: the limit of the process is reached")]
     ProcessBytes,
 }
 
@@ -189,6 +194,25 @@ impl RequestPermit {
             capacity.process.body_bytes.return_count(shared);
             capacity.process.count_freed_bytes(own + shared);
         }
+    }
+}
+
+impl RequestPermit {
+    /// Converts a reply of the gateway itself to bytes that hold the permit, and their own number of bytes. A client may
+    /// read as slowly as it likes, so the permit is returned when the reply was sent, and not when it was made.
+    ///
+    /// # Errors
+    /// Returns an error if the run or the process has no room for the bytes.
+    pub fn hold_reply(mut self, text: String) -> Result<Bytes, OverloadError> {
+        self.release_bytes();
+        self.take_bytes(text.len())?;
+        Ok(Bytes::from_owner(HeldReply { text, _permit: self }))
+    }
+}
+
+impl AsRef<[u8]> for HeldReply {
+    fn as_ref(&self) -> &[u8] {
+        self.text.as_bytes()
     }
 }
 

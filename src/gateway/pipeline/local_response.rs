@@ -1,9 +1,11 @@
 //! Responses of the gateway itself to routes that need no model.
 
+use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
 use serde_json::{Value, json};
 
 use super::RunGateway;
+use super::limits::OverloadError;
 use super::policy::GatewayPolicy;
 use crate::gateway::upstream::headers::ClientHead;
 use crate::llm::protocol::GatewayRoute;
@@ -12,23 +14,27 @@ use crate::llm::protocol::GatewayRoute;
 ///
 /// The gateway answers the model list itself if the run has a list of models; otherwise the upstream
 /// answers.
+///
+/// # Errors
+/// Returns an error if the run has no room for another list of models. A health check and a status are small and always
+/// answered.
 pub fn own(
     gateway: &RunGateway,
     policy: &GatewayPolicy,
     route: GatewayRoute,
     request: &impl ClientHead,
-) -> Option<Response<String>> {
+) -> Result<Option<Response<Bytes>>, OverloadError> {
     if !is_local_route(policy, route) {
-        return None;
+        return Ok(None);
     }
     let names = &policy.config.body.models;
     // Anthropic's clients send this header with every request. The paths of the model list are the same
     // for both protocols, so only the header tells which shape the client expects.
     let as_anthropic = request.values("anthropic-version").next().is_some();
-    let mut response = Response::new(String::new());
+    let mut response = Response::new(Bytes::new());
     *response.body_mut() = match route {
-        GatewayRoute::Health => health_json(gateway),
-        GatewayRoute::RunStatus => run_status_json(gateway).to_string(),
+        GatewayRoute::Health => health_json(gateway).into(),
+        GatewayRoute::RunStatus => run_status_json(gateway).to_string().into(),
         GatewayRoute::Model => {
             // The path has been checked byte for byte and not decoded, so the rest is the name as the
             // client wrote it.
@@ -37,16 +43,21 @@ pub fn own(
             if found.is_none() {
                 *response.status_mut() = StatusCode::NOT_FOUND;
             }
-            found
-                .map_or_else(|| no_model(requested, as_anthropic), |name| model(name, as_anthropic))
-                .to_string()
+            let reply = found.map_or_else(
+                || no_model(requested, as_anthropic),
+                |name| model(name, as_anthropic),
+            );
+            gateway.capacity.admit_request()?.hold_reply(reply.to_string())?
         }
-        _ => model_list_json(names, as_anthropic).to_string(),
+        _ => {
+            let permit = gateway.capacity.admit_request()?;
+            permit.hold_reply(model_list_json(names, as_anthropic).to_string())?
+        }
     };
     response
         .headers_mut()
         .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    Some(response)
+    Ok(Some(response))
 }
 
 /// Returns true if the gateway itself answers a route.

@@ -4,8 +4,10 @@
 //! The gateway reads the request within limits and holds a permit for it, like for a call to a model. The endpoint
 //! decides everything else. A run without tools has no such routes.
 
+use std::mem;
 use std::time::{Instant, SystemTime};
 
+use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, header};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
@@ -18,6 +20,21 @@ use super::request_head;
 use crate::base::local_endpoint::{LocalEndpoint, LocalReply, LocalRequest, RetryAdvice};
 use crate::gateway::run::RequestId;
 use crate::telemetry::access_log::AccessLogEntry;
+
+/// An answer to a request, whose body is taken out of the reply.
+struct ToolAnswer {
+    request_bytes: u64,
+    reply: LocalReply,
+    body: Bytes,
+}
+
+impl ToolAnswer {
+    /// Converts a small reply to a request that the endpoint does not see.
+    fn refusal(mut reply: LocalReply) -> Self {
+        let body = mem::take(&mut reply.body).into();
+        Self { request_bytes: 0, reply, body }
+    }
+}
 
 /// Returns true if a path belongs to the tools.
 pub(super) fn is_tool_path(target: &Uri) -> bool {
@@ -46,16 +63,16 @@ pub(super) async fn handle_tool_request(
 ) -> Response<ResponseBody> {
     let started = Instant::now();
     let (method, uri) = (request.method().clone(), route_template(request.uri().path()));
-    let (request_bytes, reply) = match read_and_answer(gateway, endpoint, pid, request).await {
-        Ok(answered) => answered,
-        Err(rejection) => (0, rejected_reply(&rejection)),
-    };
+    let ToolAnswer { request_bytes, reply, body } =
+        read_and_answer(gateway, endpoint, pid, request)
+            .await
+            .unwrap_or_else(|rejection| ToolAnswer::refusal(rejected_reply(&rejection)));
     gateway.access_log.write_entry(&AccessLogEntry {
         time: SystemTime::now(),
         method: method.as_str(),
         uri,
         status: reply.status.as_u16(),
-        bytes: reply.body.len() as u64,
+        bytes: body.len() as u64,
         request_bytes,
         model: None,
         request_id: RequestId::new().as_str(),
@@ -67,7 +84,7 @@ pub(super) async fn handle_tool_request(
         usage: None,
         outcome: reply.code.unwrap_or("tool"),
     });
-    into_response(reply)
+    into_response(&reply, body)
 }
 
 /// Reads a request within the run's limits, and lets the endpoint answer it.
@@ -76,7 +93,7 @@ async fn read_and_answer(
     endpoint: &dyn LocalEndpoint,
     pid: Option<u32>,
     request: Request<Incoming>,
-) -> Result<(u64, LocalReply), CallRejection> {
+) -> Result<ToolAnswer, CallRejection> {
     let (head, body) = request.into_parts();
     let head = Request::from_parts(head, ());
     request_head::check_target(&head)?;
@@ -84,16 +101,17 @@ async fn read_and_answer(
     if *head.method() == Method::POST {
         request_head::check_head(&head, &policy.config)?;
     }
-    // The permit and its bytes are held until the reply is made.
+    // The permit is held until the reply was sent.
     let mut permit = gateway.capacity.admit_request()?;
     permit.take_bytes(MAX_TOOL_BODY_BYTES)?;
     let read = Limited::new(body, MAX_TOOL_BODY_BYTES).collect();
     let body = match tokio::time::timeout(policy.config.body_timeout, read).await {
         Ok(Ok(body)) => body.to_bytes(),
-        Ok(Err(_)) => return Ok((0, too_large_reply())),
-        Err(_) => return Ok((0, timeout_reply())),
+        Ok(Err(_)) => return Ok(ToolAnswer::refusal(too_large_reply())),
+        Err(_) => return Ok(ToolAnswer::refusal(timeout_reply())),
     };
     let target = head.uri();
+    let request_bytes = body.len() as u64;
     let request = LocalRequest {
         method: head.method(),
         path: target.path(),
@@ -102,7 +120,10 @@ async fn read_and_answer(
         body: &body,
         pid,
     };
-    Ok((body.len() as u64, endpoint.handle_request(request).await))
+    let mut reply = endpoint.handle_request(request).await;
+    // If there is no room for the reply, the result of a call remains: the client can ask for it by its id.
+    let body = permit.hold_reply(mem::take(&mut reply.body))?;
+    Ok(ToolAnswer { request_bytes, reply, body })
 }
 
 /// Returns the reply to a request that the endpoint does not see.
@@ -128,9 +149,9 @@ fn error_reply(status: StatusCode, code: &'static str, message: &str) -> LocalRe
     LocalReply { status, body, allow: None, code: Some(code), retry: RetryAdvice::None }
 }
 
-fn into_response(reply: LocalReply) -> Response<ResponseBody> {
-    let has_body = !reply.body.is_empty();
-    let mut response = Response::new(ResponseBody::from_text(reply.body));
+fn into_response(reply: &LocalReply, body: Bytes) -> Response<ResponseBody> {
+    let has_body = !body.is_empty();
+    let mut response = Response::new(ResponseBody::from_text(body));
     *response.status_mut() = reply.status;
     let headers = response.headers_mut();
     if has_body {

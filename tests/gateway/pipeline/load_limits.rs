@@ -22,6 +22,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use crate::support::app::TestApp;
+use crate::support::client::UntakenReplies;
 use crate::support::model_provider;
 use crate::support::process::{ChildProcess, wait_until};
 
@@ -129,6 +130,23 @@ async fn requests_in_flight_are_bounded_drains_included() {
     insta::assert_snapshot!(refused.text(), @r#"{"error":{"code":"overloaded","message":"the run has 3 requests in flight, which is the limit","param":null,"type":"rate_limit_error"}}"#);
     assert_eq!(app.client().get("/health").await.status, 200, "our own answers are not in flight");
     drop(streams);
+}
+
+/// G15: A reply of the gateway itself is in flight until the client has taken it.
+#[tokio::test]
+async fn replies_that_no_client_takes_count_as_requests_in_flight() {
+    let app = TestApp::with(|config| {
+        config.server.max_requests = 3;
+        config.policy.body.models = (0..300).map(|number| format!("model-{number}")).collect();
+    })
+    .await;
+    let lists = UntakenReplies::get(&app.socket, "/v1/models", 3).await;
+    let refused = app.client().get("/v1/models").await;
+    assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (429, Some("1")));
+    assert_eq!(app.client().get("/health").await.status, 200, "a health check has no limit");
+    drop(lists);
+    while app.client().get("/v1/models").await.status != 200 {}
+    app.stop().await;
 }
 
 /// G9: A call whose body is still arriving counts as an open call.

@@ -26,7 +26,7 @@ pub enum ResponseBody {
 
 impl ClientReply {
     /// Wraps a response of the gateway itself.
-    pub fn own(response: Response<String>) -> Self {
+    pub fn own(response: Response<impl Into<Bytes>>) -> Self {
         let (head, text) = response.into_parts();
         let fields = HeaderLines::from(&head.headers);
         Self { status: head.status, fields, body: ResponseBody::from_text(text) }
@@ -42,8 +42,8 @@ impl ClientReply {
 }
 
 impl ResponseBody {
-    pub fn from_text(text: String) -> Self {
-        Self::Text(Some(text.into()).filter(|text: &Bytes| !text.is_empty()))
+    pub fn from_text(text: impl Into<Bytes>) -> Self {
+        Self::Text(Some(text.into()).filter(|text| !text.is_empty()))
     }
 }
 
