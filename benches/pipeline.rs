@@ -16,7 +16,7 @@ use cogni_gateway::gateway::config::GatewayConfig;
 use cogni_gateway::gateway::pipeline::{budget_headers, request_head};
 use cogni_gateway::gateway::process::GatewayProcess;
 use cogni_gateway::gateway::run::RequestId;
-use cogni_gateway::gateway::upstream::headers::{self, InjectedHeaders, UpstreamRequestHead};
+use cogni_gateway::gateway::upstream::headers::{InjectedHeaders, UpstreamRequestHead};
 use cogni_gateway::llm::budget::price::{self, PriceTable};
 use cogni_gateway::llm::budget::{
     BudgetLedger, BudgetLimits, Nanodollars, PriorUsage, ReserveRequest, TokenUsage, Tokens,
@@ -65,7 +65,7 @@ fn bench_head(criterion: &mut Criterion) {
         for (name, value) in answered {
             kept.push(name, value.as_bytes());
         }
-        bencher.iter(|| headers::filter_for_client(&mut kept.clone(), policy));
+        bencher.iter(|| injected_headers.filter_response(&mut kept.clone(), policy));
     });
     group.finish();
 }

@@ -32,12 +32,12 @@ impl HeaderLines {
 
     /// Returns the first value of a field.
     pub fn get(&self, name: &str) -> Option<&[u8]> {
-        lines(&self.0).find(|line| line.name == name.as_bytes()).map(|line| line.value)
+        self.iter().find(|line| line.0 == name.as_bytes()).map(|line| line.1)
     }
 
-    /// Returns the values of a field in their order.
-    pub fn get_all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
-        lines(&self.0).filter(move |line| line.name == name.as_bytes()).map(|line| line.value)
+    /// Returns the names and values of the fields in their order.
+    pub fn iter(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
+        lines(&self.0).map(|line| (line.name, line.value))
     }
 
     /// Keeps only the fields for whose name and value `keeps` returns true.
@@ -120,12 +120,11 @@ mod tests {
         assert_eq!(lines.get("x-left"), Some(&b"18"[..]));
         assert_eq!(lines.get("x-empty"), Some(&b""[..]));
         assert_eq!(lines.get("left"), None);
-        assert_eq!(lines.get_all("retry-after").count(), 2);
+        assert_eq!(lines.iter().filter(|(name, _)| name == b"retry-after").count(), 2);
         let headers = lines.clone().into_headers();
-        assert_eq!(
-            HeaderLines::from(&headers).get_all("retry-after").last(),
-            Some(&b"caf\xe9"[..])
-        );
+        let again = HeaderLines::from(&headers);
+        let last = again.iter().filter(|(name, _)| name == b"retry-after").last();
+        assert_eq!(last.map(|(_, value)| value), Some(&b"caf\xe9"[..]));
         lines.retain(|_, value| value != b"18");
         assert_eq!(lines.as_bytes(), b"retry-after: a: b\r\nx-empty: \r\nretry-after: caf\xe9\r\n");
     }

@@ -426,11 +426,14 @@ impl GatewayExchange {
     fn stream_response(
         mut self: Box<Self>,
         usage_chunk: UsageChunkMode,
-        answer: ProviderAnswer,
+        mut answer: ProviderAnswer,
     ) -> ClientReply {
+        let policy = &self.context.policy;
+        let facts =
+            policy.injected_headers.filter_response(&mut answer.fields, &policy.config.headers);
         // An encoded response can be neither counted nor redacted, so no byte of its body reaches the
         // client.
-        if answer.status.is_success() && is_encoded(&answer.fields) {
+        if answer.status.is_success() && facts.is_encoded {
             return self.finish_rejected(
                 &upstream::UpstreamError::Malformed(ENCODED_RESPONSE_MESSAGE).into(),
             );
@@ -440,7 +443,7 @@ impl GatewayExchange {
         };
         let status = answer.status;
         let (mut fields, response) =
-            self.context.begin_response((reservation, sent), usage_chunk, answer);
+            self.context.begin_response((reservation, sent), usage_chunk, answer, facts);
         self.context.status = status.as_u16();
         let response = Box::new(response);
         self.state = match mem::replace(&mut self.state, ExchangeState::Received) {
@@ -542,12 +545,6 @@ impl Drop for GatewayExchange {
             }
         }
     }
-}
-
-/// Returns true if a response is encoded. The gateway sends `accept-encoding: identity`, so a response
-/// must not be encoded.
-fn is_encoded(fields: &HeaderLines) -> bool {
-    fields.get_all("content-encoding").any(|encoding| !encoding.eq_ignore_ascii_case(b"identity"))
 }
 
 const ENCODED_RESPONSE_MESSAGE: &str =

@@ -14,6 +14,7 @@ use crate::gateway::run::{RequestId, RunIdentity};
 use crate::gateway::upstream::redactor::SecretRedactor;
 use crate::gateway::upstream::{self, UpstreamKind, UpstreamUrl};
 use crate::llm::protocol::GatewayRoute;
+use crate::llm::response::ResponseFormat;
 
 /// The operator's settings for headers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -137,10 +138,46 @@ impl InjectedHeaders {
         self.redactor.clone()
     }
 
-    /// Removes the headers of a response whose values contain the gateway's credential. Neither the client nor the logs
-    /// may see the credential.
-    pub fn remove_reflected(&self, fields: &mut HeaderLines) {
-        fields.retain(|_, value| !self.redactor.contains_secret(value));
+    /// Reads the headers of a response that the gateway needs itself, and removes those that the client may not see: the
+    /// cost, unless the operator's settings expose it, and each header that contains the gateway's credential. The
+    /// records may not see the credential either.
+    pub fn filter_response(
+        &self,
+        fields: &mut HeaderLines,
+        config: &HeaderConfig,
+    ) -> ResponseMetadata {
+        let is_hidden =
+            |name: &[u8]| name == RESPONSE_COST_HEADER.as_bytes() && !config.expose_response_cost;
+        let (mut media_type, mut encoding, mut call_id, mut cost) = (None, None, None, None);
+        let (mut is_encoded, mut has_removed) = (false, false);
+        for (name, value) in fields.iter() {
+            // The format is that of the response as it came, whatever the client sees of the header.
+            if name == b"content-type" {
+                media_type.get_or_insert(value);
+            } else if name == b"content-encoding" {
+                encoding.get_or_insert(value);
+                is_encoded |= !value.eq_ignore_ascii_case(b"identity");
+            }
+            if self.redactor.contains_secret(value) {
+                has_removed = true;
+                continue;
+            }
+            if name == CALL_ID_HEADER.as_bytes() {
+                call_id.get_or_insert(value);
+            } else if name == RESPONSE_COST_HEADER.as_bytes() {
+                cost.get_or_insert(value);
+            }
+            has_removed |= is_hidden(name);
+        }
+        let text = |value: Option<&[u8]>| {
+            str::from_utf8(value.filter(|value| value.is_ascii())?).ok().map(Into::into)
+        };
+        let format = ResponseFormat::from_headers(media_type, encoding);
+        let (call_id, response_cost) = (text(call_id), text(cost));
+        if has_removed {
+            fields.retain(|name, value| !is_hidden(name) && !self.redactor.contains_secret(value));
+        }
+        ResponseMetadata { format, is_encoded, call_id, response_cost }
     }
 }
 
@@ -299,33 +336,21 @@ fn listed_values<'a>(values: impl Iterator<Item = &'a [u8]>, listed: &[String]) 
 
 /// Returns the name under which a response header of the upstream is kept; `None` if the header is dropped.
 ///
-/// [`filter_for_client`] removes the headers again that only the audit log needs.
+/// [`InjectedHeaders::filter_response`] removes the headers again that only the audit log needs.
 pub fn kept_header_name(name: &str) -> Option<&'static str> {
     KEPT_RESPONSE_HEADERS.into_iter().find(|known| known.eq_ignore_ascii_case(name))
 }
 
-/// The upstream's statements about a call, for the records.
-#[derive(Clone, Debug, Default)]
+/// The facts that the headers of a response state.
+#[derive(Clone, Debug)]
 pub struct ResponseMetadata {
+    pub format: ResponseFormat,
+    /// True if the body is encoded. The gateway sends `accept-encoding: identity`, so a body must not be encoded.
+    pub is_encoded: bool,
+    /// The upstream's id of the call, for the records.
     pub call_id: Option<Box<str>>,
+    /// The upstream's statement of the cost, for the records.
     pub response_cost: Option<Box<str>>,
-}
-
-/// Extracts the metadata of a response's kept headers, and removes the headers that the client may not see.
-pub fn filter_for_client(fields: &mut HeaderLines, config: &HeaderConfig) -> ResponseMetadata {
-    let fact = |name: &str| {
-        let value = fields.get(name).filter(|value| value.is_ascii())?;
-        str::from_utf8(value).ok().map(Into::into)
-    };
-    let facts = ResponseMetadata {
-        call_id: fact(CALL_ID_HEADER),
-        response_cost: fact(RESPONSE_COST_HEADER),
-    };
-    // The client may see the call id. The cost stays inside, unless the operator's settings expose it.
-    if !config.expose_response_cost {
-        fields.retain(|name, _| name != RESPONSE_COST_HEADER.as_bytes());
-    }
-    facts
 }
 
 fn write_shared_list<S: serde::Serializer>(

@@ -15,7 +15,7 @@ use super::{ExchangeContext, SentCall};
 use crate::base::header_lines::HeaderLines;
 use crate::gateway::pipeline::dropped_fields;
 use crate::gateway::pipeline::rejection::ABORTED_BY_OPERATOR;
-use crate::gateway::upstream::headers::{self, ResponseMetadata};
+use crate::gateway::upstream::headers::ResponseMetadata;
 use crate::gateway::upstream::redactor::SecretRedactor;
 use crate::gateway::upstream::{self, ProviderAnswer};
 use crate::llm::budget::{BudgetReservation, Tokens, UsageSource};
@@ -83,24 +83,18 @@ impl ExchangeContext {
         (reservation, sent): (&BudgetReservation, &SentCall),
         usage_chunk: UsageChunkMode,
         answer: ProviderAnswer,
+        facts: ResponseMetadata,
     ) -> (HeaderLines, ProviderResponse) {
         let ProviderAnswer { status, mut fields, body } = answer;
         // A response of a free route does not prove that the model exists: any name gets one.
         let accepted =
             self.model.as_deref().filter(|_| status.is_success() && sent.route.spends_tokens());
-        let format = ResponseFormat::from_headers(
-            fields.get("content-type"),
-            fields.get("content-encoding"),
-        );
+        let format = facts.format;
         let is_error = status.is_client_error() || status.is_server_error();
         let error_body = is_error.then(|| {
             let is_json = format == ResponseFormat::Json;
             Box::new(UpstreamErrorBody::new(self.audience.protocol, status, is_json))
         });
-        // The order matters: remove headers that reflect the upstream's key first, before a value of
-        // them reaches the records.
-        self.policy.injected_headers.remove_reflected(&mut fields);
-        let facts = headers::filter_for_client(&mut fields, &self.policy.config.headers);
         if let Some(dropped) = &sent.dropped {
             fields.push(dropped_fields::NAME, dropped.as_bytes());
         }
