@@ -225,6 +225,20 @@ impl UpstreamError {
     }
 }
 
+impl UpstreamBody {
+    /// Polls for the next bytes. They may lie in the worker's read buffer, which is free for the next read only when
+    /// they are dropped. So the caller keeps a copy of bytes for which it must wait.
+    pub fn poll_data(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Bytes, UpstreamError>>> {
+        match self {
+            Self::Plain(body) => body.poll_frame(cx),
+            Self::Tls(body) => body.poll_frame(cx),
+        }
+    }
+}
+
 impl hyper::body::Body for UpstreamBody {
     type Data = Bytes;
     type Error = UpstreamError;
@@ -233,10 +247,8 @@ impl hyper::body::Body for UpstreamBody {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, UpstreamError>>> {
-        match self.get_mut() {
-            Self::Plain(body) => body.poll_frame(cx).map_ok(Frame::data),
-            Self::Tls(body) => body.poll_frame(cx).map_ok(Frame::data),
-        }
+        let data = self.get_mut().poll_data(cx);
+        data.map_ok(|data| Frame::data(own_small_frame(data)))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -253,6 +265,12 @@ impl hyper::body::Body for UpstreamBody {
             Self::Tls(body) => body.size_hint(),
         }
     }
+}
+
+/// Copies a small frame into memory of its own size. A slow reader with a queue of small frames would otherwise hold a
+/// whole read buffer for each.
+pub fn own_small_frame(frame: Bytes) -> Bytes {
+    if frame.len() < COPY_BELOW_BYTES { Bytes::copy_from_slice(&frame) } else { frame }
 }
 
 impl Default for UpstreamConfig {
@@ -272,3 +290,6 @@ impl Default for UpstreamConfig {
         }
     }
 }
+
+/// The size below which a frame is copied, in bytes. The value is our choice.
+const COPY_BELOW_BYTES: usize = 4 * 1024;

@@ -45,6 +45,17 @@ impl ResponseBody {
     pub fn from_text(text: impl Into<Bytes>) -> Self {
         Self::Text(Some(text.into()).filter(|text| !text.is_empty()))
     }
+
+    /// Polls for the next bytes, like [`UpstreamBody::poll_data`](crate::gateway::upstream::UpstreamBody::poll_data).
+    pub fn poll_data(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Bytes, ResponseBodyError>>> {
+        match self {
+            Self::Text(text) => Poll::Ready(text.take().map(Ok)),
+            Self::Observed(body) => body.poll_data(cx),
+        }
+    }
 }
 
 impl Body for ResponseBody {

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use super::provider_response::{ProviderResponse, ResponseBodyError};
 use super::{ExchangeContext, ExchangeState, GatewayExchange};
 use crate::gateway::pipeline::RunGateway;
+use crate::gateway::upstream::own_small_frame;
 use crate::llm::budget::UsageSource;
 
 /// The frames on their way to the client. The end of this body, early or not, ends the exchange.
@@ -29,6 +30,17 @@ impl ObservedBody {
     /// Creates the body of an exchange whose response has begun.
     pub(super) fn new(exchange: Box<GatewayExchange>) -> Self {
         Self(Some(exchange))
+    }
+
+    /// Polls for the next bytes, like [`UpstreamBody::poll_data`](crate::gateway::upstream::UpstreamBody::poll_data).
+    pub(super) fn poll_data(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Bytes, ResponseBodyError>>> {
+        match self.streaming() {
+            Some((context, response)) => response.poll_data(context, cx),
+            None => Poll::Ready(None),
+        }
     }
 
     /// Returns ready if an operator has aborted the call. No more of the response may go to the client
@@ -112,13 +124,11 @@ impl Body for ObservedBody {
     type Error = ResponseBodyError;
 
     fn poll_frame(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, ResponseBodyError>>> {
-        match self.streaming() {
-            Some((context, response)) => response.poll_frame(context, cx),
-            None => Poll::Ready(None),
-        }
+        // hyper queues the frames of a slow reader.
+        self.get_mut().poll_data(cx).map_ok(|data| Frame::data(own_small_frame(data)))
     }
 
     fn is_end_stream(&self) -> bool {

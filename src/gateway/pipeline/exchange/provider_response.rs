@@ -1,13 +1,12 @@
 //! The response of the provider while it passes to the client: counted, observed and redacted.
 
-use std::pin::Pin;
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http_body_util::BodyExt;
-use hyper::body::{Body, Frame, SizeHint};
+use hyper::body::{Body, SizeHint};
 
 use super::error_body::{MAX_ERROR_BYTES, UpstreamErrorBody};
 use super::silence_timer::SilenceTimer;
@@ -36,7 +35,7 @@ pub enum ResponseBodyError {
     Aborted,
 }
 
-type PolledFrame = Poll<Option<Result<Frame<Bytes>, ResponseBodyError>>>;
+type PolledData = Poll<Option<Result<Bytes, ResponseBodyError>>>;
 
 /// A response that has begun, and what is known of it.
 pub(super) struct ProviderResponse {
@@ -132,11 +131,12 @@ impl ExchangeContext {
 }
 
 impl ProviderResponse {
-    pub(super) fn poll_frame(
+    /// Polls for the next bytes, like [`UpstreamBody::poll_data`](upstream::UpstreamBody::poll_data).
+    pub(super) fn poll_data(
         &mut self,
         context: &mut ExchangeContext,
         cx: &mut Context<'_>,
-    ) -> PolledFrame {
+    ) -> PolledData {
         // Check first: an aborted call must not deliver a frame that is already here.
         if context.abort.is_cancelled() && !self.has_ended() {
             return Poll::Ready(Some(Err(self.abort_call(context))));
@@ -144,8 +144,8 @@ impl ProviderResponse {
         // A frame may yield no data, for example a held error or a dropped usage event. Poll on until
         // there is data or the end.
         while !self.has_ended() {
-            let passed = match Pin::new(&mut self.body).poll_frame(cx) {
-                Poll::Ready(Some(Ok(frame))) => self.observe_frame(context, frame)?,
+            let passed = match self.body.poll_data(cx) {
+                Poll::Ready(Some(Ok(data))) => self.observe_frame(context, data)?,
                 Poll::Ready(Some(Err(error))) => {
                     self.break_after_flush(context, error, cx);
                     return Poll::Pending;
@@ -157,7 +157,7 @@ impl ProviderResponse {
                 }
             };
             if let Some(data) = passed.filter(|data| !data.is_empty()) {
-                return Poll::Ready(Some(Ok(Frame::data(data))));
+                return Poll::Ready(Some(Ok(data)));
             }
         }
         // The body has ended. Return the deferred error once, if there is one, and then the end.
@@ -205,10 +205,8 @@ impl ProviderResponse {
     fn observe_frame(
         &mut self,
         context: &mut ExchangeContext,
-        frame: Frame<Bytes>,
+        data: Bytes,
     ) -> Result<Option<Bytes>, ResponseBodyError> {
-        let Ok(data) = frame.into_data() else { return Ok(None) };
-        // Trailers are dropped above; only data is counted and passed.
         self.count_frame(context, data.len());
         let passed = self.observer.read_frame(data).map_err(|_oversize| {
             // The observer has lost its place, so neither the text nor the usage of the rest can be
@@ -305,13 +303,12 @@ impl ProviderResponse {
     pub(super) async fn read_remaining(&mut self, context: &mut ExchangeContext, max_bytes: u64) {
         // Bytes that the client received count, too.
         while context.response_bytes < max_bytes {
-            let Some(frame) = self.body.frame().await else {
+            let Some(data) = poll_fn(|cx| self.body.poll_data(cx)).await else {
                 self.observer.end_of_body();
                 self.end = Some(BodyEnd::Complete);
                 return;
             };
-            if !frame.is_ok_and(|frame| self.observe_frame(context, frame).is_ok())
-                || self.has_ended()
+            if !data.is_ok_and(|data| self.observe_frame(context, data).is_ok()) || self.has_ended()
             {
                 return;
             }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 use hyper::body::SizeHint;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
@@ -146,7 +146,7 @@ impl Http1Body {
         if complete {
             self.finish_body();
         }
-        Ok(compact_frame(read))
+        Ok(read.freeze())
     }
 
     fn handle_eof(&mut self) -> Result<Option<Bytes>, UpstreamError> {
@@ -187,16 +187,3 @@ impl Http1Body {
         error
     }
 }
-
-/// Copies a small frame into memory of its own size. A slow reader with a queue of small frames would otherwise hold a
-/// whole scratch buffer for each.
-fn compact_frame(payload: BytesMut) -> Bytes {
-    if payload.len() < COPY_BELOW_BYTES {
-        Bytes::copy_from_slice(payload.chunk())
-    } else {
-        payload.freeze()
-    }
-}
-
-/// The size below which a frame is copied, in bytes. The value is our choice.
-const COPY_BELOW_BYTES: usize = 4 * 1024;

@@ -8,12 +8,13 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http::StatusCode;
-use hyper::body::{Body, Frame};
+use hyper::body::Body;
 use tokio::io::AsyncWrite;
 
 use super::{ClientWatch, LaneServer};
 use crate::base::socket::ServerStream;
 use crate::gateway::pipeline::exchange::{ClientReply, ResponseBody, ResponseBodyError};
+use crate::gateway::upstream::own_small_frame;
 
 /// The writer of one response.
 ///
@@ -56,7 +57,7 @@ struct WriteQueue<'a> {
 
 /// The next step of the writer.
 enum WriterStep {
-    Take(Option<Result<Frame<Bytes>, ResponseBodyError>>),
+    Take(Option<Result<Bytes, ResponseBodyError>>),
     /// The client does not read, so the writer waits for the client alone.
     Flush,
     /// The client has disconnected, or an operator aborted the call.
@@ -100,13 +101,15 @@ impl<'a> LaneResponseWriter<'a> {
         while !matches!(self.framing, LaneResponseFraming::Length(0) | LaneResponseFraming::Nothing)
         {
             match poll_fn(|cx| self.poll_step(cx)).await {
-                WriterStep::Take(Some(Ok(frame))) => {
-                    if self.queue.is_full() && !self.flush_queue().await? {
-                        return Ok(false);
+                WriterStep::Take(Some(Ok(mut data))) => {
+                    if self.queue.is_full() {
+                        data = own_small_frame(data);
+                        if !self.flush_queue().await? {
+                            return Ok(false);
+                        }
                     }
-                    if let Ok(data) = frame.into_data() {
-                        self.queue.push(&mut self.framing, data);
-                    }
+                    // A small frame is copied into the queue, so the worker's read buffer is free again.
+                    self.queue.push(&mut self.framing, data);
                 }
                 WriterStep::Take(None) if self.framing == LaneResponseFraming::Chunked => {
                     self.queue.push_last_chunk();
@@ -135,9 +138,9 @@ impl<'a> LaneResponseWriter<'a> {
             return Poll::Ready(WriterStep::ClientGone);
         }
         if let Some(body) = &mut self.body
-            && let Poll::Ready(frame) = Pin::new(body).poll_frame(cx)
+            && let Poll::Ready(data) = body.poll_data(cx)
         {
-            return Poll::Ready(WriterStep::Take(frame));
+            return Poll::Ready(WriterStep::Take(data));
         }
         // The body has nothing more now: write what is queued instead of waiting. The polls above have
         // registered the task for the next event, so nothing is polled again after the write.
