@@ -1,19 +1,21 @@
 //! Waits for a cancellation in a task that polls many times before the cancellation comes.
 
 use std::pin::Pin;
+use std::sync::{Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
-/// A watch on a cancellation token. The task is registered with the token once, and not at each poll.
+/// A watch on a cancellation token. The task is registered with the token once, and not at each poll. Only the task
+/// that polled last is woken, so tasks do not share a watch.
 pub struct CancelWatch {
     token: CancellationToken,
-    waiting: Option<(Pin<Box<WaitForCancellationFutureOwned>>, Waker)>,
+    waiting: Mutex<Option<(Pin<Box<WaitForCancellationFutureOwned>>, Waker)>>,
 }
 
 impl CancelWatch {
     pub fn new(token: CancellationToken) -> Self {
-        Self { token, waiting: None }
+        Self { token, waiting: Mutex::new(None) }
     }
 
     pub fn is_cancelled(&self) -> bool {
@@ -21,12 +23,13 @@ impl CancelWatch {
     }
 
     /// Returns ready when the token is cancelled.
-    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    pub fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {
         if self.is_cancelled() {
             return Poll::Ready(());
         }
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         // The future registers the task when it is polled. It is polled again only for another waker.
-        let (waiting, waker) = match &mut self.waiting {
+        let (waiting, waker) = match &mut *waiting {
             Some((_, waker)) if waker.will_wake(cx.waker()) => return Poll::Pending,
             Some(waiting) => waiting,
             none => {
@@ -52,7 +55,7 @@ mod tests {
         let runtime = Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
             let token = CancellationToken::new();
-            let mut watch = CancelWatch::new(token.clone());
+            let watch = CancelWatch::new(token.clone());
             let another_task = &mut Context::from_waker(Waker::noop());
             assert!(watch.poll(another_task).is_pending());
             let mut polls = 0;

@@ -37,6 +37,7 @@ use http::{Method, Request, Response};
 use hyper::body::Incoming;
 use tokio::sync::Semaphore;
 
+use crate::base::cancel_watch::CancelWatch;
 use crate::base::local_endpoint::LocalEndpoint;
 use crate::base::task_group::TaskGroup;
 use crate::gateway::run::AgentRun;
@@ -67,6 +68,13 @@ pub struct RunGateway {
     pub tools: Option<Arc<dyn LocalEndpoint>>,
 }
 
+impl RunGateway {
+    /// Returns a watch that reports when an operator aborts the calls that are open now.
+    fn watch_abort(&self) -> Arc<CancelWatch> {
+        Arc::new(CancelWatch::new(self.run.control.abort_token()))
+    }
+}
+
 /// Handles one request. `pid` is the calling process, if the process is known.
 ///
 /// Never fails: every path ends in a response and a record.
@@ -83,7 +91,8 @@ pub async fn handle_request(
         return Ok(Box::pin(answer).await);
     }
     let (request, mut body) = IncomingRequestBody::split_request(request);
-    let mut exchange = GatewayExchange::begin(Arc::clone(&gateway), pid, request.method());
+    let abort = gateway.watch_abort();
+    let mut exchange = GatewayExchange::begin(Arc::clone(&gateway), abort, pid, request.method());
     let received = match receive_head(&mut exchange, request) {
         Ok(ReceivedHead::Call(call)) => receive_body(&mut exchange, call, &mut body).await,
         Ok(ReceivedHead::LocalResponse(response)) => Ok(ReceivedRequest::LocalResponse(response)),

@@ -84,8 +84,9 @@ struct ExchangeContext {
     /// `None` until something has ended the exchange.
     outcome: Option<CallOutcome>,
     response_bytes: u64,
-    /// The watch that reports an operator's abort of the call.
-    abort: CancelWatch,
+    /// The watch that reports an operator's abort of the call. The calls of a task that serves one call after another
+    /// share the watch.
+    abort: Arc<CancelWatch>,
 }
 
 /// The progress of a request. Only the functions of this file change the state.
@@ -157,9 +158,14 @@ impl EnteredCall {
 }
 
 impl GatewayExchange {
-    pub(super) fn begin(gateway: Arc<RunGateway>, pid: Option<u32>, method: &Method) -> Box<Self> {
+    /// Begins the exchange of a request. `abort` is the result of [`RunGateway::watch_abort`].
+    pub(super) fn begin(
+        gateway: Arc<RunGateway>,
+        abort: Arc<CancelWatch>,
+        pid: Option<u32>,
+        method: &Method,
+    ) -> Box<Self> {
         let in_flight = gateway.metrics.track_request();
-        let abort = CancelWatch::new(gateway.run.control.abort_token());
         let context = ExchangeContext {
             policy: gateway.policy.load_full(),
             gateway,

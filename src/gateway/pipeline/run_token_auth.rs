@@ -136,7 +136,8 @@ impl RunTokenAuth {
         if let Some((gateway, _call)) = run {
             // The exchange is dropped at `finish_rejected`, which writes the audit record, the metrics
             // and the access log.
-            let mut exchange = GatewayExchange::begin(gateway, None, request.method());
+            let abort = gateway.watch_abort();
+            let mut exchange = GatewayExchange::begin(gateway, abort, None, request.method());
             if let Some(route) = route {
                 exchange.set_route(route, request);
             }

@@ -25,6 +25,7 @@ use bytes::Bytes;
 use http::Method;
 
 use super::HttpServerConfig;
+use crate::base::cancel_watch::CancelWatch;
 use crate::base::scratch::ScratchBuffer;
 use crate::base::socket::ServerStream;
 use crate::gateway::pipeline::exchange::GatewayExchange;
@@ -59,6 +60,8 @@ struct LaneConnection<'a> {
     idle: &'a IdleConnection<'a>,
     /// Bytes that were read from the socket and not yet parsed.
     received: Bytes,
+    /// The watch that reports an operator's abort of the calls.
+    abort: Arc<CancelWatch>,
 }
 
 /// A watch that detects whether the client is still connected while its response is made.
@@ -103,7 +106,8 @@ impl LaneServer {
         pid: Option<u32>,
         idle: &IdleConnection<'_>,
     ) -> io::Result<Option<ServerStream>> {
-        LaneConnection { lane: self, stream, pid, idle, received: Bytes::new() }
+        let abort = self.gateway.watch_abort();
+        LaneConnection { lane: self, stream, pid, idle, received: Bytes::new(), abort }
             .serve_requests()
             .await
     }
@@ -154,7 +158,12 @@ impl LaneConnection<'_> {
         let gateway = &self.lane.gateway;
         let received = std::mem::take(&mut self.received);
         let mut body = LaneBody::new(self.lane, &self.stream, received, head.length);
-        let mut exchange = GatewayExchange::begin(Arc::clone(gateway), self.pid, &Method::POST);
+        // An abort ends only the calls that were open then, so the next call needs another watch.
+        if self.abort.is_cancelled() {
+            self.abort = gateway.watch_abort();
+        }
+        let (gateway, abort) = (Arc::clone(gateway), Arc::clone(&self.abort));
+        let mut exchange = GatewayExchange::begin(gateway, abort, self.pid, &Method::POST);
         let head = receive_head(&mut exchange, head);
         // Most bodies have arrived with their heads. Only the others need a future.
         let whole = if let Ok(ReceivedHead::Call(_)) = head { body.take_whole() } else { None };

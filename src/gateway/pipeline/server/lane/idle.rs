@@ -45,7 +45,7 @@ pub(in crate::gateway::pipeline::server) struct IdleConnection<'a> {
     all: &'a IdleConnections,
     number: u64,
     state: Arc<IdleState>,
-    closing: Mutex<CancelWatch>,
+    closing: CancelWatch,
 }
 
 impl IdleConnections {
@@ -64,7 +64,7 @@ impl IdleConnections {
         // A child token joins both reasons: the sweep cancels this token only, a shutdown cancels its
         // parent.
         let closing = closing.child_token();
-        let watch = Mutex::new(CancelWatch::new(closing.clone()));
+        let watch = CancelWatch::new(closing.clone());
         let state = Arc::new(IdleState { since: AtomicU64::new(0), closing });
         let mut connections = self.lock();
         let number = connections.next;
@@ -138,15 +138,11 @@ impl IdleConnection<'_> {
         // Bytes win over a close: a request that has arrived is still served.
         let ready = poll_fn(|cx| match poll(cx) {
             Poll::Ready(ready) => Poll::Ready(Some(ready)),
-            Poll::Pending => self.closing().poll(cx).map(|()| None),
+            Poll::Pending => self.closing.poll(cx).map(|()| None),
         })
         .await;
         self.state.since.store(0, Ordering::Relaxed);
         ready
-    }
-
-    fn closing(&self) -> MutexGuard<'_, CancelWatch> {
-        self.closing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns true if the connection must end after the current call.
