@@ -159,8 +159,8 @@ pub fn admit_body(policy: &BodyPolicy, body: ScannedBody) -> Result<LlmCall, Bod
     call.choices = parsed.choices.max(1).saturating_mul(parsed.prompts.max(1));
     // A compaction makes the model read and write once more before the answer.
     call.passes = if found.is_compacted { 2 } else { 1 };
-    call.select_model(policy, parsed.model)?;
-    found.note_added_text(&parsed.granted, call.model.as_deref());
+    let capability = call.select_model(policy, parsed.model)?;
+    found.note_added_text(&parsed.granted, capability);
     (call.input_estimate, call.input_bound) =
         measure_input(bytes, &found, call.model.as_deref().unwrap_or_default());
     if !policy.capabilities.contains(&ProviderCapability::StoredState) {
@@ -246,8 +246,12 @@ fn check_capabilities(
 
 /// Checks the capability that a model needs by its name alone. Some models search the web for each
 /// answer, and nothing in the body states the search.
-fn check_model_grant(policy: &BodyPolicy, model: &str) -> Result<(), BodyPolicyError> {
-    match capability_of_model(model) {
+fn check_model_grant(
+    policy: &BodyPolicy,
+    model: &str,
+    capability: Option<ProviderCapability>,
+) -> Result<(), BodyPolicyError> {
+    match capability {
         Some(capability) if !policy.capabilities.contains(&capability) => {
             let detail = SanitizedText(model).to_text().into();
             Err(BodyPolicyError::CapabilityNotGranted {
@@ -321,27 +325,28 @@ impl LlmCall {
     }
 
     /// Selects the model if the run may use it, and renames the model if the upstream has another
-    /// name for it.
+    /// name for it. Returns the capability that the selected model uses by its name alone.
     fn select_model(
         &mut self,
         policy: &BodyPolicy,
         model: Option<Box<str>>,
-    ) -> Result<(), BodyPolicyError> {
+    ) -> Result<Option<ProviderCapability>, BodyPolicyError> {
         let Some(model) = model else { return Err(BodyPolicyError::NoModel) };
         if !policy.models.is_empty() && !policy.models.iter().any(|allowed| **allowed == *model) {
             return Err(BodyPolicyError::ModelNotAllowed { model, allowed: policy.models.clone() });
         }
         let name = policy.aliases.get(&*model);
+        let capability = capability_of_model(name.map_or(&*model, String::as_str));
         // An operator who lists or aliases a model accepts what the model does. Only a name that
         // the client chose freely needs the capability.
         if policy.models.is_empty() && name.is_none() {
-            check_model_grant(policy, &model)?;
+            check_model_grant(policy, &model, capability)?;
         }
         self.model = Some(model);
         if let Some(name) = name {
             self.rename_model(name);
         }
-        Ok(())
+        Ok(capability)
     }
 
     /// Makes the provider discard the answer, whatever the client requested.

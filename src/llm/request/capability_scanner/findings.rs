@@ -4,7 +4,6 @@ use super::json_context::SchemaAddresses;
 use crate::llm::request::added_text::AddedText;
 use crate::llm::request::capability::{CapabilitySet, ProviderCapability};
 use crate::llm::request::media::RequestMedia;
-use crate::llm::request::model_name::capability_of_model;
 
 /// A capability that a body needs, and the position of the need.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,10 +50,9 @@ impl BodyFindings {
     pub(in crate::llm::request) fn note_added_text(
         &mut self,
         of_fields: &CapabilitySet,
-        model: Option<&str>,
+        of_model: Option<ProviderCapability>,
     ) {
         let of_parts = self.needs.iter().map(|need| need.capability);
-        let of_model = model.and_then(capability_of_model);
         for capability in of_parts.chain(of_fields.iter().copied()).chain(of_model) {
             self.added.note_capability(capability);
         }
