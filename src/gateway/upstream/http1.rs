@@ -99,10 +99,11 @@ impl Http1Client {
     ) -> Result<ProviderAnswer, UpstreamError> {
         let limit = self.config.first_byte_timeout;
         // The earlier of the two limits counts. `MAX_TIME` keeps the sum from overflowing.
-        let until = min_deadline(Instant::now() + limit.min(MAX_TIME), deadline);
+        let now = Instant::now();
+        let until = min_deadline(now + limit.min(MAX_TIME), deadline);
         let mut alarm = Alarm::new(&self.worker.alarms);
         let answer = {
-            let mut answer = pin!(self.send_on_pooled_or_new(&mut request));
+            let mut answer = pin!(self.send_on_pooled_or_new(&mut request, now));
             // The answer is polled first: an answer that is ready wins over a timer that rang at the same time.
             poll_fn(|cx| {
                 if let Poll::Ready(answer) = answer.as_mut().poll(cx) {
@@ -133,11 +134,12 @@ impl Http1Client {
     async fn send_on_pooled_or_new(
         &self,
         request: &mut RequestBytes<'_>,
+        now: Instant,
     ) -> Result<ResponseStart, UpstreamError> {
         // The number of unwritten bytes is compared below to prove that nothing was delivered.
         let unwritten_bytes = request.remaining();
         // One idle connection at most is tried; `idle` is empty in every later round, so the loop ends.
-        let mut idle = self.worker.pool.take_connection();
+        let mut idle = self.worker.pool.take_connection(now);
         loop {
             let was_idle = idle.is_some();
             let mut stream = match idle.take() {

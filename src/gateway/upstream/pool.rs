@@ -30,25 +30,23 @@ impl UpstreamConnectionPool {
     }
 
     /// Returns the connection that was used last and is still open and silent.
-    pub(super) fn take_connection(&self) -> Option<TcpStream> {
-        let now = Instant::now();
+    pub(super) fn take_connection(&self, now: Instant) -> Option<TcpStream> {
         let mut idle = self.lock_idle();
         while let Some(IdleUpstreamConnection { stream, since }) = idle.pop() {
-            // The newest connection is popped first. If its time is over, the time of all older ones is over, too.
-            if now - since >= self.idle_timeout {
-                idle.clear();
-            } else if is_reusable(&stream) {
+            // The connection that was given back last is popped first. One that is too old or dead is closed here.
+            if now.saturating_duration_since(since) < self.idle_timeout && is_reusable(&stream) {
                 return Some(stream);
             }
         }
         None
     }
 
-    pub(super) fn put_connection(&self, stream: TcpStream) {
+    /// Adds a connection that was used last at `since`.
+    pub(super) fn put_connection(&self, stream: TcpStream, since: Instant) {
         let mut idle = self.lock_idle();
         // A full pool closes the connection: `stream` is dropped at the end of this function.
         if idle.len() < MAX_IDLE_CONNECTIONS {
-            idle.push(IdleUpstreamConnection { stream, since: Instant::now() });
+            idle.push(IdleUpstreamConnection { stream, since });
         }
         let is_first = idle.len() == 1;
         // The lock is released before the waiting task is woken, so the task does not run into it.
@@ -63,7 +61,7 @@ impl UpstreamConnectionPool {
     pub(super) async fn close_expired(&self) -> Infallible {
         loop {
             // The lock is held for this line only, never across an await.
-            let oldest = self.lock_idle().first().map(|idle| idle.since + self.idle_timeout);
+            let oldest = self.lock_idle().iter().map(|idle| idle.since + self.idle_timeout).min();
             match oldest {
                 // `notify_one` stores a permit, so a connection that arrives between the look and the wait is not
                 // missed.
@@ -72,7 +70,9 @@ impl UpstreamConnectionPool {
                     sleep_until(due).await;
                     let now = Instant::now();
                     // The calls may have taken the oldest connection, so each one is checked again.
-                    self.lock_idle().retain(|idle| now - idle.since < self.idle_timeout);
+                    self.lock_idle().retain(|idle| {
+                        now.saturating_duration_since(idle.since) < self.idle_timeout
+                    });
                 }
             }
         }

@@ -176,7 +176,7 @@ impl Http1Body {
         self.progress = BodyProgress::Complete;
         // `rest` must be empty: undecoded bytes would be read as the start of the next response.
         if let Some(stream) = self.stream.take().filter(|_| self.reusable && self.rest.is_empty()) {
-            self.worker.pool.put_connection(stream);
+            self.worker.pool.put_connection(stream, self.last_read);
         }
     }
 
