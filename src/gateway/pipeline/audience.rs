@@ -5,7 +5,7 @@
 //! family has a variant only if both conditions hold: the protocol's usual status makes the family
 //! retry, and request headers identify the family.
 
-use crate::gateway::upstream::headers::ClientHead;
+use crate::gateway::upstream::headers::{ClientField, ClientHead};
 use crate::llm::protocol::LlmProtocol;
 
 /// The recipient of a rejection.
@@ -30,12 +30,12 @@ pub enum ClientFamily {
 impl Audience {
     /// Detects the family from the headers of a request.
     pub fn of(protocol: LlmProtocol, head: &impl ClientHead) -> Self {
-        let agent = head.values("user-agent").next().and_then(known_agent);
+        let agent = head.values(ClientField::UserAgent).next().and_then(known_agent);
         let family = match (agent, protocol) {
             (Some(LITELLM), _) => ClientFamily::Litellm,
             // LiteLLM calls OpenAI's SDK through raw responses, under that SDK's name. Other clients of
             // raw responses stop at 400 as well.
-            (Some(OPENAI), _) if head.values(RAW_RESPONSE).next().is_some() => {
+            (Some(OPENAI), _) if head.values(ClientField::RawResponse).next().is_some() => {
                 ClientFamily::Litellm
             }
             (Some(AI_SDK), LlmProtocol::Responses) => ClientFamily::AiSdk,
@@ -61,9 +61,6 @@ fn known_agent(agent: &[u8]) -> Option<&'static str> {
     };
     [LITELLM, OPENAI, AI_SDK].into_iter().find(has_name)
 }
-
-/// The header that LiteLLM sends in requests that it makes with OpenAI's SDK.
-pub const RAW_RESPONSE: &str = "x-stainless-raw-response";
 
 const LITELLM: &str = "litellm";
 const OPENAI: &str = "OpenAI/Python";

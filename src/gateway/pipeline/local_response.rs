@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::RunGateway;
 use super::limits::OverloadError;
 use super::policy::GatewayPolicy;
-use crate::gateway::upstream::headers::ClientHead;
+use crate::gateway::upstream::headers::{ClientField, ClientHead};
 use crate::llm::protocol::GatewayRoute;
 
 /// Returns the response to a route that needs no model, or `None` if the upstream must answer.
@@ -30,7 +30,7 @@ pub fn own(
     let names = &policy.config.body.models;
     // Anthropic's clients send this header with every request. The paths of the model list are the same
     // for both protocols, so only the header tells which shape the client expects.
-    let as_anthropic = request.values("anthropic-version").next().is_some();
+    let as_anthropic = request.values(ClientField::AnthropicVersion).next().is_some();
     let mut response = Response::new(Bytes::new());
     *response.body_mut() = match route {
         GatewayRoute::Health => health_json(gateway).into(),

@@ -53,7 +53,19 @@ pub trait ClientHead {
     fn query(&self) -> Option<&str>;
 
     /// Returns the values of a field, in the order of the request.
-    fn values<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]>;
+    fn values(&self, field: ClientField) -> impl Iterator<Item = &[u8]>;
+}
+
+/// A field of a client's request that the pipeline reads. It reads no other field of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClientField {
+    Accept,
+    AnthropicVersion,
+    AnthropicBeta,
+    OpenaiBeta,
+    /// The header that LiteLLM sends in requests that it makes with OpenAI's SDK.
+    RawResponse,
+    UserAgent,
 }
 
 /// The head of one request on its way upstream.
@@ -284,6 +296,28 @@ impl UpstreamRequestHead {
     }
 }
 
+impl ClientField {
+    pub const ALL: [Self; 6] = [
+        Self::Accept,
+        Self::AnthropicVersion,
+        Self::AnthropicBeta,
+        Self::OpenaiBeta,
+        Self::RawResponse,
+        Self::UserAgent,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Accept => "accept",
+            Self::AnthropicVersion => ANTHROPIC_VERSION,
+            Self::AnthropicBeta => "anthropic-beta",
+            Self::OpenaiBeta => "openai-beta",
+            Self::RawResponse => "x-stainless-raw-response",
+            Self::UserAgent => "user-agent",
+        }
+    }
+}
+
 impl<B> ClientHead for Request<B> {
     fn path(&self) -> &str {
         self.uri().path()
@@ -293,8 +327,8 @@ impl<B> ClientHead for Request<B> {
         self.uri().query()
     }
 
-    fn values<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
-        self.headers().get_all(name).iter().map(HeaderValue::as_bytes)
+    fn values(&self, field: ClientField) -> impl Iterator<Item = &[u8]> {
+        self.headers().get_all(field.name()).iter().map(HeaderValue::as_bytes)
     }
 }
 
@@ -302,17 +336,18 @@ impl<B> ClientHead for Request<B> {
 fn forwarded_headers(request: &impl ClientHead, config: &HeaderConfig) -> HeaderLines {
     let mut passed = HeaderLines::with_capacity(PASSED_BYTES);
     // `accept` and the API version have no effect on account or routing, so their values pass unchecked.
-    for name in [header::ACCEPT.as_str(), ANTHROPIC_VERSION] {
-        if let Some(value) = request.values(name).next() {
-            passed.push(name, value);
+    for field in [ClientField::Accept, ClientField::AnthropicVersion] {
+        if let Some(value) = request.values(field).next() {
+            passed.push(field.name(), value);
         }
     }
     // A beta header can switch on features, so only listed values pass.
-    for (name, listed) in
-        [(ANTHROPIC_BETA, &*config.anthropic_beta), (OPENAI_BETA, &config.openai_beta)]
-    {
-        if let Some(value) = listed_values(request.values(name), listed) {
-            passed.push(name, value.as_bytes());
+    for (field, listed) in [
+        (ClientField::AnthropicBeta, &*config.anthropic_beta),
+        (ClientField::OpenaiBeta, &config.openai_beta),
+    ] {
+        if let Some(value) = listed_values(request.values(field), listed) {
+            passed.push(field.name(), value.as_bytes());
         }
     }
     passed
@@ -439,8 +474,6 @@ const KEPT_RESPONSE_HEADERS: [&str; 10] = [
 ];
 
 const ANTHROPIC_VERSION: &str = "anthropic-version";
-const ANTHROPIC_BETA: &str = "anthropic-beta";
-const OPENAI_BETA: &str = "openai-beta";
 const CALL_ID_HEADER: &str = "x-litellm-call-id";
 const RESPONSE_COST_HEADER: &str = "x-litellm-response-cost";
 const TRACEPARENT_HEADER: &str = "traceparent";

@@ -8,11 +8,10 @@ use std::mem::MaybeUninit;
 use bytes::Bytes;
 use http::Method;
 
-use crate::gateway::pipeline::audience;
 use crate::gateway::pipeline::policy::PolicyConfig;
 use crate::gateway::pipeline::rejection::CallRejection;
 use crate::gateway::pipeline::request_head::{JudgedHead, check_length, is_json};
-use crate::gateway::upstream::headers::ClientHead;
+use crate::gateway::upstream::headers::{ClientField, ClientHead};
 use crate::llm::protocol::GatewayRoute;
 
 /// The head of a request in the lane, with the positions of the fields that the pipeline reads.
@@ -23,27 +22,31 @@ pub struct LaneRequest {
     pub length: u64,
     text: Bytes,
     query: Option<TextPlace>,
-    fields: [Option<(LaneField, TextPlace)>; MAX_KEPT],
+    fields: [Option<(ClientField, TextPlace)>; MAX_KEPT],
 }
 
-/// A field that the pipeline reads, beside the fields that the lane checks itself.
+/// The use of a field in the lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum LaneField {
-    Accept,
-    AnthropicVersion,
-    AnthropicBeta,
-    OpenaiBeta,
-    RawResponse,
-    UserAgent,
+enum FieldUse {
+    Length,
+    Type,
+    Host,
+    Connection,
+    Kept(ClientField),
+    /// The field changes the framing of the message or the use of the connection. hyper handles such requests.
+    ForHyper,
+    /// The field changes nothing, and does not go upstream.
+    None,
 }
 
 /// The position of a text in a head: its start and its length.
 type TextPlace = (u16, u16);
 
 /// The facts that are collected from the fields of a head.
-#[derive(Default)]
 struct HeadFields<'a> {
-    kept: [Option<(LaneField, &'a [u8])>; MAX_KEPT],
+    /// The bytes from the start of the head on.
+    received: &'a [u8],
+    kept: [Option<(ClientField, TextPlace)>; MAX_KEPT],
     length: Option<u64>,
     has_type: bool,
     has_connection: bool,
@@ -77,20 +80,15 @@ pub fn parse_head(received: &mut Bytes, max_fields: usize, max_body: u64) -> Opt
     }
     let (route, query) = parse_target(parsed.path?)?;
     // 3. Check each field. Any doubtful field hands the request to hyper.
-    let mut head = HeadFields::default();
+    let mut head = HeadFields::new(received);
     for field in parsed.headers.iter() {
         head.take_field(field.name, field.value)?;
     }
     // 4. Require a body that the policy allows. Otherwise hyper takes the request, and the pipeline answers
     //    with the error.
     let body = head.length.filter(|length| head.has_type && (1..=max_body).contains(length))?;
-    // Keep positions instead of slices, because the head's bytes move into the result.
-    let place = |text: &[u8]| {
-        let start = text.as_ptr().addr() - received.as_ptr().addr();
-        (to_u16(start), to_u16(text.len()))
-    };
-    let query = query.map(|query| place(query.as_bytes()));
-    let fields = head.kept.map(|kept| kept.map(|(field, value)| (field, place(value))));
+    let query = query.map(|query| head.place(query.as_bytes()));
+    let fields = head.kept;
     Some(LaneRequest { route, length: body, text: received.split_to(length), query, fields })
 }
 
@@ -109,9 +107,9 @@ impl ClientHead for LaneRequest {
         str::from_utf8(self.text(self.query?)).ok()
     }
 
-    fn values<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
+    fn values(&self, field: ClientField) -> impl Iterator<Item = &[u8]> {
         let kept = self.fields.iter().flatten();
-        kept.filter(move |(field, _)| field.name() == name).map(|(_, place)| self.text(*place))
+        kept.filter(move |(other, _)| *other == field).map(|(_, place)| self.text(*place))
     }
 }
 
@@ -127,23 +125,6 @@ impl JudgedHead for LaneRequest {
     }
 }
 
-impl LaneField {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Accept => "accept",
-            Self::AnthropicVersion => "anthropic-version",
-            Self::AnthropicBeta => "anthropic-beta",
-            Self::OpenaiBeta => "openai-beta",
-            Self::RawResponse => audience::RAW_RESPONSE,
-            Self::UserAgent => "user-agent",
-        }
-    }
-
-    fn may_be_repeated(self) -> bool {
-        matches!(self, Self::AnthropicBeta | Self::OpenaiBeta)
-    }
-}
-
 /// Returns true if a head is printable ASCII, if each of its lines ends with a carriage return and a
 /// line feed, and if nothing stands between the parsed parts.
 fn is_printable_head(head: &[u8], parsed: &httparse::Request<'_, '_>) -> bool {
@@ -154,20 +135,22 @@ fn is_printable_head(head: &[u8], parsed: &httparse::Request<'_, '_>) -> bool {
     }
     let place = |part: &[u8]| part.as_ptr().addr() - head.as_ptr().addr();
     let Some(path) = parsed.path else { return false };
-    // `end` is the end of the last part. `between` is the only text that may follow up to the next
-    // name.
-    let mut end = place(path.as_bytes()) + path.len();
-    let mut between: &[u8] = b" HTTP/1.1\r\n";
+    // `end` is the end of the last part, where the only text up to the next name is a line end.
+    let path_end = place(path.as_bytes()) + path.len();
+    let Some(rest) = head.get(path_end..) else { return false };
+    if !rest.starts_with(VERSION) {
+        return false;
+    }
+    let mut end = path_end + VERSION.len();
     for field in parsed.headers.iter() {
         let (name, value) = (place(field.name.as_bytes()), place(field.value));
-        let has_value = !field.value.is_empty();
-        let is_plain = head.get(end..name) == Some(between)
-            && has_value
+        let is_plain = head.get(end..name) == Some(b"\r\n")
+            && !field.value.is_empty()
             && head.get(name + field.name.len()..value) == Some(b": ");
         if !is_plain {
             return false;
         }
-        (end, between) = (value + field.value.len(), b"\r\n");
+        end = value + field.value.len();
     }
     head.get(end..) == Some(b"\r\n\r\n")
 }
@@ -184,39 +167,84 @@ fn parse_target(target: &str) -> Option<(GatewayRoute, Option<&str>)> {
 }
 
 impl<'a> HeadFields<'a> {
-    /// Reads one field. Returns `None` if the field is not beyond doubt.
-    fn take_field(&mut self, name: &str, value: &'a [u8]) -> Option<()> {
-        let is = |known: &str| name.eq_ignore_ascii_case(known);
-        if is("content-length") {
-            let length = parse_content_length(value)?;
-            // A second length is never plain, even an equal one: two lengths are a means of request smuggling.
-            return self.length.replace(length).is_none().then_some(());
-        }
-        if is("content-type") {
-            let is_first = !std::mem::replace(&mut self.has_type, true);
-            return (is_first && is_json(value)).then_some(());
-        }
-        if is("host") {
-            return (!std::mem::replace(&mut self.has_host, true)).then_some(());
-        }
-        if is("connection") {
-            let is_usual = !self.has_connection && value.eq_ignore_ascii_case(b"keep-alive");
-            self.has_connection = true;
-            return is_usual.then_some(());
-        }
-        if let Some(field) = KEPT.into_iter().find(|field| is(field.name())) {
-            return self.keep(field, value);
-        }
-        (!FIELDS_FOR_HYPER.iter().any(|known| is(known))).then_some(())
+    fn new(received: &'a [u8]) -> Self {
+        let (kept, length) = ([None; MAX_KEPT], None);
+        Self { received, kept, length, has_type: false, has_connection: false, has_host: false }
     }
 
-    fn keep(&mut self, field: LaneField, value: &'a [u8]) -> Option<()> {
+    /// Reads one field. Returns `None` if the field is not beyond doubt.
+    fn take_field(&mut self, name: &str, value: &[u8]) -> Option<()> {
+        match FieldUse::of_name(name) {
+            FieldUse::Length => {
+                let length = parse_content_length(value)?;
+                // A second length is never plain, even an equal one: two lengths are a means of request
+                // smuggling.
+                self.length.replace(length).is_none().then_some(())
+            }
+            FieldUse::Type => {
+                let is_first = !std::mem::replace(&mut self.has_type, true);
+                (is_first && is_json(value)).then_some(())
+            }
+            FieldUse::Host => (!std::mem::replace(&mut self.has_host, true)).then_some(()),
+            FieldUse::Connection => {
+                let is_first = !std::mem::replace(&mut self.has_connection, true);
+                (is_first && value.eq_ignore_ascii_case(b"keep-alive")).then_some(())
+            }
+            FieldUse::Kept(field) => self.keep(field, value),
+            FieldUse::ForHyper => None,
+            FieldUse::None => Some(()),
+        }
+    }
+
+    fn keep(&mut self, field: ClientField, value: &[u8]) -> Option<()> {
+        let may_be_repeated = matches!(field, ClientField::AnthropicBeta | ClientField::OpenaiBeta);
         let is_there = self.kept.iter().flatten().any(|(other, _)| *other == field);
-        if is_there && !field.may_be_repeated() {
+        if is_there && !may_be_repeated {
             return None;
         }
-        *self.kept.iter_mut().find(|place| place.is_none())? = Some((field, value));
+        let place = self.place(value);
+        *self.kept.iter_mut().find(|place| place.is_none())? = Some((field, place));
         Some(())
+    }
+
+    /// Returns the position of a text of the head. The result keeps positions instead of slices, because the head's
+    /// bytes move into it.
+    fn place(&self, text: &[u8]) -> TextPlace {
+        let start = text.as_ptr().addr() - self.received.as_ptr().addr();
+        (to_u16(start), to_u16(text.len()))
+    }
+}
+
+impl FieldUse {
+    /// Returns the use of a field. The length tells most names apart, so at most a few names are compared.
+    fn of_name(name: &str) -> Self {
+        let of_length: &[(&str, Self)] = match name.len() {
+            2 => &[("te", Self::ForHyper)],
+            4 => &[("host", Self::Host)],
+            6 => &[("accept", Self::Kept(ClientField::Accept)), ("expect", Self::ForHyper)],
+            7 => &[("upgrade", Self::ForHyper), ("trailer", Self::ForHyper)],
+            10 => &[
+                ("user-agent", Self::Kept(ClientField::UserAgent)),
+                ("connection", Self::Connection),
+                ("keep-alive", Self::ForHyper),
+            ],
+            11 => &[("openai-beta", Self::Kept(ClientField::OpenaiBeta))],
+            12 => &[("content-type", Self::Type)],
+            14 => &[
+                ("content-length", Self::Length),
+                ("anthropic-beta", Self::Kept(ClientField::AnthropicBeta)),
+                ("http2-settings", Self::ForHyper),
+            ],
+            16 => &[("content-encoding", Self::ForHyper), ("proxy-connection", Self::ForHyper)],
+            17 => &[
+                ("anthropic-version", Self::Kept(ClientField::AnthropicVersion)),
+                ("transfer-encoding", Self::ForHyper),
+            ],
+            24 => &[("x-stainless-raw-response", Self::Kept(ClientField::RawResponse))],
+            _ => &[],
+        };
+        let found = of_length.iter().find(|(known, _)| name.eq_ignore_ascii_case(known));
+        found.map_or(Self::None, |(_, found)| *found)
     }
 }
 
@@ -235,28 +263,8 @@ fn parse_content_length(value: &[u8]) -> Option<u64> {
     is_plain.then(|| value.iter().fold(0, |sum, digit| sum * 10 + u64::from(digit - b'0')))
 }
 
-/// Fields that change the framing of the message or the use of the connection. hyper handles such
-/// requests.
-const FIELDS_FOR_HYPER: [&str; 9] = [
-    "content-encoding",
-    "transfer-encoding",
-    "expect",
-    "upgrade",
-    "te",
-    "trailer",
-    "keep-alive",
-    "proxy-connection",
-    "http2-settings",
-];
-
-const KEPT: [LaneField; 6] = [
-    LaneField::Accept,
-    LaneField::AnthropicVersion,
-    LaneField::AnthropicBeta,
-    LaneField::OpenaiBeta,
-    LaneField::RawResponse,
-    LaneField::UserAgent,
-];
+/// The text between the path and the first field.
+const VERSION: &[u8] = b" HTTP/1.1";
 
 /// The most kept fields of a head: one of each kind, and some further fields of a repeated list.
 const MAX_KEPT: usize = 10;
@@ -274,3 +282,38 @@ const MAX_QUERY_BYTES: usize = 256;
 
 /// The most digits of a length. A number of this length cannot overflow its type.
 const MAX_LENGTH_DIGITS: usize = 15;
+
+#[cfg(test)]
+mod tests {
+    use super::{ClientField, FieldUse};
+
+    /// Each name is found under its own length, in any case.
+    #[test]
+    fn every_field_of_the_lane_is_known_by_its_name() {
+        let kept = ClientField::ALL.map(|field| (field.name(), FieldUse::Kept(field)));
+        let own = [
+            ("content-length", FieldUse::Length),
+            ("content-type", FieldUse::Type),
+            ("host", FieldUse::Host),
+            ("connection", FieldUse::Connection),
+        ];
+        let for_hyper = [
+            "content-encoding",
+            "transfer-encoding",
+            "expect",
+            "upgrade",
+            "te",
+            "trailer",
+            "keep-alive",
+            "proxy-connection",
+            "http2-settings",
+        ];
+        let for_hyper = for_hyper.map(|name| (name, FieldUse::ForHyper));
+        for (name, used) in kept.into_iter().chain(own).chain(for_hyper) {
+            assert_eq!(FieldUse::of_name(name), used, "{name}");
+            assert_eq!(FieldUse::of_name(&name.to_uppercase()), used, "{name}");
+            assert_eq!(FieldUse::of_name(&format!("{name}x")), FieldUse::None, "{name}");
+            assert_eq!(FieldUse::of_name(&name[1..]), FieldUse::None, "{name}");
+        }
+    }
+}
