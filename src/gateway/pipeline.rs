@@ -30,7 +30,9 @@ pub mod server_config;
 mod tool_route;
 
 use std::convert::Infallible;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http::{Method, Request, Response};
@@ -45,7 +47,10 @@ use crate::gateway::upstream::UpstreamClient;
 use crate::gateway::upstream::headers::UpstreamRequestHead;
 use crate::llm::request::{LlmCall, ScannedBody};
 use crate::telemetry::{access_log, metrics};
-use exchange::{ClientReply, EnteredCall, GatewayExchange, ReservedCall, ResponseBody};
+use exchange::{
+    AdmissionAttempt, ClientReply, EnteredCall, GatewayExchange, PendingResponse, ReservedCall,
+    ResponseBody,
+};
 use limits::RunCapacity;
 use read_body::{IncomingRequestBody, RequestBody};
 use rejection::CallRejection;
@@ -101,8 +106,7 @@ pub async fn handle_request(
     // The response does not wait for the rest of a refused body: a task discards the rest beside the
     // response.
     body.discard_rest(&gateway.tasks);
-    let reserved = reserve_received(&mut exchange, received);
-    Ok(finish_reserved(exchange, reserved).await.into_response())
+    Ok(answer_received(exchange, received).await.into_response())
 }
 
 /// The result of the first part of the pipeline, which needs only the head of a request.
@@ -125,11 +129,14 @@ enum ReceivedRequest {
     Call(EnteredHead, Option<ScannedBody>),
 }
 
-/// The result of the part of the pipeline that reserves the budget.
-enum ReservedRequest {
-    /// A request that the gateway answers without the upstream.
-    LocalResponse(Response<Bytes>),
-    Call(Box<ReservedCall>),
+/// The answer to a request, which may have to wait. The server drops the value when the client disconnects. The drop of
+/// the exchange in it then settles and records the call.
+enum PendingReply {
+    /// An answer of the gateway itself; `None` after the answer was taken.
+    Own(Option<ClientReply>),
+    Sent(PendingResponse),
+    /// A call whose admission is being written to the disk.
+    Admitting(Pin<Box<dyn Future<Output = ClientReply> + Send>>),
 }
 
 /// Runs the first part of the pipeline, in order: the steps that need the head.
@@ -190,44 +197,70 @@ fn receive_whole_body(
     Ok(ReceivedRequest::Call(call, Some(body)))
 }
 
-/// Runs the third part of the pipeline: the checks of the received request, up to the reservation of its
-/// budget. Nothing waits.
+/// Runs the third part of the pipeline: checks the received request, reserves its budget, admits it and sends it.
+/// Nothing waits, except in a future that is the result.
+fn answer_received(
+    mut exchange: Box<GatewayExchange>,
+    received: Result<ReceivedRequest, CallRejection>,
+) -> PendingReply {
+    let admitted = match received {
+        Ok(ReceivedRequest::LocalResponse(response)) => {
+            exchange.finish_local(&response);
+            return PendingReply::Own(Some(ClientReply::own(response)));
+        }
+        Ok(ReceivedRequest::Call(call, body)) => {
+            match reserve_received(&mut exchange, call, body) {
+                Ok(call) => exchange.admit_at_once(call),
+                Err(rejection) => AdmissionAttempt::Done(Err(rejection)),
+            }
+        }
+        Err(rejection) => AdmissionAttempt::Done(Err(rejection)),
+    };
+    match admitted {
+        AdmissionAttempt::Done(Ok(call)) => PendingReply::Sent(exchange.send_call(call)),
+        AdmissionAttempt::Done(Err(rejection)) => {
+            PendingReply::Own(Some(exchange.finish_rejected(&rejection)))
+        }
+        AdmissionAttempt::WaitsForDisk(call) => {
+            PendingReply::Admitting(Box::pin(answer_reserved(exchange, Box::new(call))))
+        }
+    }
+}
+
+/// Checks a received call and reserves its budget.
 fn reserve_received(
     exchange: &mut GatewayExchange,
-    received: Result<ReceivedRequest, CallRejection>,
-) -> Result<ReservedRequest, CallRejection> {
-    let (EnteredHead { entered, mut head }, body) = match received? {
-        ReceivedRequest::Call(call, body) => (call, body),
-        ReceivedRequest::LocalResponse(response) => {
-            return Ok(ReservedRequest::LocalResponse(response));
-        }
-    };
+    EnteredHead { entered, mut head }: EnteredHead,
+    body: Option<ScannedBody>,
+) -> Result<ReservedCall, CallRejection> {
     let (call, rules) = match body {
         Some(body) => exchange.call_admission().check_body(body, &mut head)?,
         None => (LlmCall::default(), vec![]),
     };
-    // The box keeps the future that waits for the response small.
-    Ok(ReservedRequest::Call(Box::new(exchange.reserve_call(entered, head, call, rules)?)))
+    exchange.reserve_call(entered, head, call, rules)
 }
 
-/// Answers a request that was reserved or rejected.
-///
-/// The server drops this future when the client disconnects. The drop of `exchange` then settles and
-/// records the call.
-async fn finish_reserved(
+/// Answers a reserved call whose admission waits for the disk.
+async fn answer_reserved(
     mut exchange: Box<GatewayExchange>,
-    reserved: Result<ReservedRequest, CallRejection>,
+    call: Box<ReservedCall>,
 ) -> ClientReply {
-    let admitted = match reserved {
-        Ok(ReservedRequest::LocalResponse(response)) => {
-            exchange.finish_local(&response);
-            return ClientReply::own(response);
-        }
-        Ok(ReservedRequest::Call(call)) => exchange.admit_call(call).await,
-        Err(rejection) => Err(rejection),
-    };
-    match admitted {
-        Ok((proof, usage_chunk, call)) => exchange.send_call(proof, usage_chunk, call).await,
+    match exchange.admit_call(call).await {
+        Ok(call) => exchange.send_call(call).await,
         Err(rejection) => exchange.finish_rejected(&rejection),
+    }
+}
+
+impl Future for PendingReply {
+    type Output = ClientReply;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<ClientReply> {
+        match self.get_mut() {
+            Self::Own(reply) => {
+                Poll::Ready(reply.take().expect("a finished reply is not polled again"))
+            }
+            Self::Sent(response) => Pin::new(response).poll(cx),
+            Self::Admitting(answer) => answer.as_mut().poll(cx),
+        }
     }
 }

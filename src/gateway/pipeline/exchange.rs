@@ -45,11 +45,13 @@ use crate::llm::budget::{
 use crate::llm::protocol::{GatewayRoute, LlmProtocol};
 use crate::llm::request::{FieldChange, FieldChangeKind, LlmCall, ScannedBody};
 use crate::llm::response::UsageChunkMode;
+use crate::telemetry::audit::AuditError;
 use crate::telemetry::audit::records::{CallAdmittedRecord, CallOutcome};
 use crate::telemetry::metrics::InFlightGuard;
 
 pub use client_reply::{ClientReply, ResponseBody};
 pub use observed_body::ObservedBody;
+pub(super) use pending_response::PendingResponse;
 use provider_response::ProviderResponse;
 pub use provider_response::ResponseBodyError;
 use report::ExchangeEnd;
@@ -130,9 +132,18 @@ pub(super) struct ReservedCall {
     changes: Vec<FieldChange>,
 }
 
-/// Proof that a call's budget is reserved and its admission is durable. Only [`GatewayExchange::admit_call`] makes the
-/// proof, and no call can be sent without one.
-pub(super) struct AdmissionProof(());
+/// A call whose budget is reserved and whose admission is durable. Only this file makes such a call, and no other call
+/// can be sent.
+pub(super) struct AdmittedCall {
+    request: UpstreamCall,
+    usage_chunk: UsageChunkMode,
+}
+
+/// The result of an attempt to admit a call without a wait.
+pub(super) enum AdmissionAttempt {
+    Done(Result<AdmittedCall, CallRejection>),
+    WaitsForDisk(ReservedCall),
+}
 
 /// A call that was admitted and sent upstream.
 struct SentCall {
@@ -266,7 +277,7 @@ impl GatewayExchange {
     /// Reserves the budget for a call, if the operator lets calls begin. The permit of the open call becomes
     /// part of the reservation. `rules` are the rules that matched.
     ///
-    /// The caller must admit the call at once with [`Self::admit_call`].
+    /// The caller must admit the call at once, with [`Self::admit_at_once`] or [`Self::admit_call`].
     pub(super) fn reserve_call(
         &mut self,
         entered: EnteredCall,
@@ -305,35 +316,40 @@ impl GatewayExchange {
         })
     }
 
-    /// Records the admission of a reserved call. Nothing may be sent upstream before this function returns
-    /// `Ok`.
-    ///
-    /// The steps are:
-    ///
-    /// 1. Write the admission to the audit log and wait until the record is durable.
-    /// 2. Check again that the operator lets calls begin. If not, settle the record as not sent.
+    /// Admits a reserved call, if the admission does not wait for the disk. Otherwise the function does nothing and
+    /// returns the call, which [`Self::admit_call`] admits.
+    pub(super) fn admit_at_once(&mut self, call: ReservedCall) -> AdmissionAttempt {
+        let audit = &self.context.gateway.run.audit;
+        match audit.record_admission_at_once(&self.context.admission_record(&call)) {
+            Some(recorded) => AdmissionAttempt::Done(self.finish_admission(call, recorded)),
+            None => AdmissionAttempt::WaitsForDisk(call),
+        }
+    }
+
+    /// Writes the admission of a reserved call to the audit log, and waits until the record is durable.
     pub(super) async fn admit_call(
         &mut self,
         call: Box<ReservedCall>,
-    ) -> Result<(AdmissionProof, UsageChunkMode, UpstreamCall), CallRejection> {
-        let context = &self.context;
-        let record = CallAdmittedRecord {
-            request: context.id.as_str(),
-            route: call.route.name(),
-            model: context.model.as_deref(),
-            rules: &context.rules,
-            stream: call.is_stream,
-            request_bytes: context.request_bytes,
-            pid: context.pid,
-            reserved: call.reserved,
-        };
-        let admitted = context.gateway.run.audit.record_admission(&record).await;
+    ) -> Result<AdmittedCall, CallRejection> {
+        let audit = &self.context.gateway.run.audit;
+        let recorded = audit.record_admission(&self.context.admission_record(&call)).await;
+        self.finish_admission(*call, recorded)
+    }
+
+    /// Makes an admitted call of a reserved call whose admission was recorded.
+    ///
+    /// The operator must still let calls begin. If not, the record is settled as not sent.
+    fn finish_admission(
+        &mut self,
+        call: ReservedCall,
+        recorded: Result<(), AuditError>,
+    ) -> Result<AdmittedCall, CallRejection> {
         let ExchangeState::Admitting(reservation) =
             mem::replace(&mut self.state, ExchangeState::Received)
         else {
             unreachable!("only this function ends the state, and it is called once");
         };
-        if let Err(error) = admitted {
+        if let Err(error) = recorded {
             reservation.release_unspent();
             return Err(error.into());
         }
@@ -354,18 +370,18 @@ impl GatewayExchange {
             gateway.metrics.record_dropped_field(call.route, change.why.as_str());
         }
         let deadline = gateway.run.ledger.deadline().map(Into::into);
-        let ReservedCall { route, permit, head, body, usage_chunk, changes, .. } = *call;
         let sent = SentCall {
-            route,
+            route: call.route,
             sent: Instant::now(),
             is_stream: call.is_stream,
             choices: call.choices,
-            dropped: dropped_fields::named(&changes),
+            dropped: dropped_fields::named(&call.changes),
             known_usage: None,
-            permit,
+            permit: call.permit,
         };
         self.state = ExchangeState::Sent(reservation, sent);
-        Ok((AdmissionProof(()), usage_chunk, UpstreamCall { head, body, deadline }))
+        let request = UpstreamCall { head: call.head, body: call.body, deadline };
+        Ok(AdmittedCall { request, usage_chunk: call.usage_chunk })
     }
 
     /// Ends the exchange with a response of the gateway itself, which costs nothing.
@@ -484,6 +500,19 @@ impl GatewayExchange {
 }
 
 impl ExchangeContext {
+    fn admission_record(&self, call: &ReservedCall) -> CallAdmittedRecord<'_> {
+        CallAdmittedRecord {
+            request: self.id.as_str(),
+            route: call.route.name(),
+            model: self.model.as_deref(),
+            rules: &self.rules,
+            stream: call.is_stream,
+            request_bytes: self.request_bytes,
+            pid: self.pid,
+            reserved: call.reserved,
+        }
+    }
+
     fn set_own_response(&mut self, response: &Response<impl AsRef<[u8]>>) {
         self.status = response.status().as_u16();
         self.response_bytes = response.body().as_ref().len() as u64;

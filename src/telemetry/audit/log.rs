@@ -177,6 +177,19 @@ impl AuditLog {
         log.is_some_and(|log| log.syncer.is_some() && log.durability == AuditDurability::Fsync)
     }
 
+    /// Records that a call may go upstream, like [`record_admission`](Self::record_admission), if the admission does not
+    /// wait for the disk. Otherwise the function does nothing and returns `None`.
+    pub fn record_admission_at_once(
+        &self,
+        record: &CallAdmittedRecord<'_>,
+    ) -> Option<Result<(), AuditError>> {
+        if self.waits_for_disk() {
+            return None;
+        }
+        let Some(log) = &self.0 else { return Some(Ok(())) };
+        Some(log.write_admission(record).map(drop))
+    }
+
     /// Records that a call may go upstream, and returns when the record has the durability of
     /// [`AuditConfig::durability`]. After an error the call must not be sent: the call is not in the log, or the log
     /// has settled it as [`CallOutcome::NotSent`]. The log also does that if this future is dropped before it is ready.

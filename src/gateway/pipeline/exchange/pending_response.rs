@@ -9,7 +9,7 @@ use http::StatusCode;
 
 use super::client_reply::{ClientReply, ResponseBody};
 use super::observed_body::DrainPermit;
-use super::{AdmissionProof, ExchangeState, GatewayExchange};
+use super::{AdmittedCall, ExchangeState, GatewayExchange};
 use crate::gateway::pipeline::RunGateway;
 use crate::gateway::pipeline::rejection::CallRejection;
 use crate::gateway::upstream::{self, UpstreamError};
@@ -23,12 +23,11 @@ impl GatewayExchange {
     /// boxed, so that a connection does not hold its memory while the response streams.
     pub(in crate::gateway::pipeline) fn send_call(
         self: Box<Self>,
-        _admitted: AdmissionProof,
-        usage_chunk: UsageChunkMode,
-        call: upstream::UpstreamCall,
-    ) -> impl Future<Output = ClientReply> {
+        call: AdmittedCall,
+    ) -> PendingResponse {
         let drains = self.should_drain().then(|| Arc::clone(&self.context.gateway));
-        PendingResponse { answer: Some(Box::pin(self.on_response(usage_chunk, call))), drains }
+        let AdmittedCall { request, usage_chunk } = call;
+        PendingResponse { answer: Some(Box::pin(self.on_response(usage_chunk, request))), drains }
     }
 
     async fn on_response(
@@ -80,7 +79,7 @@ fn is_credential_rejection(status: StatusCode) -> bool {
 }
 
 /// A call that was sent, whose answer has not arrived.
-struct PendingResponse {
+pub(in crate::gateway::pipeline) struct PendingResponse {
     answer: Option<Pin<Box<dyn Future<Output = ClientReply> + Send>>>,
     /// The gateway of the call, if the response is read even after the client has disconnected.
     drains: Option<Arc<RunGateway>>,

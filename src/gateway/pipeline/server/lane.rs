@@ -31,8 +31,8 @@ use crate::base::socket::ServerStream;
 use crate::gateway::pipeline::exchange::GatewayExchange;
 use crate::gateway::pipeline::read_body::{IncomingRequestBody, discard_rest_of_body};
 use crate::gateway::pipeline::{
-    ReceivedHead, ReceivedRequest, RunGateway, finish_reserved, receive_body, receive_head,
-    receive_whole_body, reserve_received,
+    ReceivedHead, ReceivedRequest, RunGateway, answer_received, receive_body, receive_head,
+    receive_whole_body,
 };
 use body::LaneBody;
 use date::HttpDateCache;
@@ -186,8 +186,7 @@ impl LaneConnection<'_> {
         self.received = received;
         // Bytes of a pipelined request are here already, so the client counts as having sent more.
         let mut watch = ClientWatch { has_spoken: !self.received.is_empty() };
-        let reserved = reserve_received(&mut exchange, call);
-        let answer = Box::pin(finish_reserved(exchange, reserved));
+        let answer = answer_received(exchange, call);
         let Some(answer) = watch.wait_while_connected(answer, &self.stream).await else {
             return Ok(false);
         };
