@@ -120,6 +120,10 @@ impl ResponseFormat {
     /// Returns the format that a response's `content-type` and `content-encoding` declare. An
     /// encoded body is [`ResponseFormat::Opaque`].
     pub fn from_headers(content_type: Option<&[u8]>, encoding: Option<&[u8]>) -> Self {
+        // Nearly all providers write it so.
+        if encoding.is_none() && content_type == Some(b"application/json") {
+            return Self::Json;
+        }
         let is_plain = encoding.is_none_or(|coding| coding == b"identity");
         let media_type = content_type
             .and_then(|value| value.split(|byte| *byte == b';').next())

@@ -467,7 +467,6 @@ impl GatewayExchange {
         let (mut fields, response) =
             self.context.begin_response((reservation, sent), usage_chunk, answer, facts);
         self.context.status = status.as_u16();
-        let response = Box::new(response);
         self.state = match mem::replace(&mut self.state, ExchangeState::Received) {
             ExchangeState::Sent(reservation, sent) => {
                 ExchangeState::Streaming(reservation, sent, response)

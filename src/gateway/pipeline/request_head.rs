@@ -122,6 +122,10 @@ fn requests_upgrade(headers: &HeaderMap) -> bool {
 
 /// Returns true for `application/json`, with or without parameters.
 pub(super) fn is_json(content_type: &[u8]) -> bool {
+    // Nearly all clients write it so.
+    if content_type == b"application/json" {
+        return true;
+    }
     let essence = content_type.split(|byte| *byte == b';').next().unwrap_or_default();
     essence.trim_ascii().eq_ignore_ascii_case(b"application/json")
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, header};
 use serde::{Deserialize, Serialize};
 
-use crate::base::header_lines::{HeaderLines, push_line};
+use crate::base::header_lines::{HeaderLines, is_field_name, push_line};
 use crate::base::rope::ByteRope;
 use crate::gateway::run::{RequestId, RunIdentity};
 use crate::gateway::upstream::redactor::SecretRedactor;
@@ -373,7 +373,7 @@ fn listed_values<'a>(values: impl Iterator<Item = &'a [u8]>, listed: &[String]) 
 ///
 /// [`InjectedHeaders::filter_response`] removes the headers again that only the audit log needs.
 pub fn kept_header_name(name: &str) -> Option<&'static str> {
-    KEPT_RESPONSE_HEADERS.into_iter().find(|known| known.eq_ignore_ascii_case(name))
+    KEPT_RESPONSE_HEADERS.into_iter().find(|known| is_field_name(name, known))
 }
 
 /// The facts that the headers of a response state.

@@ -16,9 +16,14 @@ use crate::base::secret::SecretString;
 #[derive(Clone, Debug)]
 pub struct SecretRedactor {
     secrets: Vec<SecretString>,
+    starts: SpellingStarts,
     /// The end of the body so far, if a secret may begin there. These bytes wait for the next frame.
     tail: BytesMut,
 }
+
+/// The bytes with which a spelling of one of the secrets can begin: a set with a bit for each byte.
+#[derive(Clone, Copy, Debug, Default)]
+struct SpellingStarts([u64; 4]);
 
 /// The comparison of a text with a secret or with one byte of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,12 +45,25 @@ impl SecretRedactor {
             let digest = SecretString::new(sha256_hex(bytes));
             [key.clone(), digest].into_iter().chain(base64_spellings(bytes)).collect()
         };
-        Self { secrets, tail: BytesMut::new() }
+        let mut starts = SpellingStarts::default();
+        for secret in &secrets {
+            let first = secret.expose_secret().as_bytes()[0];
+            for byte in [first, b'%', b'\\'] {
+                starts.insert(byte);
+            }
+        }
+        Self { secrets, starts, tail: BytesMut::new() }
     }
 
-    /// Returns true if a text contains a secret, in any spelling.
+    /// Returns true if a text contains a secret, in any spelling. The text is searched once for all secrets, because the
+    /// values of headers are short.
     pub(super) fn contains_secret(&self, text: &[u8]) -> bool {
-        self.secrets().any(|secret| find_spelling(text, secret).is_some())
+        let is_start = |(_, byte): &(usize, &u8)| self.starts.contains(**byte);
+        text.iter().enumerate().filter(is_start).any(|(at, _)| {
+            let is_whole =
+                |secret: &[u8]| matches!(compare(&text[at..], secret), SpellingMatch::Whole(_));
+            self.secrets().any(is_whole)
+        })
     }
 
     /// Returns the part of the body so far that is free of secrets and may pass.
@@ -72,6 +90,16 @@ impl SecretRedactor {
 
     fn secrets(&self) -> impl Iterator<Item = &[u8]> {
         self.secrets.iter().map(|secret| secret.expose_secret().as_bytes())
+    }
+}
+
+impl SpellingStarts {
+    fn insert(&mut self, byte: u8) {
+        self.0[usize::from(byte >> 6)] |= 1 << (byte & 63);
+    }
+
+    fn contains(self, byte: u8) -> bool {
+        self.0[usize::from(byte >> 6)] >> (byte & 63) & 1 == 1
     }
 }
 
@@ -209,6 +237,15 @@ mod tests {
         spellings.push(escaped.replace('\\', "\\\\\\\\"));
         for spelling in spellings {
             let body = format!("{{\"a\":\"\\\\{spelling}\",\"b\":\"100% \\n\\u0073 sk-a\"}}");
+            // The search in a header agrees with a search for each secret.
+            let redactor = SecretRedactor::new(&SecretString::new(key));
+            for at in 0..=body.len() {
+                for text in [&body.as_bytes()[at..], &body.as_bytes()[..at]] {
+                    let mut secrets = redactor.secrets();
+                    let has_secret = secrets.any(|secret| find_spelling(text, secret).is_some());
+                    assert_eq!(redactor.contains_secret(text), has_secret, "{at} of {body}");
+                }
+            }
             for size in 1..body.len() {
                 let passed = masked(key, &body, size);
                 let hidden = passed.bytes().filter(|byte| *byte == b'*').count();

@@ -83,7 +83,7 @@ impl ExchangeContext {
         usage_chunk: UsageChunkMode,
         answer: ProviderAnswer,
         facts: ResponseMetadata,
-    ) -> (HeaderLines, ProviderResponse) {
+    ) -> (HeaderLines, Box<ProviderResponse>) {
         let ProviderAnswer { status, mut fields, body } = answer;
         // A response of a free route does not prove that the model exists: any name gets one.
         let accepted =
@@ -104,7 +104,7 @@ impl ExchangeContext {
             let cutoff = self.policy.config.cutoff;
             observer = observer.with_allowance(CallAllowance { input, output, cutoff });
         }
-        let response = ProviderResponse {
+        let response = Box::new(ProviderResponse {
             body,
             observer,
             facts,
@@ -121,7 +121,7 @@ impl ExchangeContext {
             usage_source: UsageSource::Provider,
             end: None,
             broken: None,
-        };
+        });
         (fields, response)
     }
 

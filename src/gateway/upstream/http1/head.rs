@@ -4,7 +4,7 @@ use std::mem::MaybeUninit;
 
 use http::StatusCode;
 
-use crate::base::header_lines::HeaderLines;
+use crate::base::header_lines::{HeaderLines, is_field_name};
 use crate::gateway::upstream::headers;
 
 /// A parsed response head.
@@ -65,13 +65,13 @@ pub(super) fn parse_head(bytes: &[u8]) -> Result<Option<(ResponseHead, usize)>, 
 impl ResponseHead {
     fn read_field(&mut self, field: &httparse::Header<'_>) -> Result<(), &'static str> {
         let (name, value) = (field.name, field.value);
-        if name.eq_ignore_ascii_case("content-length") {
+        if is_field_name(name, "content-length") {
             return self.read_content_length(value);
         }
-        if name.eq_ignore_ascii_case("transfer-encoding") {
+        if is_field_name(name, "transfer-encoding") {
             return self.read_transfer_encoding(value);
         }
-        if name.eq_ignore_ascii_case("connection") {
+        if is_field_name(name, "connection") {
             self.keeps_alive &= !value.eq_ignore_ascii_case(b"close");
             return Ok(());
         }

@@ -8,6 +8,7 @@ use std::mem::MaybeUninit;
 use bytes::Bytes;
 use http::Method;
 
+use crate::base::header_lines::is_field_name;
 use crate::gateway::pipeline::policy::PolicyConfig;
 use crate::gateway::pipeline::rejection::CallRejection;
 use crate::gateway::pipeline::request_head::{JudgedHead, check_length, is_json};
@@ -243,7 +244,7 @@ impl FieldUse {
             24 => &[("x-stainless-raw-response", Self::Kept(ClientField::RawResponse))],
             _ => &[],
         };
-        let found = of_length.iter().find(|(known, _)| name.eq_ignore_ascii_case(known));
+        let found = of_length.iter().find(|(known, _)| is_field_name(name, known));
         found.map_or(Self::None, |(_, found)| *found)
     }
 }
