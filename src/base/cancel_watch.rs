@@ -1,5 +1,6 @@
 //! Waits for a cancellation in a task that polls many times before the cancellation comes.
 
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::{Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
@@ -39,12 +40,19 @@ impl CancelWatch {
         waker.clone_from(cx.waker());
         waiting.as_mut().poll(cx)
     }
+
+    /// Waits for a future, or for the cancellation. Returns `None` if the cancellation comes first.
+    pub async fn run_until_cancelled<F: Future + Unpin>(&self, mut future: F) -> Option<F::Output> {
+        poll_fn(|cx| match Pin::new(&mut future).poll(cx) {
+            Poll::Ready(output) => Poll::Ready(Some(output)),
+            Poll::Pending => self.poll(cx).map(|()| None),
+        })
+        .await
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::future::poll_fn;
-
     use tokio::runtime::Builder;
     use tokio_util::sync::CancellationToken;
 

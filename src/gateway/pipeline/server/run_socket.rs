@@ -11,6 +11,7 @@ use tokio::io::AsyncWriteExt;
 
 use super::lane::LaneServer;
 use super::{ConnectionError, ConnectionServer, HttpServerConfig, LaneMode, send_overloaded};
+use crate::base::cancel_watch::CancelWatch;
 use crate::base::socket::{ServerStream, SocketAcceptor};
 use crate::base::unix::PeerCredentials;
 use crate::gateway::pipeline::{RunGateway, handle_request};
@@ -98,7 +99,8 @@ impl RunSocketServer {
                 // `None` means that the lane served the connection to its end, or that a forced shutdown
                 // cancelled the lane.
                 let served = Box::pin(self.try_lane_first(stream, pid, &connections));
-                match tasks.abort_token().run_until_cancelled(served).await.transpose()?.flatten() {
+                let abort = CancelWatch::new(tasks.abort_token().clone());
+                match abort.run_until_cancelled(served).await.transpose()?.flatten() {
                     Some(left) => left,
                     None => return Ok(()),
                 }
