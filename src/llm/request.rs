@@ -40,6 +40,7 @@ use self::apply_fields::{ParsedFields, RequestFieldReader};
 use self::capability_scanner::{BodyFindings, RequiredCapability};
 use self::editor::BodyEditor;
 use self::embedder::embeds_text_only;
+use self::model_name::ModelNameFacts;
 use crate::base::rope::{ByteRope, SplicedBytes};
 use crate::base::sanitize::SanitizedText;
 use crate::llm::budget::Tokens;
@@ -336,7 +337,7 @@ impl LlmCall {
             return Err(BodyPolicyError::ModelNotAllowed { model, allowed: policy.models.clone() });
         }
         let name = policy.aliases.get(&*model);
-        let capability = capability_of_model(name.map_or(&*model, String::as_str));
+        let capability = ModelNameFacts::of_name(name.map_or(&*model, String::as_str)).capability;
         // An operator who lists or aliases a model accepts what the model does. Only a name that
         // the client chose freely needs the capability.
         if policy.models.is_empty() && name.is_none() {

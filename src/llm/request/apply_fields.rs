@@ -6,7 +6,7 @@ use super::capability::{CapabilitySet, ProviderCapability};
 use super::change::{FieldChange, FieldChangeKind, FieldChangeReason};
 use super::error::ForbiddenReason;
 use super::field::{self, FieldRule, RequestField};
-use super::model_name::{MAX_MODEL_BYTES, is_model_name};
+use super::model_name::{MAX_MODEL_BYTES, ModelNameFacts};
 use super::{BodyPolicy, BodyPolicyError, LlmCall, UnknownFieldPolicy};
 use crate::base::json::{JsonMember, JsonType};
 use crate::base::sanitize::SanitizedText;
@@ -124,7 +124,7 @@ impl RequestFieldReader<'_> {
             Some(name) => name.into(),
             None => self.parse_value(field, at)?,
         };
-        if !is_model_name(&name) {
+        if !ModelNameFacts::of_name(&name).is_valid {
             return Err(field.invalid_error());
         }
         self.parsed.model = Some(name);

@@ -4,12 +4,45 @@
 //! an address, an agent or a pattern. No such name is a model that the operator allowed for the
 //! run, and the price table contains none of them.
 
+use std::cell::RefCell;
+
 use super::capability::ProviderCapability;
 use crate::base::hidden_characters::is_hidden;
 
 /// The rule for a model's name, phrased to follow "must be" in an error.
 pub const MODEL_NAME_RULE: &str = "the name of one model: 1 to 256 bytes, without a comma, \
      `*`, `://`, control or invisible characters, and without blanks at its ends";
+
+/// The facts that a model's name states.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ModelNameFacts {
+    /// The result of [`is_model_name`].
+    pub(super) is_valid: bool,
+    /// The result of [`capability_of_model`].
+    pub(super) capability: Option<ProviderCapability>,
+}
+
+thread_local! {
+    /// The name of the last call on this thread, and its facts. Most calls of a thread name one model.
+    static LAST_NAME: RefCell<(Box<str>, ModelNameFacts)> =
+        RefCell::new((Box::default(), ModelNameFacts::read_name("")));
+}
+
+impl ModelNameFacts {
+    /// Returns the facts of a name, from memory if the thread's last call has the same name.
+    pub(super) fn of_name(name: &str) -> Self {
+        LAST_NAME.with_borrow_mut(|last| {
+            if *last.0 != *name {
+                *last = (name.into(), Self::read_name(name));
+            }
+            last.1
+        })
+    }
+
+    fn read_name(name: &str) -> Self {
+        Self { is_valid: is_model_name(name), capability: capability_of_model(name) }
+    }
+}
 
 /// Returns true if every reader takes `name` for the name of one model.
 ///
@@ -124,7 +157,18 @@ const AGENT_SEGMENTS: [&str; 11] = [
 
 #[cfg(test)]
 mod tests {
-    use super::{ProviderCapability, capability_of_model, is_model_name};
+    use super::{ModelNameFacts, ProviderCapability, capability_of_model, is_model_name};
+
+    /// The facts of the last name are those of no other name.
+    #[test]
+    fn a_name_that_is_remembered_has_its_own_facts() {
+        let names = ["gpt-5", "gpt-5", "", "sonar", "a,b", "gpt-5", "gpt-5-search-api", "a2a/x"];
+        for name in names {
+            let facts = ModelNameFacts::of_name(name);
+            let (is_valid, capability) = (is_model_name(name), capability_of_model(name));
+            assert_eq!(facts, ModelNameFacts { is_valid, capability }, "{name}");
+        }
+    }
 
     #[test]
     fn a_name_is_the_name_of_one_model() {
