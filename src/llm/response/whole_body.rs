@@ -82,7 +82,7 @@ fn scan_body(bytes: &[u8]) -> Option<WholeBodyFindings> {
                     let first = *bytes.get(at)?;
                     place = WholeBodyPosition::Value;
                     is_answer =
-                        [b"choic", b"conte", b"outpu"].iter().any(|key| inside.starts_with(*key));
+                        matches!(inside.first_chunk(), Some(b"choic" | b"conte" | b"outpu"));
                     if inside == b"usage" {
                         place = WholeBodyPosition::Usage(at);
                         // A second report is ambiguous, so the frame-by-frame reader decides.
