@@ -192,19 +192,20 @@ fn skim_blocks(data: &[u8]) -> Result<usize, usize> {
         while stops != 0 {
             let stop = stops.trailing_zeros() as usize;
             let rest = &data[at + stop..];
-            let length = match rest[0] {
-                b'\\' => escape_length(rest),
-                0x80.. => utf8_sequence_length(rest),
+            let length = match *rest {
+                // Nearly all escapes are line ends and quotes.
+                [b'\\', b'n' | b'"' | b'\\' | b't', ..] => 2,
+                [b'\\', ..] => escape_length(rest),
+                [0x80..=0xff, ..] => utf8_sequence_length(rest),
                 _ => 0,
             };
             if length == 0 {
                 return Err(at + stop);
             }
-            // The sequence may end in the next block. The bits of all its bytes are cleared.
+            // The sequence may end in the next block. The bits of all its bytes are cleared. Two shifts, because one
+            // by the width of the number would be none.
             passed = passed.max(stop + length);
-            stops &= u64::MAX
-                .checked_shl(u32::try_from(stop + length).unwrap_or(u64::BITS))
-                .unwrap_or(0);
+            stops &= u64::MAX << stop << length;
         }
         at += passed;
     }
