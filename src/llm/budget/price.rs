@@ -12,7 +12,7 @@ use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::{fs, io};
 
 use serde::{Deserialize, Serialize};
@@ -28,6 +28,15 @@ pub struct PriceTable {
     digest: Cow<'static, str>,
     models: PriceTableModels,
     unknown: UnknownPricePolicy,
+    /// The result of the last look-up. Most calls of a run name one model.
+    last: Mutex<Option<FoundPrice>>,
+}
+
+/// A model, and its price if the table has one.
+#[derive(Debug)]
+struct FoundPrice {
+    model: Box<str>,
+    price: Option<Arc<ModelPrice>>,
 }
 
 #[derive(Debug)]
@@ -165,6 +174,7 @@ impl PriceTable {
             digest: Cow::Borrowed(built_in::PRICE_TABLE_DIGEST),
             models,
             unknown,
+            last: Mutex::default(),
         }
     }
 
@@ -187,6 +197,7 @@ impl PriceTable {
             digest,
             models: PriceTableModels::Read { models, families },
             unknown,
+            last: Mutex::default(),
         })
     }
 
@@ -221,7 +232,19 @@ impl PriceTable {
     /// Returns the price in the table. If the name is not in the table, the function tries the name
     /// without the provider's prefix (`openai/gpt-5`).
     pub fn find_price(&self, model: &str) -> Option<Arc<ModelPrice>> {
-        self.find_exact_price(model).or_else(|| self.find_exact_price(model.split_once('/')?.1))
+        let look_up = || {
+            self.find_exact_price(model).or_else(|| self.find_exact_price(model.split_once('/')?.1))
+        };
+        // The workers of a run share the table. A worker does not wait for another one's look-up.
+        let Ok(mut last) = self.last.try_lock() else { return look_up() };
+        match &*last {
+            Some(found) if *found.model == *model => found.price.clone(),
+            _ => {
+                let price = look_up();
+                *last = Some(FoundPrice { model: model.into(), price: price.clone() });
+                price
+            }
+        }
     }
 
     /// Returns the version that the file states.
@@ -407,6 +430,19 @@ mod tests {
     use std::fmt::Write;
 
     use super::*;
+
+    /// The table remembers the last look-up, also one without a result. No other name gets its price.
+    #[test]
+    fn a_price_is_that_of_its_model_in_any_order() {
+        let text = "version = \"1\"\n[models.\"a-*\"]\ninput = 1\noutput = 2\n[models.b]\ninput = 3\noutput = 4\n";
+        let table = PriceTable::parse_table(text, UnknownPricePolicy::Reject).unwrap();
+        let names = ["b", "b", "x/b", "none", "none", "a-1", "a-2", "b", "", "none"];
+        for name in names {
+            let price = table.find_price(name).map(|price| price.base.input);
+            let fresh = PriceTable::parse_table(text, UnknownPricePolicy::Reject).unwrap();
+            assert_eq!(price, fresh.find_price(name).map(|price| price.base.input), "{name}");
+        }
+    }
 
     /// G9: the built-in table equals the file, in the order that the look-up needs.
     #[test]
