@@ -195,10 +195,13 @@ impl UpstreamClient {
     }
 
     /// Sends a call and waits for the head of its response. Dropping the future cancels the call.
-    pub async fn send_call(&self, call: UpstreamCall) -> Result<ProviderAnswer, UpstreamError> {
+    pub async fn send_call(
+        &self,
+        call: Box<UpstreamCall>,
+    ) -> Result<ProviderAnswer, UpstreamError> {
         // Two clients, one contract: each applies the same timeouts and returns the same kind of body.
         match &self.client {
-            UpstreamTransport::Plain(client) => client.send_call(call).await,
+            UpstreamTransport::Plain(client) => client.send_call(*call).await,
             UpstreamTransport::Tls(client) => client.send_call(call).await,
         }
     }

@@ -135,7 +135,8 @@ pub(super) struct ReservedCall {
 /// A call whose budget is reserved and whose admission is durable. Only this file makes such a call, and no other call
 /// can be sent.
 pub(super) struct AdmittedCall {
-    request: UpstreamCall,
+    /// Boxed, because each of the futures that send the call would hold it.
+    request: Box<UpstreamCall>,
     usage_chunk: UsageChunkMode,
 }
 
@@ -380,7 +381,7 @@ impl GatewayExchange {
             permit: call.permit,
         };
         self.state = ExchangeState::Sent(reservation, sent);
-        let request = UpstreamCall { head: call.head, body: call.body, deadline };
+        let request = Box::new(UpstreamCall { head: call.head, body: call.body, deadline });
         Ok(AdmittedCall { request, usage_chunk: call.usage_chunk })
     }
 

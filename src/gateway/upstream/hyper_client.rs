@@ -73,7 +73,7 @@ impl HyperClient {
 
     pub(super) async fn send_call(
         &self,
-        call: UpstreamCall,
+        call: Box<UpstreamCall>,
     ) -> Result<ProviderAnswer, UpstreamError> {
         let deadline = call.deadline;
         let limit = self.config.first_byte_timeout;

@@ -33,7 +33,7 @@ impl GatewayExchange {
     async fn on_response(
         mut self: Box<Self>,
         usage_chunk: UsageChunkMode,
-        call: upstream::UpstreamCall,
+        call: Box<upstream::UpstreamCall>,
     ) -> ClientReply {
         let gateway = Arc::clone(&self.context.gateway);
         let sent = {
