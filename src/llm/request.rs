@@ -32,6 +32,7 @@ mod reader;
 mod stream_usage;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -87,7 +88,7 @@ pub enum UnknownFieldPolicy {
 #[derive(Debug)]
 pub struct LlmCall {
     /// The model, by the name that the upstream uses. `None` if the route takes no body.
-    pub model: Option<Box<str>>,
+    pub model: Option<Arc<str>>,
     pub stream: bool,
     /// The treatment of the usage chunk that the gateway requests at the end of a chat stream.
     pub usage_chunk: UsageChunkMode,
@@ -330,24 +331,25 @@ impl LlmCall {
     fn select_model(
         &mut self,
         policy: &BodyPolicy,
-        model: Option<Box<str>>,
+        model: Option<Arc<str>>,
     ) -> Result<Option<ProviderCapability>, BodyPolicyError> {
         let Some(model) = model else { return Err(BodyPolicyError::NoModel) };
         if !policy.models.is_empty() && !policy.models.iter().any(|allowed| **allowed == *model) {
-            return Err(BodyPolicyError::ModelNotAllowed { model, allowed: policy.models.clone() });
+            let (model, allowed) = ((*model).into(), policy.models.clone());
+            return Err(BodyPolicyError::ModelNotAllowed { model, allowed });
         }
         let name = policy.aliases.get(&*model);
-        let capability = ModelNameFacts::of_name(name.map_or(&*model, String::as_str)).capability;
+        let (_, facts) = ModelNameFacts::of_name(name.map_or(&*model, String::as_str));
         // An operator who lists or aliases a model accepts what the model does. Only a name that
         // the client chose freely needs the capability.
         if policy.models.is_empty() && name.is_none() {
-            check_model_grant(policy, &model, capability)?;
+            check_model_grant(policy, &model, facts.capability)?;
         }
         self.model = Some(model);
         if let Some(name) = name {
             self.rename_model(name);
         }
-        Ok(capability)
+        Ok(facts.capability)
     }
 
     /// Makes the provider discard the answer, whatever the client requested.

@@ -197,7 +197,7 @@ impl RequestExplanation {
             granted
         });
         // The changes are recorded before a refusal by the budget is returned, so that the explanation shows them too.
-        self.model.clone_from(&call.model);
+        self.model = call.model.as_deref().map(Into::into);
         self.body = call.changes.iter().map(ExplainedField::from_change).collect();
         let body: Vec<u8> = call.into_body().iter().flatten().copied().collect();
         let sent = head.to_hyper_request(&config.upstream.url, body.len() as u64);

@@ -77,7 +77,7 @@ struct ExchangeContext {
     audience: Audience,
     started: Instant,
     request_bytes: u64,
-    model: Option<Box<str>>,
+    model: Option<Arc<str>>,
     /// The rules that matched, or the rule that rejected the call.
     rules: Vec<Arc<str>>,
     /// The status that the client sees. 0 if the client got no response.

@@ -1,6 +1,7 @@
 //! Walks through the top-level fields of a body and applies each field's rule.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use super::capability::{CapabilitySet, ProviderCapability};
 use super::change::{FieldChange, FieldChangeKind, FieldChangeReason};
@@ -16,7 +17,7 @@ use crate::llm::protocol::GatewayRoute;
 /// The values of a body's fields that admission needs.
 #[derive(Default)]
 pub(super) struct ParsedFields {
-    pub(super) model: Option<Box<str>>,
+    pub(super) model: Option<Arc<str>>,
     pub(super) stream: bool,
     /// The index of the member.
     pub(super) stream_options: Option<usize>,
@@ -120,11 +121,11 @@ impl RequestFieldReader<'_> {
     fn apply_model(&mut self, field: &RequestField, at: usize) -> Result<(), BodyPolicyError> {
         // The usual case is a short name without escapes. It is read in place; only the rest pays
         // for a copy and a JSON parser.
-        let name: Box<str> = match self.call.draft.peek_value(at).and_then(plain_text) {
-            Some(name) => name.into(),
-            None => self.parse_value(field, at)?,
+        let (name, facts) = match self.call.draft.peek_value(at).and_then(plain_text) {
+            Some(name) => ModelNameFacts::of_name(name),
+            None => ModelNameFacts::of_name(&self.parse_value::<Box<str>>(field, at)?),
         };
-        if !ModelNameFacts::of_name(&name).is_valid {
+        if !facts.is_valid {
             return Err(field.invalid_error());
         }
         self.parsed.model = Some(name);

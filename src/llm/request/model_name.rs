@@ -5,6 +5,7 @@
 //! run, and the price table contains none of them.
 
 use std::cell::RefCell;
+use std::sync::Arc;
 
 use super::capability::ProviderCapability;
 use crate::base::hidden_characters::is_hidden;
@@ -24,18 +25,18 @@ pub(super) struct ModelNameFacts {
 
 thread_local! {
     /// The name of the last call on this thread, and its facts. Most calls of a thread name one model.
-    static LAST_NAME: RefCell<(Box<str>, ModelNameFacts)> =
-        RefCell::new((Box::default(), ModelNameFacts::read_name("")));
+    static LAST_NAME: RefCell<(Arc<str>, ModelNameFacts)> =
+        RefCell::new((Arc::default(), ModelNameFacts::read_name("")));
 }
 
 impl ModelNameFacts {
-    /// Returns the facts of a name, from memory if the thread's last call has the same name.
-    pub(super) fn of_name(name: &str) -> Self {
+    /// Returns a name and its facts, from memory if the thread's last call has the same name.
+    pub(super) fn of_name(name: &str) -> (Arc<str>, Self) {
         LAST_NAME.with_borrow_mut(|last| {
             if *last.0 != *name {
                 *last = (name.into(), Self::read_name(name));
             }
-            last.1
+            last.clone()
         })
     }
 
@@ -164,9 +165,9 @@ mod tests {
     fn a_name_that_is_remembered_has_its_own_facts() {
         let names = ["gpt-5", "gpt-5", "", "sonar", "a,b", "gpt-5", "gpt-5-search-api", "a2a/x"];
         for name in names {
-            let facts = ModelNameFacts::of_name(name);
             let (is_valid, capability) = (is_model_name(name), capability_of_model(name));
-            assert_eq!(facts, ModelNameFacts { is_valid, capability }, "{name}");
+            let facts = ModelNameFacts { is_valid, capability };
+            assert_eq!(ModelNameFacts::of_name(name), (name.into(), facts), "{name}");
         }
     }
 
