@@ -226,6 +226,30 @@ async fn a_cut_reaches_a_call_whose_reader_stalls() {
     app.stop().await;
 }
 
+/// G12: An operator's cut ends the open call of a connection, and no call that the connection makes later.
+#[tokio::test]
+async fn a_cut_ends_only_the_open_call_of_a_connection() {
+    for mode in [LaneMode::On, LaneMode::Off] {
+        let app = TestApp::with(|config| config.server.lane = mode).await;
+        let mut socket = app.client().connect().await;
+        for calls in 1..=2 {
+            socket.write_all(plain_request(BODY).as_bytes()).await.unwrap();
+            app.recorded("request.settled", calls).await;
+            app.run.control.abort_calls();
+        }
+        let body = json!({"model": "fake/gate=head", "messages": []}).to_string();
+        socket.write_all(plain_request(&body).as_bytes()).await.unwrap();
+        app.upstream.gate.wait_for_waiting(1).await;
+        app.run.control.abort_calls();
+        let settled = app.recorded("request.settled", 3).await;
+        let outcomes: Vec<_> = settled.iter().map(|record| record["outcome"].as_str()).collect();
+        assert_eq!(outcomes, [Some("completed"), Some("completed"), Some("shut_down")], "{mode:?}");
+        app.upstream.gate.allow_answers(1);
+        drop(socket);
+        app.stop().await;
+    }
+}
+
 fn plain_request(body: &str) -> String {
     let length = body.len();
     format!(
