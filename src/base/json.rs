@@ -38,6 +38,7 @@ use self::string::JsonStringState;
 pub use self::string::string_length;
 use self::visitor::JsonStringPrefix;
 pub use self::visitor::JsonVisitor;
+use self::visitor::ValueCounter;
 pub use self::whole_document::read_whole;
 
 /// Reads one JSON document, frame by frame.
@@ -161,6 +162,19 @@ pub fn check_document(data: &[u8]) -> Result<(), JsonError> {
     let mut scanner = JsonScanner::new(JsonLimits::default());
     scanner.feed_frame(data)?;
     scanner.finish_document().map(drop)
+}
+
+/// Checks a document like [`check_document`], and that it has at most `most` values. A caller that parses the document
+/// then knows how much memory the parsed values take: it depends on their number more than on the bytes of the text.
+/// Returns the number of values.
+///
+/// # Errors
+/// Returns the first error in the document, or [`JsonError::TooManyValues`].
+pub fn check_small_document(data: &[u8], most: u32) -> Result<u32, JsonError> {
+    let mut scanner = JsonScanner::with_visitor(JsonLimits::default(), ValueCounter::default());
+    scanner.feed_frame(data)?;
+    let (_, ValueCounter(values)) = scanner.finish_with_visitor()?;
+    if values > most { Err(JsonError::TooManyValues { limit: most }) } else { Ok(values) }
 }
 
 impl JsonScanner {

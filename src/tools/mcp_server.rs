@@ -15,13 +15,15 @@ mod http_client;
 pub mod lock_file;
 mod request;
 mod result;
+mod tool_list;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 use tokio::sync::Mutex;
@@ -30,6 +32,7 @@ use self::error::McpServerError;
 use self::http_client::McpHttpClient;
 use self::lock_file::definition_digest;
 use self::request::{McpRequest, McpSession};
+use self::tool_list::{MAX_LIST_VALUES, ToolListLimit, parse_definition};
 use super::config::{McpServerConfig, ToolConfigError};
 use super::definition::is_tool_name;
 use super::pinned_tool::PinnedTool;
@@ -44,14 +47,6 @@ pub struct McpServer {
     /// The session of a legacy server, or the era of a modern one; `None` before the first call.
     session: Mutex<Option<Arc<McpSession>>>,
     next_id: AtomicU64,
-}
-
-/// One page of a list of tools.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct ToolPage {
-    tools: Vec<Value>,
-    next_cursor: Option<String>,
 }
 
 impl McpServer {
@@ -85,7 +80,12 @@ impl McpServer {
     pub async fn list_tools(&self) -> Result<BTreeMap<String, Value>, McpServerError> {
         let listing = async {
             let session = self.open_session().await?;
-            let tools = self.list_in_session(&session).await?;
+            let (mut tools, mut left_values) = (BTreeMap::new(), MAX_LIST_VALUES);
+            let read = |name: Cow<'_, str>, definition: &RawValue| {
+                tools.insert(name.into_owned(), parse_definition(definition, &mut left_values)?);
+                Ok(ControlFlow::Continue(()))
+            };
+            self.read_list(&session, read).await?;
             let is_secret = tools.values().any(|tool| self.http.contains_credential(tool));
             if is_secret { Err(McpServerError::RepeatsCredential) } else { Ok(tools) }
         };
@@ -122,14 +122,14 @@ impl McpServer {
     ) -> Result<String, McpServerError> {
         // 1. The definition, as the server gives it now.
         let session = self.open_session().await?;
-        let (session, tools) = match self.list_in_session(&session).await {
-            Ok(tools) => (session, tools),
+        let (session, current) = match self.find_digest(&session, &tool.name).await {
+            Ok(current) => (session, current),
             // The server has forgotten the session. Nothing has been called yet, so another session changes nothing.
             Err(McpServerError::Status(404)) if session.id.is_some() => {
                 self.session.lock().await.take();
                 let session = self.open_session().await?;
-                let tools = self.list_in_session(&session).await?;
-                (session, tools)
+                let current = self.find_digest(&session, &tool.name).await?;
+                (session, current)
             }
             // The next call asks again which era the server speaks.
             Err(error) => {
@@ -137,7 +137,6 @@ impl McpServer {
                 return Err(error);
             }
         };
-        let current = tools.get(&tool.name).map(definition_digest);
         if current.as_ref() != Some(&tool.digest) {
             return Err(McpServerError::DefinitionChanged { tool: tool.name.clone() });
         }
@@ -174,7 +173,7 @@ impl McpServer {
     async fn negotiate_session(&self) -> Result<McpSession, McpServerError> {
         let modern = McpSession::modern();
         let discover = McpRequest { method: "server/discover", name: None, params: &[] };
-        match self.send_request(&modern, &discover, MAX_LIST_BYTES).await {
+        match self.send_request(&modern, &discover, MAX_OPENING_BYTES).await {
             Ok(answer) if result::serves_modern_version(&answer) => return Ok(modern),
             Err(error) if error.is_of_connection() => return Err(error),
             Ok(_) | Err(_) => {}
@@ -196,40 +195,63 @@ impl McpServer {
         };
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let greeting = McpSession::unopened();
-        let answer = self.http.post(&greeting, &initialize, Some(id), MAX_LIST_BYTES).await?;
+        let answer = self.http.post(&greeting, &initialize, Some(id), MAX_OPENING_BYTES).await?;
         let session = answer.session.clone();
         let version = result::negotiated_version(&answer.into_result()?)?;
         let session = McpSession::legacy(version, session);
         let initialized =
             McpRequest { method: "notifications/initialized", name: None, params: &[] };
-        self.http.post(&session, &initialized, None, MAX_LIST_BYTES).await?;
+        self.http.post(&session, &initialized, None, MAX_OPENING_BYTES).await?;
         Ok(session)
     }
 
-    async fn list_in_session(
+    /// Returns the digest of a tool's definition, as the server gives it now. Only this definition is parsed, and no
+    /// page behind it is asked for.
+    async fn find_digest(
         &self,
         session: &McpSession,
-    ) -> Result<BTreeMap<String, Value>, McpServerError> {
-        let mut tools = BTreeMap::new();
-        let mut cursor = None;
-        for _ in 0..MAX_PAGES {
+        tool: &str,
+    ) -> Result<Option<String>, McpServerError> {
+        let (mut digest, mut left_values) = (None, MAX_LIST_VALUES);
+        let read = |name: Cow<'_, str>, definition: &RawValue| {
+            if name != tool {
+                return Ok(ControlFlow::Continue(()));
+            }
+            digest = Some(definition_digest(&parse_definition(definition, &mut left_values)?));
+            Ok(ControlFlow::Break(()))
+        };
+        self.read_list(session, read).await?;
+        Ok(digest)
+    }
+
+    /// Hands the name and the definition of each tool to `read`, until `read` breaks off or the list ends.
+    async fn read_list(
+        &self,
+        session: &McpSession,
+        mut read: impl FnMut(Cow<'_, str>, &RawValue) -> Result<ControlFlow<()>, McpServerError> + Send,
+    ) -> Result<(), McpServerError> {
+        let (mut limit, mut cursor) = (ToolListLimit::new(), None);
+        loop {
             let params = cursor.as_deref().map(|cursor: &str| ("cursor", cursor));
             let request =
                 McpRequest { method: "tools/list", name: None, params: params.as_slice() };
-            let answer = self.send_request(session, &request, MAX_LIST_BYTES).await?;
-            let page: ToolPage = serde_json::from_str(answer.get())
-                .map_err(|_| McpServerError::Malformed("the list of tools"))?;
-            for tool in page.tools {
-                let name =
-                    tool["name"].as_str().ok_or(McpServerError::Malformed("a tool's name"))?;
-                tools.insert(name.to_owned(), tool);
+            let max_bytes = limit.next_page_bytes()?;
+            let answer = self.send_request(session, &request, max_bytes).await;
+            let answer = answer.map_err(|error| match error {
+                McpServerError::TooLarge => {
+                    McpServerError::Malformed("a list of tools that is too large")
+                }
+                error => error,
+            })?;
+            let page = limit.read_page(answer.get())?;
+            for (name, definition) in page.tools {
+                if read(name, definition)?.is_break() {
+                    return Ok(());
+                }
             }
-            match page.next_cursor {
-                None => return Ok(tools),
-                Some(next) => cursor = Some(Value::from(next).to_string()),
-            }
+            let Some(next) = page.next_cursor else { return Ok(()) };
+            cursor = Some(Value::from(next).to_string());
         }
-        Err(McpServerError::Malformed("the list of tools, which has no end"))
     }
 
     async fn send_request(
@@ -243,8 +265,5 @@ impl McpServer {
     }
 }
 
-/// The largest list of tools, in bytes. Our choice: the largest known server lists 200 KiB.
-const MAX_LIST_BYTES: usize = 2 * 1024 * 1024;
-
-/// The most pages of a list of tools.
-const MAX_PAGES: usize = 32;
+/// The largest answer to the requests that open a session, in bytes. Our choice: such an answer has a few KiB.
+const MAX_OPENING_BYTES: usize = 256 * 1024;

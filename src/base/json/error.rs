@@ -27,6 +27,8 @@ pub enum JsonError {
     TooManyMembers { at: u64, limit: u16 },
     #[error("more than {limit} keys in objects that are open at byte {at}")]
     TooManyKeys { at: u64, limit: usize },
+    #[error("more than {limit} values")]
+    TooManyValues { limit: u32 },
 }
 
 impl JsonError {
@@ -34,9 +36,10 @@ impl JsonError {
     pub fn code(&self) -> &'static str {
         match self {
             Self::DuplicateKey { .. } => "duplicate_key",
-            Self::TooDeep { .. } | Self::TooManyMembers { .. } | Self::TooManyKeys { .. } => {
-                "json_too_complex"
-            }
+            Self::TooDeep { .. }
+            | Self::TooManyMembers { .. }
+            | Self::TooManyKeys { .. }
+            | Self::TooManyValues { .. } => "json_too_complex",
             _ => "invalid_json",
         }
     }

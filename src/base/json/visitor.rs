@@ -35,6 +35,23 @@ impl JsonVisitor for () {
     fn on_close(&mut self) {}
 }
 
+/// A visitor that counts the values in the document's object, at every depth.
+#[derive(Default)]
+pub(super) struct ValueCounter(pub(super) u32);
+
+impl JsonVisitor for ValueCounter {
+    fn on_key(&mut self, _depth: usize, _key: &[u8]) {}
+
+    fn on_value(&mut self, _depth: usize, _kind: JsonType, _at: u64) -> bool {
+        self.0 = self.0.saturating_add(1);
+        false
+    }
+
+    fn on_string(&mut self, _start: &[u8], _had_blanks: bool) {}
+
+    fn on_close(&mut self) {}
+}
+
 /// Collects the beginning of a string. It uses the buffer of the key before the string, because that key has been read.
 #[derive(Default)]
 pub(super) struct JsonStringPrefix {

@@ -1,5 +1,7 @@
 //! Tests of the tools of MCP servers: pinned definitions, both eras, the host's credential, and servers that misbehave.
 
+mod hostile;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::SocketAddr;
@@ -38,6 +40,8 @@ struct ServerState {
     /// True if answers escape a hyphen.
     is_escaping: bool,
     definition: Value,
+    /// The pages of the list behind the page with the definition: the members of each page's array.
+    pages: Vec<String>,
     /// The result of a call.
     result: Value,
     /// The number of the only valid session.
@@ -61,6 +65,7 @@ impl FakeServer {
                     "required": ["query"],
                 },
             }),
+            pages: vec![],
             result: json!({"content": [{"type": "text", "text": "two issues"}]}),
             session: 1,
             seen: vec![],
@@ -107,12 +112,29 @@ impl FakeServer {
         start_app(&self.table()).await
     }
 
-    async fn lock(&self) {
+    /// Returns the gateway's client of this server.
+    fn client(&self) -> McpServer {
         let config = ToolConfig::from_table(&toml::from_str(&self.table()).unwrap()).unwrap();
-        let server = McpServer::new("tracker", &config.mcp["tracker"]).unwrap();
-        let tools = server.list_tools().await.unwrap();
+        McpServer::new("tracker", &config.mcp["tracker"]).unwrap()
+    }
+
+    async fn lock(&self) {
+        let tools = self.client().list_tools().await.unwrap();
         let file = ToolLockFile::new(BTreeMap::from([("tracker".to_owned(), tools)]));
         file.write_file(&self.lock_path()).unwrap();
+    }
+}
+
+impl ServerState {
+    /// Returns a page of the list. A cursor is the number of its page.
+    fn list_page(&self, cursor: &Value) -> Value {
+        let page: usize = cursor.as_str().map_or(0, |cursor| cursor.parse().unwrap());
+        let tools = match page.checked_sub(1) {
+            None => json!([self.definition]),
+            Some(more) => serde_json::from_str(&format!("[{}]", self.pages[more])).unwrap(),
+        };
+        let next = (page < self.pages.len()).then(|| (page + 1).to_string());
+        json!({"tools": tools, "nextCursor": next})
     }
 }
 
@@ -140,7 +162,7 @@ async fn answer(
         "server/discover" => json!({"supportedVersions": ["2026-07-28"], "capabilities": {}}),
         "initialize" => json!({"protocolVersion": "2025-06-18", "capabilities": {}}),
         "notifications/initialized" => return StatusCode::ACCEPTED.into_response(),
-        "tools/list" => json!({"tools": [state.definition]}),
+        "tools/list" => state.list_page(&message["params"]["cursor"]),
         "tools/call" => state.result.clone(),
         other => panic!("{other}"),
     };

@@ -1,0 +1,75 @@
+//! Tests of servers that attack the gateway: its memory, its log, its credential and its rules.
+
+use cogni_gateway::tools::pinned_tool::PinnedTool;
+use serde_json::json;
+use tokio::runtime::Builder;
+
+use super::{FakeServer, search};
+use crate::support::allocations::peak_bytes;
+
+/// Returns a page with one tool whose definition has as many values as fit into a MiB.
+fn heavy_page(name: &str) -> String {
+    let values = vec![r#"{"":0}"#; (1 << 20) / 7].join(",");
+    format!(r#"{{"name":"{name}","x":[{values}]}}"#)
+}
+
+/// T2: a list of tools costs the gateway a bounded number of bytes and of requests, wherever the tool stands in it.
+#[tokio::test]
+async fn a_long_list_of_tools_is_not_read_to_its_end() {
+    let server = FakeServer::start().await;
+    let app = server.lock_and_serve().await;
+    // No page behind the tool is asked for.
+    server.change(|state| {
+        state.pages = (0..10).map(|page| heavy_page(&format!("t{page}"))).collect()
+    });
+    assert_eq!(search(&app).await["status"], "completed");
+    assert_eq!(server.seen("tools/list").len(), 1);
+    // A tool that does not come within 4 MiB is not found.
+    server.change(|state| state.definition["name"] = json!("other"));
+    let failed = search(&app).await;
+    assert_eq!(failed["error"]["message"], "the tool's server does not answer as it should");
+    assert_eq!(server.seen("tools/list").len(), 1 + 5);
+    app.stop().await;
+}
+
+/// T2: a definition with many values is not parsed, whatever the rest of it says.
+#[tokio::test]
+async fn a_definition_with_too_many_values_runs_nothing() {
+    let server = FakeServer::start().await;
+    let app = server.lock_and_serve().await;
+    server.change(|state| state.definition["_meta"] = json!(vec![0; 8000]));
+    assert_eq!(search(&app).await["status"], "completed");
+    server.change(|state| state.definition["_meta"] = json!(vec![0; 9000]));
+    assert_eq!(search(&app).await["error"]["code"], "tool_failed");
+    assert_eq!(server.seen("tools/call").len(), 1);
+    let listed = server.client().list_tools().await.unwrap_err();
+    insta::assert_snapshot!(listed, @"the server's answer is not valid: a tool's definition, which is too large");
+    app.stop().await;
+}
+
+/// T2: the memory of a call is a small multiple of what a server may send, however the list is made.
+#[test]
+fn a_list_of_tools_takes_little_memory() {
+    // The server has a thread of its own, so that its memory is not counted.
+    let others = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let server = others.block_on(FakeServer::start());
+    server.change(|state| {
+        state.definition["name"] = json!("other");
+        state.pages = (0..3).map(|page| heavy_page(&format!("t{page}"))).collect();
+    });
+    let own = Builder::new_current_thread().enable_all().build().unwrap();
+    let tool = PinnedTool {
+        server: "tracker".to_owned(),
+        name: "search".to_owned(),
+        digest: String::new(),
+        input_schema: json!({}),
+    };
+    let client = server.client();
+    let called = peak_bytes(|| {
+        let error = own.block_on(client.call_tool(&tool, "{}", 1024)).unwrap_err();
+        assert_eq!(error.code, "tool_definition_changed");
+    });
+    assert!(called < 12 << 20, "{called} bytes for a call");
+    let listed = peak_bytes(|| drop(own.block_on(client.list_tools()).unwrap_err()));
+    assert!(listed < 12 << 20, "{listed} bytes for a list");
+}
