@@ -29,6 +29,7 @@ pub mod rope;
 pub mod sanitize;
 pub mod scratch;
 pub mod secret;
+pub mod secret_redactor;
 pub mod serde_words;
 pub mod shell;
 pub mod socket;

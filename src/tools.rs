@@ -27,6 +27,7 @@ pub mod definition;
 mod endpoint;
 pub mod exec_endpoint;
 pub mod exec_request;
+mod header_secrets;
 mod http_connector;
 pub mod job;
 pub mod mcp;

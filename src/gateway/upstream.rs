@@ -14,7 +14,6 @@ mod hyper_client;
 pub mod models;
 pub mod outage;
 mod pool;
-pub mod redactor;
 mod url;
 
 use std::convert::Infallible;

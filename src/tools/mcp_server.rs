@@ -29,7 +29,7 @@ use serde_json::value::RawValue;
 use tokio::sync::Mutex;
 
 use self::error::McpServerError;
-use self::http_client::McpHttpClient;
+use self::http_client::{McpAnswer, McpHttpClient};
 use self::lock_file::definition_digest;
 use self::request::{McpRequest, McpSession};
 use self::tool_list::{MAX_LIST_VALUES, ToolListLimit, parse_definition};
@@ -47,6 +47,15 @@ pub struct McpServer {
     /// The session of a legacy server, or the era of a modern one; `None` before the first call.
     session: Mutex<Option<Arc<McpSession>>>,
     next_id: AtomicU64,
+}
+
+/// The reader of a list of tools.
+#[derive(Clone, Copy)]
+enum ListReader {
+    /// The operator, who keeps the definitions.
+    Operator,
+    /// This process, which compares a definition and keeps nothing.
+    Process,
 }
 
 impl McpServer {
@@ -85,9 +94,8 @@ impl McpServer {
                 tools.insert(name.into_owned(), parse_definition(definition, &mut left_values)?);
                 Ok(ControlFlow::Continue(()))
             };
-            self.read_list(&session, read).await?;
-            let is_secret = tools.values().any(|tool| self.http.contains_credential(tool));
-            if is_secret { Err(McpServerError::RepeatsCredential) } else { Ok(tools) }
+            self.read_list((&session, ListReader::Operator), read).await?;
+            Ok(tools)
         };
         tokio::time::timeout(self.timeout, listing).await.unwrap_or(Err(McpServerError::TimedOut))
     }
@@ -105,9 +113,6 @@ impl McpServer {
     ) -> Result<String, ToolProgramError> {
         let called = self.check_and_call(tool, arguments, max_bytes).await;
         called.map_err(|error| {
-            // An error has the server's own text, which may repeat the credential, too.
-            let is_secret = self.http.contains_credential(&Value::from(error.to_string()));
-            let error = if is_secret { McpServerError::RepeatsCredential } else { error };
             // The text may name addresses of the host's network, so only the operator sees it.
             tracing::warn!(server = self.name, %error, "a call of a server's tool failed");
             error.into_program_error(max_bytes)
@@ -147,15 +152,10 @@ impl McpServer {
             name: Some(&tool.name),
             params: &[("name", &name), ("arguments", arguments)],
         };
-        let answer = self.send_request(&session, &request, max_bytes).await?;
-        let result = result::read_call_result(&answer)?;
-        // 3. A server that repeats its credential must not give it to the agent.
-        let document = serde_json::from_str(&result)
-            .map_err(|_| McpServerError::Malformed("the result of a call"))?;
-        if self.http.contains_credential(&document) {
-            return Err(McpServerError::RepeatsCredential);
-        }
-        Ok(result)
+        // A server that repeats its credential must not give it to the agent, so the whole answer is checked, before a
+        // part of it becomes the result or a text.
+        let answer = self.send_request(&session, &request, max_bytes).await?.into_result()?;
+        result::read_call_result(&answer)
     }
 
     /// Returns the session, and opens it first if there is none.
@@ -174,9 +174,14 @@ impl McpServer {
         let modern = McpSession::modern();
         let discover = McpRequest { method: "server/discover", name: None, params: &[] };
         match self.send_request(&modern, &discover, MAX_OPENING_BYTES).await {
-            Ok(answer) if result::serves_modern_version(&answer) => return Ok(modern),
             Err(error) if error.is_of_connection() => return Err(error),
-            Ok(_) | Err(_) => {}
+            Ok(answer) => {
+                let answer = answer.into_private_result();
+                if answer.is_ok_and(|answer| result::serves_modern_version(&answer)) {
+                    return Ok(modern);
+                }
+            }
+            Err(_) => {}
         }
         let client = format!(
             r#"{{"name":"{}","version":"{}"}}"#,
@@ -197,7 +202,7 @@ impl McpServer {
         let greeting = McpSession::unopened();
         let answer = self.http.post(&greeting, &initialize, Some(id), MAX_OPENING_BYTES).await?;
         let session = answer.session.clone();
-        let version = result::negotiated_version(&answer.into_result()?)?;
+        let version = result::negotiated_version(&answer.into_private_result()?)?;
         let session = McpSession::legacy(version, session);
         let initialized =
             McpRequest { method: "notifications/initialized", name: None, params: &[] };
@@ -220,14 +225,14 @@ impl McpServer {
             digest = Some(definition_digest(&parse_definition(definition, &mut left_values)?));
             Ok(ControlFlow::Break(()))
         };
-        self.read_list(session, read).await?;
+        self.read_list((session, ListReader::Process), read).await?;
         Ok(digest)
     }
 
     /// Hands the name and the definition of each tool to `read`, until `read` breaks off or the list ends.
     async fn read_list(
         &self,
-        session: &McpSession,
+        (session, reader): (&McpSession, ListReader),
         mut read: impl FnMut(Cow<'_, str>, &RawValue) -> Result<ControlFlow<()>, McpServerError> + Send,
     ) -> Result<(), McpServerError> {
         let (mut limit, mut cursor) = (ToolListLimit::new(), None);
@@ -243,6 +248,10 @@ impl McpServer {
                 }
                 error => error,
             })?;
+            let answer = match reader {
+                ListReader::Operator => answer.into_result()?,
+                ListReader::Process => answer.into_private_result()?,
+            };
             let page = limit.read_page(answer.get())?;
             for (name, definition) in page.tools {
                 if read(name, definition)?.is_break() {
@@ -259,9 +268,9 @@ impl McpServer {
         session: &McpSession,
         request: &McpRequest<'_>,
         max_bytes: usize,
-    ) -> Result<Box<RawValue>, McpServerError> {
+    ) -> Result<McpAnswer, McpServerError> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        self.http.post(session, request, Some(id), max_bytes).await?.into_result()
+        self.http.post(session, request, Some(id), max_bytes).await
     }
 }
 

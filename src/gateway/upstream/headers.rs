@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::base::header_lines::{HeaderLines, is_field_name, push_line};
 use crate::base::rope::ByteRope;
+use crate::base::secret_redactor::SecretRedactor;
 use crate::gateway::run::{RequestId, RunIdentity};
-use crate::gateway::upstream::redactor::SecretRedactor;
 use crate::gateway::upstream::{self, UpstreamKind, UpstreamUrl};
 use crate::llm::protocol::GatewayRoute;
 use crate::llm::response::ResponseFormat;

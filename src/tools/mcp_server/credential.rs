@@ -1,11 +1,35 @@
-//! The headers that authorize the host to a server, and the search for their values.
+//! The headers that authorize the host to a server, and the search for their secrets in the server's answer.
 
-use base64::Engine;
-use base64::engine::general_purpose::{STANDARD, URL_SAFE};
 use http::HeaderValue;
 
 use super::error::McpServerError;
 use crate::base::secret::SecretString;
+use crate::base::secret_redactor::SecretRedactor;
+use crate::tools::header_secrets::list_header_secrets;
+
+/// A search for the credentials of one request in its answer.
+#[derive(Default)]
+pub(super) struct CredentialGuard(Vec<SecretRedactor>);
+
+impl CredentialGuard {
+    /// Adds a credential that is sent with the request, so that the guard knows the value even if it is replaced now.
+    pub(super) fn add_value(&mut self, value: &SecretString) {
+        self.0.extend(list_header_secrets(value).iter().map(SecretRedactor::new));
+    }
+
+    /// Checks that a text has none of the secrets, in any spelling that the redactor knows: at any depth of JSON in JSON,
+    /// and in Base64 at any offset.
+    ///
+    /// # Errors
+    /// Returns [`McpServerError::RepeatsCredential`].
+    pub(super) fn check_text(&self, text: &str) -> Result<(), McpServerError> {
+        if self.0.iter().any(|secret| secret.contains_secret(text.as_bytes())) {
+            Err(McpServerError::RepeatsCredential)
+        } else {
+            Ok(())
+        }
+    }
+}
 
 /// Returns the header of a value.
 ///
@@ -18,22 +42,3 @@ pub(super) fn to_header(value: &SecretString) -> Result<HeaderValue, McpServerEr
     header.set_sensitive(true);
     Ok(header)
 }
-
-/// Returns true if a text contains a value, or its secret part behind `Bearer `, plain or in Base64.
-pub(super) fn contains_value(text: &str, value: &SecretString) -> bool {
-    let secret = value.expose_secret();
-    let secret = secret.rsplit(' ').next().unwrap_or(secret);
-    let is_found = |part: &str| part.len() >= MIN_SECRET_BYTES && text.contains(part);
-    let encoded = |engine: &dyn Fn(&str) -> String| {
-        // The last characters depend on the bytes that follow the secret.
-        let encoded = engine(secret);
-        let end = encoded.trim_end_matches('=').len().saturating_sub(1);
-        encoded[..end].to_owned()
-    };
-    is_found(secret)
-        || is_found(&encoded(&|text| STANDARD.encode(text)))
-        || is_found(&encoded(&|text| URL_SAFE.encode(text)))
-}
-
-/// The shortest value that is searched for. A shorter one stands in many texts by chance.
-const MIN_SECRET_BYTES: usize = 8;

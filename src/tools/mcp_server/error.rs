@@ -33,6 +33,12 @@ pub enum McpServerError {
 }
 
 impl McpServerError {
+    /// Creates the error of a refused request. The message is cut.
+    pub(super) fn refused(code: i64, message: &str) -> Self {
+        let end = message.floor_char_boundary(MAX_ERROR_BYTES);
+        Self::Refused { code, message: message[..end].to_owned() }
+    }
+
     /// Returns true if the server could not be asked at all, in any era.
     pub(super) fn is_of_connection(&self) -> bool {
         match self {
@@ -48,8 +54,7 @@ impl McpServerError {
             Self::TooLarge => ToolProgramError::too_large(max_bytes),
             Self::ToolFailed(text) => ToolProgramError::failed(text),
             Self::Refused { message, .. } => {
-                let end = message.floor_char_boundary(MAX_ERROR_BYTES);
-                ToolProgramError::failed(format!("the tool's server refuses: {}", &message[..end]))
+                ToolProgramError::failed(format!("the tool's server refuses: {message}"))
             }
             Self::DefinitionChanged { .. } => ToolProgramError {
                 outcome: ToolOutcome::Failed,

@@ -9,10 +9,9 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde::Deserialize;
-use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::credential::{contains_value, to_header};
+use super::credential::{CredentialGuard, to_header};
 use super::error::McpServerError;
 use super::request::{McpRequest, McpSession};
 use crate::base::interim_limit::InterimLimitConnector;
@@ -34,6 +33,7 @@ pub(super) struct McpAnswer {
     /// The id of the session, if the server has given one.
     pub(super) session: Option<String>,
     message: Option<AnswerMessage>,
+    guard: CredentialGuard,
 }
 
 /// The message with the id of the request.
@@ -94,11 +94,11 @@ impl McpHttpClient {
         for (name, value) in session.headers(request) {
             built = built.header(name, value);
         }
+        let mut guard = CredentialGuard::default();
         for (name, source) in &self.credentials {
-            built = built.header(
-                name,
-                to_header(&source.read_value().map_err(McpServerError::Credential)?)?,
-            );
+            let value = source.read_value().map_err(McpServerError::Credential)?;
+            built = built.header(name, to_header(&value)?);
+            guard.add_value(&value);
         }
         let body = Full::new(Bytes::from(session.body(request, id)));
         let built = built.body(body).map_err(|_| McpServerError::Malformed("the session's id"))?;
@@ -109,7 +109,7 @@ impl McpHttpClient {
         let session = session.and_then(|id| id.to_str().ok()).map(str::to_owned);
         let Some(id) = id.filter(|_| status != StatusCode::ACCEPTED) else {
             return if status.is_success() {
-                Ok(McpAnswer { session, message: None })
+                Ok(McpAnswer { session, message: None, guard })
             } else {
                 Err(McpServerError::Status(status.as_u16()))
             };
@@ -123,14 +123,7 @@ impl McpHttpClient {
         if !status.is_success() && message.error.is_none() {
             return Err(McpServerError::Status(status.as_u16()));
         }
-        Ok(McpAnswer { session, message: Some(message) })
-    }
-
-    /// Returns true if a text of a document contains one of the credentials, however the document escapes it.
-    pub(super) fn contains_credential(&self, document: &Value) -> bool {
-        let values = self.credentials.iter().filter_map(|(_, source)| source.read_value().ok());
-        let values: Vec<_> = values.collect();
-        has_text(document, &|text| values.iter().any(|value| contains_value(text, value)))
+        Ok(McpAnswer { session, message: Some(message), guard })
     }
 }
 
@@ -138,27 +131,32 @@ impl McpAnswer {
     /// Returns the result of the request.
     ///
     /// # Errors
-    /// Returns an error if the server has refused the request, or has not answered it.
+    /// Returns an error if the server has refused the request, or has not answered it, or if the result contains the
+    /// credential.
     pub(super) fn into_result(self) -> Result<Box<RawValue>, McpServerError> {
+        let (result, guard) = self.split_result()?;
+        guard.check_text(result.get())?;
+        Ok(result)
+    }
+
+    /// Returns the result of a request whose result stays in this process, so it may contain anything.
+    ///
+    /// # Errors
+    /// Returns an error if the server has refused the request, or has not answered it.
+    pub(super) fn into_private_result(self) -> Result<Box<RawValue>, McpServerError> {
+        self.split_result().map(|(result, _)| result)
+    }
+
+    fn split_result(self) -> Result<(Box<RawValue>, CredentialGuard), McpServerError> {
         match self.message {
             Some(AnswerMessage { error: Some(AnswerError { code, message }), .. }) => {
-                Err(McpServerError::Refused { code, message })
+                // The whole message is checked before it is cut: a cut may fall within the credential.
+                self.guard.check_text(&message)?;
+                Err(McpServerError::refused(code, &message))
             }
-            Some(AnswerMessage { result: Some(result), .. }) => Ok(result),
+            Some(AnswerMessage { result: Some(result), .. }) => Ok((result, self.guard)),
             _ => Err(McpServerError::Malformed("it has no result")),
         }
-    }
-}
-
-/// Returns true if a text of a document, or the name of a member, is a searched one.
-fn has_text(document: &Value, is_searched: &impl Fn(&str) -> bool) -> bool {
-    match document {
-        Value::String(text) => is_searched(text),
-        Value::Array(items) => items.iter().any(|item| has_text(item, is_searched)),
-        Value::Object(members) => {
-            members.iter().any(|(name, part)| is_searched(name) || has_text(part, is_searched))
-        }
-        Value::Null | Value::Bool(_) | Value::Number(_) => false,
     }
 }
 

@@ -44,6 +44,8 @@ struct ServerState {
     pages: Vec<String>,
     /// The result of a call.
     result: Value,
+    /// The error of a call, in place of a result.
+    refusal: Option<Value>,
     /// The number of the only valid session.
     session: u32,
     /// The methods and bodies that have arrived, in order, with their headers.
@@ -67,6 +69,7 @@ impl FakeServer {
             }),
             pages: vec![],
             result: json!({"content": [{"type": "text", "text": "two issues"}]}),
+            refusal: None,
             session: 1,
             seen: vec![],
         }));
@@ -166,7 +169,10 @@ async fn answer(
         "tools/call" => state.result.clone(),
         other => panic!("{other}"),
     };
-    let answer = json!({"jsonrpc": "2.0", "id": message["id"], "result": result});
+    let mut answer = json!({"jsonrpc": "2.0", "id": message["id"], "result": result});
+    if let Some(refusal) = state.refusal.as_ref().filter(|_| method == "tools/call") {
+        answer = json!({"jsonrpc": "2.0", "id": message["id"], "error": refusal});
+    }
     let answer = answer.to_string();
     let answer = if state.is_escaping { answer.replace('-', "\\u002d") } else { answer };
     let session = [("mcp-session-id", session)];

@@ -12,10 +12,10 @@ use super::error_body::{MAX_ERROR_BYTES, UpstreamErrorBody};
 use super::silence_timer::SilenceTimer;
 use super::{ExchangeContext, SentCall};
 use crate::base::header_lines::HeaderLines;
+use crate::base::secret_redactor::SecretRedactor;
 use crate::gateway::pipeline::dropped_fields;
 use crate::gateway::pipeline::rejection::ABORTED_BY_OPERATOR;
 use crate::gateway::upstream::headers::ResponseMetadata;
-use crate::gateway::upstream::redactor::SecretRedactor;
 use crate::gateway::upstream::{self, ProviderAnswer};
 use crate::llm::budget::{BudgetReservation, Tokens, UsageSource};
 use crate::llm::response::{

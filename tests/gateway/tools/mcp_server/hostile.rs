@@ -1,10 +1,13 @@
 //! Tests of servers that attack the gateway: its memory, its log, its credential and its rules.
 
+use std::fs;
+
+use base64::prelude::*;
 use cogni_gateway::tools::pinned_tool::PinnedTool;
 use serde_json::json;
 use tokio::runtime::Builder;
 
-use super::{FakeServer, search};
+use super::{FakeServer, search, search_over_mcp};
 use crate::support::allocations::peak_bytes;
 
 /// Returns a page with one tool whose definition has as many values as fit into a MiB.
@@ -72,4 +75,66 @@ fn a_list_of_tools_takes_little_memory() {
     assert!(called < 12 << 20, "{called} bytes for a call");
     let listed = peak_bytes(|| drop(own.block_on(client.list_tools()).unwrap_err()));
     assert!(listed < 12 << 20, "{listed} bytes for a list");
+}
+
+/// T6: a server that repeats a part of its header fails the call, however it spells the part and wherever it cuts it.
+#[tokio::test]
+async fn no_spelling_of_a_credential_reaches_the_agent() {
+    let server = FakeServer::start().await;
+    let app = server.lock_and_serve().await;
+    let set_header =
+        |value: &str| fs::write(server.directory.path().join("key"), format!("{value}\n")).unwrap();
+    let text = |text: &str| json!({"content": [{"type": "text", "text": text}]});
+    let (bearer, key) = ("Bearer ghp_SECRET_SECRET_01", "ghp_SECRET_SECRET_01");
+    let cookie = "session=ghp_SECRET_SECRET_01; theme=dark1";
+    let basic = format!("Basic {}", BASE64_STANDARD.encode("admin:hunter2-hunter2"));
+    let in_json = json!({"headers": {"a": bearer}}).to_string().replace('_', "\\u005f");
+    let mut padded = json!({"isError": true});
+    padded["content"] = text(&format!("{}{key}", "x".repeat(4097 - key.len())))["content"].clone();
+    let repeated = [
+        (bearer, text(bearer)),
+        ("Bearer ghp_SECRET_SECRET_01 ", text(bearer)),
+        (cookie, text("session=ghp_SECRET_SECRET_01")),
+        (bearer, text(&BASE64_STANDARD.encode(bearer))),
+        (bearer, text(&BASE64_STANDARD.encode(format!("authorization: {bearer}")))),
+        (bearer, text(&BASE64_URL_SAFE_NO_PAD.encode(format!("{{\"k\":\"{key}\"}}")))),
+        (&basic, text("admin:hunter2-hunter2")),
+        (&basic, text("the password is hunter2-hunter2")),
+        (bearer, text(&in_json)),
+        (bearer, text(&json!(in_json).to_string())),
+        (bearer, text(&key.replace('_', "%5F"))),
+        (bearer, json!({"structuredContent": {"a": [{key: true}]}})),
+        (bearer, padded),
+    ];
+    for (header, result) in repeated {
+        set_header(header);
+        server.change(|state| state.result = result.clone());
+        let failed = search(&app).await;
+        let message = "the tool's server does not answer as it should";
+        assert_eq!(failed["error"]["message"], message, "{header}: {result}");
+        let over_mcp = search_over_mcp(&app).await.to_string();
+        assert!(!over_mcp.contains("SECRET") && !over_mcp.contains("hunter2"), "{over_mcp}");
+    }
+    // What is around a secret is none.
+    set_header(cookie);
+    server.change(|state| state.result = text("Bearer session theme=dark1 ghp_SECRET"));
+    assert_eq!(search(&app).await["status"], "completed");
+    app.stop().await;
+}
+
+/// T6: a server that repeats the header in the error of its protocol gives the agent nothing either.
+#[tokio::test]
+async fn a_refusal_repeats_no_credential() {
+    let server = FakeServer::start().await;
+    let app = server.lock_and_serve().await;
+    let key = "sk-upstream-0123456789";
+    for message in [key.to_owned(), format!("{}{key}", "x".repeat(513 - key.len()))] {
+        server.change(|state| state.refusal = Some(json!({"code": -32000, "message": message})));
+        let failed = search(&app).await;
+        assert!(!failed.to_string().contains("sk-up"), "{failed}");
+    }
+    server
+        .change(|state| state.refusal = Some(json!({"code": -32000, "message": "no such issue"})));
+    assert_eq!(search(&app).await["error"]["message"], "the tool's server refuses: no such issue");
+    app.stop().await;
 }

@@ -1,4 +1,5 @@
-//! Masks the gateway's credential in a body that passes frame by frame, and finds the credential in a header.
+//! Masks or finds a credential of this program in a body that passes frame by frame, and finds the credential in a
+//! header.
 //!
 //! An upstream that repeats the credential may spell it in another way: LiteLLM puts the text of one error into the
 //! JSON of another, and a server for debugging shows a request's headers in its URL. So the secrets are found as they
@@ -37,7 +38,7 @@ enum SpellingMatch {
 
 impl SecretRedactor {
     /// Creates a redactor for a key, for its digest, by which LiteLLM names keys, and for the key in base64.
-    pub(super) fn new(key: &SecretString) -> Self {
+    pub fn new(key: &SecretString) -> Self {
         let bytes = key.expose_secret().as_bytes();
         let secrets = if bytes.len() < MIN_SECRET_BYTES {
             vec![]
@@ -57,13 +58,19 @@ impl SecretRedactor {
 
     /// Returns true if a text contains a secret, in any spelling. The text is searched once for all secrets, because the
     /// values of headers are short.
-    pub(super) fn contains_secret(&self, text: &[u8]) -> bool {
+    pub fn contains_secret(&self, text: &[u8]) -> bool {
         let is_start = |(_, byte): &(usize, &u8)| self.starts.contains(**byte);
         text.iter().enumerate().filter(is_start).any(|(at, _)| {
             let is_whole =
                 |secret: &[u8]| matches!(compare(&text[at..], secret), SpellingMatch::Whole(_));
             self.secrets().any(is_whole)
         })
+    }
+
+    /// Returns the part of the body so far that may pass, or `None` if the body contains a secret.
+    pub fn pass_frame(&mut self, frame: &[u8]) -> Option<Bytes> {
+        self.tail.extend_from_slice(frame);
+        if self.contains_secret(&self.tail) { None } else { Some(self.release_safe_part()) }
     }
 
     /// Returns the part of the body so far that is free of secrets and may pass.
@@ -77,6 +84,11 @@ impl SecretRedactor {
                 from += at + length;
             }
         }
+        self.release_safe_part()
+    }
+
+    /// Returns the bytes before the longest end that may be the beginning of a secret.
+    fn release_safe_part(&mut self) -> Bytes {
         // The end may be the beginning of several secrets. The longest one decides how much is held back.
         let begun_lengths = self.secrets().map(|secret| begun_length(&self.tail, secret));
         let held_back = begun_lengths.max().unwrap_or_default();
