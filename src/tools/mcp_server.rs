@@ -37,6 +37,7 @@ use super::config::{McpServerConfig, ToolConfigError};
 use super::definition::is_tool_name;
 use super::pinned_tool::PinnedTool;
 use super::program_error::ToolProgramError;
+use crate::base::log_line_limiter::LogLineLimiter;
 
 /// A client of one server, for one run.
 #[derive(Debug)]
@@ -47,6 +48,7 @@ pub struct McpServer {
     /// The session of a legacy server, or the era of a modern one; `None` before the first call.
     session: Mutex<Option<Arc<McpSession>>>,
     next_id: AtomicU64,
+    failure_lines: LogLineLimiter,
 }
 
 /// The reader of a list of tools.
@@ -79,6 +81,7 @@ impl McpServer {
             timeout: config.timeout,
             session: Mutex::default(),
             next_id: AtomicU64::new(1),
+            failure_lines: LogLineLimiter::default(),
         })
     }
 
@@ -113,10 +116,18 @@ impl McpServer {
     ) -> Result<String, ToolProgramError> {
         let called = self.check_and_call(tool, arguments, max_bytes).await;
         called.map_err(|error| {
-            // The text may name addresses of the host's network, so only the operator sees it.
-            tracing::warn!(server = self.name, %error, "a call of a server's tool failed");
+            self.log_failure(&tool.name, &error);
             error.into_program_error(max_bytes)
         })
+    }
+
+    /// Logs a failed call, at most once a minute for each kind of failure. The line has no text of the server's answer,
+    /// which may repeat the agent's arguments. It may name addresses of the host's network, so only the operator sees it.
+    fn log_failure(&self, tool: &str, error: &McpServerError) {
+        let kind = error.kind();
+        let Some(more) = self.failure_lines.count_event(kind) else { return };
+        let (server, detail) = (&self.name, error.log_text());
+        tracing::warn!(server, tool, kind, detail, more, "a call of a server's tool failed");
     }
 
     async fn check_and_call(

@@ -3,6 +3,8 @@
 //! **Invariant:** only the configured server is asked, only with GET, and only at the two paths of queries. The client
 //! follows no redirect.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use http::uri::{PathAndQuery, Uri};
 use http::{Request, header};
@@ -19,6 +21,7 @@ use super::config::{PrometheusConfig, ToolConfigError};
 use super::http_connector::parse_server_url;
 use super::program_error::ToolProgramError;
 use crate::base::interim_limit::InterimLimitConnector;
+use crate::base::log_line_limiter::LogLineLimiter;
 use crate::base::url_component::encode_url_component;
 
 /// A client of one server.
@@ -27,6 +30,7 @@ pub struct PrometheusClient {
     /// The server's address, without a slash at its end.
     base: String,
     client: legacy::Client<InterimLimitConnector<HttpsConnector<HttpConnector>>, Empty<Bytes>>,
+    failure_lines: Arc<LogLineLimiter>,
 }
 
 /// The answer of the server.
@@ -47,7 +51,11 @@ impl PrometheusClient {
         let wrong = |problem: &str| ToolConfigError::new("metrics.url", problem);
         let (_, connector) = parse_server_url(&config.url).map_err(wrong)?;
         let client = legacy::Client::builder(TokioExecutor::new()).build(connector);
-        Ok(Self { base: config.url.trim_end_matches('/').to_owned(), client })
+        Ok(Self {
+            base: config.url.trim_end_matches('/').to_owned(),
+            client,
+            failure_lines: Arc::default(),
+        })
     }
 
     /// Evaluates a query, and returns the server's `data` as JSON.
@@ -66,7 +74,9 @@ impl PrometheusClient {
             .map_err(|_| ToolProgramError::failed("the query cannot be sent"))?;
         // The error of a connection names addresses of the host's network, so the client does not see it.
         let response = self.client.request(request).await.map_err(|error| {
-            tracing::warn!(%error, "the metrics server does not answer");
+            if let Some(more) = self.failure_lines.count_event("unreachable") {
+                tracing::warn!(%error, more, "the metrics server does not answer");
+            }
             ToolProgramError::failed("the metrics server does not answer")
         })?;
         let body = Limited::new(response.into_body(), max_bytes + MAX_ENVELOPE_BYTES);

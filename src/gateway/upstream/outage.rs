@@ -2,28 +2,18 @@
 //!
 //! Clients receive a code only. The upstream's address and the cause of the failure are reported to the operator.
 
-use std::collections::BTreeMap;
 use std::error::Error as StdError;
 use std::fmt;
 use std::io;
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
 
 use super::{UpstreamError, UpstreamUrl};
+use crate::base::log_line_limiter::LogLineLimiter;
 
 /// The log of one upstream's failures. All workers of a process share one log.
 #[derive(Debug)]
 pub struct FailureLog {
     target: UpstreamUrl,
-    logged: Mutex<BTreeMap<&'static str, LoggedFailure>>,
-}
-
-/// A kind of failure that was logged at least once.
-#[derive(Debug)]
-struct LoggedFailure {
-    at: Instant,
-    /// The number of failures of this kind since `at` that were not logged.
-    more: u64,
+    lines: LogLineLimiter,
 }
 
 /// The reason why an upstream is not reached or does not answer.
@@ -52,7 +42,7 @@ pub(super) struct LookupError(pub(super) io::Error);
 
 impl FailureLog {
     pub fn new(target: &UpstreamUrl) -> Self {
-        Self { target: target.clone(), logged: Mutex::default() }
+        Self { target: target.clone(), lines: LogLineLimiter::default() }
     }
 
     /// Logs a failed call. A run's deadline is no failure of the upstream and is not logged.
@@ -61,7 +51,7 @@ impl FailureLog {
             return;
         }
         let code = error.code();
-        let Some(unlogged) = self.is_due(code) else { return };
+        let Some(unlogged) = self.lines.count_event(code) else { return };
         let (upstream, cause) = (&self.target, FailureCause::of(error));
         let detail = innermost(error);
         let hint = cause.hint();
@@ -71,29 +61,9 @@ impl FailureLog {
     /// Logs that the upstream does not accept the gateway's key.
     pub fn key_refused(&self, status: u16) {
         const CODE: &str = "upstream_auth";
-        let Some(unlogged) = self.is_due(CODE) else { return };
+        let Some(unlogged) = self.lines.count_event(CODE) else { return };
         let (upstream, hint) = (&self.target, KEY_HINT);
         tracing::warn!(%upstream, code = CODE, status, more = unlogged, hint, "upstream refuses the gateway's key");
-    }
-
-    /// Returns the number of unlogged failures of this kind if this failure is to be logged; `None` if it is only
-    /// counted.
-    fn is_due(&self, code: &'static str) -> Option<u64> {
-        let now = Instant::now();
-        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
-        match logged.get_mut(code) {
-            // A line of this kind is younger than the interval: count, and report the count with the next line.
-            Some(last) if now.duration_since(last.at) < TOLD_EVERY => {
-                last.more += 1;
-                None
-            }
-            // The first failure of this kind, or the interval is over.
-            last => {
-                let unlogged = last.map_or(0, |last| last.more);
-                logged.insert(code, LoggedFailure { at: now, more: 0 });
-                Some(unlogged)
-            }
-        }
     }
 }
 
@@ -201,25 +171,11 @@ pub(super) fn innermost(error: &(dyn StdError + 'static)) -> String {
 pub(super) const KEY_HINT: &str =
     "the upstream does not accept the key; check LITELLM_MASTER_KEY or its file, and UPSTREAM_KIND";
 
-/// The interval between two log lines of one kind. Our choice: an operator who watches sees a failure, and a client
-/// that calls in a loop cannot fill the log.
-const TOLD_EVERY: Duration = Duration::from_mins(1);
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::time::Duration;
 
-    #[test]
-    fn a_failure_is_told_once_a_minute_and_kind() {
-        let log = FailureLog::new(&UpstreamUrl::default());
-        assert_eq!(log.is_due("upstream_closed"), Some(0));
-        assert_eq!((log.is_due("upstream_closed"), log.is_due("upstream_auth")), (None, Some(0)));
-        let mut logged = log.logged.lock().expect("no thread has panicked");
-        let last = logged.get_mut("upstream_closed").expect("it was told");
-        last.at = last.at.checked_sub(TOLD_EVERY).expect("the clock has run so long");
-        drop(logged);
-        assert_eq!(log.is_due("upstream_closed"), Some(1), "and how many were not told");
-    }
+    use super::*;
 
     #[test]
     fn the_cause_is_found_wherever_it_stands() {
@@ -234,7 +190,7 @@ mod tests {
             (UpstreamError::Connect(io(io::ErrorKind::NetworkUnreachable)), "no_route"),
             (UpstreamError::Connect(io::Error::other(io::Error::other(tls.clone()))), "tls"),
             (UpstreamError::Hyper(Box::new(io::Error::other(tls))), "tls"),
-            (UpstreamError::ConnectTimeout(TOLD_EVERY), "timeout"),
+            (UpstreamError::ConnectTimeout(Duration::from_secs(5)), "timeout"),
             (UpstreamError::Closed, "closed"),
             (UpstreamError::Malformed("x"), "not_http"),
         ];

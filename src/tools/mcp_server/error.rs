@@ -14,7 +14,8 @@ pub enum McpServerError {
     Credential(String),
     #[error("the server answers with the HTTP status {0}")]
     Status(u16),
-    #[error("the server refuses the request ({code}): {message}")]
+    /// The server's text is cut, and shown to the operator of `tools lock`.
+    #[error("the server refuses the request ({code}): {}", message.escape_debug())]
     Refused { code: i64, message: String },
     #[error("the server's answer is not valid: {0}")]
     Malformed(&'static str),
@@ -26,7 +27,7 @@ pub enum McpServerError {
     DefinitionChanged { tool: String },
     #[error("the server's answer contains the server's credential")]
     RepeatsCredential,
-    #[error("the tool failed: {0}")]
+    #[error("the tool failed")]
     ToolFailed(String),
     #[error("the server asks for input, which is not given")]
     AsksForInput,
@@ -37,6 +38,31 @@ impl McpServerError {
     pub(super) fn refused(code: i64, message: &str) -> Self {
         let end = message.floor_char_boundary(MAX_ERROR_BYTES);
         Self::Refused { code, message: message[..end].to_owned() }
+    }
+
+    /// Returns the kind of failure, for the log.
+    pub(super) fn kind(&self) -> &'static str {
+        match self {
+            Self::Unreachable(_) => "unreachable",
+            Self::TimedOut => "timed_out",
+            Self::Credential(_) => "credential_unreadable",
+            Self::Status(_) => "status",
+            Self::Refused { .. } => "refused",
+            Self::Malformed(_) => "malformed",
+            Self::TooLarge => "too_large",
+            Self::DefinitionChanged { .. } => "definition_changed",
+            Self::RepeatsCredential => "repeats_credential",
+            Self::ToolFailed(_) => "tool_failed",
+            Self::AsksForInput => "asks_for_input",
+        }
+    }
+
+    /// Returns the error without the server's own text.
+    pub(super) fn log_text(&self) -> String {
+        match self {
+            Self::Refused { code, .. } => format!("the server refuses the request ({code})"),
+            other => other.to_string(),
+        }
     }
 
     /// Returns true if the server could not be asked at all, in any era.

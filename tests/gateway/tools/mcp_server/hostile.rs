@@ -1,11 +1,14 @@
 //! Tests of servers that attack the gateway: its memory, its log, its credential and its rules.
 
-use std::fs;
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex};
+use std::{fs, str};
 
 use base64::prelude::*;
+use cogni_gateway::tools::mcp_server::lock_file::definition_digest;
 use cogni_gateway::tools::pinned_tool::PinnedTool;
 use serde_json::json;
-use tokio::runtime::Builder;
+use tokio::runtime::{Builder, Runtime};
 
 use super::{FakeServer, search, search_over_mcp};
 use crate::support::allocations::peak_bytes;
@@ -14,6 +17,36 @@ use crate::support::allocations::peak_bytes;
 fn heavy_page(name: &str) -> String {
     let values = vec![r#"{"":0}"#; (1 << 20) / 7].join(",");
     format!(r#"{{"name":"{name}","x":[{values}]}}"#)
+}
+
+/// Starts a server in a thread of its own, so that a test sees the gateway's side of a call alone.
+fn start_on_own_thread() -> (Runtime, FakeServer) {
+    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let server = runtime.block_on(FakeServer::start());
+    (runtime, server)
+}
+
+fn pinned_tool(digest: String) -> PinnedTool {
+    PinnedTool {
+        server: "tracker".to_owned(),
+        name: "search".to_owned(),
+        digest,
+        input_schema: json!({}),
+    }
+}
+
+/// The log of a test.
+#[derive(Clone, Default)]
+struct LogBuffer(Arc<Mutex<Vec<u8>>>);
+
+impl Write for LogBuffer {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(line)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// T2: a list of tools costs the gateway a bounded number of bytes and of requests, wherever the tool stands in it.
@@ -53,20 +86,13 @@ async fn a_definition_with_too_many_values_runs_nothing() {
 /// T2: the memory of a call is a small multiple of what a server may send, however the list is made.
 #[test]
 fn a_list_of_tools_takes_little_memory() {
-    // The server has a thread of its own, so that its memory is not counted.
-    let others = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let server = others.block_on(FakeServer::start());
+    let (_others, server) = start_on_own_thread();
     server.change(|state| {
         state.definition["name"] = json!("other");
         state.pages = (0..3).map(|page| heavy_page(&format!("t{page}"))).collect();
     });
     let own = Builder::new_current_thread().enable_all().build().unwrap();
-    let tool = PinnedTool {
-        server: "tracker".to_owned(),
-        name: "search".to_owned(),
-        digest: String::new(),
-        input_schema: json!({}),
-    };
+    let tool = pinned_tool(String::new());
     let client = server.client();
     let called = peak_bytes(|| {
         let error = own.block_on(client.call_tool(&tool, "{}", 1024)).unwrap_err();
@@ -137,4 +163,35 @@ async fn a_refusal_repeats_no_credential() {
         .change(|state| state.refusal = Some(json!({"code": -32000, "message": "no such issue"})));
     assert_eq!(search(&app).await["error"]["message"], "the tool's server refuses: no such issue");
     app.stop().await;
+}
+
+/// T2: the log of failed calls has a line a minute for each kind of failure, and no text of the server or the agent.
+#[test]
+fn a_server_cannot_write_the_log() {
+    let (_others, server) = start_on_own_thread();
+    let digest = definition_digest(&server.state.lock().unwrap().definition);
+    let (client, tool) = (server.client(), pinned_tool(digest));
+    let own = Builder::new_current_thread().enable_all().build().unwrap();
+    let text = "forged\u{1b}[2J line ".repeat(10_000);
+    let log = LogBuffer::default();
+    let writer = log.clone();
+    let lines = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone());
+    tracing::subscriber::with_default(lines.finish(), || {
+        for _ in 0..3 {
+            server.change(|state| state.refusal = Some(json!({"code": -32000, "message": text})));
+            let refused = own.block_on(client.call_tool(&tool, "{}", 1 << 20)).unwrap_err();
+            assert!(refused.message.len() < 600, "{}", refused.message.len());
+            server.change(|state| {
+                state.refusal = None;
+                state.result =
+                    json!({"isError": true, "content": [{"type": "text", "text": text}]});
+            });
+            own.block_on(client.call_tool(&tool, "{}", 1 << 20)).unwrap_err();
+        }
+    });
+    let log = log.0.lock().unwrap();
+    let log = str::from_utf8(&log).unwrap();
+    assert_eq!(log.lines().count(), 2, "{log}");
+    assert!(log.len() < 1000 && !log.contains("forged"), "{log}");
+    assert!(log.contains("-32000") && log.contains("tool_failed"), "{log}");
 }
