@@ -1,9 +1,15 @@
 //! An endpoint in this process, behind a server that has read the whole request.
 
+use std::any::Any;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderMap, Method, StatusCode};
+
+/// The body's share of the memory that the server may hold. An endpoint that keeps a part of the body for longer than the
+/// request keeps the share with it.
+pub type BodyShare = Arc<dyn Any + Send + Sync>;
 
 /// A request whose body is in memory.
 #[derive(Clone, Copy, Debug)]
@@ -14,6 +20,7 @@ pub struct LocalRequest<'a> {
     pub query: Option<&'a str>,
     pub headers: &'a HeaderMap,
     pub body: &'a [u8],
+    pub share: &'a BodyShare,
     /// The calling process, if the kernel reports it.
     pub pid: Option<u32>,
 }

@@ -25,7 +25,7 @@ impl RunTools {
             (&Method::GET, LIST_PATH) => self.list_tools(),
             (&Method::POST, EXEC_PATH) => {
                 let mut facts = ToolRequestFacts::new(request.pid);
-                let reply = self.execute_call(request.body, &mut facts).await;
+                let reply = self.execute_call(&request, &mut facts).await;
                 reply.unwrap_or_else(|refusal| {
                     self.parts().record_refusal(&refusal, &facts);
                     refusal.to_reply()
@@ -41,10 +41,12 @@ impl RunTools {
 
     async fn execute_call(
         &self,
-        body: &[u8],
+        request: &LocalRequest<'_>,
         facts: &mut ToolRequestFacts,
     ) -> Result<LocalReply, ToolRefusal> {
-        let request = ToolExecRequest::parse_body(body, &self.parts().run.id)?;
+        let share = request.share;
+        let request = ToolExecRequest::parse_body(request.body, &self.parts().run.id)?;
+        let request = ToolExecRequest { arguments: request.arguments.with_share(share), ..request };
         let wait = request.wait;
         let call = self.start_call(request, facts).await?;
         Ok(call_reply(&call, self.wait_for_end(&call, wait).await))

@@ -1,5 +1,6 @@
 //! The request of a tool call, read strictly.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -9,11 +10,12 @@ use serde_json::{Map, Value};
 use super::argument_schema::ArgumentError;
 use super::definition::is_tool_name;
 use super::refusal::ToolRefusal;
-use crate::base::json::check_document;
+use crate::base::json::check_small_document;
+use crate::base::local_endpoint::BodyShare;
 use crate::base::serde_words::{self, JsonInputError};
 
 /// A valid request of a tool call. Nothing is known yet about the tool.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct ToolExecRequest {
     pub tool: String,
     pub arguments: ToolArguments,
@@ -23,10 +25,15 @@ pub struct ToolExecRequest {
 }
 
 /// The arguments of a call. A tool outside of this process receives the client's own text, byte for byte.
-#[derive(Clone, Debug, PartialEq)]
+///
+/// Parsed arguments take up to a hundred times the memory of their text, and a call may wait for a person. So only the
+/// text is kept, and is parsed anew for each use.
+#[derive(Clone, Debug)]
 pub struct ToolArguments {
-    members: Map<String, Value>,
-    text: Box<str>,
+    text: Arc<str>,
+    /// The share of the request's body that the text was counted in.
+    #[expect(dead_code, reason = "the share is given back when its last clone is dropped")]
+    share: Option<BodyShare>,
 }
 
 #[derive(Deserialize)]
@@ -50,7 +57,7 @@ impl ToolExecRequest {
             return Err(ToolRefusal::TooLarge { limit: MAX_EXEC_BODY_BYTES });
         }
         // The scanner finds what serde does not: a key that is there twice, at any depth, and text in two encodings.
-        check_document(body).map_err(ToolRefusal::Json)?;
+        check_small_document(body, MAX_REQUEST_VALUES).map_err(ToolRefusal::Json)?;
         let body: ToolExecBody = serde_words::from_slice(body).map_err(|error| match error {
             JsonInputError::Syntax(problem) | JsonInputError::Data(problem) => {
                 ToolRefusal::InvalidRequest(problem)
@@ -86,21 +93,29 @@ impl ToolExecRequest {
 }
 
 impl ToolArguments {
-    /// Parses the arguments of a document that [`check_document`] has accepted. Without arguments, the object is empty.
+    /// Parses the arguments of a document that [`check_small_document`] has accepted. Without arguments, the object is empty.
     ///
     /// # Errors
     /// Returns an error if the arguments are not an object, or a number is too large.
     pub fn parse(raw: Option<&RawValue>) -> Result<Self, ArgumentError> {
         let text = raw.map_or("{}", RawValue::get);
-        let members = serde_words::from_slice(text.as_bytes()).map_err(|error| ArgumentError {
+        let parsed: Result<Map<String, Value>, _> = serde_words::from_slice(text.as_bytes());
+        parsed.map_err(|error| ArgumentError {
             path: "arguments".to_owned(),
             problem: format!("cannot be read: {error}"),
         })?;
-        Ok(Self { members, text: text.into() })
+        Ok(Self { text: text.into(), share: None })
     }
 
-    pub fn members(&self) -> &Map<String, Value> {
-        &self.members
+    /// Keeps the share of the body for as long as the text.
+    #[must_use]
+    pub fn with_share(self, share: &BodyShare) -> Self {
+        Self { share: Some(Arc::clone(share)), ..self }
+    }
+
+    /// Parses the members of the object. A caller drops them before it waits.
+    pub fn members(&self) -> Map<String, Value> {
+        serde_json::from_str(&self.text).expect("the same text was parsed as an object before")
     }
 
     /// Returns the object as the client wrote it.
@@ -124,6 +139,10 @@ pub fn parse_wait(wait: Option<&str>) -> Result<Duration, ToolRefusal> {
 
 /// The largest body of a request, in bytes. Our choice: the arguments of known tools have a few KiB.
 pub const MAX_EXEC_BODY_BYTES: usize = 256 * 1024;
+
+/// The most values in a request. Our choice: the arguments of known tools have some hundreds. Parsed, so many values
+/// take at most 6 MiB.
+pub const MAX_REQUEST_VALUES: u32 = 8192;
 
 /// The wait of a request that names none: shorter than the timeout of every measured client.
 pub const DEFAULT_WAIT: Duration = Duration::from_secs(30);

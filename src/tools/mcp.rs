@@ -20,7 +20,7 @@ mod method;
 mod reply;
 mod version;
 
-use http::{HeaderMap, Method};
+use http::Method;
 
 use self::envelope::check_envelope;
 use self::error::McpError;
@@ -52,7 +52,7 @@ impl RunTools {
         let mut facts = ToolRequestFacts::new(request.pid);
         let (id, message) = McpMessage::parse(request.body);
         let answered = match message {
-            Ok(message) => self.answer_message(server, &message, request.headers, &mut facts).await,
+            Ok(message) => self.answer_message(server, &message, &request, &mut facts).await,
             Err(error) => Err(error),
         };
         answered.unwrap_or_else(|error| {
@@ -67,12 +67,12 @@ impl RunTools {
         &self,
         server: Option<&str>,
         message: &McpMessage<'_>,
-        headers: &HeaderMap,
+        request: &LocalRequest<'_>,
         facts: &mut ToolRequestFacts,
     ) -> Result<LocalReply, McpError> {
-        let era = check_envelope(message, headers)?;
+        let era = check_envelope(message, request.headers)?;
         match message.id {
-            Some(id) => self.run_method((server, era), (message, id), facts).await,
+            Some(id) => self.run_method((server, era), (message, id), (facts, request.share)).await,
             // The endpoint keeps no state, so no notification changes anything.
             None => Ok(accepted_reply()),
         }

@@ -170,10 +170,10 @@ impl GrantedTool {
     }
 
     /// Returns the arguments that the audit log may hold, as texts.
-    pub fn collect_evidence(&self, arguments: &Map<String, Value>) -> BTreeMap<String, String> {
+    pub fn collect_evidence(&self, mut arguments: Map<String, Value>) -> BTreeMap<String, String> {
         let listed = self.evidence.iter().filter_map(|name| {
-            let text = match arguments.get(name)? {
-                Value::String(text) => text.clone(),
+            let text = match arguments.remove(name)? {
+                Value::String(text) => text,
                 other => other.to_string(),
             };
             let end = text.floor_char_boundary(MAX_EVIDENCE_BYTES);

@@ -79,8 +79,9 @@ impl ToolPrograms {
         match &tool.program {
             ToolProgramKind::CurrentTime => Ok(current_time_json()),
             ToolProgramKind::MetricsQuery => match &self.metrics {
+                // The tool's schema bounds the arguments, so they are small while the query runs.
                 Some(metrics) => {
-                    metrics.run_query(arguments.members(), tool.max_result_bytes).await
+                    metrics.run_query(&arguments.members(), tool.max_result_bytes).await
                 }
                 None => Err(ToolProgramError::failed("there is no server of metrics")),
             },

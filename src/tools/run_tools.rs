@@ -170,8 +170,9 @@ pub(super) fn check_arguments<'a>(
 ) -> Result<&'a GrantedTool, ToolRefusal> {
     let tool = policy.find_tool(tool).map_err(ToolRefusal::NotGranted)?;
     // The types come before the rules: a condition reads an argument by the type that the schema gives it.
-    tool.definition.parameters.check_arguments(arguments.members())?;
-    let facts = ToolCallFacts { run, arguments: arguments.members() };
+    let arguments = &arguments.members();
+    tool.definition.parameters.check_arguments(arguments)?;
+    let facts = ToolCallFacts { run, arguments };
     tool.check_rules(&facts).map_err(ToolRefusal::Denied)?;
     Ok(tool)
 }
@@ -335,7 +336,7 @@ impl ToolRequestFacts {
 
     /// Takes the facts of a parsed request, and returns the digest of its arguments.
     fn set_call(&mut self, request: &ToolExecRequest, salt: &str) -> String {
-        let mut arguments = Value::Object(request.arguments.members().clone());
+        let mut arguments = Value::Object(request.arguments.members());
         arguments.sort_all_objects();
         let text = arguments.to_string();
         let digest = salted_digest(salt, &text);

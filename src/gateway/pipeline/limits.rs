@@ -47,7 +47,11 @@ pub struct RunCapacity {
 
 /// A permit for one request in flight, with the bytes of the request's body.
 #[derive(Debug)]
-pub struct RequestPermit {
+pub struct RequestPermit(BodyBytes);
+
+/// Bytes of one body that a run holds. Dropping the value releases them.
+#[derive(Debug)]
+pub struct BodyBytes {
     capacity: Arc<RunCapacity>,
     /// Bytes taken from the run's guaranteed bytes.
     own_bytes: u64,
@@ -143,7 +147,7 @@ impl RunCapacity {
             self.requests.return_count(1);
             return Err(OverloadError::ProcessRequests);
         }
-        Ok(RequestPermit { capacity: Arc::clone(self), own_bytes: 0, shared_bytes: 0 })
+        Ok(RequestPermit(BodyBytes::new(self)))
     }
 
     /// Takes bytes that all runs share. Returns false if the process has no room, or if the run would
@@ -167,6 +171,42 @@ impl RequestPermit {
     /// # Errors
     /// Returns an error if the run or the process has no room for the bytes.
     pub fn take_bytes(&mut self, count: usize) -> Result<(), OverloadError> {
+        self.0.take_bytes(count)
+    }
+
+    /// Releases the bytes of a body that is no longer held.
+    pub fn release_bytes(&mut self) {
+        self.0.release_bytes();
+    }
+
+    /// Takes bytes that may be held longer than the request, for a copy of its body.
+    ///
+    /// # Errors
+    /// Returns an error if the run or the process has no room for the bytes.
+    pub fn take_lasting_bytes(&self, count: usize) -> Result<BodyBytes, OverloadError> {
+        let mut bytes = BodyBytes::new(&self.0.capacity);
+        bytes.take_bytes(count)?;
+        Ok(bytes)
+    }
+
+    /// Converts a reply of the gateway itself to bytes that hold the permit, and their own number of bytes. A client may
+    /// read as slowly as it likes, so the permit is returned when the reply was sent, and not when it was made.
+    ///
+    /// # Errors
+    /// Returns an error if the run or the process has no room for the bytes.
+    pub fn hold_reply(mut self, text: String) -> Result<Bytes, OverloadError> {
+        self.release_bytes();
+        self.take_bytes(text.len())?;
+        Ok(Bytes::from_owner(HeldReply { text, _permit: self }))
+    }
+}
+
+impl BodyBytes {
+    fn new(capacity: &Arc<RunCapacity>) -> Self {
+        Self { capacity: Arc::clone(capacity), own_bytes: 0, shared_bytes: 0 }
+    }
+
+    fn take_bytes(&mut self, count: usize) -> Result<(), OverloadError> {
         let (capacity, count) = (&*self.capacity, count as u64);
         if !capacity.body_bytes.try_take(count) {
             return Err(OverloadError::RunBytes { limit: capacity.body_bytes.limit() });
@@ -183,8 +223,7 @@ impl RequestPermit {
         Ok(())
     }
 
-    /// Releases the bytes of a body that is no longer held.
-    pub fn release_bytes(&mut self) {
+    fn release_bytes(&mut self) {
         let (own, shared) =
             (std::mem::take(&mut self.own_bytes), std::mem::take(&mut self.shared_bytes));
         if own + shared > 0 {
@@ -197,30 +236,23 @@ impl RequestPermit {
     }
 }
 
-impl RequestPermit {
-    /// Converts a reply of the gateway itself to bytes that hold the permit, and their own number of bytes. A client may
-    /// read as slowly as it likes, so the permit is returned when the reply was sent, and not when it was made.
-    ///
-    /// # Errors
-    /// Returns an error if the run or the process has no room for the bytes.
-    pub fn hold_reply(mut self, text: String) -> Result<Bytes, OverloadError> {
-        self.release_bytes();
-        self.take_bytes(text.len())?;
-        Ok(Bytes::from_owner(HeldReply { text, _permit: self }))
-    }
-}
-
 impl AsRef<[u8]> for HeldReply {
     fn as_ref(&self) -> &[u8] {
         self.text.as_bytes()
     }
 }
 
-impl Drop for RequestPermit {
+impl Drop for BodyBytes {
     fn drop(&mut self) {
         self.release_bytes();
-        self.capacity.requests.return_count(1);
-        self.capacity.process.requests.return_count(1);
+    }
+}
+
+impl Drop for RequestPermit {
+    fn drop(&mut self) {
+        let capacity = &self.0.capacity;
+        capacity.requests.return_count(1);
+        capacity.process.requests.return_count(1);
     }
 }
 
@@ -286,8 +318,16 @@ mod tests {
         let limit = 3 * MIB as u64;
         assert_eq!(permits[2].take_bytes(1), Err(OverloadError::RunBytes { limit }));
         permits[0].release_bytes();
-        permits[2].take_bytes(2 * MIB).unwrap();
+        permits[2].take_bytes(MIB).unwrap();
+        // What outlasts its request is held until it is dropped.
+        let lasting = permits[2].take_lasting_bytes(MIB).unwrap();
+        assert_eq!(
+            permits[2].take_lasting_bytes(1).unwrap_err(),
+            OverloadError::RunBytes { limit }
+        );
         drop(permits);
+        assert_eq!((run.body_bytes.held_count(), run.requests.held_count()), (MIB as u64, 0));
+        drop(lasting);
         assert_eq!((run.body_bytes.held_count(), run.requests.held_count()), (0, 0));
         assert_eq!((process.body_bytes.held_count(), process.requests.held_count()), (0, 0));
     }
@@ -304,7 +344,7 @@ mod tests {
         }
         assert!(process.body_bytes.held_count() <= 64 * MIB as u64);
         run(&process, 32).admit_request().unwrap().take_bytes(MIB).unwrap();
-        let first = held[0].own_bytes + held[0].shared_bytes;
+        let first = held[0].0.own_bytes + held[0].0.shared_bytes;
         assert_eq!(first, 32 * MIB as u64, "a run alone has what its own bound allows");
         drop(held);
         assert_eq!(process.body_bytes.held_count(), 0);

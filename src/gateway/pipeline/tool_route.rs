@@ -5,19 +5,22 @@
 //! decides everything else. A run without tools has no such routes.
 
 use std::mem;
+use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, header};
 use http_body_util::{BodyExt, Limited};
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 use serde_json::json;
 
 use super::RunGateway;
 use super::exchange::ResponseBody;
 use super::rejection::CallRejection;
 use super::request_head;
-use crate::base::local_endpoint::{LocalEndpoint, LocalReply, LocalRequest, RetryAdvice};
+use crate::base::local_endpoint::{
+    BodyShare, LocalEndpoint, LocalReply, LocalRequest, RetryAdvice,
+};
 use crate::gateway::run::RequestId;
 use crate::telemetry::access_log::AccessLogEntry;
 
@@ -103,13 +106,17 @@ async fn read_and_answer(
     }
     // The permit is held until the reply was sent.
     let mut permit = gateway.capacity.admit_request()?;
-    permit.take_bytes(MAX_TOOL_BODY_BYTES)?;
+    permit.take_bytes(if body.is_end_stream() { 0 } else { MAX_TOOL_BODY_BYTES })?;
     let read = Limited::new(body, MAX_TOOL_BODY_BYTES).collect();
     let body = match tokio::time::timeout(policy.config.body_timeout, read).await {
         Ok(Ok(body)) => body.to_bytes(),
         Ok(Err(_)) => return Ok(ToolAnswer::refusal(too_large_reply())),
         Err(_) => return Ok(ToolAnswer::refusal(timeout_reply())),
     };
+    // The endpoint holds a copy of the body, which may outlast the request: a call goes on when its client leaves.
+    permit.release_bytes();
+    permit.take_bytes(body.len())?;
+    let share: BodyShare = Arc::new(permit.take_lasting_bytes(body.len())?);
     let target = head.uri();
     let request_bytes = body.len() as u64;
     let request = LocalRequest {
@@ -118,6 +125,7 @@ async fn read_and_answer(
         query: target.query(),
         headers: head.headers(),
         body: &body,
+        share: &share,
         pid,
     };
     let mut reply = endpoint.handle_request(request).await;

@@ -6,9 +6,9 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::error::McpError;
-use crate::base::json::{JsonError, check_document};
+use crate::base::json::{JsonError, check_small_document};
 use crate::base::serde_words;
-use crate::tools::exec_request::MAX_EXEC_BODY_BYTES;
+use crate::tools::exec_request::{MAX_EXEC_BODY_BYTES, MAX_REQUEST_VALUES};
 use crate::tools::refusal::ToolRefusal;
 
 /// A request, or a notification if it has no id. Values stay as the client wrote them until they are needed.
@@ -70,7 +70,7 @@ impl<'a> McpMembers<'a> {
             return Err(ToolRefusal::TooLarge { limit: MAX_EXEC_BODY_BYTES }.into());
         }
         // The scanner finds what serde does not: a key that is there twice, at any depth, and text in two encodings.
-        check_document(body).map_err(refuse_json)?;
+        check_small_document(body, MAX_REQUEST_VALUES).map_err(refuse_json)?;
         Self::from_slice(body).map_err(invalid)
     }
 

@@ -8,7 +8,7 @@ use super::error::McpError;
 use super::message::McpMessage;
 use super::reply::{call_reply, refusal_reply, result_reply, server_info};
 use super::version::{MODERN_VERSION, McpEra, NEWEST_LEGACY_VERSION, SERVED_VERSIONS};
-use crate::base::local_endpoint::LocalReply;
+use crate::base::local_endpoint::{BodyShare, LocalReply};
 use crate::tools::definition::{ToolDefinition, ToolProgramKind};
 use crate::tools::exec_request::{MAX_WAIT, ToolArguments, ToolExecRequest};
 use crate::tools::policy::GrantedTool;
@@ -21,10 +21,10 @@ impl RunTools {
         &self,
         (server, era): (Option<&str>, McpEra),
         (message, id): (&McpMessage<'_>, &RawValue),
-        facts: &mut ToolRequestFacts,
+        (facts, share): (&mut ToolRequestFacts, &BodyShare),
     ) -> Result<LocalReply, McpError> {
         let result = match (era, message.method.as_str()) {
-            (_, CALL) => return self.call_tool((server, era), (message, id), facts).await,
+            (_, CALL) => return self.call_tool((server, era), (message, id), (facts, share)).await,
             (_, "tools/list") => self.list_mcp_tools(server, era, message)?,
             (McpEra::Modern, DISCOVER) => discovery(),
             (McpEra::Legacy, INITIALIZE) => initialization(message)?,
@@ -57,14 +57,14 @@ impl RunTools {
         &self,
         (server, era): (Option<&str>, McpEra),
         (message, id): (&McpMessage<'_>, &RawValue),
-        facts: &mut ToolRequestFacts,
+        (facts, share): (&mut ToolRequestFacts, &BodyShare),
     ) -> Result<LocalReply, McpError> {
         let name = message.params.text("name").map_err(McpError::InvalidParams)?;
         let name = name.ok_or_else(|| McpError::InvalidParams("`name` is missing".to_owned()))?;
         let name = server.map_or_else(|| name.clone(), |server| full_name(server, &name));
         let arguments = message.params.raw("arguments").filter(|raw| raw.get() != "null");
         let arguments = ToolArguments::parse(arguments).map_err(ToolRefusal::from)?;
-        let request = ToolExecRequest::new_call(name, arguments)?;
+        let request = ToolExecRequest::new_call(name, arguments.with_share(share))?;
         match self.start_call(request, facts).await {
             Ok(call) => {
                 let end = self.wait_for_end(&call, MAX_WAIT).await;

@@ -7,6 +7,7 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Bytes;
@@ -46,6 +47,8 @@ struct ServerState {
     result: Value,
     /// The error of a call, in place of a result.
     refusal: Option<Value>,
+    /// True if calls get no answer for now.
+    is_hanging: bool,
     /// The number of the only valid session.
     session: u32,
     /// The methods and bodies that have arrived, in order, with their headers.
@@ -70,6 +73,7 @@ impl FakeServer {
             pages: vec![],
             result: json!({"content": [{"type": "text", "text": "two issues"}]}),
             refusal: None,
+            is_hanging: false,
             session: 1,
             seen: vec![],
         }));
@@ -146,9 +150,12 @@ async fn answer(
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
-    let mut state = state.lock().unwrap();
     let text = String::from_utf8(body.to_vec()).unwrap();
     let message: Value = serde_json::from_str(&text).unwrap();
+    while message["method"] == "tools/call" && state.lock().unwrap().is_hanging {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let mut state = state.lock().unwrap();
     let method = message["method"].as_str().unwrap().to_owned();
     state.seen.push((method.clone(), text, headers.clone()));
     let session = format!("session-{}", state.session);

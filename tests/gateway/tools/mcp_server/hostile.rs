@@ -2,9 +2,11 @@
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use std::{fs, str};
 
 use base64::prelude::*;
+use cogni_gateway::tools::exec_request::ToolExecRequest;
 use cogni_gateway::tools::mcp_server::lock_file::definition_digest;
 use cogni_gateway::tools::pinned_tool::PinnedTool;
 use serde_json::json;
@@ -12,6 +14,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use super::{FakeServer, search, search_over_mcp};
 use crate::support::allocations::peak_bytes;
+use crate::tools::{app_with, execute_tool, read_response};
 
 /// Returns a page with one tool whose definition has as many values as fit into a MiB.
 fn heavy_page(name: &str) -> String {
@@ -194,4 +197,63 @@ fn a_server_cannot_write_the_log() {
     assert_eq!(log.lines().count(), 2, "{log}");
     assert!(log.len() < 1000 && !log.contains("forged"), "{log}");
     assert!(log.contains("-32000") && log.contains("tool_failed"), "{log}");
+}
+
+/// G15: the arguments of an open call count among the bytes of the run's bodies, also when its client has left.
+#[tokio::test]
+async fn the_arguments_of_open_calls_are_counted() {
+    let server = FakeServer::start().await;
+    server.lock().await;
+    let app = app_with(&server.table(), |config| {
+        config.policy.max_body_bytes = 1 << 20;
+        config.server.max_run_body_bytes = 1 << 20;
+    })
+    .await;
+    server.change(|state| state.is_hanging = true);
+    let arguments = json!({"query": "x".repeat(200_000)});
+    let call = json!({"tool": "tracker__search", "arguments": arguments, "wait": "0s"});
+    let over_mcp = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {
+        "name": "tracker__search", "arguments": arguments,
+    }});
+    let mut open = vec![];
+    for _ in 0..3 {
+        let (status, started) = execute_tool(&app, call.clone()).await;
+        assert_eq!(status, 202, "{started}");
+        open.push(started["id"].as_str().unwrap().to_owned());
+    }
+    // A client of MCP leaves when its call has begun.
+    let client = app.client();
+    let leaving = tokio::spawn(async move { client.post("/mcp", &over_mcp).await });
+    while server.seen("tools/list").len() < 1 + 4 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    leaving.abort();
+    let (status, refused) = execute_tool(&app, call.clone()).await;
+    assert_eq!((status.as_u16(), &refused["error"]["code"]), (429, &json!("overloaded")));
+    // Each call that ends makes room.
+    server.change(|state| state.is_hanging = false);
+    for id in open {
+        let ended = app.client().get(&format!("/tool/exec/{id}?wait=10s")).await;
+        assert_eq!(read_response(&ended).1["status"], "completed");
+    }
+    assert_eq!(search(&app).await["status"], "completed");
+    app.stop().await;
+}
+
+/// G15: requests that wait hold the text of their arguments, and not the values.
+#[test]
+fn waiting_arguments_take_the_memory_of_their_text() {
+    let body = |values: usize| {
+        let values = vec![r#"{"":0}"#; values / 2].join(",");
+        format!(r#"{{"tool":"a__b","arguments":{{"x":[{values}]}}}}"#)
+    };
+    let small = body(8000);
+    let taken = peak_bytes(|| {
+        let held: Vec<_> =
+            (0..64).map(|_| ToolExecRequest::parse_body(small.as_bytes(), "r").unwrap()).collect();
+        assert!(held.iter().all(|request| request.arguments.members().len() == 1));
+    });
+    assert!(taken < 12 << 20, "{taken} bytes");
+    let refused = ToolExecRequest::parse_body(body(9000).as_bytes(), "r").unwrap_err();
+    insta::assert_snapshot!(format!("{} {refused}", refused.code()), @"json_too_complex the request body is not acceptable JSON: more than 8192 values");
 }
