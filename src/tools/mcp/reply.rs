@@ -1,7 +1,7 @@
 //! The responses to messages.
 
 use http::StatusCode;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
@@ -15,27 +15,45 @@ use crate::tools::refusal::ToolRefusal;
 
 /// A response of JSON-RPC. The id is the client's own text.
 #[derive(Serialize)]
-struct McpResponse<'a> {
+struct McpResponse<'a, R = Value> {
     jsonrpc: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<&'a RawValue>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    result: Option<Value>,
+    result: Option<R>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<Value>,
 }
 
+/// The result of a server's tool. Its parts stay as the server wrote them: parsed, they could take a hundred times the
+/// memory.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ServerToolResult<'a> {
+    #[serde(borrow)]
+    content: &'a RawValue,
+    #[serde(borrow, skip_serializing_if = "Option::is_none")]
+    structured_content: Option<&'a RawValue>,
+    #[serde(skip_deserializing)]
+    is_error: bool,
+    #[serde(skip_deserializing, skip_serializing_if = "Option::is_none")]
+    result_type: Option<&'static str>,
+    #[serde(skip_deserializing, rename = "_meta")]
+    meta: Value,
+}
+
 /// Returns the response with an error. Without a readable id, the response has none.
 pub(super) fn error_reply(id: Option<&RawValue>, error: &McpError) -> LocalReply {
-    let body = McpResponse { jsonrpc: "2.0", id, result: None, error: Some(error.to_object()) };
+    let body: McpResponse<'_> =
+        McpResponse { jsonrpc: "2.0", id, result: None, error: Some(error.to_object()) };
     LocalReply { status: error.status(), code: Some(error.code()), ..reply(&body) }
 }
 
 /// Returns the response with a result, in the form of the era.
 pub(super) fn result_reply(id: &RawValue, era: McpEra, mut result: Value) -> LocalReply {
     if era == McpEra::Modern {
-        result["resultType"] = "complete".into();
-        result["_meta"]["io.modelcontextprotocol/serverInfo"] = server_info();
+        result["resultType"] = COMPLETE.into();
+        result["_meta"][SERVER_INFO_KEY] = server_info();
     }
     reply(&McpResponse { jsonrpc: "2.0", id: Some(id), result: Some(result), error: None })
 }
@@ -77,17 +95,25 @@ pub(super) fn call_reply(
         }
         // A result is JSON. A model reads a plain text better without its quotes.
         None if is_mcp => {
-            let mut result = serde_json::from_str(&end.result).unwrap_or_else(|_| json!({}));
-            result["isError"] = false.into();
-            result["_meta"] = json!({CALL_KEY: facts});
-            return result_reply(id, era, result);
+            return server_result_reply((id, era), &end.result, &facts);
         }
-        None => match serde_json::from_str(&end.result) {
-            Ok(Value::String(text)) => text,
-            _ => end.result.clone(),
-        },
+        None => serde_json::from_str(&end.result).unwrap_or_else(|_| end.result.clone()),
     };
     result_reply(id, era, tool_result(&text, end.error.is_some(), &facts))
+}
+
+/// Returns the response with the result of a server's tool.
+fn server_result_reply((id, era): (&RawValue, McpEra), result: &str, facts: &Value) -> LocalReply {
+    let mut meta = json!({CALL_KEY: facts});
+    let Ok(mut result) = serde_json::from_str::<ServerToolResult<'_>>(result) else {
+        return result_reply(id, era, json!({"content": [], "isError": false, "_meta": meta}));
+    };
+    if era == McpEra::Modern {
+        result.result_type = Some(COMPLETE);
+        meta[SERVER_INFO_KEY] = server_info();
+    }
+    result.meta = meta;
+    reply(&McpResponse { jsonrpc: "2.0", id: Some(id), result: Some(result), error: None })
 }
 
 /// Returns the response about a call that was refused. It is a result, so that the model reads the reason.
@@ -140,6 +166,9 @@ fn reply(body: &impl Serialize) -> LocalReply {
     let body = serde_json::to_string(body).unwrap_or_default();
     LocalReply { status: StatusCode::OK, body, allow: None, code: None, retry: RetryAdvice::None }
 }
+
+const COMPLETE: &str = "complete";
+const SERVER_INFO_KEY: &str = "io.modelcontextprotocol/serverInfo";
 
 /// The key of the facts about a call in the `_meta` of its result.
 const CALL_KEY: &str = "cogni-gateway/call";
