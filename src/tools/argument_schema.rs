@@ -130,8 +130,17 @@ impl ArgumentSchema {
         if let Some(name) = self.required.iter().find(|name| !object.contains_key(name.as_str())) {
             return Err(wrong(path, format!("has no `{name}`; give it")));
         }
+        let known = self.properties.keys().filter(|_| self.is_open);
+        let folded: BTreeMap<_, _> = known.map(|name| (fold_name(name), name)).collect();
         for (name, value) in object {
             let Some(part) = self.properties.get(name) else {
+                // Some programs take such a name for the known one, whose value a condition has read.
+                if let Some(known) = folded.get(&fold_name(name)) {
+                    return Err(wrong(
+                        path,
+                        format!("has another spelling of `{known}`; use this one"),
+                    ));
+                }
                 if self.is_open {
                     continue;
                 }
@@ -222,6 +231,13 @@ pub fn is_property_name(name: &str) -> bool {
     (1..=64).contains(&name.len())
         && name.bytes().all(is_plain)
         && !name.starts_with(|first: char| first.is_ascii_digit())
+}
+
+/// Returns a name without what many programs ignore in it: case, and the characters between its words. Two characters
+/// that share a capital letter are the same, such as `s` and `ſ`.
+fn fold_name(name: &str) -> String {
+    let letters = name.chars().filter(|letter| !matches!(letter, '_' | '-' | '.' | ' '));
+    letters.flat_map(char::to_uppercase).flat_map(char::to_lowercase).collect()
 }
 
 fn wrong(path: &str, problem: impl Into<String>) -> ArgumentError {

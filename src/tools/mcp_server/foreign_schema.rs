@@ -1,7 +1,8 @@
 //! The view of a server's JSON Schema that the policy has.
 //!
 //! A server checks the arguments of its tools itself, by any schema. The policy needs the types of single values, so that
-//! a condition reads an argument by its type. The view has those; it accepts everything else.
+//! a condition reads an argument by its type, and it needs the names, so that a server finds no argument that a condition
+//! has not read. The view has those; it accepts everything else.
 
 use std::collections::BTreeMap;
 
@@ -13,13 +14,18 @@ use crate::tools::argument_schema::{ArgumentSchema, ArgumentType, is_property_na
 pub fn argument_view(schema: &Value) -> ArgumentSchema {
     let properties = schema["properties"].as_object().into_iter().flatten();
     let properties: BTreeMap<_, _> = properties
-        .filter(|(name, _)| is_property_name(name))
-        .map(|(name, part)| (name.clone(), value_view(part)))
+        .map(|(name, part)| {
+            let any = || ArgumentSchema { kind: ArgumentType::Any, ..ArgumentSchema::default() };
+            (name.clone(), if is_property_name(name) { value_view(part) } else { any() })
+        })
         .collect();
     let required = schema["required"].as_array().into_iter().flatten();
     let required = required.filter_map(Value::as_str).map(str::to_owned);
     let required = required.filter(|name| properties.contains_key(name)).collect();
-    ArgumentSchema { properties, required, is_open: true, ..ArgumentSchema::default() }
+    // Names that are given by patterns are known to the server only.
+    let is_open =
+        schema["additionalProperties"] != false || schema["patternProperties"].is_object();
+    ArgumentSchema { properties, required, is_open, ..ArgumentSchema::default() }
 }
 
 fn value_view(schema: &Value) -> ArgumentSchema {

@@ -9,12 +9,12 @@ use base64::prelude::*;
 use cogni_gateway::tools::exec_request::ToolExecRequest;
 use cogni_gateway::tools::mcp_server::lock_file::definition_digest;
 use cogni_gateway::tools::pinned_tool::PinnedTool;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
 
 use super::{FakeServer, search, search_over_mcp};
 use crate::support::allocations::peak_bytes;
-use crate::tools::{app_with, execute_tool, read_response};
+use crate::tools::{app_with, execute_tool, read_response, start_app};
 
 /// Returns a page with one tool whose definition has as many values as fit into a MiB.
 fn heavy_page(name: &str) -> String {
@@ -256,4 +256,39 @@ fn waiting_arguments_take_the_memory_of_their_text() {
     assert!(taken < 12 << 20, "{taken} bytes");
     let refused = ToolExecRequest::parse_body(body(9000).as_bytes(), "r").unwrap_err();
     insta::assert_snapshot!(format!("{} {refused}", refused.code()), @"json_too_complex the request body is not acceptable JSON: more than 8192 values");
+}
+
+/// T2: a call has only the arguments that the pinned schema allows, under the names that a condition reads.
+#[tokio::test]
+async fn an_argument_has_one_name() {
+    let server = FakeServer::start().await;
+    let mut schema = json!({
+        "type": "object",
+        "properties": {"owner": {"type": "string"}, "page-size": {"type": "integer"}},
+    });
+    for (is_closed, more, is_allowed) in [
+        (false, json!({}), true),
+        (false, json!({"page-size": 7}), true),
+        (false, json!({"other": 1}), true),
+        (false, json!({"Owner": "evil"}), false),
+        (false, json!({"o_wner": "evil"}), false),
+        (false, json!({"page-\u{17f}ize": 7}), false),
+        (true, json!({"page-size": 7}), true),
+        (true, json!({"Owner": "evil"}), false),
+        (true, json!({"other": 1}), false),
+    ] {
+        schema["additionalProperties"] = (!is_closed).into();
+        server.change(|state| state.definition["inputSchema"] = schema.clone());
+        server.lock().await;
+        let rule =
+            "[[rules]]\nname = 'mine'\ntool = 'tracker__search'\nwhen = 'args.owner == \"acme\"'\n";
+        let app = start_app(&(server.table() + rule)).await;
+        let mut arguments = json!({"owner": "acme"});
+        arguments.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let call = json!({"tool": "tracker__search", "arguments": arguments});
+        let (status, answer) = execute_tool(&app, call).await;
+        let code = if is_allowed { Value::Null } else { json!("invalid_arguments") };
+        assert_eq!(answer["error"]["code"], code, "{arguments}: {status} {answer}");
+        app.stop().await;
+    }
 }
