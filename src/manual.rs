@@ -218,4 +218,7 @@ pub mod decisions {
     #[doc = include_str!("manual/rustdoc_links.md")]
     #[doc = include_str!("manual/decisions/0042-approve-one-call-by-its-digest.md")]
     pub mod d0042 {}
+    #[doc = include_str!("manual/rustdoc_links.md")]
+    #[doc = include_str!("manual/decisions/0043-let-a-spent-budget-ask-in-the-ledger.md")]
+    pub mod d0043 {}
 }

@@ -1,4 +1,5 @@
-//! `cogni-gateway approvals`: shows the tool calls of a service's runs that wait for a person, and answers.
+//! `cogni-gateway approvals`: shows the tool calls and the spent budgets of a service's runs that wait for a person, and
+//! answers.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -6,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Subcommand;
 use http::Method;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::runs::{self, client::ServiceArgs};
 use crate::base::url_component::encode_url_component;
@@ -47,10 +48,14 @@ pub enum ApprovalsCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Let a call run, once
+    /// Let a call run, once, or raise a spent budget
     Approve {
         #[command(flatten)]
         answer: AnswerArgs,
+
+        /// A new value of a limit of the budget, such as `max_turns=50`
+        #[arg(long, value_name = "LIMIT=VALUE", value_parser = parse_raise)]
+        raise: Vec<(String, Value)>,
     },
     /// Deny a call
     Deny {
@@ -98,17 +103,27 @@ pub fn run(command: ApprovalsCommand, out: &mut impl Write) -> anyhow::Result<Ex
                 let shown = service.client()?.json(Method::GET, &path_of(&id)).await?;
                 if json { print_json(&shown, out)? } else { print_question(&shown, out)? }
             }
-            ApprovalsCommand::Approve { answer } => answer.send("approve", out).await?,
-            ApprovalsCommand::Deny { answer } => answer.send("deny", out).await?,
+            ApprovalsCommand::Approve { answer, raise } => {
+                answer.send("approve", raise, out).await?;
+            }
+            ApprovalsCommand::Deny { answer } => answer.send("deny", vec![], out).await?,
         }
         Ok(ExitCode::SUCCESS)
     })
 }
 
 impl AnswerArgs {
-    async fn send(self, decision: &str, out: &mut impl Write) -> anyhow::Result<()> {
+    async fn send(
+        self,
+        decision: &str,
+        raise: Vec<(String, Value)>,
+        out: &mut impl Write,
+    ) -> anyhow::Result<()> {
         let Self { service, id, digest, reason } = self;
-        let body = json!({"decision": decision, "digest": digest, "reason": reason});
+        let mut body = json!({"decision": decision, "digest": digest, "reason": reason});
+        if !raise.is_empty() {
+            body["raise"] = raise.into_iter().collect::<Map<_, _>>().into();
+        }
         let path = format!("{}/decision", path_of(&id));
         let answered = service.client()?.post_json(&path, &body).await?;
         let (id, state) = (text(&answered["id"]), text(&answered["state"]));
@@ -161,6 +176,18 @@ fn text(value: &Value) -> String {
     runs::text(value).replace(['\n', '\t'], " ")
 }
 
+/// Parses a raise. The service knows the names of limits and checks the values.
+fn parse_raise(text: &str) -> Result<(String, Value), String> {
+    let (limit, value) =
+        text.split_once('=').ok_or("give a limit and its value: `max_turns=50`")?;
+    // Money is a text in the API, everything else a number.
+    let value = match value.parse::<u64>() {
+        Ok(number) if limit != "max_cost_usd" => number.into(),
+        _ => value.into(),
+    };
+    Ok((limit.to_owned(), value))
+}
+
 fn path_of(id: &str) -> String {
     let mut path = "/api/v1/approvals/".to_owned();
     path.extend(encode_url_component(id));
@@ -170,7 +197,7 @@ fn path_of(id: &str) -> String {
 const QUESTION: &str = "The question's id, as listed by `approvals list`";
 
 /// The fields of a question, in the order in which they are printed.
-const SHOWN: [&str; 14] = [
+const SHOWN: [&str; 16] = [
     "id",
     "state",
     "run",
@@ -179,6 +206,8 @@ const SHOWN: [&str; 14] = [
     "arguments",
     "rule",
     "price_usd",
+    "budget",
+    "raised",
     "digest",
     "requested_at",
     "expires_at",

@@ -49,7 +49,7 @@ use crate::llm::request::{LlmCall, ScannedBody};
 use crate::telemetry::{access_log, metrics};
 use exchange::{
     AdmissionAttempt, ClientReply, EnteredCall, GatewayExchange, PendingResponse, ReservedCall,
-    ResponseBody,
+    ResponseBody, UnfundedCall,
 };
 use limits::RunCapacity;
 use read_body::{IncomingRequestBody, RequestBody};
@@ -129,14 +129,22 @@ enum ReceivedRequest {
     Call(EnteredHead, Option<ScannedBody>),
 }
 
+/// The result of the part of the pipeline that reserves the budget.
+#[expect(clippy::large_enum_variant, reason = "a box would cost an allocation for each call")]
+enum ReservedRequest {
+    Call(ReservedCall),
+    /// A call that a spent limit refuses, unless a person raises the limit.
+    Unfunded(Box<UnfundedCall>),
+}
+
 /// The answer to a request, which may have to wait. The server drops the value when the client disconnects. The drop of
 /// the exchange in it then settles and records the call.
 enum PendingReply {
     /// An answer of the gateway itself; `None` after the answer was taken.
     Own(Option<ClientReply>),
     Sent(PendingResponse),
-    /// A call whose admission is being written to the disk.
-    Admitting(Pin<Box<dyn Future<Output = ClientReply> + Send>>),
+    /// A call that waits for the disk, or for a person.
+    Waiting(Pin<Box<dyn Future<Output = ClientReply> + Send>>),
 }
 
 /// Runs the first part of the pipeline, in order: the steps that need the head.
@@ -210,7 +218,10 @@ fn answer_received(
         }
         Ok(ReceivedRequest::Call(call, body)) => {
             match reserve_received(&mut exchange, call, body) {
-                Ok(call) => exchange.admit_at_once(call),
+                Ok(ReservedRequest::Call(call)) => exchange.admit_at_once(call),
+                Ok(ReservedRequest::Unfunded(call)) => {
+                    return PendingReply::Waiting(Box::pin(answer_unfunded(exchange, call)));
+                }
                 Err(rejection) => AdmissionAttempt::Done(Err(rejection)),
             }
         }
@@ -222,7 +233,7 @@ fn answer_received(
             PendingReply::Own(Some(exchange.finish_rejected(&rejection)))
         }
         AdmissionAttempt::WaitsForDisk(call) => {
-            PendingReply::Admitting(Box::pin(answer_reserved(exchange, Box::new(call))))
+            PendingReply::Waiting(Box::pin(answer_reserved(exchange, Box::new(call))))
         }
     }
 }
@@ -232,7 +243,7 @@ fn reserve_received(
     exchange: &mut GatewayExchange,
     EnteredHead { entered, mut head }: EnteredHead,
     body: Option<ScannedBody>,
-) -> Result<ReservedCall, CallRejection> {
+) -> Result<ReservedRequest, CallRejection> {
     let (call, rules) = match body {
         Some(body) => exchange.call_admission().check_body(body, &mut head)?,
         None => (LlmCall::default(), vec![]),
@@ -251,6 +262,17 @@ async fn answer_reserved(
     }
 }
 
+/// Answers a call that waits for a person.
+async fn answer_unfunded(
+    mut exchange: Box<GatewayExchange>,
+    call: Box<UnfundedCall>,
+) -> ClientReply {
+    match exchange.wait_for_budget(call).await {
+        Ok(call) => answer_reserved(exchange, call).await,
+        Err(rejection) => exchange.finish_rejected(&rejection),
+    }
+}
+
 impl Future for PendingReply {
     type Output = ClientReply;
 
@@ -260,7 +282,7 @@ impl Future for PendingReply {
                 Poll::Ready(reply.take().expect("a finished reply is not polled again"))
             }
             Self::Sent(response) => Pin::new(response).poll(cx),
-            Self::Admitting(answer) => answer.as_mut().poll(cx),
+            Self::Waiting(answer) => answer.as_mut().poll(cx),
         }
     }
 }

@@ -8,12 +8,12 @@ mod identity;
 pub mod token;
 mod tool_settings;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use tokio::sync::Semaphore;
 
-use crate::llm::budget::BudgetLedger;
+use crate::llm::budget::{BudgetAsker, BudgetLedger};
 use crate::telemetry::audit::records::RunFinishedRecord;
 use crate::telemetry::audit::{self, AuditLog};
 use crate::telemetry::trace::RunTrace;
@@ -33,6 +33,8 @@ pub struct AgentRun {
     pub drain_permits: Arc<Semaphore>,
     /// The run's span in its trace, if the run belongs to a trace.
     pub trace: Option<Arc<RunTrace>>,
+    /// The way to ask a person for a larger budget; empty if a spent limit refuses at once.
+    budget_asker: OnceLock<Arc<dyn BudgetAsker>>,
 }
 
 /// The numbers of admitted and refused requests of a run.
@@ -68,7 +70,19 @@ impl AgentRun {
             control: RunControl::default(),
             drain_permits: Arc::new(Semaphore::new(MAX_DRAINS)),
             trace: None,
+            budget_asker: OnceLock::new(),
         }
+    }
+
+    /// Lets calls that a spent limit refuses ask a person. Only the first asker of a run counts.
+    pub fn set_budget_asker(&self, asker: Arc<dyn BudgetAsker>) {
+        if self.budget_asker.set(asker).is_ok() {
+            self.ledger.defer_refusals();
+        }
+    }
+
+    pub fn budget_asker(&self) -> Option<&Arc<dyn BudgetAsker>> {
+        self.budget_asker.get()
     }
 
     /// Returns the run as a part of a trace.

@@ -15,16 +15,18 @@ mod limits;
 mod operator_limits;
 pub mod price;
 mod rate;
+mod spending_limits;
 mod usage;
 
 pub use budget_error::BudgetError;
 pub use cost::Nanodollars;
 pub use ledger::{
-    BudgetLedger, BudgetReservation, BudgetStatus, CallKind, OpenCallPermit, PriorUsage,
-    ReserveRequest, ToolBudgetError, ToolBudgetLimits, ToolReservation, ToolReserveRequest,
-    ToolSpending,
+    BudgetAnswer, BudgetAsker, BudgetLedger, BudgetReservation, BudgetStatus, CallKind,
+    OpenCallPermit, PriorUsage, ReserveRequest, ToolBudgetError, ToolBudgetLimits, ToolReservation,
+    ToolReserveRequest, ToolSpending,
 };
 pub use limits::BudgetLimits;
 pub use price::{ModelPrice, PriceTable};
 pub use rate::{FREE_CALLS_PER_MINUTE, RecentUsage};
+pub use spending_limits::{RaiseError, SpendingLimit, SpendingLimits};
 pub use usage::{BudgetAmount, TokenUsage, Tokens, UsageSource};

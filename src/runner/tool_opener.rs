@@ -10,8 +10,9 @@ use tokio_util::sync::CancellationToken;
 use crate::base::local_endpoint::LocalEndpoint;
 use crate::gateway::run::control::NotAcceptingError;
 use crate::gateway::run::{AgentRun, RunIdentity, ToolOpener, ToolProcess, ToolSettings};
-use crate::tools::approval::RunApprovals;
+use crate::tools::approval::budget_questions::{BudgetQuestionParts, BudgetQuestions};
 use crate::tools::approval::store::ApprovalStore;
+use crate::tools::approval::{OnBudget, RunApprovals};
 use crate::tools::config::{McpServerConfig, ToolConfig};
 use crate::tools::credential_source::CredentialSource;
 use crate::tools::job::JobRunner;
@@ -105,6 +106,7 @@ impl ToolOpener for RunToolOpener {
                 "`tools.granted`: the tool `{job}` needs a sandbox, and this run's gateway makes none; remove it, or use `cogni-gateway run` or `serve` with a sandbox for each run"
             );
         }
+        self.let_budget_ask((&config, &policy), run, process)?;
         let approvals = match (&self.approvals, policy.first_asking_rule()) {
             (None, Some(rule)) => anyhow::bail!(
                 "`tools.rules`: the rule `{rule}` has `approve = \"ask\"`, and no person can answer here; take `approve` out, or use `cogni-gateway serve`, where `cogni-gateway approvals` answers"
@@ -127,7 +129,37 @@ impl ToolOpener for RunToolOpener {
             tasks: process.tasks.clone(),
             salt: random_salt()?,
             approvals,
+            budget_asker: run.budget_asker().cloned().map(|asker| (asker, config.approvals.hold)),
         })))
+    }
+}
+
+impl RunToolOpener {
+    /// Lets a spent budget of the run ask a person, if the configuration says so.
+    fn let_budget_ask(
+        &self,
+        (config, policy): (&ToolConfig, &ToolPolicy),
+        run: &AgentRun,
+        process: ToolProcess<'_>,
+    ) -> anyhow::Result<()> {
+        match (&self.approvals, config.approvals.on_budget) {
+            (_, OnBudget::Refuse) => {}
+            (None, OnBudget::Ask) => anyhow::bail!(
+                "`tools.approvals.on_budget`: no person can answer here; take `on_budget` out, or use `cogni-gateway serve`, where `cogni-gateway approvals` answers"
+            ),
+            (Some(store), OnBudget::Ask) => {
+                run.set_budget_asker(Arc::new(BudgetQuestions::new(BudgetQuestionParts {
+                    run: identity_facts(&run.identity),
+                    policy: policy.digest().to_owned(),
+                    store: store.clone(),
+                    ttl: config.approvals.ttl,
+                    ledger: Arc::clone(&run.ledger),
+                    audit: Arc::clone(&run.audit),
+                    tasks: process.tasks.clone(),
+                })));
+            }
+        }
+        Ok(())
     }
 }
 

@@ -67,6 +67,7 @@ use crate::telemetry::audit::{AuditPublicKey, AuditSigningKey};
 use crate::tools::approval::store::ApprovalStore;
 
 pub use admission::{AcceptedRun, RunStartError, RunStartOptions};
+pub use approvals::BudgetRaiseError;
 pub use run_queue::{GrantRunLimits, QueueStanding};
 pub use standing::ServiceStatus;
 pub use state_dir_lock::StateDirLock;

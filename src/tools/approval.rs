@@ -1,4 +1,5 @@
-//! Approvals: a call of a tool waits until a person allows it.
+//! Approvals: a call of a tool waits until a person allows it, and a call beyond the budget waits until a person raises
+//! the budget.
 //!
 //! A question has these states:
 //!
@@ -11,6 +12,7 @@
 //!
 //! - [`store`] keeps the questions in a database, one transaction for each arrow.
 //! - `waiting_call` asks, waits, checks the whole call again, and runs it.
+//! - [`budget_questions`] asks about a spent limit, and raises it.
 //!
 //! **Invariant:** a question moves along these arrows only, and at most one call begins by one question. Expiry, a
 //! restart and the run's end mean no.
@@ -18,6 +20,7 @@
 //! **Invariant:** an answer is about the digest of one call. A call that differs in its run, tool, definition,
 //! arguments or policy has another digest, and the answer does not count for it.
 
+pub mod budget_questions;
 mod schema;
 pub mod store;
 
@@ -28,7 +31,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 
 use crate::base::canonical;
-use crate::llm::budget::Nanodollars;
+use crate::llm::budget::{BudgetAmount, Nanodollars, SpendingLimit, SpendingLimits};
 
 pub use schema::APPROVAL_SCHEMA;
 
@@ -61,6 +64,40 @@ pub enum ApprovalState {
     Withdrawn,
     /// The approved call has begun.
     Consumed,
+}
+
+/// The effect of a spent budget.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnBudget {
+    /// The call is refused.
+    #[default]
+    Refuse,
+    /// A person is asked to raise the spent limit, and the call waits.
+    Ask,
+}
+
+/// A spent limit, as a person sees it who may raise it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BudgetQuestion {
+    /// The limit that is spent.
+    pub limit: SpendingLimit,
+    /// The limits in force.
+    pub limits: SpendingLimits,
+    pub spent: BudgetAmount,
+}
+
+/// The raise that a person approves. The digest of this value is the subject of the answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct BudgetSubject<'a> {
+    pub run: &'a str,
+    pub attempt: &'a str,
+    pub agent: &'a str,
+    pub budget: &'a BudgetQuestion,
+    /// The digest of the policy about the run's tools, which lets the budget ask.
+    pub policy: &'a str,
+    /// The last moment at which the limits may be raised, in milliseconds since 1970.
+    pub not_after_ms: i64,
 }
 
 /// The call that a person approves. The digest of this value is the subject of the answer.
@@ -113,6 +150,10 @@ pub struct ApprovalRow {
     pub reason: Option<String>,
     /// The call that has begun by the answer.
     pub call: Option<String>,
+    /// The spent limit, for a question about a budget; its tool is [`BUDGET_TOOL`].
+    pub budget: Option<BudgetQuestion>,
+    /// The limits that the person has raised.
+    pub raised: Option<SpendingLimits>,
 }
 
 /// The place where people answer the questions of one run.
@@ -134,6 +175,8 @@ pub struct ApprovalConfig {
     /// The longest time for which a request waits for the answer before it is told that the call is pending.
     #[serde(with = "humantime_serde")]
     pub hold: Duration,
+    /// The effect of a spent budget of the run.
+    pub on_budget: OnBudget,
 }
 
 impl RunApprovals {
@@ -146,6 +189,13 @@ impl ApprovalSubject<'_> {
     /// Returns the digest that an answer must name.
     pub fn digest(&self) -> String {
         canonical::digest("approval 1", self).expect("a subject has string keys")
+    }
+}
+
+impl BudgetSubject<'_> {
+    /// Returns the digest that an answer must name.
+    pub fn digest(&self) -> String {
+        canonical::digest("budget approval 1", self).expect("a subject has string keys")
     }
 }
 
@@ -186,7 +236,11 @@ impl ApprovalState {
 impl Default for ApprovalConfig {
     fn default() -> Self {
         // Forty seconds are shorter than the timeout of every measured client.
-        Self { ttl: Duration::from_mins(30), hold: Duration::from_secs(40) }
+        Self {
+            ttl: Duration::from_mins(30),
+            hold: Duration::from_secs(40),
+            on_budget: OnBudget::Refuse,
+        }
     }
 }
 
@@ -205,6 +259,9 @@ pub fn format_unix_millis(millis: i64) -> String {
 /// The most requests of a run that wait for a person at the same time. Our choice: further requests are answered at once,
 /// with the id of their call.
 const MAX_HELD_REQUESTS: usize = 8;
+
+/// The name in place of a tool's in a question about a budget. A tool's name has `__`.
+pub const BUDGET_TOOL: &str = "budget";
 
 /// The scope of an answer: one call.
 pub const SCOPE_ONCE: &str = "once";

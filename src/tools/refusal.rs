@@ -44,6 +44,11 @@ pub enum ToolRefusal {
     Arguments(#[from] ArgumentError),
     #[error(transparent)]
     Budget(#[from] ToolBudgetError),
+    /// The run's money is spent, and the question to raise it has no answer yet.
+    #[error(
+        "waiting for approval: the run's budget is spent, and a person is asked to raise it; call again to wait on"
+    )]
+    BudgetAsked,
     #[error("the run has {limit} tool calls open, which is the limit; retry when one has ended")]
     Busy { limit: usize },
     #[error(
@@ -83,6 +88,7 @@ impl ToolRefusal {
             Self::NotGranted(_) | Self::Denied(_) => "policy_denied",
             Self::Arguments(_) => "invalid_arguments",
             Self::Budget(error) => error.code(),
+            Self::BudgetAsked => "budget_pending",
             Self::Busy { .. } => "too_many_tool_calls",
             Self::TooManyQuestions => "too_many_approvals",
             Self::ApprovalLost(_) => "approval_lost",
@@ -111,9 +117,11 @@ impl ToolRefusal {
             | Self::ApprovalLost(_)
             | Self::Ended => StatusCode::FORBIDDEN,
             Self::Budget(error) if error.is_permanent() => StatusCode::PAYMENT_REQUIRED,
-            Self::Budget(_) | Self::Busy { .. } | Self::TooManyQuestions | Self::Paused => {
-                StatusCode::TOO_MANY_REQUESTS
-            }
+            Self::Budget(_)
+            | Self::BudgetAsked
+            | Self::Busy { .. }
+            | Self::TooManyQuestions
+            | Self::Paused => StatusCode::TOO_MANY_REQUESTS,
             Self::KeyConflict => StatusCode::CONFLICT,
             Self::Audit(_) | Self::ApprovalStore(_) => StatusCode::SERVICE_UNAVAILABLE,
         }
@@ -149,6 +157,7 @@ impl ToolRefusal {
             }
             Self::Budget(error) if error.is_permanent() => RetryAdvice::Never,
             Self::Budget(_)
+            | Self::BudgetAsked
             | Self::Busy { .. }
             | Self::TooManyQuestions
             | Self::Paused

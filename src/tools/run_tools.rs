@@ -13,7 +13,7 @@
 //! that leaves changes nothing: the call goes on within its time, and its result can be asked for.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
@@ -28,7 +28,9 @@ use super::refusal::ToolRefusal;
 use super::rule_facts::{ToolCallFacts, ToolRunFacts};
 use crate::base::digest::sha256_hex;
 use crate::base::task_group::TaskGroup;
-use crate::llm::budget::{BudgetAmount, BudgetLedger, ToolReservation, ToolReserveRequest};
+use crate::llm::budget::{
+    BudgetAmount, BudgetAsker, BudgetLedger, ToolBudgetError, ToolReservation, ToolReserveRequest,
+};
 use crate::telemetry::audit::AuditLog;
 use crate::telemetry::audit::tool_records::{
     ToolAdmittedRecord, ToolOutcome, ToolRefusedRecord, ToolSettledRecord,
@@ -67,6 +69,8 @@ pub struct RunToolParts {
     pub salt: String,
     /// The place where people answer; `None` if no rule asks.
     pub approvals: Option<RunApprovals>,
+    /// The way to ask for a larger budget, and the longest time for which a request waits for it.
+    pub budget_asker: Option<(Arc<dyn BudgetAsker>, Duration)>,
 }
 
 /// A call that every check has let through.
@@ -100,11 +104,29 @@ impl RunTools {
         &self.parts
     }
 
-    /// Starts a call that every layer allows, or finds the earlier call with the same idempotency key.
+    /// Starts a call that every layer allows, or finds the earlier call with the same idempotency key. If the run's money
+    /// is spent and a person may raise it, waits for the person and tries again.
     ///
     /// # Errors
     /// Returns the reason why the call did not begin. The caller records the refusal.
     pub(super) async fn start_call(
+        &self,
+        request: ToolExecRequest,
+        facts: &mut ToolRequestFacts,
+    ) -> Result<Arc<ToolCall>, ToolRefusal> {
+        let Some((_, hold)) = &self.parts.budget_asker else {
+            return self.try_start_call(request, facts).await;
+        };
+        let hold = request.wait.min(*hold);
+        loop {
+            match self.try_start_call(request.clone(), facts).await {
+                Ok(call) => return Ok(call),
+                Err(refusal) => self.parts.ask_for_budget(refusal, hold).await?,
+            }
+        }
+    }
+
+    async fn try_start_call(
         &self,
         request: ToolExecRequest,
         facts: &mut ToolRequestFacts,
@@ -197,6 +219,30 @@ impl RunToolParts {
                 Ok(())
             }
             Err(refusal) => Err(Box::new((checked, refusal))),
+        }
+    }
+
+    /// Waits until a person has raised the limit that has refused a call, for at most `hold`.
+    ///
+    /// # Errors
+    /// Returns the refusal, if no person can be asked about it or none has raised the limit, or
+    /// [`ToolRefusal::BudgetAsked`].
+    pub(super) async fn ask_for_budget(
+        &self,
+        refusal: ToolRefusal,
+        hold: Duration,
+    ) -> Result<(), ToolRefusal> {
+        let (ToolRefusal::Budget(ToolBudgetError::Run(spent)), Some((asker, _))) =
+            (&refusal, &self.budget_asker)
+        else {
+            return Err(refusal);
+        };
+        if spent.spent_limit().is_none() {
+            return Err(refusal);
+        }
+        match tokio::time::timeout(hold, asker.ask_for_budget(*spent)).await {
+            Ok(answer) => Ok(answer.map_err(ToolBudgetError::from)?),
+            Err(_) => Err(ToolRefusal::BudgetAsked),
         }
     }
 

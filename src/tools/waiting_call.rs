@@ -206,6 +206,8 @@ impl RunToolParts {
             by: None,
             reason: None,
             call: None,
+            budget: None,
+            raised: None,
         }
     }
 
@@ -275,9 +277,19 @@ impl RunToolParts {
         loop {
             let Err(refused) = Arc::clone(self).admit_call(checked).await else { return Ok(()) };
             let question = &refused.0.slot.call().question;
-            let is_over = question
-                .as_ref()
-                .is_none_or(|question| question.not_after_ms <= to_unix_millis(SystemTime::now()));
+            let not_after_ms = question.as_ref().map_or(0, |question| question.not_after_ms);
+            let left = not_after_ms.saturating_sub(to_unix_millis(SystemTime::now()));
+            let is_over = left <= 0;
+            // A spent budget is asked about, and does not lose the answer about the call either.
+            if !is_over && !refused.1.is_temporary() {
+                let (call, refusal) = *refused;
+                let left = Duration::from_millis(left.cast_unsigned());
+                match self.ask_for_budget(refusal, left).await {
+                    Ok(()) => checked = call,
+                    Err(refusal) => return Err(Box::new((call, refusal))),
+                }
+                continue;
+            }
             let wait = tokio::time::sleep(RETRY_INTERVAL);
             if is_over
                 || !refused.1.is_temporary()
@@ -299,26 +311,15 @@ impl RunToolParts {
         else {
             return Ok(None);
         };
-        let left = question.not_after_ms.saturating_sub(to_unix_millis(SystemTime::now()));
-        let left = Duration::from_millis(left.max(0).cast_unsigned());
         let abort = self.switches.abort_token();
-        let end = tokio::select! {
-            biased;
-            () = waiting.watch.wait_answered() => None,
-            () = abort.cancelled() => Some(ApprovalState::Withdrawn),
-            () = self.tasks.shutdown_token().cancelled() => Some(ApprovalState::Withdrawn),
-            () = tokio::time::sleep(left) => Some(ApprovalState::Expired),
-        };
-        let store = &approvals.store;
-        let row = match end {
-            None => store.find(&question.id).await?,
-            // An answer that was written at the same moment stays. The row says which came first.
-            Some(state) => {
-                let reason = if state == ApprovalState::Expired { EXPIRED } else { RUN_ENDS };
-                store.close(&question.id, (state, reason), SystemTime::now()).await?
+        let run_ends = async {
+            tokio::select! {
+                () = abort.cancelled() => (),
+                () = self.tasks.shutdown_token().cancelled() => (),
             }
         };
-        Ok(row)
+        let store = &approvals.store;
+        Ok(store.wait_resolved(&mut waiting.watch, question.not_after_ms, run_ends).await?)
     }
 
     /// Uses a person's answer up, for a call that needs one. The whole call is checked again: what was approved is what
@@ -351,7 +352,7 @@ impl RunToolParts {
             ));
         }
         let now = SystemTime::now();
-        if approvals.store.consume(&question.id, &digest, &call.id, now).await? {
+        if approvals.store.consume(&question.id, &digest, Some(&call.id), now).await? {
             Ok(())
         } else {
             Err(ToolRefusal::ApprovalLost("it is expired, withdrawn or used"))
@@ -420,6 +421,4 @@ fn end_unsent(slot: OpenCallSlot, error: (&'static str, String)) {
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 const NO_SURFACE: &str = "no person can answer here";
-const EXPIRED: &str = "no person has answered in time";
-const RUN_ENDS: &str = "the run has ended";
 const NOT_BEGUN: &str = "the approved call could not begin";

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use cogni_gateway::llm::budget::{
     BudgetAmount, BudgetError, BudgetLedger, BudgetLimits, BudgetReservation, CallKind, ModelPrice,
-    Nanodollars, PriceTable, PriorUsage, RecentUsage, ReserveRequest, TokenUsage, Tokens,
-    UsageSource, price::UnknownPricePolicy,
+    Nanodollars, PriceTable, PriorUsage, RecentUsage, ReserveRequest, SpendingLimit,
+    SpendingLimits, TokenUsage, Tokens, UsageSource, price::UnknownPricePolicy,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -642,4 +642,32 @@ fn any_step() -> impl Strategy<Value = BudgetStep> {
         1 => any::<usize>().prop_map(BudgetStep::Release),
         1 => any::<usize>().prop_map(BudgetStep::Drop),
     ]
+}
+
+/// T8: While a person is asked, no refusal ends the run; a raise only raises, and the refused call then fits. A refusal
+/// without an answer counts as before.
+#[test]
+fn a_deferred_refusal_counts_at_its_end() {
+    let limits = BudgetLimits { max_turns: Some(1), ..BudgetLimits::default() };
+    let ledger = open_ledger(&limits);
+    ledger.defer_refusals();
+    let _ = ledger.reserve_call(&turn_request(1)).unwrap().settle_usage(&TokenUsage::default());
+    let refusal = ledger.reserve_call(&turn_request(1)).unwrap_err();
+    assert_eq!(refusal.spent_limit(), Some((SpendingLimit::MaxTurns, 1)));
+    assert!(ledger.enter_call(CallKind::Turn, true).is_ok(), "a call is judged with its body");
+    let told = || (ledger.was_last_call_denied(), ledger.exhausted_token().is_cancelled());
+    assert_eq!(told(), (false, false));
+    for (raise, turns) in [(0, 1), (2, 2), (1, 2)] {
+        let raise = SpendingLimits {
+            max_turns: Some(raise),
+            max_cost_usd: Some(Nanodollars(1)),
+            ..SpendingLimits::default()
+        };
+        let raised = ledger.raise_limits(&raise);
+        assert_eq!((raised.max_turns, raised.max_cost_usd), (Some(turns), None));
+    }
+    let _ = ledger.reserve_call(&turn_request(1)).unwrap().settle_usage(&TokenUsage::default());
+    let refusal = ledger.reserve_call(&turn_request(1)).unwrap_err();
+    ledger.refuse_finally(&refusal, None);
+    assert_eq!(told(), (true, true));
 }

@@ -4,6 +4,7 @@
 mod agent_rules;
 mod approvals;
 mod audit_proof;
+mod budget_questions;
 mod chat;
 mod database_failure;
 mod early_end;

@@ -16,6 +16,7 @@ use crate::sandbox::{InitBinary, UserRange};
 use crate::service::config::{ListenAddress, ServiceConfig};
 use crate::service::runs::RunServiceConfig;
 use crate::telemetry::audit;
+use crate::tools::approval::OnBudget;
 
 /// The options of a service, read and checked.
 #[derive(Clone, Debug)]
@@ -152,6 +153,11 @@ fn check_answerable(config: &GatewayConfig, serve: &ServiceConfig) -> anyhow::Re
         Some(rule) if serve.insecure_no_auth => bail!(
             "`tools.rules`: the rule `{rule}` has `approve = \"ask\"`, and a service without grants has no person who can answer: take `insecure_no_auth` out, and make a grant with `cogni-gateway grant mint --access approve`"
         ),
+        None if serve.insecure_no_auth && tools.config.approvals.on_budget == OnBudget::Ask => {
+            bail!(
+                "`tools.approvals.on_budget`: a service without grants has no person who can answer: take `insecure_no_auth` out, and make a grant with `cogni-gateway grant mint --access approve`"
+            )
+        }
         _ => Ok(()),
     }
 }

@@ -11,7 +11,7 @@ use super::rule;
 use crate::gateway::run::RunIdentity;
 use crate::gateway::upstream::headers::UpstreamRequestHead;
 use crate::llm::budget::{
-    BudgetLedger, BudgetReservation, CallKind, OpenCallPermit, ReserveRequest, Tokens,
+    BudgetError, BudgetLedger, BudgetReservation, CallKind, OpenCallPermit, ReserveRequest, Tokens,
 };
 use crate::llm::protocol::GatewayRoute;
 use crate::llm::request::{self, LlmCall, ScannedBody};
@@ -74,6 +74,35 @@ impl CallAdmission<'_> {
         route: GatewayRoute,
         call: &mut LlmCall,
     ) -> Result<BudgetReservation, CallRejection> {
+        let request = self.reserve_request(route, call)?;
+        Ok(limit_output(entry.reserve_budget(&request)?, call))
+    }
+
+    /// Enters a call and reserves its budget again, after a person has raised a limit.
+    ///
+    /// # Errors
+    /// Returns an error as [`reserve_budget`](Self::reserve_budget) does.
+    pub fn reserve_again(
+        &self,
+        route: GatewayRoute,
+        call: &mut LlmCall,
+    ) -> Result<BudgetReservation, CallRejection> {
+        let request = self.reserve_request(route, call)?;
+        Ok(limit_output(self.ledger.reserve_call(&request)?, call))
+    }
+
+    /// Counts the refusal of a call that no person has funded.
+    pub fn refuse_finally(&self, route: GatewayRoute, call: &LlmCall, refusal: &BudgetError) {
+        let price = self.reserve_request(route, call).ok().and_then(|request| request.price);
+        self.ledger.refuse_finally(refusal, price);
+    }
+
+    /// Returns the resources that a call requests.
+    fn reserve_request(
+        &self,
+        route: GatewayRoute,
+        call: &LlmCall,
+    ) -> Result<ReserveRequest, CallRejection> {
         let model = call.model.as_deref().unwrap_or_default();
         let (price, input, input_bound) = if route.spends_tokens() {
             let price = self.policy.prices.price_for(model, self.ledger.counts_cost())?;
@@ -81,7 +110,7 @@ impl CallAdmission<'_> {
         } else {
             (None, Tokens::ZERO, Tokens::ZERO)
         };
-        let reservation = entry.reserve_budget(&ReserveRequest {
+        Ok(ReserveRequest {
             is_turn: route.counts_as_turn(),
             input,
             input_bound,
@@ -89,14 +118,17 @@ impl CallAdmission<'_> {
             unlimited_output: call.unlimited_output(),
             choices: call.generated_texts(),
             price,
-        })?;
-        // The reserved output is shared by all texts that the model writes; the provider's limit
-        // applies to each of them.
-        if let Some(Tokens(limit)) = reservation.output_limit() {
-            call.limit_output(Tokens(limit / u64::from(call.generated_texts())));
-        }
-        Ok(reservation)
+        })
     }
+}
+
+/// Limits a call's output to the reserved amount.
+fn limit_output(reservation: BudgetReservation, call: &mut LlmCall) -> BudgetReservation {
+    // The reserved output is shared by all texts that the model writes; the provider's limit applies to each of them.
+    if let Some(Tokens(limit)) = reservation.output_limit() {
+        call.limit_output(Tokens(limit / u64::from(call.generated_texts())));
+    }
+    reservation
 }
 
 fn call_kind(route: GatewayRoute) -> CallKind {

@@ -4,6 +4,7 @@
 //! state needs. Dropping a [`GatewayExchange`] settles the budget and writes the records, so a cancelled
 //! call is accounted for like any other call.
 
+mod budget_wait;
 mod charge;
 mod client_reply;
 mod error_body;
@@ -24,7 +25,6 @@ use std::time::Instant;
 use bytes::Bytes;
 use http::{Method, Response};
 
-use super::RunGateway;
 use super::admission::CallAdmission;
 use super::audience::Audience;
 use super::budget_headers;
@@ -33,6 +33,7 @@ use super::limits::RequestPermit;
 use super::policy::GatewayPolicy;
 use super::read_body::{BodyReadError, IncomingRequestBody, RequestBody, scan_whole_body};
 use super::rejection::{CallRejection, audit_outcome};
+use super::{ReservedRequest, RunGateway};
 use crate::base::cancel_watch::CancelWatch;
 use crate::base::header_lines::HeaderLines;
 use crate::base::rope::SplicedBytes;
@@ -49,6 +50,7 @@ use crate::telemetry::audit::AuditError;
 use crate::telemetry::audit::records::{CallAdmittedRecord, CallOutcome};
 use crate::telemetry::metrics::InFlightGuard;
 
+pub(super) use budget_wait::UnfundedCall;
 pub use client_reply::{ClientReply, ResponseBody};
 pub use observed_body::ObservedBody;
 pub(super) use pending_response::PendingResponse;
@@ -285,15 +287,36 @@ impl GatewayExchange {
         head: UpstreamRequestHead,
         mut call: LlmCall,
         rules: Vec<Arc<str>>,
-    ) -> Result<ReservedCall, CallRejection> {
+    ) -> Result<ReservedRequest, CallRejection> {
         let EnteredCall { route, open_call, request: permit } = entered;
         self.context.rules = rules;
         self.context.gateway.run.control.check_accepting()?;
         // The state is `Received` until the reservation exists, so an error here is recorded as a refusal.
-        let reservation = self.call_admission().reserve_budget(open_call, route, &mut call);
-        // Take the model before `?`, because the refusal's record names the model.
+        match self.call_admission().reserve_budget(open_call, route, &mut call) {
+            Ok(reservation) => {
+                let call = self.hold_reservation(reservation, (route, permit, head), call);
+                Ok(ReservedRequest::Call(call))
+            }
+            Err(CallRejection::Budget(refusal)) if self.may_ask_about(&refusal) => {
+                let unfunded = UnfundedCall { route, permit, head, call, refusal };
+                Ok(ReservedRequest::Unfunded(Box::new(unfunded)))
+            }
+            Err(rejection) => {
+                // The refusal's record names the model.
+                self.context.model = call.model.take();
+                Err(rejection)
+            }
+        }
+    }
+
+    /// Keeps the reservation of a call, and puts the call into the form in which it goes upstream.
+    fn hold_reservation(
+        &mut self,
+        reservation: BudgetReservation,
+        (route, permit, head): (GatewayRoute, RequestPermit, UpstreamRequestHead),
+        mut call: LlmCall,
+    ) -> ReservedCall {
         self.context.model = call.model.take();
-        let reservation = reservation?;
         let reserved = reservation.granted_amount();
         // If the exchange is dropped before the admission is durable, `drop` finds this state and releases
         // the reservation.
@@ -304,7 +327,7 @@ impl GatewayExchange {
         if self.context.gateway.run.audit.waits_for_disk() {
             body.release_read_buffer();
         }
-        Ok(ReservedCall {
+        ReservedCall {
             route,
             permit,
             reserved,
@@ -314,7 +337,7 @@ impl GatewayExchange {
             choices,
             usage_chunk,
             changes,
-        })
+        }
     }
 
     /// Admits a reserved call, if the admission does not wait for the disk. Otherwise the function does nothing and

@@ -41,7 +41,7 @@ impl BudgetError {
     }
 
     /// Returns the name of the limit.
-    pub(super) fn limit_kind(&self) -> &'static str {
+    pub fn limit_kind(&self) -> &'static str {
         match self {
             Self::Turns { .. } => "turn",
             Self::Cost { .. } => "cost",

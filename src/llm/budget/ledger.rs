@@ -2,6 +2,7 @@
 
 mod state;
 mod tool_calls;
+mod top_up;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,6 +23,7 @@ use state::LedgerState;
 pub use tool_calls::{
     ToolBudgetError, ToolBudgetLimits, ToolReservation, ToolReserveRequest, ToolSpending,
 };
+pub use top_up::{BudgetAnswer, BudgetAsker};
 
 /// The kind of a call, by the budgets that the call uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,6 +128,7 @@ impl BudgetLedger {
             reserved,
             open_calls: 0,
             is_denied: false,
+            defers_refusals: false,
             tools: BTreeMap::new(),
         };
         Self {
@@ -150,7 +153,7 @@ impl BudgetLedger {
     ) -> Result<OpenCallPermit, BudgetError> {
         let mut state = self.lock_state();
         // Without the body the model's price is unknown, but any price is too much when all money is spent.
-        if must_pay && kind != CallKind::Free {
+        if must_pay && kind != CallKind::Free && !state.defers_refusals {
             self.check_money_left(&mut state)?;
         }
         self.enter_call_needing(state, kind, &kind.minimal_request())
@@ -180,7 +183,10 @@ impl BudgetLedger {
         // The order decides which error the client receives: spent limits come before limits that time lifts. The rate
         // comes last, because its check also takes from the bucket.
         self.check_deadline(&state.limits)?;
-        state.grant_request(least)?;
+        // A person may raise a spent limit, so the amounts are checked by the reservation, when the whole call is known.
+        if !state.defers_refusals {
+            state.grant_request(least)?;
+        }
         if let Some(limit) = state.limits.max_concurrent.filter(|limit| state.open_calls >= *limit)
         {
             return Err(BudgetError::Concurrency { limit });
@@ -209,6 +215,17 @@ impl BudgetLedger {
 
     /// Records a refusal. If no other call is possible either, marks the run's budget as exhausted.
     fn record_denial(
+        &self,
+        state: &mut LedgerState,
+        refusal: &BudgetError,
+        price: Option<Arc<ModelPrice>>,
+    ) {
+        if !state.defers_refusals {
+            self.count_denial(state, refusal, price);
+        }
+    }
+
+    fn count_denial(
         &self,
         state: &mut LedgerState,
         refusal: &BudgetError,

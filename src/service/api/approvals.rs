@@ -1,4 +1,4 @@
-//! The routes that list, show and answer questions about tool calls.
+//! The routes that list, show and answer questions about tool calls and budgets.
 //!
 //! **Invariant:** a question is answered by POST only, with the digest of the call that the person has seen, and never by
 //! the grant that has started the run.
@@ -16,11 +16,14 @@ use super::ApiState;
 use super::error::{ApiError, ErrorBody};
 use super::error_docs::{AuthErrorResponses, NotFoundResponses, QueryErrorResponses};
 use super::extract::{AuthenticatedCaller, JsonBody, PathParam, QueryParams};
+use crate::llm::budget::{Nanodollars, SpendingLimits, Tokens};
 use crate::service::auth::{AccessDeniedError, GrantScope};
+use crate::service::runs::BudgetRaiseError;
+use crate::service::store::RunRow;
 use crate::tools::approval::store::{
     ApprovalDecision, ApprovalFilter, ApprovalStore, DecisionOutcome,
 };
-use crate::tools::approval::{ApprovalRow, ApprovalState, format_unix_millis};
+use crate::tools::approval::{ApprovalRow, ApprovalState, BudgetQuestion, format_unix_millis};
 
 /// A question about one call of a tool.
 #[derive(Serialize, ToSchema)]
@@ -65,6 +68,52 @@ pub(super) struct ApprovalView {
     reason: Option<String>,
     /// The id of the call that has begun. Null until then.
     call: Option<String>,
+    /// The spent limit, for a question about a budget. Its `tool` is `budget`. Null for a question about a call.
+    budget: Option<BudgetQuestionView>,
+    /// The limits that the answer has raised. Null for any other answer.
+    raised: Option<SpendingLimitsView>,
+}
+
+/// A spent limit of a run.
+#[derive(Serialize, ToSchema)]
+#[schema(as = BudgetQuestion)]
+pub(super) struct BudgetQuestionView {
+    /// The limit that is spent, by its name in `limits`.
+    #[schema(example = "max_cost_usd")]
+    limit: &'static str,
+    /// The limits in force at the time of the question.
+    limits: SpendingLimitsView,
+    /// The turns that were spent.
+    spent_turns: u64,
+    /// The input tokens that were spent.
+    spent_input_tokens: u64,
+    /// The output tokens that were spent.
+    spent_output_tokens: u64,
+    /// The money that was spent, in US dollars, as a decimal text.
+    spent_cost_usd: String,
+}
+
+/// Limits on everything that a run spends. A missing limit is no limit; in an answer it is no change.
+#[derive(Default, Deserialize, Serialize, ToSchema)]
+#[serde(default, deny_unknown_fields)]
+#[schema(as = SpendingLimits)]
+pub(super) struct SpendingLimitsView {
+    /// The number of calls that make a model generate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_turns: Option<u64>,
+    /// The number of input and output tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_total_tokens: Option<u64>,
+    /// The number of input tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_input_tokens: Option<u64>,
+    /// The number of output tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_output_tokens: Option<u64>,
+    /// The money in US dollars, as a decimal text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, example = "2.50")]
+    max_cost_usd: Option<Nanodollars>,
 }
 
 /// The state of a question: `pending` (no person has answered), `approved` (the call is about to begin), `denied`, `expired`,
@@ -118,6 +167,9 @@ pub(super) struct DecisionBody {
     digest: String,
     /// The reason, for the agent and for the records: at most 500 bytes.
     reason: Option<String>,
+    /// The new values of limits, for a yes to a question about a budget. The spent limit must be among them. Each value
+    /// is above the limit in force, and not above the limit of the grant that has started the run.
+    raise: Option<SpendingLimitsView>,
 }
 
 /// The answer to a question.
@@ -205,6 +257,7 @@ pub(super) async fn show_approval(
         (status = 409, description = "`digest_mismatch`: the question has another digest, read it again. `approval_closed`: the question was answered before, its time is over, or its run has ended.", body = ErrorBody),
         (status = 413, description = "`body_too_large`: the body is larger than 1 MiB.", body = ErrorBody),
         (status = 415, description = "`unsupported_media_type`: send the body as `application/json`.", body = ErrorBody),
+        (status = 402, description = "`grant_budget_exhausted`: the caps of the grant that has started the run do not leave the money for the raise.", body = ErrorBody),
         (status = 422, description = "`invalid_request`: a field of the body is invalid; the message names it.", body = ErrorBody),
         AuthErrorResponses, NotFoundResponses
     )
@@ -228,17 +281,24 @@ pub(super) async fn decide_approval(
     if run.grant == caller.0.id {
         return Err(AccessDeniedError::OwnRun.into());
     }
+    let raise = answer.raise.map(SpendingLimits::from);
+    if let Some(raise) = &raise {
+        api.reserve_raise(&run, (&row, &answer.digest), raise).await?;
+    }
     let decision = ApprovalDecision {
         is_approved: answer.decision == DecisionWord::Approve,
         digest: answer.digest,
         by: caller.0.id.clone(),
         reason: answer.reason,
+        raise,
     };
     let id = row.id;
     let decided = store.decide(&id, decision, SystemTime::now()).await?;
     let message = match decided {
         DecisionOutcome::Decided(row) => return Ok(Json((*row).into())),
         DecisionOutcome::Unknown => return Err(no_such_approval(&id)),
+        DecisionOutcome::WrongRaise(error) => return Err(wrong_raise(&error)),
+        DecisionOutcome::RaiseMismatch => return Err(wrong_raise(&RAISE_MISMATCH)),
         DecisionOutcome::OtherDigest => {
             let message = format!("question `{id}` has another digest; read the question again");
             return Err(ApiError::Conflict { code: "digest_mismatch", message });
@@ -267,6 +327,30 @@ impl ApiState {
         }
     }
 
+    /// Reserves the money for an answer that raises limits, if the answer can count.
+    async fn reserve_raise(
+        &self,
+        run: &RunRow,
+        (row, digest): (&ApprovalRow, &str),
+        raise: &SpendingLimits,
+    ) -> Result<(), ApiError> {
+        // An answer to another digest or to a closed question reserves nothing. The store says what is wrong with it.
+        let Some(budget) = &row.budget else { return Ok(()) };
+        if row.digest != digest || row.state != ApprovalState::Pending {
+            return Ok(());
+        }
+        budget.limits.check_raise(raise, budget.limit).map_err(|error| wrong_raise(&error))?;
+        let reserved = self.run_service.reserve_budget_raise(run, raise).await;
+        reserved.map_err(|error| match error {
+            BudgetRaiseError::Limit(error) => wrong_raise(&error),
+            BudgetRaiseError::Caps { .. } => {
+                ApiError::GrantBudget { message: error.to_string(), opens_after: None }
+            }
+            BudgetRaiseError::Grant(error) => error.into(),
+            BudgetRaiseError::Store(error) => error.into(),
+        })
+    }
+
     /// Checks that the caller may see the questions of a run.
     async fn require_questions_of(
         &self,
@@ -286,6 +370,10 @@ fn require_all(caller: &AuthenticatedCaller) -> Result<(), ApiError> {
     caller
         .require_scope(GrantScope::Approve)
         .or_else(|denied| caller.require_scope(GrantScope::Admin).map_err(|_| denied))
+}
+
+fn wrong_raise(problem: &dyn std::fmt::Display) -> ApiError {
+    ApiError::invalid_body(format_args!("`raise` is invalid: {problem}"))
 }
 
 fn no_such_approval(id: &str) -> ApiError {
@@ -314,6 +402,46 @@ impl From<ApprovalRow> for ApprovalView {
             by: row.by,
             reason: row.reason,
             call: row.call,
+            budget: row.budget.map(Into::into),
+            raised: row.raised.map(Into::into),
+        }
+    }
+}
+
+impl From<BudgetQuestion> for BudgetQuestionView {
+    fn from(question: BudgetQuestion) -> Self {
+        let BudgetQuestion { limit, limits, spent } = question;
+        Self {
+            limit: limit.as_str(),
+            limits: limits.into(),
+            spent_turns: spent.turns,
+            spent_input_tokens: spent.input.0,
+            spent_output_tokens: spent.output.0,
+            spent_cost_usd: spent.cost.to_string(),
+        }
+    }
+}
+
+impl From<SpendingLimits> for SpendingLimitsView {
+    fn from(limits: SpendingLimits) -> Self {
+        Self {
+            max_turns: limits.max_turns,
+            max_total_tokens: limits.max_total_tokens.map(|tokens| tokens.0),
+            max_input_tokens: limits.max_input_tokens.map(|tokens| tokens.0),
+            max_output_tokens: limits.max_output_tokens.map(|tokens| tokens.0),
+            max_cost_usd: limits.max_cost_usd,
+        }
+    }
+}
+
+impl From<SpendingLimitsView> for SpendingLimits {
+    fn from(limits: SpendingLimitsView) -> Self {
+        Self {
+            max_turns: limits.max_turns,
+            max_total_tokens: limits.max_total_tokens.map(Tokens),
+            max_input_tokens: limits.max_input_tokens.map(Tokens),
+            max_output_tokens: limits.max_output_tokens.map(Tokens),
+            max_cost_usd: limits.max_cost_usd,
         }
     }
 }
@@ -343,6 +471,10 @@ impl From<ApprovalStateView> for ApprovalState {
         }
     }
 }
+
+/// The problem of a raise that does not fit its question.
+const RAISE_MISMATCH: &str =
+    "a yes to a question about a budget needs it, and no other answer may have it";
 
 /// The longest reason of an answer, in bytes. Our choice.
 const MAX_REASON_BYTES: usize = 500;

@@ -188,7 +188,7 @@ pub(super) struct ToolResultData {
     exit_code: Option<i64>,
 }
 
-/// A call of a tool waits for a person. The arguments are in `GET /api/v1/approvals/{id}`.
+/// A call of a tool, or a call beyond the budget, waits for a person. The arguments are in `GET /api/v1/approvals/{id}`.
 #[derive(Serialize, ToSchema)]
 pub(super) struct ApprovalRequestedEvent {
     /// The number of the event.
@@ -222,9 +222,12 @@ pub(super) struct ApprovalRequestedData {
     state: String,
     /// The last moment at which the call may begin.
     expires_at: String,
+    /// The spent limit, for a question about a budget; absent for one about a call.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limit: Option<String>,
 }
 
-/// The question about a call of a tool is answered or closed.
+/// The question about a call of a tool or a budget is answered or closed.
 #[derive(Serialize, ToSchema)]
 pub(super) struct ApprovalResolvedEvent {
     /// The number of the event.
@@ -258,6 +261,9 @@ pub(super) struct ApprovalResolvedData {
     state: String,
     /// The last moment at which the call may begin.
     expires_at: String,
+    /// The spent limit, for a question about a budget; absent for one about a call.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limit: Option<String>,
     /// The id of the grant that has answered. Null without an answer.
     by: Option<String>,
 }

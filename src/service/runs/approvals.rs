@@ -7,10 +7,12 @@ use std::time::SystemTime;
 use serde_json::json;
 
 use super::{RunService, RunServiceInner};
-use crate::base::db::SqliteDatabase;
+use crate::base::db::{DatabaseError, SqliteDatabase};
 use crate::gateway::config::GatewayConfig;
+use crate::llm::budget::{Nanodollars, RaiseError, SpendingLimits};
 use crate::runner::tool_opener::RunToolOpener;
-use crate::service::store::{RunEventKind, RunStore};
+use crate::service::auth::GrantStoreError;
+use crate::service::store::{RunEventKind, RunRow, RunStore, SpendingCaps};
 use crate::tools::approval::store::ApprovalStore;
 use crate::tools::approval::{ApprovalRow, ApprovalState, format_unix_millis};
 
@@ -29,6 +31,9 @@ fn publish_row(run_store: &RunStore, row: &ApprovalRow) {
         "state": row.state.as_str(),
         "expires_at": format_unix_millis(row.not_after_ms),
     });
+    if let Some(budget) = &row.budget {
+        data["limit"] = json!(budget.limit);
+    }
     let kind = if row.state == ApprovalState::Pending {
         RunEventKind::ApprovalRequested
     } else {
@@ -38,7 +43,44 @@ fn publish_row(run_store: &RunStore, row: &ApprovalRow) {
     run_store.publish_event(&row.run, kind, &data);
 }
 
+/// The reason why an answer cannot raise a run's budget.
+#[derive(Debug, thiserror::Error)]
+pub enum BudgetRaiseError {
+    #[error(transparent)]
+    Limit(#[from] RaiseError),
+    #[error(
+        "the caps of the grant that has started the run leave ${left} for a higher `max_cost_usd`; raise it by less"
+    )]
+    Caps { left: Nanodollars },
+    #[error("the grant that has started the run cannot be read: {0}")]
+    Grant(#[from] GrantStoreError),
+    #[error("the money of the grant cannot be reserved")]
+    Store(#[from] DatabaseError),
+}
+
 impl RunService {
+    /// Checks a raise against the grant that has started the run, and reserves the money for it. If the answer does not
+    /// count in the end, the money stays reserved until the run's end.
+    ///
+    /// # Errors
+    /// Returns the reason why the limits cannot be raised.
+    pub async fn reserve_budget_raise(
+        &self,
+        run: &RunRow,
+        raise: &SpendingLimits,
+    ) -> Result<(), BudgetRaiseError> {
+        let terms = self.0.grants.find_grant(&run.grant).await?.terms;
+        raise.check_within(&terms.budget.spending_limits())?;
+        let caps =
+            SpendingCaps { total: terms.max_cost_usd_total, per_day: terms.max_cost_usd_per_day };
+        if let Some(limit) = raise.max_cost_usd
+            && let Some(left) = self.0.run_store.raise_reserved_money(run, caps, limit).await?
+        {
+            return Err(BudgetRaiseError::Caps { left });
+        }
+        Ok(())
+    }
+
     /// Returns the questions about tool calls; `None` if no person can answer in this service.
     pub fn approvals(&self) -> Option<ApprovalStore> {
         self.0.approvals.clone()

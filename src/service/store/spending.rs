@@ -16,6 +16,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
 
+use super::{RunRow, RunStore};
+use crate::base::db::DatabaseError;
 use crate::llm::budget::Nanodollars;
 
 /// The money that all runs of one grant may cost together. `None` is no limit.
@@ -62,6 +64,27 @@ pub(super) struct SpendingRequest<'a> {
     pub(super) caps: SpendingCaps,
     /// The run's own limit.
     pub(super) limit: Option<Nanodollars>,
+}
+
+impl RunStore {
+    /// Reserves the money for a higher limit of an unfinished run. Returns the money that the grant's caps leave if it is
+    /// too little; then nothing has changed.
+    ///
+    /// # Errors
+    /// Returns an error if the database cannot be written.
+    pub async fn raise_reserved_money(
+        &self,
+        run: &RunRow,
+        caps: SpendingCaps,
+        limit: Nanodollars,
+    ) -> Result<Option<Nanodollars>, DatabaseError> {
+        let (run, grant) = (run.id.clone(), run.grant.clone());
+        self.database
+            .write_in_transaction(move |change| {
+                raise_reservation(change, (&run, &grant), caps, limit)
+            })
+            .await
+    }
 }
 
 impl SpendingCaps {
@@ -145,6 +168,36 @@ pub(super) fn reserve_money(
         )?
         .execute(params![run, grant, day_number(now), to_column(reserved)])?;
     Ok(Ok(Some(reserved)))
+}
+
+/// Raises the reservation of a run to a higher limit. Returns the money that is left if it is too little; then nothing has
+/// changed.
+pub(super) fn raise_reservation(
+    change: &Transaction<'_>,
+    (run, grant): (&str, &str),
+    caps: SpendingCaps,
+    limit: Nanodollars,
+) -> rusqlite::Result<Option<Nanodollars>> {
+    let find = "SELECT day, reserved FROM grant_reservation WHERE run = ?1";
+    let found = change
+        .prepare_cached(find)?
+        .query_row([run], |row| Ok((row.get::<_, i64>(0)?, from_column(row.get(1)?))));
+    // No reservation: the grant had no caps when the run was accepted.
+    let Some((day, reserved)) = found.optional()? else { return Ok(None) };
+    let more = limit.saturating_sub(reserved);
+    // The money belongs to the day of the acceptance.
+    let standing = read_status(change, grant, day.saturating_mul(DAY_MS))?;
+    let left = match caps.remaining(&standing) {
+        Ok(left) => left.unwrap_or(more),
+        Err(_) => Nanodollars::ZERO,
+    };
+    if more > left {
+        return Ok(Some(left));
+    }
+    let raised = to_column(reserved + more);
+    let update = "UPDATE grant_reservation SET reserved = ?2 WHERE run = ?1";
+    change.prepare_cached(update)?.execute(params![run, raised])?;
+    Ok(None)
 }
 
 /// Replaces the reservation of an ending run with its charge. If the charge is unknown, the whole reservation is
@@ -246,6 +299,7 @@ mod tests {
     enum Step {
         Accept { limit: Option<u64> },
         End { run: prop::sample::Index, charged: Option<u64> },
+        Raise { run: prop::sample::Index, by: u64 },
         NextDay,
     }
 
@@ -254,6 +308,7 @@ mod tests {
             prop::option::of(0..30_u64).prop_map(|limit| Step::Accept { limit }),
             (any::<prop::sample::Index>(), prop::option::of(0..30_u64))
                 .prop_map(|(run, charged)| Step::End { run, charged }),
+            (any::<prop::sample::Index>(), 1..40_u64).prop_map(|(run, by)| Step::Raise { run, by }),
             Just(Step::NextDay),
         ];
         prop::collection::vec((step, prop::bool::weighted(0.2)), 1..60)
@@ -284,6 +339,14 @@ mod tests {
                 let (mut open_then, mut charges_then) = (open.clone(), charges);
                 match step {
                     Step::NextDay => now += DAY_MS,
+                    Step::Raise { run, by } if !open.is_empty() => {
+                        let run = open.keys().nth(run.index(open.len())).unwrap();
+                        let limit = Nanodollars(open[run] + by);
+                        if raise_reservation(&change, (run, "g"), caps, limit).unwrap().is_none() {
+                            open_then.insert(run.clone(), limit.0);
+                        }
+                    }
+                    Step::Raise { .. } => (),
                     Step::Accept { limit } => {
                         let run = format!("r{number}");
                         let left = (total - before.total.sum().0).min(day - before.today.sum().0);

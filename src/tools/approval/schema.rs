@@ -4,7 +4,7 @@ use crate::base::db::DatabaseSchema;
 
 /// The schema of the approval store. Times are milliseconds since 1970, money is billionths of a dollar.
 pub const APPROVAL_SCHEMA: DatabaseSchema =
-    DatabaseSchema { module: "approval", migrations: &[MIGRATION_1] };
+    DatabaseSchema { module: "approval", migrations: &[MIGRATION_1, MIGRATION_2] };
 
 // The trigger makes a wrong step fail in every program that writes the file, whatever its code does.
 const MIGRATION_1: &str = "
@@ -41,4 +41,10 @@ CREATE TRIGGER approval_moved BEFORE UPDATE ON approval WHEN NOT (
 BEGIN
     SELECT RAISE(ABORT, 'an approval moves forward only');
 END;
+";
+
+// A question about a budget: the spent limit with the limits in force, and the limits that a person has raised, as JSON.
+const MIGRATION_2: &str = "
+ALTER TABLE approval ADD COLUMN budget TEXT;
+ALTER TABLE approval ADD COLUMN raised TEXT;
 ";

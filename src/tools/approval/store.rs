@@ -5,15 +5,17 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use rusqlite::types::Type;
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, named_params, params};
-use tokio::sync::watch;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::{Semaphore, SemaphorePermit, watch};
 
 use super::{ApprovalRow, ApprovalState, to_unix_millis};
 use crate::base::db::{DatabaseError, SqliteDatabase};
-use crate::llm::budget::Nanodollars;
+use crate::llm::budget::{Nanodollars, RaiseError, SpendingLimits};
 
 /// The questions of one process. Clones share the same questions.
 #[derive(Clone)]
@@ -22,6 +24,8 @@ pub struct ApprovalStore {
     /// The calls that wait for the state of their question.
     waiting: Arc<Mutex<HashMap<String, watch::Sender<ApprovalState>>>>,
     observer: Arc<dyn Fn(&ApprovalRow) + Send + Sync>,
+    /// Permits for the calls of all runs that wait for a larger budget.
+    unfunded: Arc<Semaphore>,
 }
 
 /// The state of one question, for the call that waits for it. Dropping the watch forgets the call, not the question.
@@ -40,6 +44,8 @@ pub struct ApprovalDecision {
     /// The grant that answers.
     pub by: String,
     pub reason: Option<String>,
+    /// The limits that the person raises, for a question about a budget.
+    pub raise: Option<SpendingLimits>,
 }
 
 /// The outcome of an answer.
@@ -49,6 +55,10 @@ pub enum DecisionOutcome {
     Decided(Box<ApprovalRow>),
     /// The question has another digest.
     OtherDigest,
+    /// The answer does not raise the limits as the question needs it.
+    WrongRaise(RaiseError),
+    /// The answer raises limits, or must, and the question says otherwise.
+    RaiseMismatch,
     /// The question was closed before.
     Closed(ApprovalState),
     Unknown,
@@ -65,7 +75,8 @@ pub struct ApprovalFilter {
 impl ApprovalStore {
     /// Creates the store on a database that has our [`APPROVAL_SCHEMA`](super::APPROVAL_SCHEMA).
     pub fn new(database: SqliteDatabase) -> Self {
-        Self { database, waiting: Arc::default(), observer: Arc::new(|_| ()) }
+        let unfunded = Arc::new(Semaphore::new(MAX_UNFUNDED_CALLS));
+        Self { database, waiting: Arc::default(), observer: Arc::new(|_| ()), unfunded }
     }
 
     /// Sets the function that receives each row after a step: a new question, and a question that was closed.
@@ -114,7 +125,7 @@ impl ApprovalStore {
         Ok(outcome)
     }
 
-    /// Uses an approval up for a call, and returns true if the call may begin. At most one caller ever gets true.
+    /// Uses an approval up for a call, or for a raise of limits, and returns true if it may take effect. At most one caller ever gets true.
     ///
     /// # Errors
     /// Returns an error if the database cannot be written; then the call must not begin.
@@ -122,10 +133,10 @@ impl ApprovalStore {
         &self,
         id: &str,
         digest: &str,
-        call: &str,
+        call: Option<&str>,
         now: SystemTime,
     ) -> Result<bool, DatabaseError> {
-        let (id, digest, call) = (id.to_owned(), digest.to_owned(), call.to_owned());
+        let (id, digest, call) = (id.to_owned(), digest.to_owned(), call.map(str::to_owned));
         let now = to_unix_millis(now);
         let consume = "UPDATE approval SET state = 'consumed', arguments = NULL, call = ?3
                        WHERE id = ?1 AND digest = ?2 AND state = 'approved' AND not_after > ?4";
@@ -228,6 +239,36 @@ impl ApprovalStore {
         self.database.read_committed(read).await
     }
 
+    /// Waits for the answer to a question, the end of its time, or `run_ends`. Returns the row as it is then.
+    ///
+    /// # Errors
+    /// Returns an error if the database cannot be read or written.
+    pub async fn wait_resolved(
+        &self,
+        watch: &mut ApprovalWatch,
+        not_after_ms: i64,
+        run_ends: impl Future<Output = ()>,
+    ) -> Result<Option<ApprovalRow>, DatabaseError> {
+        let left = not_after_ms.saturating_sub(to_unix_millis(SystemTime::now()));
+        let left = Duration::from_millis(left.max(0).cast_unsigned());
+        let end = tokio::select! {
+            biased;
+            () = watch.wait_answered() => None,
+            () = run_ends => Some((ApprovalState::Withdrawn, RUN_ENDED)),
+            () = tokio::time::sleep(left) => Some((ApprovalState::Expired, EXPIRED)),
+        };
+        match end {
+            None => self.find(&watch.id).await,
+            // An answer that was written at the same moment stays. The row says which came first.
+            Some(end) => self.close(&watch.id, end, SystemTime::now()).await,
+        }
+    }
+
+    /// Takes a permit for a call that waits for a larger budget; `None` if the calls of all runs hold all permits.
+    pub fn hold_unfunded_call(&self) -> Option<SemaphorePermit<'_>> {
+        self.unfunded.try_acquire().ok()
+    }
+
     fn publish_row(&self, row: &ApprovalRow) {
         (self.observer)(row);
         if let Some(waiting) = self.lock_waiting().get(&row.id) {
@@ -248,7 +289,7 @@ impl fmt::Debug for ApprovalStore {
 
 impl ApprovalWatch {
     /// Waits until the question is not pending.
-    pub async fn wait_answered(&mut self) {
+    async fn wait_answered(&mut self) {
         // The sender lives in the store until this watch is dropped.
         let _ = self.state.wait_for(|state| *state != ApprovalState::Pending).await;
     }
@@ -269,8 +310,8 @@ fn insert_row(change: &Transaction<'_>, row: &ApprovalRow) -> rusqlite::Result<b
     let evidence = serde_json::to_string(&row.evidence).unwrap_or_default();
     let price = i64::try_from(row.price.0).unwrap_or(i64::MAX);
     change.execute(
-        "INSERT INTO approval (id, run, agent, tool, rule, definition, policy, digest, arguments, evidence, price, state, requested, not_after)
-         VALUES (:id, :run, :agent, :tool, :rule, :definition, :policy, :digest, :arguments, :evidence, :price, 'pending', :requested, :not_after)",
+        "INSERT INTO approval (id, run, agent, tool, rule, definition, policy, digest, arguments, evidence, price, state, requested, not_after, budget)
+         VALUES (:id, :run, :agent, :tool, :rule, :definition, :policy, :digest, :arguments, :evidence, :price, 'pending', :requested, :not_after, :budget)",
         named_params! {
             ":id": row.id,
             ":run": row.run,
@@ -285,6 +326,7 @@ fn insert_row(change: &Transaction<'_>, row: &ApprovalRow) -> rusqlite::Result<b
             ":price": price,
             ":requested": row.requested_ms,
             ":not_after": row.not_after_ms,
+            ":budget": row.budget.as_ref().map(to_json),
         },
     )?;
     Ok(true)
@@ -308,16 +350,29 @@ fn write_decision(
     if row.not_after_ms <= now {
         return Ok(DecisionOutcome::Closed(ApprovalState::Expired));
     }
-    // 3. The arguments of a denied call are not needed any more.
-    let ApprovalDecision { is_approved, by, reason, .. } = decision;
+    // 3. A yes to a budget says how far it is raised; every other answer raises nothing.
+    match (&row.budget, &decision.raise) {
+        (Some(budget), Some(raise)) if decision.is_approved => {
+            if let Err(error) = budget.limits.check_raise(raise, budget.limit) {
+                return Ok(DecisionOutcome::WrongRaise(error));
+            }
+        }
+        (Some(_), None) if decision.is_approved => return Ok(DecisionOutcome::RaiseMismatch),
+        (_, Some(_)) => return Ok(DecisionOutcome::RaiseMismatch),
+        (_, None) => {}
+    }
+    // 4. The arguments of a denied call are not needed any more.
+    let ApprovalDecision { is_approved, by, reason, raise, .. } = decision;
+    let raised = raise.as_ref().map(to_json);
     let (state, arguments) = if *is_approved {
         (ApprovalState::Approved, row.arguments)
     } else {
         (ApprovalState::Denied, None)
     };
     change.execute(
-        "UPDATE approval SET state = ?2, arguments = ?3, resolved = ?4, decided_by = ?5, reason = ?6 WHERE id = ?1",
-        params![id, state.as_str(), arguments, now, by, reason],
+        "UPDATE approval SET state = ?2, arguments = ?3, resolved = ?4, decided_by = ?5, reason = ?6, raised = ?7
+         WHERE id = ?1",
+        params![id, state.as_str(), arguments, now, by, reason, raised],
     )?;
     // The row exists: this transaction has just changed it.
     let decided = find_row(change, id)?;
@@ -372,13 +427,34 @@ fn read_row(row: &Row<'_>) -> rusqlite::Result<ApprovalRow> {
         by: row.get("decided_by")?,
         reason: row.get("reason")?,
         call: row.get("call")?,
+        budget: read_json(row, "budget")?,
+        raised: read_json(row, "raised")?,
     })
 }
 
-const COLUMNS: &str = "id, run, agent, tool, rule, definition, policy, digest, arguments, evidence, price, state, requested, not_after, resolved, decided_by, reason, call";
+fn to_json(value: &impl Serialize) -> String {
+    serde_json::to_string(value).expect("the value has string keys")
+}
+
+fn read_json<T: DeserializeOwned>(row: &Row<'_>, column: &str) -> rusqlite::Result<Option<T>> {
+    let Some(text) = row.get::<_, Option<String>>(column)? else { return Ok(None) };
+    let index = row.as_ref().column_index(column)?;
+    let read = serde_json::from_str(&text).map_err(|error| {
+        rusqlite::Error::FromSqlConversionFailure(index, Type::Text, error.into())
+    });
+    read.map(Some)
+}
+
+const COLUMNS: &str = "id, run, agent, tool, rule, definition, policy, digest, arguments, evidence, price, state, requested, not_after, resolved, decided_by, reason, call, budget, raised";
 
 /// The reason in the row of a question whose run has ended.
 const RUN_ENDED: &str = "the run has ended";
+
+/// The reason in the row of a question without an answer.
+const EXPIRED: &str = "no person has answered in time";
+
+/// The most calls of all runs that wait for a larger budget. Our choice: each holds a connection and its body.
+const MAX_UNFUNDED_CALLS: usize = 1024;
 
 /// The most questions of a run. Our choice: a person answers no more with care.
 pub const MAX_QUESTIONS_PER_RUN: u32 = 256;

@@ -88,14 +88,14 @@ impl AskingApp {
     }
 }
 
-fn open_store(directory: &Path) -> ApprovalStore {
+pub(super) fn open_store(directory: &Path) -> ApprovalStore {
     let file = directory.join("state.db");
     ApprovalStore::new(SqliteDatabase::open_database(&file, &[APPROVAL_SCHEMA]).unwrap())
 }
 
 fn decision(is_approved: bool, digest: &str) -> ApprovalDecision {
     let (digest, by) = (digest.to_owned(), "grant-2".to_owned());
-    ApprovalDecision { is_approved, digest, by, reason: Some("because".to_owned()) }
+    ApprovalDecision { is_approved, digest, by, reason: Some("because".to_owned()), raise: None }
 }
 
 /// A call waits, is approved, runs once, and is found in the records with its question.
@@ -318,7 +318,7 @@ async fn an_approval_counts_for_its_digest_once_and_in_time() {
     let directory = tempfile::tempdir().unwrap();
     let store = open_store(directory.path());
     let consume = async |id: &str, digest: &str, second| {
-        store.consume(id, digest, "tc-1", time(second)).await.unwrap()
+        store.consume(id, digest, Some("tc-1"), time(second)).await.unwrap()
     };
     for id in ["apr-used", "apr-late", "apr-gone"] {
         drop(store.ask(question(id)).await.unwrap().unwrap());
@@ -491,7 +491,7 @@ async fn take_step(store: &ApprovalStore, step: Step, second: u64) -> bool {
             let is_approved = matches!(step, Step::Approve);
             store.decide("apr-1", decision(is_approved, "d-1"), now).await.unwrap();
         }
-        Step::Consume => return store.consume("apr-1", "d-1", "tc-1", now).await.unwrap(),
+        Step::Consume => return store.consume("apr-1", "d-1", Some("tc-1"), now).await.unwrap(),
         Step::Expire => {
             store.close("apr-1", (ApprovalState::Expired, "late"), now).await.unwrap();
         }
@@ -526,6 +526,8 @@ fn question(id: &str) -> ApprovalRow {
         by: None,
         reason: None,
         call: None,
+        budget: None,
+        raised: None,
     }
 }
 

@@ -12,6 +12,12 @@ use crate::support::service::MintedGrant;
 
 /// Starts with an agent whose script calls tools, and a rule that asks a person about each call.
 async fn asking_setup(script: &str, rule: &str) -> ServiceSetup {
+    let rule = format!("approve = 'ask'\n{rule}\n[tools.approvals]\nhold = '5m'\n");
+    caller_setup(script, &rule).await.0
+}
+
+/// Starts with an agent whose script calls the clock, and a rule about it. Returns also the request of a run.
+pub(super) async fn caller_setup(script: &str, rule: &str) -> (ServiceSetup, Value) {
     let setup = ServiceSetup::new("").await;
     let agents = setup.path().join("agents");
     fs::create_dir(&agents).unwrap();
@@ -22,10 +28,10 @@ async fn asking_setup(script: &str, rule: &str) -> ServiceSetup {
     fs::write(agents.join("caller.toml"), entry).unwrap();
     setup.write_config(&format!(
         "agents_dir = \"{}\"\n[tools]\ngranted = ['core__get_current_time']\n[[tools.rules]]\nname = 'ask-clock'\n\
-         tool = 'core__get_current_time'\napprove = 'ask'\n{rule}\n[tools.approvals]\nhold = '5m'\n",
+         tool = 'core__get_current_time'\n{rule}",
         agents.display()
     ));
-    setup
+    (setup, caller_body())
 }
 
 fn caller_body() -> Value {
@@ -35,7 +41,7 @@ fn caller_body() -> Value {
 }
 
 /// Waits until the questions are as expected, and returns them, the oldest first.
-async fn wait_for_questions(
+pub(super) async fn wait_for_questions(
     grant: &MintedGrant,
     is_expected: impl Fn(&[Value]) -> bool,
 ) -> Vec<Value> {
@@ -51,7 +57,7 @@ async fn wait_for_questions(
     panic!("the questions never become as expected");
 }
 
-fn text(value: &Value) -> &str {
+pub(super) fn text(value: &Value) -> &str {
     value.as_str().unwrap()
 }
 

@@ -30,6 +30,8 @@ pub(super) struct LedgerState {
     pub(super) reserved: BudgetAmount,
     pub(super) open_calls: u32,
     pub(super) is_denied: bool,
+    /// True if a refusal by a spent limit asks a person first, and does not count yet.
+    pub(super) defers_refusals: bool,
     /// The accounts of the tools that were called. Only tool calls read them.
     pub(super) tools: BTreeMap<Arc<str>, ToolAccount>,
 }

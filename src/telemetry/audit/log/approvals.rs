@@ -1,13 +1,27 @@
-//! The questions about a run's tool calls in its log.
+//! The questions about a run's tool calls and budget in its log.
 
 use super::AuditLog;
-use crate::telemetry::audit::approval_records::{ApprovalRequestedRecord, ApprovalResolvedRecord};
+use crate::telemetry::audit::approval_records::{
+    ApprovalRequestedRecord, ApprovalResolvedRecord, BudgetQuestionRecord, BudgetRaisedRecord,
+};
 use crate::telemetry::audit::records::AuditRecord;
 
 impl AuditLog {
     /// Records that a person is asked. The number of questions of a run is bounded, so the buffer is. Never fails and
     /// does no I/O.
     pub fn record_approval_request(&self, record: &ApprovalRequestedRecord<'_>) {
+        self.buffer_record(record);
+    }
+
+    /// Records that a person is asked about a spent limit. The number of questions of a run is bounded. Never fails and
+    /// does no I/O.
+    pub fn record_budget_question(&self, record: &BudgetQuestionRecord<'_>) {
+        self.buffer_record(record);
+    }
+
+    /// Records that a person has raised limits. A call that the raise lets begin writes its admission after this record.
+    /// Never fails and does no I/O.
+    pub fn record_budget_raise(&self, record: &BudgetRaisedRecord<'_>) {
         self.buffer_record(record);
     }
 
