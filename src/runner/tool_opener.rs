@@ -12,6 +12,7 @@ use crate::gateway::run::control::NotAcceptingError;
 use crate::gateway::run::{AgentRun, RunIdentity, ToolOpener, ToolProcess, ToolSettings};
 use crate::tools::approval::budget_questions::{BudgetQuestionParts, BudgetQuestions};
 use crate::tools::approval::store::ApprovalStore;
+use crate::tools::approval::webhook::Webhook;
 use crate::tools::approval::{OnBudget, RunApprovals};
 use crate::tools::config::{McpServerConfig, ToolConfig};
 use crate::tools::credential_source::CredentialSource;
@@ -54,7 +55,12 @@ impl NamedToolFiles {
         let Some(table) = &settings.table else { return Ok(Self::default()) };
         let config = ToolConfig::from_table(table)?;
         let texts = read_tool_files(&config)?;
-        let sources = config.mcp.values().flat_map(|server| server.headers.values());
+        let webhook = config.approvals.webhook.iter();
+        let keys = webhook.flat_map(|webhook| {
+            [Some(&webhook.secret), webhook.reply_secret.as_ref()].into_iter().flatten()
+        });
+        let headers = config.mcp.values().flat_map(|server| server.headers.values());
+        let sources = headers.chain(keys);
         let secret = sources.filter_map(CredentialSource::file_path).map(Path::to_owned).collect();
         let decisive = config.directory.into_iter().chain(config.lock).collect();
         Ok(Self { texts, decisive, secret })
@@ -91,6 +97,7 @@ impl ToolOpener for RunToolOpener {
         let tools = CompiledTools::from_settings(settings)?;
         tools.config.metrics.as_ref().map(PrometheusClient::new).transpose()?;
         open_servers(&tools.config)?;
+        tools.config.approvals.webhook.as_ref().map(Webhook::new).transpose()?;
         Ok(())
     }
 
@@ -111,7 +118,9 @@ impl ToolOpener for RunToolOpener {
             (None, Some(rule)) => anyhow::bail!(
                 "`tools.rules`: the rule `{rule}` has `approve = \"ask\"`, and no person can answer here; take `approve` out, or use `cogni-gateway serve`, where `cogni-gateway approvals` answers"
             ),
-            (Some(store), Some(_)) => Some(RunApprovals::new(store.clone(), config.approvals)),
+            (Some(store), Some(_)) => {
+                Some(RunApprovals::new(store.clone(), config.approvals.clone()))
+            }
             (_, None) => None,
         };
         let policy =
@@ -142,6 +151,11 @@ impl RunToolOpener {
         run: &AgentRun,
         process: ToolProcess<'_>,
     ) -> anyhow::Result<()> {
+        if self.approvals.is_none() && config.approvals.webhook.is_some() {
+            anyhow::bail!(
+                "`tools.approvals.webhook`: no question is asked here; take the table out, or use `cogni-gateway serve`"
+            );
+        }
         match (&self.approvals, config.approvals.on_budget) {
             (_, OnBudget::Refuse) => {}
             (None, OnBudget::Ask) => anyhow::bail!(

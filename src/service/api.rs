@@ -2,7 +2,7 @@
 //!
 //! Reading order: [`extract`] identifies the caller and parses the request. [`run_request`] turns a body into a run
 //! submission, as far as the grant allows. [`chat`] and [`runs`] start runs, and [`events`] streams the events of a
-//! run. [`approvals`] answers questions about tool calls. [`run_records`] serves the records of a run, and [`audit`] proves its audit log. A handler parses the
+//! run. [`approvals`] answers questions about tool calls, and [`approval_reply`] takes signed answers. [`run_records`] serves the records of a run, and [`audit`] proves its audit log. A handler parses the
 //! request, checks the grant, calls one module below, and answers.
 //!
 //! The handlers generate the served `OpenAPI` document ([`openapi`]). Error answers that several handlers share are
@@ -14,6 +14,7 @@
 #![expect(unused_qualifications, reason = "the macros that describe handlers write whole paths")]
 
 mod agents;
+mod approval_reply;
 mod approvals;
 mod audit;
 mod billing;
@@ -208,6 +209,10 @@ fn all_routes() -> (Router<Arc<ApiState>>, OpenApi) {
         .routes(routes!(approvals::list_approvals))
         .routes(routes!(approvals::show_approval))
         .routes(routes!(approvals::decide_approval))
+        .routes(
+            routes!(approval_reply::take_reply)
+                .layer(DefaultBodyLimit::max(approval_reply::MAX_REPLY_BYTES)),
+        )
         .routes(routes!(run_records::show_output))
         .routes(routes!(audit::show_audit))
         .routes(routes!(run_records::list_deliveries))

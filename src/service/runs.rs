@@ -67,7 +67,7 @@ use crate::telemetry::audit::{AuditPublicKey, AuditSigningKey};
 use crate::tools::approval::store::ApprovalStore;
 
 pub use admission::{AcceptedRun, RunStartError, RunStartOptions};
-pub use approvals::BudgetRaiseError;
+pub use approvals::{BudgetRaiseError, open_webhook};
 pub use run_queue::{GrantRunLimits, QueueStanding};
 pub use standing::ServiceStatus;
 pub use state_dir_lock::StateDirLock;
@@ -191,6 +191,9 @@ impl RunService {
         // LiteLLM's reports carry this id, so that ingestion accepts only the reports about this billing store.
         config.identity.deployment = Some(billing.deployment_id().await?);
         approvals::add_approvals(&mut config, approvals.as_ref());
+        if let Some(approvals) = &approvals {
+            approvals.set_webhook(open_webhook(&config)?);
+        }
         gateway_host.metrics().register_agents(catalog.entries().map(|entry| entry.name.as_str()));
         warn_ineffective_rules(relay.as_deref(), &catalog);
         let public_key = *AuditSigningKey::new(Some(&settings.signing_key))?.public_key();
@@ -293,6 +296,7 @@ impl RunService {
         // inherits the id.
         config.identity.deployment.clone_from(&self.0.config.load().identity.deployment);
         approvals::add_approvals(&mut config, self.0.approvals.as_ref());
+        approvals::replace_webhook(&config, self.0.approvals.as_ref());
         self.0
             .gateway_host
             .metrics()
@@ -341,7 +345,8 @@ impl RunService {
         let pool = self.0.long_running_pool.maintain(stop.clone());
         let stock = self.0.warm_pools.maintain(&stop);
         let sweep = sweep.run_periodically(SWEEP_INTERVAL, stop.clone());
-        tokio::join!(sweep, pool, stock, housekeeping, self.cancel_revoked(&stop));
+        let messages = self.deliver_questions(&stop);
+        tokio::join!(sweep, pool, stock, housekeeping, messages, self.cancel_revoked(&stop));
     }
 
     /// Stops accepting and beginning runs, and waits for the ends of the runs. At `deadline` or at `hurry` the

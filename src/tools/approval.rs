@@ -13,6 +13,8 @@
 //! - [`store`] keeps the questions in a database, one transaction for each arrow.
 //! - `waiting_call` asks, waits, checks the whole call again, and runs it.
 //! - [`budget_questions`] asks about a spent limit, and raises it.
+//! - [`outbox`] keeps the messages about questions until the receiver of the [`webhook`] has them, and
+//!   `message_delivery` sends them.
 //!
 //! **Invariant:** a question moves along these arrows only, and at most one call begins by one question. Expiry, a
 //! restart and the run's end mean no.
@@ -21,8 +23,11 @@
 //! arguments or policy has another digest, and the answer does not count for it.
 
 pub mod budget_questions;
+mod message_delivery;
+pub mod outbox;
 mod schema;
 pub mod store;
+pub mod webhook;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -36,6 +41,7 @@ use crate::llm::budget::{BudgetAmount, Nanodollars, SpendingLimit, SpendingLimit
 pub use schema::APPROVAL_SCHEMA;
 
 use store::ApprovalStore;
+use webhook::WebhookConfig;
 
 /// The mode in which a rule lets a tool run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -166,7 +172,7 @@ pub struct RunApprovals {
 }
 
 /// The times of a configuration's approvals.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ApprovalConfig {
     /// The time after which a question is answered with no.
@@ -177,6 +183,9 @@ pub struct ApprovalConfig {
     pub hold: Duration,
     /// The effect of a spent budget of the run.
     pub on_budget: OnBudget,
+    /// The receiver that is told of questions, and may answer them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub webhook: Option<WebhookConfig>,
 }
 
 impl RunApprovals {
@@ -240,6 +249,7 @@ impl Default for ApprovalConfig {
             ttl: Duration::from_mins(30),
             hold: Duration::from_secs(40),
             on_budget: OnBudget::Refuse,
+            webhook: None,
         }
     }
 }

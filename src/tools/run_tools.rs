@@ -119,7 +119,8 @@ impl RunTools {
         };
         let hold = request.wait.min(*hold);
         loop {
-            match self.try_start_call(request.clone(), facts).await {
+            // The box keeps the future of a call that waits for no budget small.
+            match Box::pin(self.try_start_call(request.clone(), facts)).await {
                 Ok(call) => return Ok(call),
                 Err(refusal) => self.parts.ask_for_budget(refusal, hold).await?,
             }

@@ -2,6 +2,7 @@
 //! provider and a GitHub stand-in (A1–A5, B1, B4, R5, R7, S1).
 
 mod agent_rules;
+mod approval_replies;
 mod approvals;
 mod audit_proof;
 mod budget_questions;

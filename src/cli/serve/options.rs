@@ -14,7 +14,7 @@ use crate::runner::tool_opener::CompiledTools;
 use crate::runner::{DriverChoice, HostEnvironment};
 use crate::sandbox::{InitBinary, UserRange};
 use crate::service::config::{ListenAddress, ServiceConfig};
-use crate::service::runs::RunServiceConfig;
+use crate::service::runs::{RunServiceConfig, open_webhook};
 use crate::telemetry::audit;
 use crate::tools::approval::OnBudget;
 
@@ -149,6 +149,12 @@ impl ServeOptions {
 /// Refuses rules that ask a person in a service where no person can answer.
 fn check_answerable(config: &GatewayConfig, serve: &ServiceConfig) -> anyhow::Result<()> {
     let tools = CompiledTools::from_settings(&config.tools)?;
+    if tools.config.approvals.webhook.is_some() && serve.insecure_no_auth {
+        bail!(
+            "`tools.approvals.webhook`: a service without grants asks no question: take the table or `insecure_no_auth` out"
+        );
+    }
+    open_webhook(config)?;
     match tools.policy.first_asking_rule() {
         Some(rule) if serve.insecure_no_auth => bail!(
             "`tools.rules`: the rule `{rule}` has `approve = \"ask\"`, and a service without grants has no person who can answer: take `insecure_no_auth` out, and make a grant with `cogni-gateway grant mint --access approve`"

@@ -17,7 +17,7 @@ use super::error::{ApiError, ErrorBody};
 use super::error_docs::{AuthErrorResponses, NotFoundResponses, QueryErrorResponses};
 use super::extract::{AuthenticatedCaller, JsonBody, PathParam, QueryParams};
 use crate::llm::budget::{Nanodollars, SpendingLimits, Tokens};
-use crate::service::auth::{AccessDeniedError, GrantScope};
+use crate::service::auth::{AccessDeniedError, AccessGrant, GrantScope};
 use crate::service::runs::BudgetRaiseError;
 use crate::service::store::RunRow;
 use crate::tools::approval::store::{
@@ -97,6 +97,7 @@ pub(super) struct BudgetQuestionView {
 #[derive(Default, Deserialize, Serialize, ToSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schema(as = SpendingLimits)]
+#[expect(clippy::struct_field_names, reason = "the names are the keys of `[budget]`")]
 pub(super) struct SpendingLimitsView {
     /// The number of calls that make a model generate.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -162,14 +163,14 @@ pub(super) struct ApprovalsQuery {
 #[serde(deny_unknown_fields)]
 pub(super) struct DecisionBody {
     /// The answer.
-    decision: DecisionWord,
+    pub(super) decision: DecisionWord,
     /// The digest of the question, as `GET /api/v1/approvals/{id}` returned it.
-    digest: String,
+    pub(super) digest: String,
     /// The reason, for the agent and for the records: at most 500 bytes.
-    reason: Option<String>,
+    pub(super) reason: Option<String>,
     /// The new values of limits, for a yes to a question about a budget. The spent limit must be among them. Each value
     /// is above the limit in force, and not above the limit of the grant that has started the run.
-    raise: Option<SpendingLimitsView>,
+    pub(super) raise: Option<SpendingLimitsView>,
 }
 
 /// The answer to a question.
@@ -270,44 +271,8 @@ pub(super) async fn decide_approval(
 ) -> Result<Json<ApprovalView>, ApiError> {
     caller.require_scope(GrantScope::Approve)?;
     let (store, row) = api.requested_approval(&caller, &id).await?;
-    if answer.reason.as_ref().is_some_and(|reason| reason.len() > MAX_REASON_BYTES) {
-        return Err(ApiError::invalid_body(format_args!(
-            "`reason` has more than {MAX_REASON_BYTES} bytes; shorten it"
-        )));
-    }
-    // A run whose row is gone has no grant to compare with, and no call that waits.
-    let run = api.run_service.run_store().find_run(&row.run).await?;
-    let run = run.ok_or_else(|| no_such_approval(&id))?;
-    if run.grant == caller.0.id {
-        return Err(AccessDeniedError::OwnRun.into());
-    }
-    let raise = answer.raise.map(SpendingLimits::from);
-    if let Some(raise) = &raise {
-        api.reserve_raise(&run, (&row, &answer.digest), raise).await?;
-    }
-    let decision = ApprovalDecision {
-        is_approved: answer.decision == DecisionWord::Approve,
-        digest: answer.digest,
-        by: caller.0.id.clone(),
-        reason: answer.reason,
-        raise,
-    };
-    let id = row.id;
-    let decided = store.decide(&id, decision, SystemTime::now()).await?;
-    let message = match decided {
-        DecisionOutcome::Decided(row) => return Ok(Json((*row).into())),
-        DecisionOutcome::Unknown => return Err(no_such_approval(&id)),
-        DecisionOutcome::WrongRaise(error) => return Err(wrong_raise(&error)),
-        DecisionOutcome::RaiseMismatch => return Err(wrong_raise(&RAISE_MISMATCH)),
-        DecisionOutcome::OtherDigest => {
-            let message = format!("question `{id}` has another digest; read the question again");
-            return Err(ApiError::Conflict { code: "digest_mismatch", message });
-        }
-        DecisionOutcome::Closed(state) => {
-            format!("question `{id}` is {} already, and takes no answer", state.as_str())
-        }
-    };
-    Err(ApiError::Conflict { code: "approval_closed", message })
+    let decided = api.decide(&caller.0, (&store, row), answer, None).await?;
+    Ok(Json(decided.into()))
 }
 
 impl ApiState {
@@ -324,6 +289,58 @@ impl ApiState {
             Err(ApiError::NotFound(_)) => Err(no_such_approval(id)),
             Err(error) => Err(error),
             Ok(()) => Ok((store, row)),
+        }
+    }
+
+    /// Writes the answer of a grant that may approve. `reply` is the id of the signed reply that has the answer.
+    pub(super) async fn decide(
+        &self,
+        grant: &AccessGrant,
+        (store, row): (&ApprovalStore, ApprovalRow),
+        answer: DecisionBody,
+        reply: Option<String>,
+    ) -> Result<ApprovalRow, ApiError> {
+        if answer.reason.as_ref().is_some_and(|reason| reason.len() > MAX_REASON_BYTES) {
+            return Err(ApiError::invalid_body(format_args!(
+                "`reason` has more than {MAX_REASON_BYTES} bytes; shorten it"
+            )));
+        }
+        // A run whose row is gone has no grant to compare with, and no call that waits.
+        let run = self.run_service.run_store().find_run(&row.run).await?;
+        let run = run.ok_or_else(|| no_such_approval(&row.id))?;
+        if run.grant == grant.id {
+            return Err(AccessDeniedError::OwnRun.into());
+        }
+        let raise = answer.raise.map(SpendingLimits::from);
+        if let Some(raise) = &raise {
+            self.reserve_raise(&run, (&row, &answer.digest), raise).await?;
+        }
+        let decision = ApprovalDecision {
+            is_approved: answer.decision == DecisionWord::Approve,
+            digest: answer.digest,
+            by: grant.id.clone(),
+            reason: answer.reason,
+            raise,
+            reply,
+        };
+        let conflict = |code, message| Err(ApiError::Conflict { code, message });
+        let id = row.id;
+        match store.decide(&id, decision, SystemTime::now()).await? {
+            DecisionOutcome::Decided(row) => Ok(*row),
+            DecisionOutcome::Unknown => Err(no_such_approval(&id)),
+            DecisionOutcome::WrongRaise(error) => Err(wrong_raise(&error)),
+            DecisionOutcome::RaiseMismatch => Err(wrong_raise(&RAISE_MISMATCH)),
+            DecisionOutcome::Replayed => {
+                conflict("reply_replayed", "this reply was received before".to_owned())
+            }
+            DecisionOutcome::OtherDigest => conflict(
+                "digest_mismatch",
+                format!("question `{id}` has another digest; read the question again"),
+            ),
+            DecisionOutcome::Closed(state) => conflict(
+                "approval_closed",
+                format!("question `{id}` is {} already, and takes no answer", state.as_str()),
+            ),
         }
     }
 
@@ -376,7 +393,7 @@ fn wrong_raise(problem: &dyn std::fmt::Display) -> ApiError {
     ApiError::invalid_body(format_args!("`raise` is invalid: {problem}"))
 }
 
-fn no_such_approval(id: &str) -> ApiError {
+pub(super) fn no_such_approval(id: &str) -> ApiError {
     let id: String = id.chars().take(80).collect();
     ApiError::NotFound(format!("question `{id}` that this grant can see"))
 }

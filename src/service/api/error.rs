@@ -46,6 +46,9 @@ pub(super) enum ApiError {
         "the request's origin is refused: a service without grants serves no pages of other origins"
     )]
     ForeignOrigin,
+    /// A signed request whose signature does not count.
+    #[error("{0}")]
+    InvalidSignature(String),
     #[error("{0}")]
     InvalidParameter(String),
     #[error("{0}")]
@@ -139,6 +142,7 @@ impl ApiError {
             }
             Self::ForeignHost => (StatusCode::FORBIDDEN, "forbidden_host"),
             Self::ForeignOrigin => (StatusCode::FORBIDDEN, "forbidden_origin"),
+            Self::InvalidSignature(_) => (StatusCode::UNAUTHORIZED, "invalid_signature"),
             Self::InvalidParameter(_) => (StatusCode::BAD_REQUEST, "invalid_parameter"),
             Self::Invalid(_) => (StatusCode::UNPROCESSABLE_ENTITY, "invalid_request"),
             Self::NoSuchAgent(_) => (StatusCode::UNPROCESSABLE_ENTITY, "no_such_agent"),
@@ -164,7 +168,7 @@ impl IntoResponse for ApiError {
         let body = ErrorBody { error: ErrorDetail { code, message } };
         let mut response = (status, Json(body)).into_response();
         let headers = response.headers_mut();
-        if status == StatusCode::UNAUTHORIZED {
+        if status == StatusCode::UNAUTHORIZED && !matches!(self, Self::InvalidSignature(_)) {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         if matches!(status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS) {

@@ -144,5 +144,5 @@ impl<T: DeserializeOwned + Send> FromRequestParts<Arc<ApiState>> for QueryParams
     }
 }
 
-const JSON_MEDIA_TYPES: AcceptedMedia =
+pub(super) const JSON_MEDIA_TYPES: AcceptedMedia =
     AcceptedMedia { kinds: &["application/json"], description: "application/json" };

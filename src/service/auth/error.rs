@@ -27,6 +27,8 @@ pub enum AccessDeniedError {
     RepositoryNotAllowed(String),
     #[error("this grant has started the run; another grant with `approve` access has to answer")]
     OwnRun,
+    #[error("no grant is named for this user; name one in `tools.approvals.webhook.approvers`")]
+    UnknownApprover,
 }
 
 impl AccessDeniedError {
@@ -42,6 +44,7 @@ impl AccessDeniedError {
             Self::AccountNotAllowed(_) | Self::NoAccount => "forbidden_account",
             Self::RepositoryNotAllowed(_) => "forbidden_repo",
             Self::OwnRun => "forbidden_own_run",
+            Self::UnknownApprover => "unknown_approver",
         }
     }
 }

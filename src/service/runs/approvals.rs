@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use serde_json::json;
+use tokio_util::sync::CancellationToken;
 
 use super::{RunService, RunServiceInner};
 use crate::base::db::{DatabaseError, SqliteDatabase};
@@ -14,7 +15,9 @@ use crate::runner::tool_opener::RunToolOpener;
 use crate::service::auth::GrantStoreError;
 use crate::service::store::{RunEventKind, RunRow, RunStore, SpendingCaps};
 use crate::tools::approval::store::ApprovalStore;
+use crate::tools::approval::webhook::Webhook;
 use crate::tools::approval::{ApprovalRow, ApprovalState, format_unix_millis};
+use crate::tools::config::ToolConfig;
 
 /// Opens the questions of a service. The watchers of a run learn of its questions and of their ends.
 pub(super) fn open_approvals(database: SqliteDatabase, run_store: RunStore) -> ApprovalStore {
@@ -73,10 +76,11 @@ impl RunService {
         raise.check_within(&terms.budget.spending_limits())?;
         let caps =
             SpendingCaps { total: terms.max_cost_usd_total, per_day: terms.max_cost_usd_per_day };
-        if let Some(limit) = raise.max_cost_usd
-            && let Some(left) = self.0.run_store.raise_reserved_money(run, caps, limit).await?
-        {
-            return Err(BudgetRaiseError::Caps { left });
+        if let Some(limit) = raise.max_cost_usd {
+            let run = (&*run.id, &*run.grant);
+            if let Some(left) = self.0.run_store.raise_reserved_money(run, caps, limit).await? {
+                return Err(BudgetRaiseError::Caps { left });
+            }
         }
         Ok(())
     }
@@ -84,6 +88,13 @@ impl RunService {
     /// Returns the questions about tool calls; `None` if no person can answer in this service.
     pub fn approvals(&self) -> Option<ApprovalStore> {
         self.0.approvals.clone()
+    }
+
+    /// Sends messages about questions to the receiver of the configuration, until `stop`.
+    pub(super) async fn deliver_questions(&self, stop: &CancellationToken) {
+        if let Some(approvals) = &self.0.approvals {
+            approvals.deliver_messages(stop).await;
+        }
     }
 
     /// Withdraws the open questions of an earlier process. Their calls have ended with that process, so an answer that
@@ -107,6 +118,30 @@ impl RunServiceInner {
             approvals.withdraw_run(run, SystemTime::now()).await?;
         }
         Ok(())
+    }
+}
+
+/// Returns the receiver of messages about questions, as a configuration names it.
+///
+/// # Errors
+/// Returns an error if the receiver cannot be used, or a key cannot be read.
+pub fn open_webhook(config: &GatewayConfig) -> anyhow::Result<Option<Arc<Webhook>>> {
+    let Some(table) = &config.tools.table else { return Ok(None) };
+    let Some(webhook) = ToolConfig::from_table(table)?.approvals.webhook else { return Ok(None) };
+    let webhook = Webhook::new(&webhook)?;
+    webhook.check_keys()?;
+    Ok(Some(Arc::new(webhook)))
+}
+
+/// Replaces the receiver of messages by that of a configuration that was read again.
+pub(super) fn replace_webhook(config: &GatewayConfig, approvals: Option<&ApprovalStore>) {
+    let Some(approvals) = approvals else { return };
+    match open_webhook(config) {
+        Ok(webhook) => approvals.set_webhook(webhook),
+        // The reload has checked it before; a key has changed since.
+        Err(error) => {
+            tracing::error!("the approvals' webhook stays as it was: {error:#}");
+        }
     }
 }
 

@@ -16,7 +16,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
 
-use super::{RunRow, RunStore};
+use super::RunStore;
 use crate::base::db::DatabaseError;
 use crate::llm::budget::Nanodollars;
 
@@ -74,11 +74,11 @@ impl RunStore {
     /// Returns an error if the database cannot be written.
     pub async fn raise_reserved_money(
         &self,
-        run: &RunRow,
+        (run, grant): (&str, &str),
         caps: SpendingCaps,
         limit: Nanodollars,
     ) -> Result<Option<Nanodollars>, DatabaseError> {
-        let (run, grant) = (run.id.clone(), run.grant.clone());
+        let (run, grant) = (run.to_owned(), grant.to_owned());
         self.database
             .write_in_transaction(move |change| {
                 raise_reservation(change, (&run, &grant), caps, limit)

@@ -4,7 +4,7 @@ use crate::base::db::DatabaseSchema;
 
 /// The schema of the approval store. Times are milliseconds since 1970, money is billionths of a dollar.
 pub const APPROVAL_SCHEMA: DatabaseSchema =
-    DatabaseSchema { module: "approval", migrations: &[MIGRATION_1, MIGRATION_2] };
+    DatabaseSchema { module: "approval", migrations: &[MIGRATION_1, MIGRATION_2, MIGRATION_3] };
 
 // The trigger makes a wrong step fail in every program that writes the file, whatever its code does.
 const MIGRATION_1: &str = "
@@ -47,4 +47,20 @@ END;
 const MIGRATION_2: &str = "
 ALTER TABLE approval ADD COLUMN budget TEXT;
 ALTER TABLE approval ADD COLUMN raised TEXT;
+";
+
+// The messages that the receiver of the webhook does not have yet, and the replies that it has sent lately.
+const MIGRATION_3: &str = "
+CREATE TABLE approval_message (
+    id       TEXT NOT NULL PRIMARY KEY,
+    body     TEXT NOT NULL,
+    attempts INTEGER NOT NULL,
+    due      INTEGER NOT NULL,
+    expires  INTEGER NOT NULL
+) STRICT;
+CREATE INDEX approval_message_due ON approval_message (due);
+CREATE TABLE approval_reply (
+    id       TEXT NOT NULL PRIMARY KEY,
+    received INTEGER NOT NULL
+) STRICT;
 ";

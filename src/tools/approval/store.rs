@@ -13,6 +13,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 
+use super::outbox::{self, Outbox};
 use super::{ApprovalRow, ApprovalState, to_unix_millis};
 use crate::base::db::{DatabaseError, SqliteDatabase};
 use crate::llm::budget::{Nanodollars, RaiseError, SpendingLimits};
@@ -20,12 +21,13 @@ use crate::llm::budget::{Nanodollars, RaiseError, SpendingLimits};
 /// The questions of one process. Clones share the same questions.
 #[derive(Clone)]
 pub struct ApprovalStore {
-    database: SqliteDatabase,
+    pub(super) database: SqliteDatabase,
     /// The calls that wait for the state of their question.
     waiting: Arc<Mutex<HashMap<String, watch::Sender<ApprovalState>>>>,
     observer: Arc<dyn Fn(&ApprovalRow) + Send + Sync>,
     /// Permits for the calls of all runs that wait for a larger budget.
     unfunded: Arc<Semaphore>,
+    pub(super) outbox: Arc<Outbox>,
 }
 
 /// The state of one question, for the call that waits for it. Dropping the watch forgets the call, not the question.
@@ -46,6 +48,8 @@ pub struct ApprovalDecision {
     pub reason: Option<String>,
     /// The limits that the person raises, for a question about a budget.
     pub raise: Option<SpendingLimits>,
+    /// The id of the signed reply that the answer came in; it counts once.
+    pub reply: Option<String>,
 }
 
 /// The outcome of an answer.
@@ -59,6 +63,8 @@ pub enum DecisionOutcome {
     WrongRaise(RaiseError),
     /// The answer raises limits, or must, and the question says otherwise.
     RaiseMismatch,
+    /// The signed reply was received before.
+    Replayed,
     /// The question was closed before.
     Closed(ApprovalState),
     Unknown,
@@ -76,7 +82,13 @@ impl ApprovalStore {
     /// Creates the store on a database that has our [`APPROVAL_SCHEMA`](super::APPROVAL_SCHEMA).
     pub fn new(database: SqliteDatabase) -> Self {
         let unfunded = Arc::new(Semaphore::new(MAX_UNFUNDED_CALLS));
-        Self { database, waiting: Arc::default(), observer: Arc::new(|_| ()), unfunded }
+        Self {
+            database,
+            waiting: Arc::default(),
+            observer: Arc::new(|_| ()),
+            unfunded,
+            outbox: Arc::default(),
+        }
     }
 
     /// Sets the function that receives each row after a step: a new question, and a question that was closed.
@@ -94,13 +106,22 @@ impl ApprovalStore {
         let (sender, state) = watch::channel(ApprovalState::Pending);
         self.lock_waiting().insert(row.id.clone(), sender);
         let watch = ApprovalWatch { id: row.id.clone(), store: self.clone(), state };
-        let written = row.clone();
-        let is_added =
-            self.database.write_in_transaction(move |change| insert_row(change, &written)).await?;
+        let (written, outbox) = (row.clone(), Arc::clone(&self.outbox));
+        let is_added = self
+            .database
+            .write_in_transaction(move |change| {
+                let is_added = insert_row(change, &written)?;
+                if is_added {
+                    outbox.add_message(change, &written, written.requested_ms)?;
+                }
+                Ok(is_added)
+            })
+            .await?;
         if !is_added {
             return Ok(None);
         }
         (self.observer)(&row);
+        self.outbox.wake_sender();
         Ok(Some(watch))
     }
 
@@ -115,9 +136,16 @@ impl ApprovalStore {
         now: SystemTime,
     ) -> Result<DecisionOutcome, DatabaseError> {
         let (id, now) = (id.to_owned(), to_unix_millis(now));
+        let outbox = Arc::clone(&self.outbox);
         let outcome = self
             .database
-            .write_in_transaction(move |change| write_decision(change, &id, &decision, now))
+            .write_in_transaction(move |change| {
+                let outcome = write_decision(change, &id, &decision, now)?;
+                if let DecisionOutcome::Decided(row) = &outcome {
+                    outbox.add_message(change, row, now)?;
+                }
+                Ok(outcome)
+            })
             .await?;
         if let DecisionOutcome::Decided(row) = &outcome {
             self.publish_row(row);
@@ -161,11 +189,15 @@ impl ApprovalStore {
         now: SystemTime,
     ) -> Result<Option<ApprovalRow>, DatabaseError> {
         let (id, now) = (id.to_owned(), to_unix_millis(now));
+        let outbox = Arc::clone(&self.outbox);
         let closed = self
             .database
             .write_in_transaction(move |change| {
-                let changed = close_rows(change, ("id = ?1", &id), (state, reason), now)?;
-                Ok((changed == 1, find_row(change, &id)?))
+                let closed = close_rows(change, ("id = ?1", &id), (state, reason), now)?;
+                for row in &closed {
+                    outbox.add_message(change, row, now)?;
+                }
+                Ok((!closed.is_empty(), find_row(change, &id)?))
             })
             .await?;
         if let (true, Some(row)) = &closed {
@@ -198,9 +230,17 @@ impl ApprovalStore {
     ) -> Result<usize, DatabaseError> {
         let (value, now) = (value.to_owned(), to_unix_millis(now));
         let end = (ApprovalState::Withdrawn, RUN_ENDED);
+        let outbox = Arc::clone(&self.outbox);
         self.database
-            .write_in_transaction(move |change| close_rows(change, (condition, &value), end, now))
+            .write_in_transaction(move |change| {
+                let closed = close_rows(change, (condition, &value), end, now)?;
+                for row in &closed {
+                    outbox.add_message(change, row, now)?;
+                }
+                Ok(closed.len())
+            })
             .await
+            .inspect(|_| self.outbox.wake_sender())
     }
 
     /// Deletes the closed questions that were asked before a time. Returns their number.
@@ -271,6 +311,7 @@ impl ApprovalStore {
 
     fn publish_row(&self, row: &ApprovalRow) {
         (self.observer)(row);
+        self.outbox.wake_sender();
         if let Some(waiting) = self.lock_waiting().get(&row.id) {
             waiting.send_replace(row.state);
         }
@@ -338,7 +379,13 @@ fn write_decision(
     decision: &ApprovalDecision,
     now: i64,
 ) -> rusqlite::Result<DecisionOutcome> {
-    // 1. The row is read and changed in one transaction, so that no other step comes between.
+    // 1. A signed reply counts once, whatever it says. The row is read and changed in the same transaction, so that no
+    //    other step comes between.
+    if let Some(reply) = &decision.reply
+        && !outbox::insert_reply(change, reply, now)?
+    {
+        return Ok(DecisionOutcome::Replayed);
+    }
     let Some(row) = find_row(change, id)? else { return Ok(DecisionOutcome::Unknown) };
     if row.digest != decision.digest {
         return Ok(DecisionOutcome::OtherDigest);
@@ -379,18 +426,20 @@ fn write_decision(
     Ok(decided.map_or(DecisionOutcome::Unknown, |row| DecisionOutcome::Decided(Box::new(row))))
 }
 
-/// Closes the open questions that match a condition on `?1`. A person's answer stays in the row.
+/// Closes the open questions that match a condition on `?1`, and returns them. A person's answer stays in the row.
 fn close_rows(
     change: &Transaction<'_>,
     (condition, value): (&str, &str),
     (state, reason): (ApprovalState, &str),
     now: i64,
-) -> rusqlite::Result<usize> {
+) -> rusqlite::Result<Vec<ApprovalRow>> {
     let close = format!(
         "UPDATE approval SET state = ?2, arguments = NULL, resolved = coalesce(resolved, ?3), reason = coalesce(reason, ?4)
-         WHERE {condition} AND state IN ('pending', 'approved')"
+         WHERE {condition} AND state IN ('pending', 'approved') RETURNING {COLUMNS}"
     );
-    change.execute(&close, params![value, state.as_str(), now, reason])
+    let mut close = change.prepare_cached(&close)?;
+    let closed = close.query_map(params![value, state.as_str(), now, reason], read_row)?;
+    closed.collect()
 }
 
 fn find_row(view: &Connection, id: &str) -> rusqlite::Result<Option<ApprovalRow>> {

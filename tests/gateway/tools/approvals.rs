@@ -93,9 +93,16 @@ pub(super) fn open_store(directory: &Path) -> ApprovalStore {
     ApprovalStore::new(SqliteDatabase::open_database(&file, &[APPROVAL_SCHEMA]).unwrap())
 }
 
-fn decision(is_approved: bool, digest: &str) -> ApprovalDecision {
+pub(super) fn decision(is_approved: bool, digest: &str) -> ApprovalDecision {
     let (digest, by) = (digest.to_owned(), "grant-2".to_owned());
-    ApprovalDecision { is_approved, digest, by, reason: Some("because".to_owned()), raise: None }
+    ApprovalDecision {
+        is_approved,
+        digest,
+        by,
+        reason: Some("because".to_owned()),
+        raise: None,
+        reply: None,
+    }
 }
 
 /// A call waits, is approved, runs once, and is found in the records with its question.
@@ -505,7 +512,7 @@ async fn take_step(store: &ApprovalStore, step: Step, second: u64) -> bool {
     false
 }
 
-fn question(id: &str) -> ApprovalRow {
+pub(super) fn question(id: &str) -> ApprovalRow {
     let text = str::to_owned;
     ApprovalRow {
         id: text(id),

@@ -19,6 +19,12 @@ async fn asking_setup(script: &str, rule: &str) -> ServiceSetup {
 /// Starts with an agent whose script calls the clock, and a rule about it. Returns also the request of a run.
 pub(super) async fn caller_setup(script: &str, rule: &str) -> (ServiceSetup, Value) {
     let setup = ServiceSetup::new("").await;
+    configure_caller(&setup, script, rule);
+    (setup, caller_body())
+}
+
+/// Configures an agent whose script calls the clock, and a rule about it.
+pub(super) fn configure_caller(setup: &ServiceSetup, script: &str, rule: &str) {
     let agents = setup.path().join("agents");
     fs::create_dir(&agents).unwrap();
     let entry = format!(
@@ -31,10 +37,9 @@ pub(super) async fn caller_setup(script: &str, rule: &str) -> (ServiceSetup, Val
          tool = 'core__get_current_time'\n{rule}",
         agents.display()
     ));
-    (setup, caller_body())
 }
 
-fn caller_body() -> Value {
+pub(super) fn caller_body() -> Value {
     let mut body = conversation_body("hello");
     body["agent"] = json!("caller");
     body
