@@ -183,15 +183,22 @@ fn write_tool_totals(report: &AuditVerifyReport, out: &mut impl Write) -> io::Re
     for (number, (tool, spent)) in report.tools.iter().enumerate() {
         let heading = if number == 0 { "tools" } else { "" };
         let (tool, ToolSpending { calls, cost }) = (PrintableLogText(tool), spent);
-        writeln!(out, "{heading:12}{tool}: {calls} calls, ${cost}")?;
+        writeln!(out, "{heading:12}{tool}: {}, ${cost}", count_calls(*calls, "call"))?;
     }
     if report.tools_crashed > 0 {
-        writeln!(out, "            {} tool calls settled after a crash", report.tools_crashed)?;
+        let crashed = count_calls(report.tools_crashed, "tool call");
+        writeln!(out, "            {crashed} settled after a crash")?;
     }
     if report.tool_refused > 0 {
-        writeln!(out, "            {} tool calls refused", report.tool_refused)?;
+        let refused = count_calls(report.tool_refused, "tool call");
+        writeln!(out, "            {refused} refused")?;
     }
     Ok(())
+}
+
+/// Formats a number of calls for people.
+fn count_calls(count: u64, call: &str) -> String {
+    if count == 1 { format!("1 {call}") } else { format!("{count} {call}s") }
 }
 
 /// A sentence that states which records the last valid checkpoint covers.

@@ -6,7 +6,8 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context;
 use serde::Serialize;
@@ -39,6 +40,30 @@ pub struct SandboxJobRunner {
     pub init: Option<PathBuf>,
     /// The run's workspace, if it is on this machine.
     pub workspace: Option<JobWorkspaceMount>,
+    /// The log of the sandboxes that could not be made.
+    pub failures: Arc<JobFailureLog>,
+}
+
+/// Logs the sandboxes of tools that could not be made: the first one at once, then one line a minute with the number of
+/// others. An agent repeats a failing call as often as it likes.
+#[derive(Debug, Default)]
+pub struct JobFailureLog(Mutex<Option<(Instant, u64)>>);
+
+impl JobFailureLog {
+    fn log_failure(&self, error: &anyhow::Error) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let unlogged = match &mut *state {
+            Some((logged, unlogged)) if logged.elapsed() < FAILURE_LOG_INTERVAL => {
+                *unlogged += 1;
+                return;
+            }
+            Some((_, unlogged)) => *unlogged,
+            None => 0,
+        };
+        *state = Some((Instant::now(), 0));
+        drop(state);
+        tracing::error!(unlogged, "a tool's sandbox failed: {error:#}");
+    }
 }
 
 /// The workspace of a run, as its tools may get it.
@@ -52,11 +77,11 @@ pub struct JobWorkspaceMount {
 
 impl JobRunner for SandboxJobRunner {
     fn run_job(&self, call: JobCall) -> JobFuture {
-        let own = self.clone();
+        let (own, own_log) = (self.clone(), Arc::clone(&self.failures));
         Box::pin(async move {
             // The reason of a failure names paths of this machine, so the client does not see it.
             own.run_in_sandbox(call).await.unwrap_or_else(|error| {
-                tracing::error!("a tool's sandbox failed: {error:#}");
+                own_log.log_failure(&error);
                 Err(ToolProgramError::failed("the tool's sandbox cannot be made"))
             })
         })
@@ -87,7 +112,8 @@ impl SandboxJobRunner {
             SandboxDriver::Docker { .. } => false,
         };
         let (run_dir, init) = (run_dir.to_owned(), spec.init.clone());
-        Self { run_dir, users, docker_socket, may_be_unlimited, init, workspace }
+        let failures = Arc::default();
+        Self { run_dir, users, docker_socket, may_be_unlimited, init, workspace, failures }
     }
 
     async fn run_in_sandbox(
@@ -251,6 +277,9 @@ impl<'a> ProgramOutput<'a> {
 
 /// The time between SIGTERM and SIGKILL. Our choice: a tool has nothing to save.
 const GRACE: Duration = Duration::from_secs(1);
+
+/// The shortest time between two log lines about sandboxes that cannot be made. Our choice.
+const FAILURE_LOG_INTERVAL: Duration = Duration::from_mins(1);
 
 /// The longest text of a tool's standard error in the message of its failure, in bytes.
 const MAX_MESSAGE_BYTES: usize = 1024;

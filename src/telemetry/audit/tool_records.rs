@@ -9,7 +9,9 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::records::{AuditRecord, serialize_truncated, serialize_truncated_option};
+use super::records::{
+    AuditRecord, RefusalsRepeatedRecord, serialize_truncated, serialize_truncated_option,
+};
 use crate::llm::budget::BudgetAmount;
 
 /// Written, durably, before a tool runs.
@@ -106,13 +108,8 @@ pub struct ToolRefusedRecord<'a> {
 
 /// Written in place of many [`ToolRefusedRecord`] with the same code.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct ToolRefusalsRepeatedRecord {
-    pub(super) code: &'static str,
-    /// The status of the last refusal.
-    pub(super) status: u16,
-    /// The number of refusals that this record stands for.
-    pub(super) repeats: u64,
-}
+#[serde(transparent)]
+pub(super) struct ToolRefusalsRepeatedRecord(pub(super) RefusalsRepeatedRecord);
 
 /// The end of an admitted tool call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

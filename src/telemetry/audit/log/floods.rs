@@ -32,7 +32,8 @@ impl AuditLogState {
         self.refusals = refusals;
         let mut refusals = std::mem::take(&mut self.tool_refusals);
         for (code, status, repeats) in refusals.take_due(now, all) {
-            self.append_record(&ToolRefusalsRepeatedRecord { code, status, repeats });
+            let record = RefusalsRepeatedRecord { code, status, repeats };
+            self.append_record(&ToolRefusalsRepeatedRecord(record));
         }
         self.tool_refusals = refusals;
     }
