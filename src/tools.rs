@@ -6,6 +6,7 @@
 //! - [`exec_request`] parses the request, with the same strict reader as a body for a model.
 //! - [`policy`] asks every layer whether the run may make the call. [`argument_schema`] checks the arguments, and
 //!   [`rule_facts`] gives them to the operator's conditions.
+//! - [`taint`] judges the call by the tools that the run has called before.
 //! - If a rule says so, [`waiting_call`] lets the call wait for a person, whose answer the store in [`approval`] has.
 //! - [`run_tools`] reserves the budget, records the admission, starts the program, and settles once.
 //! - [`call_table`] keeps the calls of a run, so that a client can ask again for a result.
@@ -42,5 +43,6 @@ pub mod prometheus;
 pub mod refusal;
 pub mod rule_facts;
 pub mod run_tools;
+pub mod taint;
 pub mod tool_file;
 mod waiting_call;

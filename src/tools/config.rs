@@ -33,6 +33,50 @@ pub struct ToolConfig {
     pub rules: Vec<ToolRuleConfig>,
     /// The times of the questions that rules ask.
     pub approvals: ApprovalConfig,
+    /// The rules about what a run has seen.
+    #[serde(skip_serializing_if = "TaintConfig::is_empty")]
+    pub taint: TaintConfig,
+}
+
+/// The marks of tools, and the rules about runs that have seen them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TaintConfig {
+    /// The marks of granted tools, such as `untrusted`. A run that calls a marked tool has seen the mark.
+    pub marks: BTreeMap<String, String>,
+    /// The rules that test the marks.
+    pub rules: Vec<TaintRuleConfig>,
+}
+
+/// One rule about the marks that a run has seen.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TaintRuleConfig {
+    /// The name that refusals and records show.
+    pub name: String,
+    /// The condition, in CEL, on `run.saw.MARK`.
+    pub when: String,
+    /// The granted tools that the rule guards; a `*` stands for any text.
+    pub tools: Vec<String>,
+    /// The effect on the calls of these tools while the condition holds.
+    #[serde(rename = "then")]
+    pub effect: TaintEffect,
+    /// Sets of marks for which the condition must hold.
+    #[serde(default, rename = "match")]
+    pub matching: Vec<Vec<String>>,
+    /// Sets of marks for which the condition must not hold.
+    #[serde(default)]
+    pub not_match: Vec<Vec<String>>,
+}
+
+/// The effect of a rule about what a run has seen. The later one is the stricter one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TaintEffect {
+    /// A person is asked about each call.
+    Ask,
+    /// Each call is denied.
+    Deny,
 }
 
 /// The Prometheus server of the tool `core__metrics_query`.
@@ -144,6 +188,12 @@ impl ToolConfig {
             let message = error.into_inner().message().to_owned();
             ToolConfigError { key, problem: serde_words::in_words("", &message) }
         })
+    }
+}
+
+impl TaintConfig {
+    pub fn is_empty(&self) -> bool {
+        self.marks.is_empty() && self.rules.is_empty()
     }
 }
 

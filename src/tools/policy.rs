@@ -16,6 +16,7 @@ use serde_json::{Map, Value};
 use super::config::{ToolConfig, ToolConfigError};
 use super::definition::{ToolDefinition, ToolProgramKind};
 use super::rule_facts::{ToolCallFacts, ToolFact};
+use super::taint::TaintPolicy;
 use crate::base::condition::{RuleEvalError, RuleExpr};
 use crate::llm::budget::{Nanodollars, ToolBudgetLimits};
 use crate::sandbox::spec::MountAccess;
@@ -29,6 +30,8 @@ pub struct ToolPolicy {
     agent: Option<BTreeSet<String>>,
     /// The run's access to its workspace; `None` if the run has no workspace on this machine.
     workspace: Option<MountAccess>,
+    /// The rules about what the run has seen.
+    taint: TaintPolicy,
     /// The digest of the configuration that the policy was compiled from.
     digest: String,
 }
@@ -128,7 +131,13 @@ impl ToolPolicy {
 
     /// Returns the first rule that asks a person.
     pub fn first_asking_rule(&self) -> Option<&str> {
-        self.granted.values().find_map(|tool| tool.asking_rule.as_deref())
+        let asking = self.granted.values().find_map(|tool| tool.asking_rule.as_deref());
+        asking.or_else(|| self.taint.first_asking_rule())
+    }
+
+    /// Returns the rules about what the run has seen.
+    pub fn taint(&self) -> &TaintPolicy {
+        &self.taint
     }
 
     /// Returns the digest of the configuration that the policy was compiled from.

@@ -20,8 +20,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::approval::RunApprovals;
 use super::call_table::{CallSlotOutcome, OpenCallSlot, ToolCall, ToolCallEnd, ToolCallTable};
+use super::config::TaintEffect;
 use super::exec_request::{ToolArguments, ToolExecRequest};
-use super::policy::{GrantedTool, LIST_RULE, ToolPolicy};
+use super::policy::{GrantedTool, LIST_RULE, PolicyLayer, ToolDenial, ToolPolicy};
 use super::program::ToolPrograms;
 use super::program_error::ToolProgramError;
 use super::refusal::ToolRefusal;
@@ -114,13 +115,24 @@ impl RunTools {
         request: ToolExecRequest,
         facts: &mut ToolRequestFacts,
     ) -> Result<Arc<ToolCall>, ToolRefusal> {
-        let Some((_, hold)) = &self.parts.budget_asker else {
-            return self.try_start_call(request, facts).await;
-        };
-        let hold = request.wait.min(*hold);
+        match &self.parts.budget_asker {
+            None => self.try_start_call(request, facts).await,
+            Some((_, hold)) => {
+                let hold = request.wait.min(*hold);
+                // The box keeps the future of a call whose budget does not ask small.
+                Box::pin(self.start_funded_call(request, facts, hold)).await
+            }
+        }
+    }
+
+    async fn start_funded_call(
+        &self,
+        request: ToolExecRequest,
+        facts: &mut ToolRequestFacts,
+        hold: Duration,
+    ) -> Result<Arc<ToolCall>, ToolRefusal> {
         loop {
-            // The box keeps the future of a call that waits for no budget small.
-            match Box::pin(self.try_start_call(request.clone(), facts)).await {
+            match self.try_start_call(request.clone(), facts).await {
                 Ok(call) => return Ok(call),
                 Err(refusal) => self.parts.ask_for_budget(refusal, hold).await?,
             }
@@ -135,8 +147,8 @@ impl RunTools {
         let parts = &self.parts;
         let digest = facts.set_call(&request, &parts.salt);
         let tool = check_call(&parts.policy, &parts.run, &request)?;
-        if let Some(rule) = &tool.asking_rule {
-            return self.ask_about_call((tool, rule), request, facts).await;
+        if let Some(rule) = parts.find_asking_rule(tool, false)? {
+            return self.ask_about_call((tool, &rule), request, facts).await;
         }
         let key = request.idempotency_key.as_deref();
         let slot = match self.calls.open_call(&tool.definition.name, &digest, key)? {
@@ -244,6 +256,37 @@ impl RunToolParts {
         match tokio::time::timeout(hold, asker.ask_for_budget(*spent)).await {
             Ok(answer) => Ok(answer.map_err(ToolBudgetError::from)?),
             Err(_) => Err(ToolRefusal::BudgetAsked),
+        }
+    }
+
+    /// Returns the rule that asks a person about a call now: a rule about the tool, or one about what the run has seen.
+    /// `has_place` states that the ledger counts the call itself already, which the run has not seen.
+    ///
+    /// # Errors
+    /// Returns the rule that denies the tool to a run that has seen what this run has.
+    pub(super) fn find_asking_rule(
+        &self,
+        tool: &GrantedTool,
+        has_place: bool,
+    ) -> Result<Option<Arc<str>>, ToolRefusal> {
+        let taint = self.policy.taint();
+        if taint.is_empty() {
+            return Ok(tool.asking_rule.clone());
+        }
+        let name = &tool.definition.name;
+        let called = self.ledger.tool_spending();
+        let own = |called: &str| u64::from(has_place && *called == **name);
+        let seen = called.iter().filter(|(called, spent)| spent.calls > own(called));
+        match taint.judge_call(name, seen.map(|(called, _)| &**called)) {
+            Some((rule, TaintEffect::Deny)) => Err(ToolRefusal::Denied(ToolDenial {
+                layer: PolicyLayer::Tool,
+                rule: Arc::clone(rule),
+                fault: None,
+            })),
+            Some((rule, TaintEffect::Ask)) => {
+                Ok(Some(tool.asking_rule.clone().unwrap_or_else(|| Arc::clone(rule))))
+            }
+            None => Ok(tool.asking_rule.clone()),
         }
     }
 

@@ -330,8 +330,10 @@ impl RunToolParts {
         checked: &CheckedCall,
     ) -> Result<(), ToolRefusal> {
         let call = checked.slot.call();
+        // The run may have seen more since the request: the call that another one follows is in the ledger first.
+        let asking_rule = self.find_asking_rule(tool, true)?;
         let (Some(approved), Some(question)) = (&checked.approved, &call.question) else {
-            return match tool.asking_rule {
+            return match asking_rule {
                 None => Ok(()),
                 Some(_) => Err(ToolRefusal::ApprovalLost("no person was asked")),
             };

@@ -6,6 +6,7 @@ mod mcp;
 mod mcp_server;
 mod policy;
 mod recovery;
+mod taint;
 mod webhook;
 
 use std::io::Write;

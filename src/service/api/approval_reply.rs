@@ -20,6 +20,7 @@ use super::extract::{JSON_MEDIA_TYPES, read_body};
 use crate::base::json;
 use crate::base::serde_words::{self, JsonInputError};
 use crate::service::auth::{AccessDeniedError, AccessGrant, GrantScope};
+use crate::tools::approval::store::ApprovalStore;
 
 /// A signed reply to a message about a question.
 #[derive(Deserialize, ToSchema)]
@@ -99,7 +100,7 @@ pub(super) async fn take_reply(
     let store = api.run_service.approvals();
     // Without replies, the path answers like one that does not exist.
     let webhook =
-        store.as_ref().and_then(|store| store.webhook()).filter(|hook| hook.takes_replies());
+        store.as_ref().and_then(ApprovalStore::webhook).filter(|hook| hook.takes_replies());
     let (Some(store), Some(webhook)) = (store, webhook) else { return Err(ApiError::NoSuchPath) };
     let headers = request.headers().clone();
     let bytes = read_body(request, &api, &JSON_MEDIA_TYPES, MAX_REPLY_BYTES).await?;

@@ -14,6 +14,7 @@ use crate::tools::approval::{ApprovalConfig, ApprovalMode};
 use crate::tools::config::{ToolConfig, ToolConfigError, ToolRuleConfig, ToolRuleExample};
 use crate::tools::definition::{METRICS_QUERY_TOOL, TOOL_NAME_RULE, ToolDefinition, is_tool_name};
 use crate::tools::rule_facts::{ToolCallFacts, ToolFact, ToolFactTable, ToolRunFacts};
+use crate::tools::taint::{TaintPolicy, is_rule_name};
 
 pub(super) fn compile_policy(
     config: &ToolConfig,
@@ -72,7 +73,8 @@ pub(super) fn compile_policy(
     let agent = agent.map(|listed| check_agent_list(listed, &granted)).transpose()?;
     let digest = canonical::digest("tool policy 1", &(config, &agent))
         .map_err(|error| ToolConfigError::new("", error.to_string()))?;
-    Ok(ToolPolicy { granted, agent, workspace: None, digest })
+    let taint = TaintPolicy::compile_taint(&config.taint, granted.keys(), &names)?;
+    Ok(ToolPolicy { granted, agent, workspace: None, taint, digest })
 }
 
 fn check_approvals(times: &ApprovalConfig) -> Result<(), ToolConfigError> {
@@ -235,11 +237,6 @@ fn lower_limits(one: ToolBudgetLimits, other: ToolBudgetLimits) -> ToolBudgetLim
         per_minute: lower(one.per_minute, other.per_minute),
         cost_usd: lower(one.cost_usd, other.cost_usd),
     }
-}
-
-fn is_rule_name(name: &str) -> bool {
-    let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    (1..=64).contains(&name.len()) && name.bytes().all(is_plain)
 }
 
 /// The shortest and the longest time for an answer. Our choice: a call that waits for a week is forgotten.

@@ -1,0 +1,275 @@
+//! Taint rules: the history of a run decides whether a tool asks a person, or is denied.
+//!
+//! The operator marks tools, such as `untrusted` for one that reads the web and `private` for one that reads a customer's
+//! data. A run has seen a mark as soon as a call of a marked tool was admitted. A rule tests the marks that the run has
+//! seen, and names the tools that it guards.
+//!
+//! The history is the run's ledger, which counts the calls of each tool, also those of an earlier process of the run. A
+//! call is judged when it is made, and again when its own place in the ledger is taken. So a call that was admitted
+//! first is always seen.
+//!
+//! **Invariant:** a mark never goes away, and a rule that cannot be evaluated denies the call.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::config::{TaintConfig, TaintEffect, TaintRuleConfig, ToolConfigError};
+use crate::base::condition::{
+    FactTable, FactValues, RuleExpr, RuleValue, RuleValueType, compile_condition,
+};
+
+/// The compiled taint rules of a run.
+#[derive(Debug, Default)]
+pub struct TaintPolicy {
+    /// The marks of tools.
+    marks: BTreeMap<String, Arc<str>>,
+    rules: Vec<CompiledTaintRule>,
+}
+
+#[derive(Debug)]
+struct CompiledTaintRule {
+    name: Arc<str>,
+    when: RuleExpr<TaintMark>,
+    /// The granted tools that the rule guards.
+    tools: BTreeSet<Arc<str>>,
+    effect: TaintEffect,
+}
+
+/// A mark in a compiled condition: `run.saw.NAME`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct TaintMark(Box<str>);
+
+/// The marks that a condition may test, and those that it tests.
+struct TaintMarkTable<'a> {
+    known: &'a BTreeSet<&'a str>,
+    tested: Mutex<BTreeSet<String>>,
+}
+
+/// The marks that a run has seen.
+struct SeenMarks<'a>(&'a BTreeSet<&'a str>);
+
+impl TaintPolicy {
+    /// Compiles the taint rules about the granted tools.
+    ///
+    /// # Errors
+    /// Returns the first mistake: a tool that is not granted, a mark that no rule tests, a rule without tools or that fails
+    /// its own examples.
+    pub fn compile_taint<'a>(
+        config: &TaintConfig,
+        granted: impl Iterator<Item = &'a Arc<str>> + Clone,
+        taken: &BTreeSet<&str>,
+    ) -> Result<Self, ToolConfigError> {
+        let wrong = |key: String, problem: String| Err(ToolConfigError::new(key, problem));
+        for (tool, mark) in &config.marks {
+            if !granted.clone().any(|name| **name == **tool) {
+                let name = tool.escape_debug();
+                return wrong(
+                    format!("taint.marks.{name}"),
+                    "is not granted; add the tool to `tools.granted`, or remove its mark"
+                        .to_owned(),
+                );
+            }
+            if !is_mark_name(mark) {
+                return wrong(
+                    format!("taint.marks.{tool}"),
+                    "is not 1 to 64 small letters, digits and `_`, beginning with a letter"
+                        .to_owned(),
+                );
+            }
+        }
+        let known: BTreeSet<&str> = config.marks.values().map(String::as_str).collect();
+        let mut names = taken.clone();
+        let (mut rules, mut tested) = (vec![], BTreeSet::new());
+        for (number, rule) in config.rules.iter().enumerate() {
+            let place = |(key, problem): (&str, String)| {
+                ToolConfigError::new(format!("taint.rules[{number}].{key}"), problem)
+            };
+            if !names.insert(&rule.name) || !is_rule_name(&rule.name) {
+                let problem = "is taken, or not 1 to 64 small letters, digits and `-`".to_owned();
+                return Err(place(("name", problem)));
+            }
+            let (rule, marks) = rule.compile_rule(&known, granted.clone()).map_err(place)?;
+            rules.push(rule);
+            tested.extend(marks);
+        }
+        if let Some(mark) = known.iter().find(|mark| !tested.contains(**mark)) {
+            return wrong(
+                "taint.marks".to_owned(),
+                format!(
+                    "no rule tests the mark `{mark}`; give a rule with `run.saw.{mark}`, or remove it"
+                ),
+            );
+        }
+        let marks = config.marks.iter().map(|(tool, mark)| (tool.clone(), mark.as_str().into()));
+        Ok(Self { marks: marks.collect(), rules })
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.rules.is_empty()
+    }
+
+    /// Returns the first rule that asks a person, whatever a run has seen.
+    pub fn first_asking_rule(&self) -> Option<&str> {
+        let asks = |rule: &&CompiledTaintRule| rule.effect == TaintEffect::Ask;
+        self.rules.iter().find(asks).map(|rule| &*rule.name)
+    }
+
+    /// Returns the rule that a call of `tool` meets, and its effect, for a run that has called the tools `called`. A rule
+    /// that denies comes before one that asks.
+    pub fn judge_call<'a>(
+        &self,
+        tool: &str,
+        called: impl Iterator<Item = &'a str>,
+    ) -> Option<(&Arc<str>, TaintEffect)> {
+        let seen: BTreeSet<&str> =
+            called.filter_map(|called| Some(&**self.marks.get(called)?)).collect();
+        let guarding = self.rules.iter().filter(|rule| rule.tools.contains(tool));
+        let met = guarding.filter_map(|rule| match rule.when.eval_bool(&SeenMarks(&seen)) {
+            Ok(false) => None,
+            Ok(true) => Some((&rule.name, rule.effect)),
+            Err(_) => Some((&rule.name, TaintEffect::Deny)),
+        });
+        met.max_by_key(|(_, effect)| *effect)
+    }
+}
+
+impl TaintRuleConfig {
+    /// Compiles the rule, and returns it with the marks that it tests. An error is the key in the rule, and the mistake.
+    fn compile_rule<'a>(
+        &self,
+        known: &BTreeSet<&str>,
+        granted: impl Iterator<Item = &'a Arc<str>> + Clone,
+    ) -> Result<(CompiledTaintRule, BTreeSet<String>), (&'static str, String)> {
+        let table = TaintMarkTable { known, tested: Mutex::default() };
+        let when = compile_condition(&self.when, &table).map_err(|error| {
+            let place = error.place.map(|(line, column)| format!("line {line}, column {column}: "));
+            ("when", place.unwrap_or_default() + &error.problem)
+        })?;
+        let mut tools = BTreeSet::new();
+        for pattern in &self.tools {
+            let before = tools.len();
+            tools.extend(granted.clone().filter(|name| is_match(pattern, name)).cloned());
+            if tools.len() == before {
+                let pattern = pattern.escape_debug();
+                return Err(("tools", format!("`{pattern}` adds no granted tool; remove it")));
+            }
+        }
+        if tools.is_empty() {
+            return Err(("tools", "names no tool; name those that the rule guards".to_owned()));
+        }
+        if self.matching.is_empty() {
+            let problem = "is missing; give the marks of a run that the rule is about";
+            return Err(("match", problem.to_owned()));
+        }
+        for (key, examples, expected) in
+            [("match", &self.matching, true), ("not_match", &self.not_match, false)]
+        {
+            for example in examples {
+                let seen: BTreeSet<&str> = example.iter().map(String::as_str).collect();
+                if let Some(mark) = seen.iter().find(|mark| !known.contains(**mark)) {
+                    return Err((key, format!("there is no mark `{}`", mark.escape_debug())));
+                }
+                if when.eval_bool(&SeenMarks(&seen)) != Ok(expected) {
+                    let marks = example.join("`, `");
+                    let holds = if expected { "does not hold" } else { "holds" };
+                    let problem = format!("`when` {holds} for [`{marks}`]; correct one of them");
+                    return Err((key, problem));
+                }
+            }
+        }
+        let name = Arc::from(self.name.as_str());
+        let tested = table.tested.into_inner().unwrap_or_else(PoisonError::into_inner);
+        Ok((CompiledTaintRule { name, when, tools, effect: self.effect }, tested))
+    }
+}
+
+impl FactTable for TaintMarkTable<'_> {
+    type Fact = TaintMark;
+
+    fn find_fact(&self, path: &[&str]) -> Option<(TaintMark, RuleValueType)> {
+        match path {
+            ["run", "saw", mark] if self.known.contains(mark) => {
+                let mut tested = self.tested.lock().unwrap_or_else(PoisonError::into_inner);
+                tested.insert((*mark).to_owned());
+                Some((TaintMark((*mark).into()), RuleValueType::Bool))
+            }
+            _ => None,
+        }
+    }
+
+    fn names_under(&self, prefix: &str) -> Vec<String> {
+        match prefix {
+            "run" => self.known.iter().map(|mark| format!("saw.{mark}")).collect(),
+            "run.saw" => self.known.iter().map(|mark| (*mark).to_owned()).collect(),
+            _ => vec![],
+        }
+    }
+
+    fn roots(&self) -> &'static str {
+        "`run`"
+    }
+
+    fn allowed_values(&self, _: &TaintMark) -> Option<(String, Vec<String>)> {
+        None
+    }
+}
+
+impl FactValues<TaintMark> for SeenMarks<'_> {
+    fn read_fact<'a>(&'a self, fact: &'a TaintMark) -> RuleValue<'a> {
+        RuleValue::Bool(self.0.contains(&*fact.0))
+    }
+}
+
+/// Returns true if a name fits a pattern, in which a `*` stands for any text.
+fn is_match(pattern: &str, name: &str) -> bool {
+    let mut parts = pattern.split('*');
+    let first = parts.next().unwrap_or_default();
+    let Some(mut rest) = name.strip_prefix(first) else { return false };
+    let Some(last) = parts.next_back() else { return rest.is_empty() };
+    // The parts in the middle are found as early as possible, so that the most is left for the last one.
+    for part in parts {
+        match rest.split_once(part) {
+            Some((_, behind)) => rest = behind,
+            None => return false,
+        }
+    }
+    rest.ends_with(last)
+}
+
+/// Returns true if a text may be the name of a rule.
+pub fn is_rule_name(name: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    (1..=64).contains(&name.len()) && name.bytes().all(is_plain)
+}
+
+fn is_mark_name(name: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
+    (1..=64).contains(&name.len())
+        && name.bytes().all(is_plain)
+        && name.starts_with(|first: char| first.is_ascii_lowercase())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_match;
+
+    /// T9: a `*` stands for any text, also for none.
+    #[test]
+    fn a_star_stands_for_any_text() {
+        for (pattern, name, expected) in [
+            ("a__b", "a__b", true),
+            ("a__b", "a__bc", false),
+            ("a__*", "a__b", true),
+            ("a__*", "b__b", false),
+            ("*__send_*", "mail__send_all", true),
+            ("*__send_*", "mail__send", false),
+            ("*__b", "a__b", true),
+            ("*", "a__b", true),
+            ("a*a", "a", false),
+            ("a*b*b", "axb", false),
+            ("a*b*b", "axbyb", true),
+        ] {
+            assert_eq!(is_match(pattern, name), expected, "{pattern} {name}");
+        }
+    }
+}
