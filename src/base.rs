@@ -11,6 +11,7 @@ pub mod db;
 pub mod digest;
 pub mod dir_tree;
 pub mod disk;
+pub mod file_digest;
 pub mod header_lines;
 pub mod hidden_characters;
 pub mod host_reach;

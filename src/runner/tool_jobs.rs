@@ -4,6 +4,7 @@
 //! with the call; after a crash, the sweep removes them like those of a run.
 
 use std::fs;
+use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,6 +18,7 @@ use tokio::time::sleep;
 
 use super::directory::RunDirectory;
 use crate::base::json::{JsonError, check_document};
+use crate::sandbox::docker::DockerEngine;
 use crate::sandbox::output::OutputCapture;
 use crate::sandbox::spec::{
     BindMount, MountAccess, OwnerLabels, RootSource, SandboxSpec, SandboxTask, WorkspaceMount,
@@ -25,7 +27,9 @@ use crate::sandbox::{
     OwnerProcess, SandboxDriver, SandboxExit, SandboxRequest, StopReason, UserRange, embedded,
 };
 use crate::telemetry::audit::tool_records::ToolOutcome;
-use crate::tools::job::{ARGUMENTS_TARGET, JobCall, JobFuture, JobRunner, JobWorkspace};
+use crate::tools::job::{
+    ARGUMENTS_TARGET, ImageIdFuture, JobCall, JobFuture, JobRunner, JobWorkspace,
+};
 use crate::tools::program_error::ToolProgramError;
 
 /// The place where the calls of one run get their sandboxes.
@@ -84,6 +88,14 @@ impl JobRunner for SandboxJobRunner {
                 own_log.log_failure(&error);
                 Err(ToolProgramError::failed("the tool's sandbox cannot be made"))
             })
+        })
+    }
+
+    fn resolve_image(&self, name: &str) -> ImageIdFuture {
+        let (socket, name) = (self.docker_socket.clone(), name.to_owned());
+        Box::pin(async move {
+            let engine = DockerEngine::connect(&socket).await.map_err(io::Error::other)?;
+            engine.image_id(&name).await.map_err(io::Error::other)
         })
     }
 
@@ -149,7 +161,7 @@ impl SandboxJobRunner {
         let arguments = directory.path().join("arguments.json");
         fs::write(&arguments, &call.arguments)?;
         fs::set_permissions(&arguments, fs::Permissions::from_mode(0o444))?;
-        let (root, driver) = self.select_root(call.job.image.as_deref());
+        let (root, driver) = self.select_root(call.image.as_deref());
         let workspace =
             self.workspace.as_ref().filter(|_| call.job.workspace != JobWorkspace::None);
         let access = match call.job.workspace {

@@ -46,6 +46,7 @@ use messages::{HelperEvent, HelperSignal, HelperTask};
 
 pub use cgroup::{LeftoverCgroup, cgroup_name, list_leftovers, remove_cgroup};
 pub(super) use cgroup::{has_socket_limits, oom_kill_count};
+pub use rootfs::shows_host_path;
 
 /// The settings of the embedded driver.
 #[derive(Clone, Debug, PartialEq, Eq)]

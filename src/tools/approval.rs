@@ -115,7 +115,7 @@ pub struct ApprovalSubject<'a> {
     pub tool: &'a str,
     /// The digest of the tool's definition.
     pub definition: &'a str,
-    /// The digest of the files of this machine that the tool's program is made of.
+    /// The digest of the image, or of the files of this machine, that the tool's program is made of.
     pub program: Option<&'a str>,
     /// The salted digest of the arguments, byte for byte as the client wrote them.
     pub arguments: &'a str,

@@ -4,6 +4,7 @@
 //! shell.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,6 +44,8 @@ pub struct JobCall {
     /// The id of the call, which names its sandbox.
     pub id: String,
     pub job: Arc<ToolJob>,
+    /// The image of the sandbox, by its name or its id.
+    pub image: Option<String>,
     /// The arguments as the client wrote them, in JSON.
     pub arguments: String,
     pub timeout: Duration,
@@ -53,10 +56,18 @@ pub struct JobCall {
 /// The future of a call's result, as JSON.
 pub type JobFuture = Pin<Box<dyn Future<Output = Result<String, ToolProgramError>> + Send>>;
 
+/// The future of an image's id.
+pub type ImageIdFuture = Pin<Box<dyn Future<Output = io::Result<String>> + Send>>;
+
 /// Runs calls in sandboxes.
 pub trait JobRunner: Send + Sync {
     /// Runs a call to its end, and removes its sandbox. The caller does not drop the future before that.
     fn run_job(&self, call: JobCall) -> JobFuture;
+
+    /// Returns the id of an image. A runner without images has none.
+    fn resolve_image(&self, _name: &str) -> ImageIdFuture {
+        Box::pin(async { Err(io::ErrorKind::Unsupported.into()) })
+    }
 
     /// Returns the run's access to its workspace; `None` if the run has no workspace on this machine.
     fn workspace_access(&self) -> Option<MountAccess>;

@@ -29,18 +29,19 @@ pub struct ToolPrograms {
 }
 
 impl ToolPrograms {
-    /// Runs a tool. The result is JSON.
+    /// Runs a tool. The result is JSON. `image` is the id of the image that a person has approved; without it, the image of
+    /// the tool's file counts.
     ///
     /// # Errors
     /// Returns an error if the tool fails, takes too long, or returns too much.
     pub async fn run_tool(
         &self,
-        (tool, call): (&ToolDefinition, &str),
+        (tool, call, image): (&ToolDefinition, &str, Option<String>),
         arguments: &ToolArguments,
         timeout: Duration,
     ) -> Result<String, ToolProgramError> {
         if let ToolProgramKind::Job(job) = &tool.program {
-            return self.run_job((job, call), arguments, timeout).await;
+            return self.run_job((job, call, image), arguments, timeout).await;
         }
         let program = self.run_program(tool, arguments);
         let Ok(result) = tokio::time::timeout(timeout, program).await else {
@@ -56,7 +57,7 @@ impl ToolPrograms {
     /// Runs a job in a task of the run, which ends and removes the sandbox even if the caller stops waiting.
     async fn run_job(
         &self,
-        (job, call): (&Arc<ToolJob>, &str),
+        (job, call, image): (&Arc<ToolJob>, &str, Option<String>),
         arguments: &ToolArguments,
         timeout: Duration,
     ) -> Result<String, ToolProgramError> {
@@ -67,7 +68,8 @@ impl ToolPrograms {
         let _stop_when_dropped = stop.clone().drop_guard();
         let arguments = arguments.text().to_owned();
         let (id, job) = (call.to_owned(), Arc::clone(job));
-        let job = jobs.run_job(JobCall { id, job, arguments, timeout, stop });
+        let image = image.or_else(|| job.image.clone());
+        let job = jobs.run_job(JobCall { id, job, image, arguments, timeout, stop });
         self.tasks.run_detached(job).await
     }
 

@@ -1,86 +1,177 @@
 //! The digest of the program of a tool that is a file, so that an approval is for the program that a person could see.
 //!
-//! Each argument of the program that is an absolute path stands for a file of this machine: the program itself, or the
-//! script that an interpreter reads. The digest has the resolved path, the device, the inode and the content of each
-//! such file. A sandbox with an image has no file of this machine; the tool's definition names the image.
+//! - An image is digested by its id, and the approved call runs by this id: a name may refer to another image later.
+//! - Without an image, each path and each name of a program in `argv` and `env` stands for a file of this machine, and so
+//!   does each in the first line of a script. The digest has the resolved path, the device, the inode and the content of
+//!   each such file. A part that names no program costs nothing: it is in the digest as a name without a file.
+//! - A program that cannot be digested is refused when the rule that asks is loaded.
+//!
+//! The files that a program opens by itself are not digested: libraries, modules, configuration. They belong to this
+//! machine, and the run cannot change them.
 
-use std::fs::File;
-use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ring::digest::{Context, SHA256};
-use serde::Serialize;
 use tokio::task::spawn_blocking;
 
 use super::definition::{ToolDefinition, ToolProgramKind};
-use super::job::ToolJob;
+use super::job::{JobRunner, JobWorkspace, ToolJob};
 use crate::base::canonical;
+use crate::base::file_digest::{FileDigest, FileDigestCache};
+use crate::sandbox::embedded::shows_host_path;
+use crate::sandbox::spec::oci::DEFAULT_PATH;
 
-/// A file of this machine that a program is made of.
-#[derive(Serialize)]
-struct ProgramFile {
-    /// The path without symbolic links.
-    path: PathBuf,
-    device: u64,
-    inode: u64,
-    /// The SHA-256 of the content.
-    content: String,
+/// The program of a tool, as an approval covers it.
+#[derive(Debug, Default)]
+pub(super) struct DigestedProgram {
+    /// The digest of the program; `None` for a tool of the gateway or of a server.
+    pub(super) digest: Option<String>,
+    /// The id of the program's image.
+    pub(super) image: Option<String>,
 }
 
-/// Returns the digest of the files that a tool's program is made of; `None` if no file of this machine is a part of it.
+/// Digests the program of a tool.
 ///
 /// # Errors
-/// Returns an error if a file cannot be read.
-pub(super) async fn digest_program(tool: &ToolDefinition) -> io::Result<Option<String>> {
-    match &tool.program {
-        ToolProgramKind::Job(job) if job.image.is_none() => {
-            let job = Arc::clone(job);
-            spawn_blocking(move || digest_files(&job)).await.map_err(io::Error::other)?
-        }
-        ToolProgramKind::Job(_)
-        | ToolProgramKind::CurrentTime
-        | ToolProgramKind::MetricsQuery
-        | ToolProgramKind::Mcp(_) => Ok(None),
+/// Returns an error if a file cannot be read, the image cannot be found, or the program cannot be digested.
+pub(super) async fn digest_program(
+    tool: &ToolDefinition,
+    jobs: Option<&Arc<dyn JobRunner>>,
+    files: &Arc<FileDigestCache>,
+) -> io::Result<DigestedProgram> {
+    let ToolProgramKind::Job(job) = &tool.program else { return Ok(DigestedProgram::default()) };
+    if let Some(name) = &job.image {
+        let jobs = jobs.ok_or_else(|| io::Error::other("there is no sandbox for the tool"))?;
+        let image = jobs.resolve_image(name).await?;
+        let digest = canonical::digest("tool image 1", &image).map_err(io::Error::other)?;
+        return Ok(DigestedProgram { digest: Some(digest), image: Some(image) });
+    }
+    let (job, files) = (Arc::clone(job), Arc::clone(files));
+    let digest = spawn_blocking(move || digest_files(&job, &files)).await;
+    let digest = Some(digest.map_err(io::Error::other)??);
+    Ok(DigestedProgram { digest, image: None })
+}
+
+/// Checks that an approval can cover the program of a tool.
+///
+/// # Errors
+/// Returns the part that no digest covers, and the remedy.
+pub(super) fn check_digestible(job: &ToolJob) -> Result<(), String> {
+    // A digest of the workspace would not help: the run can change a file between the check and its use.
+    if job.workspace != JobWorkspace::None {
+        return Err("the tool has the run's workspace, which the run can change after a person's answer; set `workspace = \"none\"` in the tool's file".to_owned());
+    }
+    if job.image.is_some() {
+        return Ok(());
+    }
+    let texts = named_texts(job);
+    if texts.len() > MAX_NAMED_TEXTS {
+        return Err(format!(
+            "the tool's `argv` and `env` have more than {MAX_NAMED_TEXTS} names; put the program into a file"
+        ));
+    }
+    match texts.iter().find(|text| names_directory(text)) {
+        Some(text) => Err(format!(
+            "the tool names the directory `{}`, whose files a digest does not cover; name the files, or put them into an image",
+            text.escape_debug()
+        )),
+        None => Ok(()),
     }
 }
 
-fn digest_files(job: &ToolJob) -> io::Result<Option<String>> {
-    let mut files = vec![];
-    for word in job.argv.iter().filter(|word| word.starts_with('/')) {
-        match ProgramFile::read_file(word) {
-            Ok(file) => files.push((word, file)),
-            // A path that exists in the sandbox only, such as a file that the program writes.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => files.push((word, None)),
+fn digest_files(job: &ToolJob, cache: &FileDigestCache) -> io::Result<String> {
+    check_digestible(job).map_err(io::Error::other)?;
+    let search_path = job.env.get("PATH").map_or(DEFAULT_PATH, String::as_str);
+    let mut names = named_texts(job);
+    let mut files: BTreeMap<String, Vec<FileDigest>> = BTreeMap::new();
+    // 1. Each script adds the names in its first line, so that its interpreter is covered, too.
+    while let Some(name) = names.pop() {
+        if files.contains_key(&name) {
+            continue;
+        }
+        let found = read_files(&name, search_path, cache)?;
+        let lines = found.iter().filter_map(|file| file.interpreter.as_deref());
+        names.extend(lines.flat_map(split_text).map(str::to_owned));
+        files.insert(name, found);
+        // 2. A chain of scripts has an end; a program with more names was refused before.
+        if files.len() > 2 * MAX_NAMED_TEXTS {
+            return Err(io::Error::other("the program's scripts name too many others"));
+        }
+    }
+    canonical::digest("tool program 2", &files).map_err(io::Error::other)
+}
+
+/// Reads the files that a name may stand for. Shells differ in the file that they take if several directories of `PATH`
+/// have one, so each counts.
+fn read_files(
+    name: &str,
+    search_path: &str,
+    cache: &FileDigestCache,
+) -> io::Result<Vec<FileDigest>> {
+    let paths = if name.starts_with('/') {
+        vec![Path::new(name).to_owned()]
+    } else {
+        search_path.split(':').map(|directory| Path::new(directory).join(name)).collect()
+    };
+    let mut found = vec![];
+    for path in paths {
+        match cache.read_digest(&path) {
+            Ok(file) => found.extend(file),
+            // A path that exists in the sandbox only, or a text that is no name.
+            Err(error) if is_missing(&error) => {}
             Err(error) => return Err(error),
         }
     }
-    let digest = canonical::digest("tool program 1", &files).map_err(io::Error::other)?;
-    Ok((!files.is_empty()).then_some(digest))
+    Ok(found)
 }
 
-impl ProgramFile {
-    /// Reads a file to its end; `None` for a directory or another object without content.
-    fn read_file(path: &str) -> io::Result<Option<Self>> {
-        let path = std::fs::canonicalize(path)?;
-        // The kind is checked first, because opening a pipe would wait for its writer.
-        if !std::fs::metadata(&path)?.is_file() {
-            return Ok(None);
-        }
-        let mut file = File::open(&path)?;
-        let facts = file.metadata()?;
-        let (mut digest, mut buffer) = (Context::new(&SHA256), vec![0; BUFFER_BYTES]);
-        loop {
-            match file.read(&mut buffer)? {
-                0 => break,
-                count => digest.update(&buffer[..count]),
-            }
-        }
-        let content = hex::encode(digest.finish());
-        Ok(Some(Self { path, device: facts.dev(), inode: facts.ino(), content }))
-    }
+fn is_missing(error: &io::Error) -> bool {
+    use io::ErrorKind::{InvalidFilename, InvalidInput, NotADirectory, NotFound};
+    matches!(error.kind(), NotFound | NotADirectory | InvalidFilename | InvalidInput)
 }
 
-/// The size of one read, in bytes.
-const BUFFER_BYTES: usize = 64 * 1024;
+/// Returns the texts in the words of a program that may name a file.
+fn named_texts(job: &ToolJob) -> Vec<String> {
+    // The directories of `PATH` are searched for each name, and are no argument.
+    let env = job.env.iter().filter(|(name, _)| *name != "PATH").map(|(_, value)| value);
+    let mut texts: Vec<String> =
+        job.argv.iter().chain(env).flat_map(|word| split_text(word)).map(str::to_owned).collect();
+    texts.sort_unstable();
+    texts.dedup();
+    texts
+}
+
+/// Splits a word into the texts that may name a file: the word itself, the value of an option, and each part between
+/// blanks and signs, for a program in the language of a shell. A text that names no file is no harm.
+fn split_text(word: &str) -> impl Iterator<Item = &str> {
+    let value = word.split_once('=').map(|(_, value)| value);
+    let parts = word.split(|letter: char| letter.is_whitespace() || SEPARATORS.contains(letter));
+    // An option may have its value without a sign between: `-I/usr/lib/x`.
+    let joined = parts.clone().filter(|part| part.starts_with('-'));
+    let joined = joined.filter_map(|part| part.find('/').map(|slash| &part[slash..]));
+    let texts = [Some(word), value].into_iter().flatten().chain(parts).chain(joined);
+    // The sandbox's own directory is empty, so a path that begins there leads to a file only if it leaves it.
+    let texts = texts.map(|text| match text.rfind("../") {
+        Some(last) => &text[last + 2..],
+        None => text,
+    });
+    texts.filter(|text| {
+        let is_name = !text.contains('/') && !matches!(*text, "" | "." | "..");
+        is_name || text.starts_with('/')
+    })
+}
+
+/// Returns true if a text names a directory of this machine that a sandbox shows.
+fn names_directory(text: &str) -> bool {
+    let path = Path::new(text);
+    let is_shown = |path: PathBuf| path.is_dir() && shows_host_path(&path);
+    path.is_absolute() && path.canonicalize().is_ok_and(is_shown)
+}
+
+/// The characters that end a name in the languages of shells and of programs in one argument.
+const SEPARATORS: &str = "=:;,|&<>()[]{}'\"`$\\!*?@#%";
+
+/// The most names in a program. Our choice: each is looked for in each directory of `PATH`.
+const MAX_NAMED_TEXTS: usize = 1024;

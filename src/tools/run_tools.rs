@@ -80,8 +80,14 @@ pub(super) struct CheckedCall {
     pub(super) arguments: ToolArguments,
     pub(super) argument_bytes: u64,
     pub(super) pid: Option<u32>,
-    /// The digest that a person has approved, for a call that was asked about.
-    pub(super) approved: Option<String>,
+    /// The subject that a person has approved, for a call that was asked about.
+    pub(super) approved: Option<ApprovedSubject>,
+}
+
+/// The digest of an approved call, and the id of the image that it runs.
+pub(super) struct ApprovedSubject {
+    pub(super) digest: String,
+    pub(super) image: Option<String>,
 }
 
 /// A call that cannot begin, and the reason.
@@ -337,10 +343,11 @@ impl RunToolParts {
 
     /// Runs the program of a call to its end, and settles the call once.
     async fn run_call(&self, checked: CheckedCall, reservation: ToolReservation) {
-        let CheckedCall { slot, arguments, .. } = checked;
+        let CheckedCall { slot, arguments, approved, .. } = checked;
+        let image = approved.and_then(|approved| approved.image);
         let started = Instant::now();
         let result = match self.policy.find_tool(&slot.call().tool) {
-            Ok(tool) => self.run_until_stopped((tool, &slot.call().id), &arguments).await,
+            Ok(tool) => self.run_until_stopped((tool, &slot.call().id, image), &arguments).await,
             Err(_) => Err(ToolProgramError::failed("the tool is no longer granted")),
         };
         let charged = reservation.settle_call();
@@ -369,7 +376,7 @@ impl RunToolParts {
     /// Runs a program until it ends, its time or the run's time is up, or the call is aborted.
     async fn run_until_stopped(
         &self,
-        (tool, call): (&GrantedTool, &str),
+        (tool, call, image): (&GrantedTool, &str, Option<String>),
         arguments: &ToolArguments,
     ) -> Result<String, ToolProgramError> {
         let left = self.ledger.deadline().map(|end| end.saturating_duration_since(Instant::now()));
@@ -380,7 +387,7 @@ impl RunToolParts {
             biased;
             () = abort.cancelled() => Err(ToolProgramError::stopped()),
             () = self.tasks.abort_token().cancelled() => Err(ToolProgramError::stopped()),
-            result = self.programs.run_tool((&tool.definition, call), arguments, timeout) => result,
+            result = self.programs.run_tool((&tool.definition, call, image), arguments, timeout) => result,
         }
     }
 

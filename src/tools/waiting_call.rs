@@ -12,7 +12,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::approval::store::ApprovalWatch;
 use super::approval::{
-    ApprovalRow, ApprovalState, ApprovalSubject, SCOPE_ONCE, format_unix_millis, to_unix_millis,
+    ApprovalRow, ApprovalState, ApprovalSubject, RunApprovals, SCOPE_ONCE, format_unix_millis,
+    to_unix_millis,
 };
 use super::call_table::{
     CallQuestion, CallSlotOutcome, DENIED_CODE, OpenCallSlot, ToolCall, ToolCallEnd,
@@ -22,7 +23,8 @@ use super::policy::{GrantedTool, PolicyLayer};
 use super::program_digest::digest_program;
 use super::refusal::ToolRefusal;
 use super::run_tools::{
-    CheckedCall, RunToolParts, RunTools, ToolRequestFacts, UnadmittedCall, check_arguments,
+    ApprovedSubject, CheckedCall, RunToolParts, RunTools, ToolRequestFacts, UnadmittedCall,
+    check_arguments,
 };
 use crate::llm::budget::{Nanodollars, ToolReserveRequest};
 use crate::telemetry::audit::approval_records::{ApprovalRequestedRecord, ApprovalResolvedRecord};
@@ -59,7 +61,8 @@ impl RunTools {
             parts.salted_digest(request.arguments.text()),
             to_unix_millis(now + ttl),
         );
-        let digest = parts.digest_call(tool, &question).await?;
+        let subject = parts.digest_call((tool, &question), approvals).await?;
+        let digest = subject.digest.clone();
         // 2. Take a place, or join the same call.
         let arguments = facts.arguments.as_deref().unwrap_or_default();
         let key = request.idempotency_key.as_deref();
@@ -81,7 +84,7 @@ impl RunTools {
             arguments: request.arguments,
             argument_bytes: facts.argument_bytes,
             pid: facts.pid,
-            approved: Some(digest.clone()),
+            approved: Some(subject),
         };
         let (own, store) = (Arc::clone(self.shared_parts()), approvals.store.clone());
         let rule = Arc::clone(rule);
@@ -141,12 +144,13 @@ impl RunToolParts {
     /// Returns the digest that an answer to a question about a call must name.
     async fn digest_call(
         &self,
-        tool: &GrantedTool,
-        question: &CallQuestion,
-    ) -> Result<String, ToolRefusal> {
-        let program = digest_program(&tool.definition).await.map_err(|error| {
-            tracing::error!(tool = &*tool.definition.name, %error, "a tool's program cannot be read");
-            ToolRefusal::ApprovalLost("the tool's program cannot be read")
+        (tool, question): (&GrantedTool, &CallQuestion),
+        approvals: &RunApprovals,
+    ) -> Result<ApprovedSubject, ToolRefusal> {
+        let (jobs, files) = (self.programs.jobs.as_ref(), approvals.store.file_digests());
+        let program = digest_program(&tool.definition, jobs, files).await.map_err(|error| {
+            tracing::error!(tool = &*tool.definition.name, %error, "a tool's program cannot be digested");
+            ToolRefusal::ApprovalLost("the tool's program cannot be digested")
         })?;
         let subject = ApprovalSubject {
             run: &self.run.id,
@@ -154,13 +158,13 @@ impl RunToolParts {
             agent: &self.run.agent,
             tool: &tool.definition.name,
             definition: &tool.definition.digest,
-            program: program.as_deref(),
+            program: program.digest.as_deref(),
             arguments: &question.exact_arguments,
             policy: self.policy.digest(),
             scope: SCOPE_ONCE,
             not_after_ms: question.not_after_ms,
         };
-        Ok(subject.digest())
+        Ok(ApprovedSubject { digest: subject.digest(), image: program.image })
     }
 
     /// Checks that the run and its budget allow a call, and reserves nothing.
@@ -347,8 +351,9 @@ impl RunToolParts {
         // The digest is made anew from what is about to run, not taken from the question.
         let exact = self.salted_digest(checked.arguments.text());
         let present = CallQuestion::new(question.id.clone(), exact, question.not_after_ms);
-        let digest = self.digest_call(tool, &present).await?;
-        if digest != *approved {
+        let ApprovedSubject { digest, image } =
+            self.digest_call((tool, &present), approvals).await?;
+        if digest != approved.digest || image != approved.image {
             return Err(ToolRefusal::ApprovalLost(
                 "the tool, its program, its policy or its arguments have changed",
             ));

@@ -1,6 +1,7 @@
 //! Tests of the tools on a run's socket: who may call, what a call costs, what is recorded, and how a tool ends.
 
 mod approvals;
+mod approved_programs;
 mod budget_questions;
 mod mcp;
 mod mcp_server;

@@ -110,6 +110,15 @@ impl RootfsBuilder {
     }
 }
 
+/// Returns true if a sandbox with this machine's programs shows a path of this machine.
+pub fn shows_host_path(path: &Path) -> bool {
+    HOST_PROGRAMS
+        .iter()
+        .chain(HOST_DIRECTORIES)
+        .chain(HOST_FILES)
+        .any(|shown| path.starts_with(shown))
+}
+
 /// The directories of this machine's programs and their libraries.
 const HOST_PROGRAMS: &[&str] = &["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"];
 

@@ -155,7 +155,7 @@ const OWN_NETWORK_NAMESPACE: &str = "/proc/self/ns/net";
 const CPU_PERIOD_MICROS: u32 = 100_000;
 
 /// The default `PATH`: Docker's.
-const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// The paths that the gateway mounts in every root.
 const RESERVED_TARGETS: &[&str] =

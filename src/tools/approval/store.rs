@@ -16,6 +16,7 @@ use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use super::outbox::{self, Outbox};
 use super::{ApprovalRow, ApprovalState, to_unix_millis};
 use crate::base::db::{DatabaseError, SqliteDatabase};
+use crate::base::file_digest::FileDigestCache;
 use crate::llm::budget::{Nanodollars, RaiseError, SpendingLimits};
 
 /// The questions of one process. Clones share the same questions.
@@ -28,6 +29,8 @@ pub struct ApprovalStore {
     /// Permits for the calls of all runs that wait for a larger budget.
     unfunded: Arc<Semaphore>,
     pub(super) outbox: Arc<Outbox>,
+    /// The digests of the programs that people are asked about.
+    files: Arc<FileDigestCache>,
 }
 
 /// The state of one question, for the call that waits for it. Dropping the watch forgets the call, not the question.
@@ -88,6 +91,7 @@ impl ApprovalStore {
             observer: Arc::new(|_| ()),
             unfunded,
             outbox: Arc::default(),
+            files: Arc::default(),
         }
     }
 
@@ -302,6 +306,10 @@ impl ApprovalStore {
             // An answer that was written at the same moment stays. The row says which came first.
             Some(end) => self.close(&watch.id, end, SystemTime::now()).await,
         }
+    }
+
+    pub fn file_digests(&self) -> &Arc<FileDigestCache> {
+        &self.files
     }
 
     /// Takes a permit for a call that waits for a larger budget; `None` if the calls of all runs hold all permits.

@@ -12,7 +12,10 @@ use crate::base::condition::{RuleExpr, compile_condition};
 use crate::llm::budget::{Nanodollars, ToolBudgetLimits};
 use crate::tools::approval::{ApprovalConfig, ApprovalMode};
 use crate::tools::config::{ToolConfig, ToolConfigError, ToolRuleConfig, ToolRuleExample};
-use crate::tools::definition::{METRICS_QUERY_TOOL, TOOL_NAME_RULE, ToolDefinition, is_tool_name};
+use crate::tools::definition::{
+    METRICS_QUERY_TOOL, TOOL_NAME_RULE, ToolDefinition, ToolProgramKind, is_tool_name,
+};
+use crate::tools::program_digest::check_digestible;
 use crate::tools::rule_facts::{ToolCallFacts, ToolFact, ToolFactTable, ToolRunFacts};
 use crate::tools::taint::{TaintPolicy, is_rule_name};
 
@@ -157,6 +160,14 @@ impl GrantedTool {
             ));
         }
         self.evidence.extend(rule.evidence.iter().cloned());
+        if let (ApprovalMode::Ask, ToolProgramKind::Job(job)) =
+            (rule.approve, &self.definition.program)
+        {
+            let wrong = |problem| {
+                ("approve".to_owned(), format!("an approval cannot cover the program: {problem}"))
+            };
+            check_digestible(job).map_err(wrong)?;
+        }
         if rule.approve == ApprovalMode::Ask && self.asking_rule.is_none() {
             self.asking_rule = Some(Arc::from(rule.name.as_str()));
         }

@@ -12,14 +12,12 @@ use cogni_gateway::gateway::process::GatewayProcess;
 use cogni_gateway::gateway::run::ToolSettings;
 use cogni_gateway::llm::budget::Nanodollars;
 use cogni_gateway::runner::tool_opener::RunToolOpener;
-use cogni_gateway::sandbox::spec::MountAccess;
 use cogni_gateway::tools::approval::store::{
     ApprovalDecision, ApprovalFilter, ApprovalStore, DecisionOutcome, MAX_QUESTIONS_PER_RUN,
 };
 use cogni_gateway::tools::approval::{
     APPROVAL_SCHEMA, ApprovalRow, ApprovalState, ApprovalSubject,
 };
-use cogni_gateway::tools::job::{JobCall, JobFuture, JobRunner};
 use futures_util::future::join_all;
 use http::StatusCode;
 use proptest::prelude::*;
@@ -31,10 +29,10 @@ use crate::support::app::{TestApp, run_config};
 use crate::support::client::build_request;
 
 /// A run whose clock asks a person, and the store that the person answers in.
-struct AskingApp {
-    app: TestApp,
-    store: ApprovalStore,
-    _directory: TempDir,
+pub(super) struct AskingApp {
+    pub(super) app: TestApp,
+    pub(super) store: ApprovalStore,
+    pub(super) _directory: TempDir,
 }
 
 impl AskingApp {
@@ -64,25 +62,25 @@ impl AskingApp {
         pending
     }
 
-    async fn row(&self, pending: &Value) -> ApprovalRow {
+    pub(super) async fn row(&self, pending: &Value) -> ApprovalRow {
         self.store.find(pending["approval"]["id"].as_str().unwrap()).await.unwrap().unwrap()
     }
 
-    async fn decide(&self, pending: &Value, is_approved: bool) -> DecisionOutcome {
+    pub(super) async fn decide(&self, pending: &Value, is_approved: bool) -> DecisionOutcome {
         let row = self.row(pending).await;
         let decision = decision(is_approved, &row.digest);
         self.store.decide(&row.id, decision, SystemTime::now()).await.unwrap()
     }
 
     /// Waits for the end of a call.
-    async fn end(&self, pending: &Value) -> Value {
+    pub(super) async fn end(&self, pending: &Value) -> Value {
         let path = format!("/tool/exec/{}?wait=1m", pending["id"].as_str().unwrap());
         let (status, ended) = read_response(&self.app.client().get(&path).await);
         assert_eq!(status, 200, "{ended}");
         ended
     }
 
-    fn executions(&self) -> usize {
+    pub(super) fn executions(&self) -> usize {
         let records = self.app.records();
         records.iter().filter(|record| record["event"] == "tool.admitted").count()
     }
@@ -236,72 +234,6 @@ async fn a_spent_budget_stops_an_approved_call() {
     assert_eq!(asking.end(&other).await["error"]["code"], "tool_call_budget_exhausted");
     assert_eq!(asking.row(&other).await.state, ApprovalState::Withdrawn);
     assert_eq!(asking.executions(), 1);
-}
-
-/// The script of a tool is rewritten, or swapped for a copy, between the question and the beginning: the approved call
-/// does not run.
-#[tokio::test]
-async fn a_changed_program_is_not_the_approved_one() {
-    let directory = tempfile::tempdir().unwrap();
-    let script = directory.path().join("script.py");
-    fs::write(&script, "print(1)").unwrap();
-    let tool = format!(
-        "name = 'text__count'\ndescription = 'Counts'\nargv = ['/bin/true', '{}']\n",
-        script.display()
-    );
-    fs::write(directory.path().join("text__count.toml"), tool).unwrap();
-    let store = open_store(directory.path());
-    let (jobs, approvals) = (Arc::new(CountedJobs::default()), Some(store.clone()));
-    let opener = RunToolOpener { jobs: Some(Arc::clone(&jobs) as Arc<dyn JobRunner>), approvals };
-    let table = format!(
-        "granted = ['text__count']\ndirectory = '{}'\n[[rules]]\nname = 'ask'\ntool = 'text__count'\napprove = 'ask'\n",
-        directory.path().display()
-    );
-    let app = TestApp::with(|config| {
-        let table = Some(toml::from_str(&table).unwrap());
-        config.tools =
-            ToolSettings { table, opener: Some(Arc::new(opener)), ..ToolSettings::default() };
-    })
-    .await;
-    let asking = AskingApp { app, store, _directory: directory };
-    let ask = async || {
-        let body = json!({"tool": "text__count", "wait": "0s"});
-        execute_tool(&asking.app, body).await.1
-    };
-    let swap = || {
-        fs::copy(&script, script.with_extension("new")).unwrap();
-        fs::rename(script.with_extension("new"), &script).unwrap();
-    };
-    let changes: [&dyn Fn(); 3] =
-        [&|| fs::write(&script, "print(2)").unwrap(), &swap, &|| fs::remove_file(&script).unwrap()];
-    for change in changes {
-        let pending = ask().await;
-        change();
-        asking.decide(&pending, true).await;
-        assert_eq!(asking.end(&pending).await["error"]["code"], "approval_lost");
-        assert_eq!(asking.row(&pending).await.state, ApprovalState::Withdrawn);
-    }
-    assert_eq!((asking.executions(), jobs.0.load(Ordering::SeqCst)), (0, 0));
-    fs::write(&script, "print(3)").unwrap();
-    let pending = ask().await;
-    asking.decide(&pending, true).await;
-    assert_eq!(asking.end(&pending).await["status"], "completed");
-    assert_eq!((asking.executions(), jobs.0.load(Ordering::SeqCst)), (1, 1));
-}
-
-/// A runner of jobs that runs nothing and counts its calls.
-#[derive(Default)]
-struct CountedJobs(AtomicUsize);
-
-impl JobRunner for CountedJobs {
-    fn run_job(&self, _: JobCall) -> JobFuture {
-        self.0.fetch_add(1, Ordering::SeqCst);
-        Box::pin(async { Ok("1".to_owned()) })
-    }
-
-    fn workspace_access(&self) -> Option<MountAccess> {
-        None
-    }
 }
 
 /// The run ends between the question and the answer: the question is withdrawn, and an answer does not count.
