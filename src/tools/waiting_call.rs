@@ -51,7 +51,7 @@ impl RunTools {
         facts: &ToolRequestFacts,
     ) -> Result<Arc<ToolCall>, ToolRefusal> {
         let parts = self.parts();
-        let approvals = parts.approvals.as_ref().ok_or(ToolRefusal::ApprovalLost(NO_SURFACE))?;
+        let approvals = parts.require_approvals()?;
         let (asked, now) = (Instant::now(), SystemTime::now());
         // 1. A question lives no longer than its run.
         let left = parts.ledger.deadline().map(|end| end.saturating_duration_since(asked));
@@ -61,8 +61,6 @@ impl RunTools {
             parts.salted_digest(request.arguments.text()),
             to_unix_millis(now + ttl),
         );
-        let subject = parts.digest_call((tool, &question), approvals).await?;
-        let digest = subject.digest.clone();
         // 2. Take a place, or join the same call.
         let arguments = facts.arguments.as_deref().unwrap_or_default();
         let key = request.idempotency_key.as_deref();
@@ -78,29 +76,14 @@ impl RunTools {
         }
         // 4. Ask. A client that leaves now must not tear the question from the task that waits for its answer.
         let call = Arc::clone(slot.call());
-        let row = parts.question_row((tool, rule), (&call, &digest), &request.arguments, now);
         let checked = CheckedCall {
             slot,
             arguments: request.arguments,
             argument_bytes: facts.argument_bytes,
             pid: facts.pid,
-            approved: Some(subject),
+            approved: None,
         };
-        let (own, store) = (Arc::clone(self.shared_parts()), approvals.store.clone());
-        let rule = Arc::clone(rule);
-        let ask = async move {
-            let watch = match store.ask(row.clone()).await {
-                Ok(Some(watch)) => watch,
-                Ok(None) => return Err(drop_unasked(checked.slot, ToolRefusal::TooManyQuestions)),
-                Err(error) => return Err(drop_unasked(checked.slot, error.into())),
-            };
-            // The task below writes the record of the answer, so this record always comes first.
-            own.record_question(&row, &checked);
-            let waiting = WaitingCall { checked, watch, digest, rule, asked };
-            let tasks = own.tasks.clone();
-            tasks.spawn_task(async move { own.wait_and_run(waiting).await });
-            Ok(())
-        };
+        let ask = Arc::clone(self.shared_parts()).ask_person(checked, Arc::clone(rule), asked);
         parts.tasks.run_detached(ask).await?;
         Ok(call)
     }
@@ -141,13 +124,58 @@ impl RunTools {
 }
 
 impl RunToolParts {
+    /// Writes the question about a call that has a place, and lets a task of the run wait for the answer.
+    async fn ask_person(
+        self: Arc<Self>,
+        mut checked: CheckedCall,
+        rule: Arc<str>,
+        asked: Instant,
+    ) -> Result<(), ToolRefusal> {
+        // The digest comes after every bound: a large program is read only for a call that a person is asked about.
+        let row = match self.describe_question(&mut checked, &rule).await {
+            Ok(row) => row,
+            Err(refusal) => return Err(drop_unasked(checked.slot, refusal)),
+        };
+        let approvals = self.require_approvals()?;
+        let watch = match approvals.store.ask(row.clone()).await {
+            Ok(Some(watch)) => watch,
+            Ok(None) => return Err(drop_unasked(checked.slot, ToolRefusal::TooManyQuestions)),
+            Err(error) => return Err(drop_unasked(checked.slot, error.into())),
+        };
+        // The task below writes the record of the answer, so this record always comes first.
+        self.record_question(&row, &checked);
+        let waiting = WaitingCall { checked, watch, digest: row.digest, rule, asked };
+        let own = Arc::clone(&self);
+        self.tasks.spawn_task(async move { own.wait_and_run(waiting).await });
+        Ok(())
+    }
+
+    /// Digests a call, and returns its question.
+    async fn describe_question(
+        &self,
+        checked: &mut CheckedCall,
+        rule: &Arc<str>,
+    ) -> Result<ApprovalRow, ToolRefusal> {
+        let call = Arc::clone(checked.slot.call());
+        let question = call.question.as_ref().ok_or(ToolRefusal::ApprovalLost(NO_QUESTION))?;
+        let tool = self.policy.find_tool(&call.tool).map_err(ToolRefusal::NotGranted)?;
+        let subject = self.digest_call((tool, question)).await?;
+        let row = self.question_row((tool, rule), (question, &subject.digest), &checked.arguments);
+        checked.approved = Some(subject);
+        Ok(row)
+    }
+
+    fn require_approvals(&self) -> Result<&RunApprovals, ToolRefusal> {
+        self.approvals.as_ref().ok_or(ToolRefusal::ApprovalLost(NO_SURFACE))
+    }
+
     /// Returns the digest that an answer to a question about a call must name.
     async fn digest_call(
         &self,
         (tool, question): (&GrantedTool, &CallQuestion),
-        approvals: &RunApprovals,
     ) -> Result<ApprovedSubject, ToolRefusal> {
-        let (jobs, files) = (self.programs.jobs.as_ref(), approvals.store.file_digests());
+        let files = self.require_approvals()?.store.file_digests();
+        let jobs = self.programs.jobs.as_ref();
         let program = digest_program(&tool.definition, jobs, files).await.map_err(|error| {
             tracing::error!(tool = &*tool.definition.name, %error, "a tool's program cannot be digested");
             ToolRefusal::ApprovalLost("the tool's program cannot be digested")
@@ -182,17 +210,11 @@ impl RunToolParts {
     fn question_row(
         &self,
         (tool, rule): (&GrantedTool, &Arc<str>),
-        (call, digest): (&ToolCall, &str),
+        (question, digest): (&CallQuestion, &str),
         arguments: &ToolArguments,
-        now: SystemTime,
     ) -> ApprovalRow {
-        let (id, not_after_ms) = call
-            .question
-            .as_ref()
-            .map(|question| (question.id.clone(), question.not_after_ms))
-            .unwrap_or_default();
         ApprovalRow {
-            id,
+            id: question.id.clone(),
             run: self.run.id.clone(),
             agent: self.run.agent.clone(),
             tool: tool.definition.name.to_string(),
@@ -204,8 +226,8 @@ impl RunToolParts {
             evidence: tool.collect_evidence(arguments.members()),
             price: tool.price,
             state: ApprovalState::Pending,
-            requested_ms: to_unix_millis(now),
-            not_after_ms,
+            requested_ms: to_unix_millis(SystemTime::now()),
+            not_after_ms: question.not_after_ms,
             resolved_ms: None,
             by: None,
             reason: None,
@@ -339,10 +361,10 @@ impl RunToolParts {
         let (Some(approved), Some(question)) = (&checked.approved, &call.question) else {
             return match asking_rule {
                 None => Ok(()),
-                Some(_) => Err(ToolRefusal::ApprovalLost("no person was asked")),
+                Some(_) => Err(ToolRefusal::ApprovalLost(NO_QUESTION)),
             };
         };
-        let approvals = self.approvals.as_ref().ok_or(ToolRefusal::ApprovalLost(NO_SURFACE))?;
+        let approvals = self.require_approvals()?;
         // A run that ends lets its open calls finish, and begins none.
         if self.tasks.shutdown_token().is_cancelled() {
             return Err(ToolRefusal::Ended);
@@ -351,8 +373,7 @@ impl RunToolParts {
         // The digest is made anew from what is about to run, not taken from the question.
         let exact = self.salted_digest(checked.arguments.text());
         let present = CallQuestion::new(question.id.clone(), exact, question.not_after_ms);
-        let ApprovedSubject { digest, image } =
-            self.digest_call((tool, &present), approvals).await?;
+        let ApprovedSubject { digest, image } = self.digest_call((tool, &present)).await?;
         if digest != approved.digest || image != approved.image {
             return Err(ToolRefusal::ApprovalLost(
                 "the tool, its program, its policy or its arguments have changed",
@@ -427,5 +448,6 @@ fn end_unsent(slot: OpenCallSlot, error: (&'static str, String)) {
 /// The time between two attempts to begin an approved call. Our choice.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
+const NO_QUESTION: &str = "no person was asked";
 const NO_SURFACE: &str = "no person can answer here";
 const NOT_BEGUN: &str = "the approved call could not begin";

@@ -9,12 +9,14 @@ use cogni_gateway::gateway::run::ToolSettings;
 use cogni_gateway::runner::tool_opener::{CompiledTools, RunToolOpener};
 use cogni_gateway::sandbox::spec::MountAccess;
 use cogni_gateway::tools::approval::ApprovalState;
+use cogni_gateway::tools::call_table::MAX_WAITING_CALLS;
 use cogni_gateway::tools::job::{ImageIdFuture, JobCall, JobFuture, JobRunner};
 use serde_json::{Value, json};
 
 use super::approvals::{AskingApp, open_store};
-use super::execute_tool;
+use super::{execute_tool, read_response};
 use crate::support::app::TestApp;
+use crate::support::client::build_request;
 
 /// A run with one tool that is a file and asks a person.
 struct AskingProgram {
@@ -145,6 +147,31 @@ async fn an_approval_is_for_the_id_of_an_image() {
     // An image that cannot be found is no program that a person can approve.
     set_image("");
     assert_eq!(program.ask().await["error"]["code"], "approval_lost");
+}
+
+/// A call that joins a question, or that a bound refuses, costs no look at the program, however large it is.
+#[tokio::test]
+async fn only_a_new_question_reads_the_program() {
+    let write = |directory: &Path| fs::write(directory.join("script.py"), "print(1)").unwrap();
+    let program = AskingProgram::start("argv = ['/bin/true', 'DIR/script.py']", write).await;
+    let ask = async |blanks: usize| {
+        let blanks = " ".repeat(blanks);
+        let body = format!(r#"{{"tool": "{TOOL}", "arguments": {{{blanks}}}, "wait": "0s"}}"#);
+        let request = build_request(http::Method::POST, "/tool/exec", &body, &[]);
+        read_response(&program.asking.app.client().send(request).await).1
+    };
+    let mut asked = vec![];
+    for blanks in 0..MAX_WAITING_CALLS {
+        asked.push(ask(blanks).await["id"].clone());
+    }
+    // The program cannot be read any more: its path is a link to itself.
+    fs::remove_file(program.path("script.py")).unwrap();
+    symlink("script.py", program.path("script.py")).unwrap();
+    for (blanks, id) in asked.iter().enumerate() {
+        assert_eq!(ask(blanks).await["id"], *id);
+    }
+    let refused = ask(MAX_WAITING_CALLS).await;
+    assert_eq!(refused["error"]["code"], "too_many_approvals");
 }
 
 /// A rule that asks about a program that no digest covers is refused when the files are loaded.
