@@ -15,7 +15,7 @@ use crate::base::url_component::encode_url_component;
 /// The subcommands of `approvals`.
 #[derive(Debug, Subcommand)]
 pub enum ApprovalsCommand {
-    /// List the questions that wait for an answer, newest first
+    /// List the questions that wait for an answer, oldest first
     List {
         #[command(flatten)]
         service: ServiceArgs,
@@ -24,13 +24,17 @@ pub enum ApprovalsCommand {
         #[arg(long, value_name = "RUN")]
         run: Option<String>,
 
-        /// Also list questions that are closed
+        /// Also list questions that are closed, newest first
         #[arg(long)]
         all: bool,
 
         /// Maximum number of questions, 1 to 200
         #[arg(long, value_name = "COUNT", default_value = "50", value_parser = crate::cli::flags::count::<u32>)]
         limit: u32,
+
+        /// Continue after this question, the last one of the page before
+        #[arg(long, value_name = "QUESTION")]
+        after: Option<String>,
 
         /// Print the service's answer as JSON
         #[arg(long)]
@@ -87,14 +91,16 @@ pub fn run(command: ApprovalsCommand, out: &mut impl Write) -> anyhow::Result<Ex
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         match command {
-            ApprovalsCommand::List { service, run, all, limit, json } => {
+            ApprovalsCommand::List { service, run, all, limit, after, json } => {
                 let mut path = format!("/api/v1/approvals?limit={limit}");
                 if !all {
                     path += "&state=pending";
                 }
-                if let Some(run) = run {
-                    path += "&run=";
-                    path.extend(encode_url_component(&run));
+                for (name, value) in [("run", run), ("cursor", after)] {
+                    if let Some(value) = value {
+                        path += &format!("&{name}=");
+                        path.extend(encode_url_component(&value));
+                    }
                 }
                 let listed = service.client()?.json(Method::GET, &path).await?;
                 if json { print_json(&listed, out)? } else { print_list(&listed, out)? }
@@ -153,6 +159,9 @@ fn print_list(listed: &Value, out: &mut impl Write) -> anyhow::Result<()> {
             text(&question["run"]),
             text(&question["agent"]),
         )?;
+    }
+    if !listed["next"].is_null() {
+        writeln!(out, "more questions exist: `--after {}`", text(&listed["next"]))?;
     }
     Ok(())
 }

@@ -13,6 +13,7 @@
 //! - [`store`] keeps the questions in a database, one transaction for each arrow.
 //! - `waiting_call` asks, waits, checks the whole call again, and runs it.
 //! - [`budget_questions`] asks about a spent limit, and raises it.
+//! - [`open_questions`] bounds the questions that are open at the same time.
 //! - [`outbox`] keeps the messages about questions until the receiver of the [`webhook`] has them, and
 //!   `message_delivery` sends them.
 //!
@@ -24,6 +25,7 @@
 
 pub mod budget_questions;
 mod message_delivery;
+pub mod open_questions;
 pub mod outbox;
 mod schema;
 pub mod store;

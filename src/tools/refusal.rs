@@ -52,7 +52,7 @@ pub enum ToolRefusal {
     #[error("the run has {limit} tool calls open, which is the limit; retry when one has ended")]
     Busy { limit: usize },
     #[error(
-        "the run has too many questions to people: 8 calls wait, or it has asked 256 times; wait for the answers"
+        "too many questions to people: 8 calls of the run wait, it has asked 256 times, or 128 questions of its grant are open; wait for the answers"
     )]
     TooManyQuestions,
     /// An approved call cannot begin: the question has expired, the run has ended, or the call is not the approved one.

@@ -1,5 +1,6 @@
 //! Tests of the tools on a run's socket: who may call, what a call costs, what is recorded, and how a tool ends.
 
+mod approval_list;
 mod approvals;
 mod approved_programs;
 mod budget_questions;

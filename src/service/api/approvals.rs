@@ -43,7 +43,8 @@ pub(super) struct ApprovalView {
     rule: String,
     /// The digest of the call: its run, tool, definition, arguments, policy and end of time. An answer has to name it.
     digest: String,
-    /// The arguments of the call: a JSON object as text, as the agent has written it. Null once the question is closed.
+    /// The arguments of the call: a JSON object as text, as the agent has written it. Null in a list, and once the
+    /// question is closed.
     arguments: Option<String>,
     /// The arguments that the operator has listed for the records, with their values cut at 256 bytes.
     evidence: BTreeMap<String, String>,
@@ -140,8 +141,11 @@ pub(super) enum ApprovalStateView {
 /// A list of questions.
 #[derive(Serialize, ToSchema)]
 pub(super) struct ApprovalsPage {
-    /// The questions, newest first.
+    /// The questions: pending ones oldest first, if `state` is `pending`, else the newest first. Their `arguments` are
+    /// null: `GET /api/v1/approvals/{id}` has them.
     approvals: Vec<ApprovalView>,
+    /// The value of `cursor` for the next page. Null on the last page.
+    next: Option<String>,
 }
 
 /// The filter of questions.
@@ -153,7 +157,9 @@ pub(super) struct ApprovalsQuery {
     state: Option<ApprovalStateView>,
     /// The run that asks. The default is every run, which needs the access `approve` or `admin`.
     run: Option<String>,
-    /// The largest number of questions.
+    /// The value of `next` of the page before. Absent for the first page.
+    cursor: Option<String>,
+    /// The largest number of questions on the page.
     #[param(minimum = 1, maximum = 200, default = 50)]
     limit: Option<u32>,
 }
@@ -212,11 +218,30 @@ pub(super) async fn list_approvals(
         return Err(ApiError::invalid_parameter("`limit` is invalid: give a number from 1 to 200"));
     }
     let Some(store) = api.run_service.approvals() else {
-        return Ok(Json(ApprovalsPage { approvals: vec![] }));
+        return Ok(Json(ApprovalsPage { approvals: vec![], next: None }));
     };
-    let filter = ApprovalFilter { state: which.state.map(Into::into), run: which.run, limit };
-    let rows = store.list(filter).await?;
-    Ok(Json(ApprovalsPage { approvals: rows.into_iter().map(Into::into).collect() }))
+    if let Some(cursor) = &which.cursor {
+        let known = store.find(cursor).await?;
+        // A grant that sees one run learns nothing about the questions of others.
+        if known.is_none_or(|known| which.run.as_ref().is_some_and(|run| *run != known.run)) {
+            return Err(ApiError::invalid_parameter(
+                "`cursor` is invalid: give the value of `next` of the page before",
+            ));
+        }
+    }
+    let (state, run, after) = (which.state.map(Into::into), which.run, which.cursor);
+    let filter = ApprovalFilter { state, run, after, limit: limit + 1 };
+    let turn = api.long_reads.acquire_permit(&caller.0.id).await;
+    // The read continues after the client has left. The permit is released when the read ends.
+    let listed = api.tasks.run_detached(async move {
+        let _held = turn;
+        store.list(filter).await
+    });
+    let mut approvals: Vec<ApprovalView> = listed.await?.into_iter().map(Into::into).collect();
+    let is_all = approvals.len() <= limit as usize;
+    approvals.truncate(limit as usize);
+    let next = approvals.last().filter(|_| !is_all).map(|last| last.id.clone());
+    Ok(Json(ApprovalsPage { approvals, next }))
 }
 
 /// Show a question about a tool call

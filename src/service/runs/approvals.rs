@@ -14,6 +14,7 @@ use crate::llm::budget::{Nanodollars, RaiseError, SpendingLimits};
 use crate::runner::tool_opener::RunToolOpener;
 use crate::service::auth::GrantStoreError;
 use crate::service::store::{RunEventKind, RunRow, RunStore, SpendingCaps};
+use crate::tools::approval::open_questions::RunOwnerFuture;
 use crate::tools::approval::store::ApprovalStore;
 use crate::tools::approval::webhook::Webhook;
 use crate::tools::approval::{ApprovalRow, ApprovalState, format_unix_millis};
@@ -21,7 +22,14 @@ use crate::tools::config::ToolConfig;
 
 /// Opens the questions of a service. The watchers of a run learn of its questions and of their ends.
 pub(super) fn open_approvals(database: SqliteDatabase, run_store: RunStore) -> ApprovalStore {
-    ApprovalStore::new(database).with_observer(move |row| publish_row(&run_store, row))
+    let owners = run_store.clone();
+    let find_grant = move |run: String| -> RunOwnerFuture {
+        let owners = owners.clone();
+        Box::pin(async move { Some(owners.find_run(&run).await.ok()??.grant) })
+    };
+    ApprovalStore::new(database)
+        .with_observer(move |row| publish_row(&run_store, row))
+        .with_owners(find_grant)
 }
 
 /// Publishes a step of a question. The event has no arguments: who reads events is not always who may approve.

@@ -13,6 +13,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 
+use super::open_questions::{OpenQuestionPermit, OpenQuestions, RunOwnerFuture};
 use super::outbox::{self, Outbox};
 use super::{ApprovalRow, ApprovalState, to_unix_millis};
 use crate::base::db::{DatabaseError, SqliteDatabase};
@@ -31,6 +32,8 @@ pub struct ApprovalStore {
     pub(super) outbox: Arc<Outbox>,
     /// The digests of the programs that people are asked about.
     files: Arc<FileDigestCache>,
+    open: Arc<OpenQuestions>,
+    owner: Arc<dyn Fn(String) -> RunOwnerFuture + Send + Sync>,
 }
 
 /// The state of one question, for the call that waits for it. Dropping the watch forgets the call, not the question.
@@ -38,6 +41,7 @@ pub struct ApprovalWatch {
     id: String,
     store: ApprovalStore,
     state: watch::Receiver<ApprovalState>,
+    _place: OpenQuestionPermit,
 }
 
 /// A person's answer.
@@ -78,6 +82,8 @@ pub enum DecisionOutcome {
 pub struct ApprovalFilter {
     pub state: Option<ApprovalState>,
     pub run: Option<String>,
+    /// The last question of the page before.
+    pub after: Option<String>,
     pub limit: u32,
 }
 
@@ -92,6 +98,8 @@ impl ApprovalStore {
             unfunded,
             outbox: Arc::default(),
             files: Arc::default(),
+            open: Arc::default(),
+            owner: Arc::new(|_| Box::pin(async { None })),
         }
     }
 
@@ -101,15 +109,26 @@ impl ApprovalStore {
         Self { observer: Arc::new(observer), ..self }
     }
 
-    /// Adds a question. Returns `None` if the run has asked too often.
+    /// Sets the function that returns the owner of a run. The open questions of one owner are bounded.
+    #[must_use]
+    pub fn with_owners(
+        self,
+        owner: impl Fn(String) -> RunOwnerFuture + Send + Sync + 'static,
+    ) -> Self {
+        Self { owner: Arc::new(owner), ..self }
+    }
+
+    /// Adds a question. Returns `None` if the run has asked too often, or too many questions are open.
     ///
     /// # Errors
     /// Returns an error if the database cannot be written; then no person is asked.
     pub async fn ask(&self, row: ApprovalRow) -> Result<Option<ApprovalWatch>, DatabaseError> {
+        let owner = (self.owner)(row.run.clone()).await;
+        let Some(place) = self.open.take_place(owner) else { return Ok(None) };
         // The sender exists before the row, so that no answer is missed.
         let (sender, state) = watch::channel(ApprovalState::Pending);
         self.lock_waiting().insert(row.id.clone(), sender);
-        let watch = ApprovalWatch { id: row.id.clone(), store: self.clone(), state };
+        let watch = ApprovalWatch { id: row.id.clone(), store: self.clone(), state, _place: place };
         let (written, outbox) = (row.clone(), Arc::clone(&self.outbox));
         let is_added = self
             .database
@@ -265,19 +284,30 @@ impl ApprovalStore {
         self.database.read_committed(move |view| find_row(view, &id)).await
     }
 
-    /// Returns the questions that match a filter, newest first.
+    /// Returns a page of the questions that match a filter, without arguments: pending questions with the oldest first, so
+    /// that no later one hides it, and others with the newest first.
     ///
     /// # Errors
     /// Returns an error if the database cannot be read.
     pub async fn list(&self, filter: ApprovalFilter) -> Result<Vec<ApprovalRow>, DatabaseError> {
+        // Arguments may be long. A page of them would cost far more than its rows.
+        let columns = COLUMNS.replace("arguments", "NULL AS arguments");
+        // The index of open questions needs its own condition.
+        let (state, beyond, order) = match filter.state {
+            Some(ApprovalState::Pending) => {
+                ("state IN ('pending', 'approved') AND state = ?1", ">", "ASC")
+            }
+            _ => ("(?1 IS NULL OR state = ?1)", "<", "DESC"),
+        };
         let query = format!(
-            "SELECT {COLUMNS} FROM approval WHERE (?1 IS NULL OR state = ?1) AND (?2 IS NULL OR run = ?2)
-             ORDER BY requested DESC, id DESC LIMIT ?3"
+            "SELECT {columns} FROM approval WHERE {state} AND (?2 IS NULL OR run = ?2)
+             AND (?3 IS NULL OR (requested, id) {beyond} (SELECT requested, id FROM approval WHERE id = ?3))
+             ORDER BY requested {order}, id {order} LIMIT ?4"
         );
         let read = move |view: &Connection| {
             let state = filter.state.map(ApprovalState::as_str);
             view.prepare_cached(&query)?
-                .query_map(params![state, filter.run, filter.limit], read_row)?
+                .query_map(params![state, filter.run, filter.after, filter.limit], read_row)?
                 .collect()
         };
         self.database.read_committed(read).await

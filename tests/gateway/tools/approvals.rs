@@ -1,10 +1,8 @@
 //! T4: Tests of tool calls that wait for a person: asked once, run once, and only as they were approved.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use cogni_gateway::base::db::SqliteDatabase;
