@@ -73,7 +73,18 @@ impl HostReach {
     /// # Errors
     /// Returns an error if the host has no address within this reach.
     pub fn resolve_host(self, host: &str, port: u16) -> Result<Vec<IpAddr>, HostReachError> {
-        let found = resolve_addresses(host, port);
+        self.filter_addresses(host, resolve_addresses(host, port))
+    }
+
+    /// Returns the addresses of a finished look-up that may be connected to; there is at least one.
+    ///
+    /// # Errors
+    /// Returns an error if the host has no address within this reach.
+    pub fn filter_addresses(
+        self,
+        host: &str,
+        found: io::Result<Vec<IpAddr>>,
+    ) -> Result<Vec<IpAddr>, HostReachError> {
         let may_be = |address: &IpAddr| {
             self.allows_address(*address) && (self == Self::Named || !is_own_address(*address))
         };
@@ -116,7 +127,11 @@ fn is_local_name(host: &str) -> bool {
     host == "localhost" || host.ends_with(".localhost")
 }
 
-fn resolve_addresses(host: &str, port: u16) -> io::Result<Vec<IpAddr>> {
+/// Looks up all addresses of a host, whatever they are. Blocks.
+///
+/// # Errors
+/// Returns the resolver's error.
+pub fn resolve_addresses(host: &str, port: u16) -> io::Result<Vec<IpAddr>> {
     if let Ok(address) = host.parse() {
         return Ok(vec![address]);
     }
@@ -239,11 +254,11 @@ const PRIVATE_V4: [(Ipv4Addr, u32); 8] = [
     (Ipv4Addr::new(203, 0, 113, 0), 24),
 ];
 
-/// Ranges inside `2000::/3` and `fc00::/7` without servers: protocols (such as Teredo), and the metadata services of
-/// AWS and Google Cloud.
+/// Ranges inside `2000::/3` and `fc00::/7` without servers: protocols (such as Teredo), and the services of AWS (its whole
+/// network) and Google Cloud that show a machine's credentials.
 const RESERVED_V6: [(Ipv6Addr, u32); 3] = [
     (Ipv6Addr::new(0x2001, 0, 0, 0, 0, 0, 0, 0), 23),
-    (Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254), 128),
+    (Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0), 32),
     (Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254), 128),
 ];
 

@@ -56,8 +56,7 @@ impl SecretRedactor {
         Self { secrets, starts, tail: BytesMut::new() }
     }
 
-    /// Returns true if a text contains a secret, in any spelling. The text is searched once for all secrets, because the
-    /// values of headers are short.
+    /// Returns true if a text contains a secret, in any spelling. The text is searched once for all secrets.
     pub fn contains_secret(&self, text: &[u8]) -> bool {
         let is_start = |(_, byte): &(usize, &u8)| self.starts.contains(**byte);
         text.iter().enumerate().filter(is_start).any(|(at, _)| {
