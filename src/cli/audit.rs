@@ -9,9 +9,10 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 
 use crate::base::hidden_characters::reorders_text;
-use crate::llm::budget::{BudgetAmount, ToolSpending};
+use crate::llm::budget::{BudgetAmount, ConnectionSpending, ToolSpending};
 use crate::telemetry::audit::read::{
-    self, AuditConnectionEvent, AuditEntry, AuditEvent, AuditReader, AuditRefusalEvent,
+    self, AuditConnectAdmissionEvent, AuditConnectRefusalEvent, AuditConnectSettlementEvent,
+    AuditConnectionEvent, AuditEntry, AuditEvent, AuditReader, AuditRefusalEvent,
     AuditSessionEvent, AuditSettlementEvent, AuditToolRefusalEvent, AuditToolSettlementEvent,
     ChainBreakError,
 };
@@ -160,6 +161,7 @@ fn write_report(
     }
     writeln!(out, "refusals    {refused}")?;
     write_tool_totals(report, out)?;
+    write_connection_totals(report, out)?;
     writeln!(out, "spent       {}", AmountText(*spent))?;
     writeln!(out, "checkpoints {}", CheckpointSummary { report, pinned })?;
     match writer {
@@ -199,6 +201,31 @@ fn write_tool_totals(report: &AuditVerifyReport, out: &mut impl Write) -> io::Re
 /// Formats a number of calls for people.
 fn count_calls(count: u64, call: &str) -> String {
     if count == 1 { format!("1 {call}") } else { format!("{count} {call}s") }
+}
+
+/// Writes the use of each connection, if the run has used or tried to use one.
+fn write_connection_totals(report: &AuditVerifyReport, out: &mut impl Write) -> io::Result<()> {
+    for (number, (name, spent)) in report.connections.iter().enumerate() {
+        let heading = if number == 0 { "connections" } else { "" };
+        let (name, ConnectionSpending { requests, bytes_out, bytes_in, cost }) =
+            (PrintableLogText(name), spent);
+        writeln!(
+            out,
+            "{heading:12}{name}: {requests} requests, {bytes_out} bytes out, {bytes_in} bytes in, ${cost}"
+        )?;
+    }
+    if report.connects_crashed > 0 {
+        let crashed = report.connects_crashed;
+        writeln!(out, "            {crashed} requests over connections settled after a crash")?;
+    }
+    if report.connect_refused > 0 {
+        writeln!(out, "            {} requests over connections refused", report.connect_refused)?;
+    }
+    if report.credentials_echoed > 0 {
+        let echoed = report.credentials_echoed;
+        writeln!(out, "            {echoed} answers repeated a credential and were cut")?;
+    }
+    Ok(())
 }
 
 /// A sentence that states which records the last valid checkpoint covers.
@@ -274,6 +301,8 @@ fn request_id_of(event: &AuditEvent) -> &str {
         AuditEvent::Refused(AuditRefusalEvent { request: Some(request), .. }) => request,
         AuditEvent::ToolAdmitted(admission) => &admission.call,
         AuditEvent::ToolSettled(settlement) => &settlement.call,
+        AuditEvent::ConnectAdmitted(admission) => &admission.request,
+        AuditEvent::ConnectSettled(settlement) => &settlement.request,
         _ => "-",
     }
 }
@@ -301,6 +330,9 @@ impl Display for EventDescription<'_> {
             }
             AuditEvent::ToolSettled(settlement) => write_tool_settlement(settlement, f),
             AuditEvent::ToolRefused(refusal) => write_tool_refusal(refusal, f),
+            AuditEvent::ConnectAdmitted(admission) => write_connect_admission(admission, f),
+            AuditEvent::ConnectSettled(settlement) => write_connect_settlement(settlement, f),
+            AuditEvent::ConnectRefused(refusal) => write_connect_refusal(refusal, f),
             AuditEvent::Finished(finished) => write!(f, "spent {}", AmountText(finished.spent)),
             AuditEvent::Checkpoint(checkpoint) => {
                 write!(f, "by {}", PrintableLogText(&checkpoint.public_key))
@@ -368,6 +400,44 @@ fn write_tool_refusal(refusal: &AuditToolRefusalEvent, f: &mut Formatter<'_>) ->
     write!(f, "{} {}", PrintableLogText(&refusal.code), refusal.status)?;
     if let Some(tool) = &refusal.tool {
         write!(f, "; {}", PrintableLogText(tool))?;
+    }
+    if let (Some(layer), Some(rule)) = (&refusal.layer, &refusal.rule) {
+        write!(f, ", layer {}, rule {}", PrintableLogText(layer), PrintableLogText(rule))?;
+    }
+    if refusal.repeats > 1 {
+        write!(f, "; {} times", refusal.repeats)?;
+    }
+    Ok(())
+}
+
+fn write_connect_admission(
+    admission: &AuditConnectAdmissionEvent,
+    f: &mut Formatter<'_>,
+) -> fmt::Result {
+    let (connection, method) =
+        (PrintableLogText(&admission.connection), PrintableLogText(&admission.method));
+    let (rule, reserved) = (PrintableLogText(&admission.rule), admission.reserved.cost);
+    write!(f, "{connection} {method} by {rule}; reserves ${reserved}")
+}
+
+fn write_connect_settlement(
+    settlement: &AuditConnectSettlementEvent,
+    f: &mut Formatter<'_>,
+) -> fmt::Result {
+    let AuditConnectSettlementEvent { bytes_out, bytes_in, duration_ms, status, .. } = settlement;
+    let (connection, outcome) =
+        (PrintableLogText(&settlement.connection), settlement.outcome.as_str());
+    let charged = settlement.charged.cost;
+    write!(
+        f,
+        "{connection} {outcome} {status}; charged ${charged}; {bytes_out} bytes out, {bytes_in} bytes in, {duration_ms} ms"
+    )
+}
+
+fn write_connect_refusal(refusal: &AuditConnectRefusalEvent, f: &mut Formatter<'_>) -> fmt::Result {
+    write!(f, "{} {}", PrintableLogText(&refusal.code), refusal.status)?;
+    if let Some(connection) = &refusal.connection {
+        write!(f, "; {}", PrintableLogText(connection))?;
     }
     if let (Some(layer), Some(rule)) = (&refusal.layer, &refusal.rule) {
         write!(f, ", layer {}, rule {}", PrintableLogText(layer), PrintableLogText(rule))?;

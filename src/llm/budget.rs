@@ -21,9 +21,10 @@ mod usage;
 pub use budget_error::BudgetError;
 pub use cost::Nanodollars;
 pub use ledger::{
-    BudgetAnswer, BudgetAsker, BudgetLedger, BudgetReservation, BudgetStatus, CallKind,
-    OpenCallPermit, PriorUsage, ReserveRequest, ToolBudgetError, ToolBudgetLimits, ToolReservation,
-    ToolReserveRequest, ToolSpending,
+    BudgetAnswer, BudgetAsker, BudgetLedger, BudgetReservation, BudgetStatus, ByteDirection,
+    CallKind, ConnectionBudgetError, ConnectionLimits, ConnectionReservation,
+    ConnectionReserveRequest, ConnectionSpending, OpenCallPermit, PriorUsage, ReserveRequest,
+    ToolBudgetError, ToolBudgetLimits, ToolReservation, ToolReserveRequest, ToolSpending,
 };
 pub use limits::BudgetLimits;
 pub use price::{ModelPrice, PriceTable};

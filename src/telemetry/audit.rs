@@ -20,6 +20,7 @@
 
 pub mod approval_records;
 pub mod chain;
+pub mod connect_records;
 pub mod delivery_records;
 mod fields;
 mod flood_limiter;

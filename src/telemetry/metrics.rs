@@ -15,6 +15,7 @@
 //! **Invariant:** counting a frame takes no lock, allocates nothing and looks nothing up.
 
 mod collect;
+mod connections;
 mod counters;
 pub mod deprecated;
 mod model;
@@ -44,9 +45,12 @@ pub use run_queue::RunQueueGauges;
 pub use service::{BillingGauges, LiveRunGuard, MAX_AGENTS};
 pub use service_state::{ServiceStateGauges, WorkGauges};
 pub use spans::SpanCounters;
+
+pub use connections::SettledConnect;
 pub use tools::SettledToolCall;
 
 use collect::SourceCollector;
+use connections::ConnectionMetrics;
 use model::ModelMetricsTable;
 use run::RunMetricsTable;
 use run_queue::RunQueueSource;
@@ -65,6 +69,7 @@ pub struct MetricsRegistry {
     run_queue: Arc<RunQueueSource>,
     service_state: Arc<ServiceStateSource>,
     tools: ToolMetrics,
+    connections: ConnectionMetrics,
 }
 
 /// A call that was admitted and has ended, with any outcome.
@@ -139,7 +144,8 @@ impl MetricsRegistry {
         let upstream = Arc::clone(&totals.upstream);
         registry.register(Box::new(SourceCollector::new(table::UPSTREAM_FAMILIES, upstream)?))?;
         let tools = ToolMetrics::new(&registry)?;
-        Ok(Self { registry, runs, totals, service, run_queue, service_state, tools })
+        let connections = ConnectionMetrics::new(&registry)?;
+        Ok(Self { registry, runs, totals, service, run_queue, service_state, tools, connections })
     }
 
     /// Returns the handle of a run, made on first use. `budget` is read at each scrape.
@@ -158,6 +164,16 @@ impl MetricsRegistry {
     /// Counts a tool call that was admitted and has ended.
     pub fn record_tool_call(&self, call: &SettledToolCall<'_>) {
         self.tools.record_call(call);
+    }
+
+    /// Counts a request over a connection that was admitted and has ended.
+    pub fn record_connect(&self, request: &SettledConnect<'_>) {
+        self.connections.record_request(request);
+    }
+
+    /// Counts a request over a connection that was refused, by code.
+    pub fn record_connect_refusal(&self, code: &'static str) {
+        self.connections.record_refusal(code);
     }
 
     /// Counts a tool call that was refused, by code.

@@ -13,19 +13,20 @@ use cogni_gateway::base::disk::DiskSpace;
 use cogni_gateway::base::metrics::HttpPage;
 use cogni_gateway::base::metrics::discovery::ScrapeTarget;
 use cogni_gateway::llm::budget::{
-    BudgetLedger, BudgetLimits, Nanodollars, PriorUsage, ReserveRequest, TokenUsage, Tokens,
-    UsageSource,
+    BudgetLedger, BudgetLimits, ConnectionSpending, Nanodollars, PriorUsage, ReserveRequest,
+    TokenUsage, Tokens, UsageSource,
 };
 use cogni_gateway::llm::protocol::GatewayRoute;
 use cogni_gateway::telemetry::audit::AuditLag;
+use cogni_gateway::telemetry::audit::connect_records::ConnectOutcome;
 use cogni_gateway::telemetry::audit::records::CallOutcome;
 use cogni_gateway::telemetry::audit::tool_records::ToolOutcome;
 use cogni_gateway::telemetry::metrics::deprecated::DEPRECATED_NAMES;
 use cogni_gateway::telemetry::metrics::table::{MetricFamilySpec, MetricKind};
 use cogni_gateway::telemetry::metrics::{
     BillingGauges, LiveRunGuard, MAX_AGENTS, MAX_MODELS, MAX_RUNS, MetricsRegistry, ModelMetrics,
-    RefusedRequest, RunMetrics, RunQueueGauges, ServiceStateGauges, SettledCall, SettledToolCall,
-    WorkGauges,
+    RefusedRequest, RunMetrics, RunQueueGauges, ServiceStateGauges, SettledCall, SettledConnect,
+    SettledToolCall, WorkGauges,
 };
 use proptest::prelude::*;
 use serde_json::json;
@@ -694,6 +695,18 @@ pub(crate) fn record_every_family(metrics: &MetricsRegistry) -> BusyRun {
         duration: Duration::from_millis(5),
     });
     metrics.record_tool_refusal("policy_denied");
+    metrics.record_connect(&SettledConnect {
+        connection: "github-api",
+        outcome: ConnectOutcome::Completed,
+        spent: ConnectionSpending {
+            requests: 1,
+            bytes_out: 10,
+            bytes_in: 2000,
+            cost: Nanodollars(1_000_000),
+        },
+        duration: Duration::from_millis(50),
+    });
+    metrics.record_connect_refusal("policy_denied");
     metrics.set_lost_access_log_lines(3);
     metrics.set_lost_access_log_lines(5);
     BusyRun { run, model, _live: a_service(metrics) }

@@ -1,5 +1,6 @@
 //! Tests of the ledger: no interleaving of calls spends more than the run was granted.
 
+mod connections;
 mod price;
 mod tool_calls;
 

@@ -341,10 +341,13 @@ impl RunManagerShared {
         // 3. Open the records. A log of an earlier process is continued, with the amount spent so far.
         let (audit, recovered) = open_audit_log(&config, &policy, trace.as_deref())?;
         let RecoveredRun { spent, age, recent, tools, recent_tools, .. } = recovered;
+        let (connections, recent_connections) =
+            (recovered.connections, recovered.recent_connections);
         let past = PriorUsage { spent, age, recent };
         let ledger = BudgetLedger::new(config.budget.clone(), past);
         ledger.restore_tool_spending(tools);
         ledger.restore_tool_rates(recent_tools);
+        ledger.restore_connections(connections, recent_connections);
         let run = Arc::new(AgentRun::new(config.identity.clone(), ledger, audit).with_trace(trace));
         let policy = Arc::new(policy::SharedPolicy::from_pointee(policy));
         // 4. Make one gateway for each worker, and start the background flush.

@@ -1,5 +1,6 @@
 //! The only ledger of a run: an atomic reservation before a call, one settlement after it.
 
+mod connections;
 mod state;
 mod tool_calls;
 mod top_up;
@@ -20,6 +21,10 @@ use super::rate::{RecentUsage, RunRateLimits};
 use super::usage::{BudgetAmount, TokenUsage, Tokens};
 use state::LedgerState;
 
+pub use connections::{
+    ByteDirection, ConnectionBudgetError, ConnectionLimits, ConnectionReservation,
+    ConnectionReserveRequest, ConnectionSpending,
+};
 pub use tool_calls::{
     ToolBudgetError, ToolBudgetLimits, ToolReservation, ToolReserveRequest, ToolSpending,
 };
@@ -130,6 +135,7 @@ impl BudgetLedger {
             is_denied: false,
             defers_refusals: false,
             tools: BTreeMap::new(),
+            connections: BTreeMap::new(),
         };
         Self {
             started: now.checked_sub(age).unwrap_or(now),

@@ -15,14 +15,16 @@ use super::BillingError;
 use crate::llm::budget::{BudgetAmount, Nanodollars, TokenUsage, UsageSource};
 use crate::llm::protocol::GatewayRoute;
 use crate::telemetry::audit::chain::{ChainBreakReason, MAX_UNSETTLED_CALLS};
+use crate::telemetry::audit::connect_records::ConnectOutcome;
 use crate::telemetry::audit::read::{
-    self, AuditAdmissionEvent, AuditEntry, AuditEvent, AuditReadPosition, AuditSessionEvent,
-    AuditSettlementEvent, AuditToolAdmissionEvent, AuditToolSettlementEvent, ChainBreakError,
+    self, AuditAdmissionEvent, AuditConnectAdmissionEvent, AuditConnectSettlementEvent, AuditEntry,
+    AuditEvent, AuditReadPosition, AuditSessionEvent, AuditSettlementEvent,
+    AuditToolAdmissionEvent, AuditToolSettlementEvent, ChainBreakError,
 };
 use crate::telemetry::audit::records::CallOutcome;
 use crate::telemetry::audit::tool_records::ToolOutcome;
 
-/// The usage of one call of a model or a tool, from the run's own audit log.
+/// The usage of one call of a model or a tool, or of one request over a connection, from the run's own audit log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CallUsage {
     /// The request's id, which is `litellm_call_id` in LiteLLM.
@@ -31,11 +33,12 @@ pub struct CallUsage {
     pub attempt: String,
     /// The account that pays.
     pub account: String,
-    /// The kind of the upstream: `litellm`, `openai` or `anthropic`; `tools` for a tool, which the gateway calls itself.
+    /// The kind of the upstream: `litellm`, `openai` or `anthropic`; `tools` for a tool, which the gateway calls itself;
+    /// `connections` for a request over a connection.
     pub upstream: String,
-    /// The route of a model; `tool` for a tool.
+    /// The route of a model; `tool` for a tool; `connect` for a request over a connection.
     pub route: String,
-    /// The name of the model or the tool.
+    /// The name of the model, the tool or the connection.
     pub model: Option<String>,
     pub stream: bool,
     pub outcome: CallOutcome,
@@ -88,22 +91,23 @@ impl CallUsage {
     /// reached the upstream. After a 5xx answer, the run's budget counts the input out of caution, but the provider
     /// sends no bill.
     ///
-    /// A tool uses no tokens. Its price is in the operator's configuration.
+    /// A tool or a connection uses no tokens. Its price is in the operator's configuration.
     pub fn is_billable(&self) -> bool {
-        if self.is_tool() {
+        if self.has_own_price() {
             return !self.cost.is_zero();
         }
         !self.usage.total_tokens().is_zero() && self.status < 500
     }
 
-    pub fn is_tool(&self) -> bool {
-        self.upstream == TOOL_UPSTREAM
+    /// Returns true for a tool or a connection: the operator sets its price, and it uses no tokens.
+    pub fn has_own_price(&self) -> bool {
+        [TOOLS, CONNECTIONS].iter().any(|kind| self.upstream == kind.upstream)
     }
 
-    /// Returns true if the call used tokens or its route can use tokens, and for a tool that has a price. Calls of the
+    /// Returns true if the call used tokens or its route can use tokens, and for a tool or a connection that has a price. Calls of the
     /// free routes are unlimited in number and are not recorded.
     pub fn can_cost(&self) -> bool {
-        if self.is_tool() {
+        if self.has_own_price() {
             return self.is_billable();
         }
         let is_free = [GatewayRoute::CountTokens, GatewayRoute::Models, GatewayRoute::Model]
@@ -252,11 +256,20 @@ impl CallUsageReader {
             }
             AuditEvent::ToolAdmitted(admission) => {
                 let AuditToolAdmissionEvent { call, tool, reserved, .. } = admission;
-                let open = self.open_tool_call(seq, run, (call, tool, reserved), time);
+                let open = self.open_priced(seq, run, (TOOLS, call, tool, reserved), time);
                 self.open.insert(open.admission.request.clone(), open);
             }
             AuditEvent::ToolSettled(settlement) => {
                 return Ok(Some(self.settle_tool_call(seq, run, settlement, time)));
+            }
+            AuditEvent::ConnectAdmitted(admission) => {
+                let AuditConnectAdmissionEvent { request, connection, reserved, .. } = admission;
+                let call = (CONNECTIONS, request, connection, reserved);
+                let open = self.open_priced(seq, run, call, time);
+                self.open.insert(open.admission.request.clone(), open);
+            }
+            AuditEvent::ConnectSettled(settlement) => {
+                return Ok(Some(self.settle_connect(seq, run, settlement, time)));
             }
             // Only a settlement completes a call; other records change nothing here.
             AuditEvent::Settled(settlement) => {
@@ -282,16 +295,17 @@ impl CallUsageReader {
         OpenCall { seq, admission, run, attempt, account, upstream, started }
     }
 
-    fn open_tool_call(
+    /// Returns an open call that has a price instead of tokens.
+    fn open_priced(
         &self,
         seq: u64,
         run: String,
-        (request, tool, reserved): (String, String, BudgetAmount),
+        (kind, request, name, reserved): (PricedKind, String, String, BudgetAmount),
         started: SystemTime,
     ) -> OpenCall {
-        let (route, model) = (TOOL_ROUTE.to_owned(), Some(tool));
+        let (route, model) = (kind.route.to_owned(), Some(name));
         let admission = AuditAdmissionEvent { request, route, model, stream: false, reserved };
-        let upstream = TOOL_UPSTREAM.to_owned();
+        let upstream = kind.upstream.to_owned();
         OpenCall { upstream, ..self.open_call(seq, run, admission, started) }
     }
 
@@ -303,14 +317,35 @@ impl CallUsageReader {
         time: SystemTime,
     ) -> CallUsage {
         let AuditToolSettlementEvent { call, tool, outcome, charged, .. } = settled;
-        let open = self.open.remove(&call).unwrap_or_else(|| {
-            self.open_tool_call(seq, run, (call, tool, BudgetAmount::default()), time)
-        });
-        self.charged = self.charged + charged.cost;
+        let call = (TOOLS, call, tool, BudgetAmount::default());
+        self.settle_priced((seq, run), call, (call_outcome(outcome), 0, charged.cost), time)
+    }
+
+    fn settle_connect(
+        &mut self,
+        seq: u64,
+        run: String,
+        settled: AuditConnectSettlementEvent,
+        time: SystemTime,
+    ) -> CallUsage {
+        let outcome = connect_outcome(settled.outcome);
+        let call = (CONNECTIONS, settled.request, settled.connection, BudgetAmount::default());
+        self.settle_priced((seq, run), call, (outcome, settled.status, settled.charged.cost), time)
+    }
+
+    fn settle_priced(
+        &mut self,
+        (seq, run): (u64, String),
+        call: (PricedKind, String, String, BudgetAmount),
+        (outcome, status, cost): (CallOutcome, u16, Nanodollars),
+        time: SystemTime,
+    ) -> CallUsage {
+        let open = self.open.remove(&call.1);
+        let open = open.unwrap_or_else(|| self.open_priced(seq, run, call, time));
+        self.charged = self.charged + cost;
         // The price is exact, so it is no estimate.
         let usage = TokenUsage { source: UsageSource::Provider, ..TokenUsage::default() };
-        let (outcome, cost) = (call_outcome(outcome), charged.cost);
-        CallUsage { outcome, usage, cost, ..open.into_lost(time) }
+        CallUsage { outcome, status, usage, cost, ..open.into_lost(time) }
     }
 
     fn settle_call(
@@ -386,9 +421,33 @@ fn call_outcome(outcome: ToolOutcome) -> CallOutcome {
     }
 }
 
-/// The upstream and the route of a tool, in the billing store.
-const TOOL_UPSTREAM: &str = "tools";
-const TOOL_ROUTE: &str = "tool";
+/// Returns the outcome of a call to a model that is like the outcome of a request over a connection.
+fn connect_outcome(outcome: ConnectOutcome) -> CallOutcome {
+    match outcome {
+        ConnectOutcome::Completed => CallOutcome::Completed,
+        ConnectOutcome::UpstreamFailed | ConnectOutcome::AddressRefused => {
+            CallOutcome::UpstreamFailed
+        }
+        ConnectOutcome::TimedOut => CallOutcome::UpstreamTimeout,
+        ConnectOutcome::ClientGone => CallOutcome::ClientGone,
+        ConnectOutcome::BudgetCut
+        | ConnectOutcome::CredentialEchoed
+        | ConnectOutcome::EncodedResponse => CallOutcome::CutOff,
+        ConnectOutcome::ShutDown => CallOutcome::ShutDown,
+        ConnectOutcome::Crashed => CallOutcome::Crashed,
+        ConnectOutcome::NotSent => CallOutcome::NotSent,
+    }
+}
+
+/// The upstream and the route of calls with a price, in the billing store.
+#[derive(Clone, Copy)]
+struct PricedKind {
+    upstream: &'static str,
+    route: &'static str,
+}
+
+const TOOLS: PricedKind = PricedKind { upstream: "tools", route: "tool" };
+const CONNECTIONS: PricedKind = PricedKind { upstream: "connections", route: "connect" };
 
 pub(super) fn serialize_rfc3339<S: Serializer>(
     time: &SystemTime,

@@ -134,7 +134,7 @@ impl UsageRecorder {
 fn usage_event(fact: &CallUsage) -> Value {
     let TokenUsage { input, output, cache_read, cache_write, reasoning, .. } = fact.usage;
     let (model, tool) =
-        if fact.is_tool() { (None, &fact.model) } else { (fact.model.as_ref(), &None) };
+        if fact.has_own_price() { (None, &fact.model) } else { (fact.model.as_ref(), &None) };
     json!({
         "call_id": fact.call_id,
         "model": model,

@@ -15,6 +15,7 @@
 //! [`MAX_UNSETTLED_CALLS`] settlements arrive, and refusals are counted instead of recorded.
 
 mod approvals;
+mod connections;
 mod floods;
 mod tool_calls;
 
@@ -44,7 +45,7 @@ use super::{AuditConfig, AuditDurability, AuditError};
 use crate::base::time::MAX_TIME;
 use crate::base::timestamp::TimestampFormatter;
 use crate::base::unix::PeerCredentials;
-use crate::llm::budget::{BudgetAmount, RecentUsage, ToolSpending};
+use crate::llm::budget::{BudgetAmount, ConnectionSpending, RecentUsage, ToolSpending};
 
 /// The audit log of one run, which all threads that serve the run share.
 pub struct AuditLog(Option<OpenAuditLog>);
@@ -61,6 +62,10 @@ pub struct RecoveredRun {
     pub tools: BTreeMap<String, ToolSpending>,
     /// The number of calls of each tool in the last minute.
     pub recent_tools: BTreeMap<String, u64>,
+    /// The use of each connection, with lost settlements.
+    pub connections: BTreeMap<String, ConnectionSpending>,
+    /// The number of requests over each connection in the last minute.
+    pub recent_connections: BTreeMap<String, u64>,
     /// The number of admissions whose settlement was lost. They are now settled at their reserved amounts.
     pub crashed: u64,
     /// The number of bytes of an incomplete last line, which are now in a file beside the log.
@@ -107,6 +112,7 @@ struct AuditLogState {
     peers: PeerTracker,
     refusals: RefusalCounter,
     tool_refusals: RefusalCounter,
+    connect_refusals: RefusalCounter,
     /// The number of admissions without a settlement.
     unsettled: usize,
 }
@@ -334,7 +340,7 @@ impl OpenAuditLog {
         let mut state = self.lock_state();
         state.record_floods(all);
         state.sign_if_overdue();
-        let counters = [&state.refusals, &state.tool_refusals];
+        let counters = [&state.refusals, &state.tool_refusals, &state.connect_refusals];
         let is_counting =
             state.peers.is_counting() || counters.iter().any(|counter| counter.is_counting());
         if is_counting && state.has_room() {
@@ -392,6 +398,7 @@ impl AuditLogState {
             peers: PeerTracker::default(),
             refusals: RefusalCounter::default(),
             tool_refusals: RefusalCounter::default(),
+            connect_refusals: RefusalCounter::default(),
             unsettled: 0,
         }
     }
@@ -434,11 +441,24 @@ impl AuditLogState {
             let account = tools.entry(lost.tool.clone()).or_default();
             account.add_call(charged.cost);
         }
+        let connections = self.settle_lost_requests(scan, &mut spent);
+        let recent_connections = scan.recent.connection_requests_until(now);
         let public_key = self.public_key.clone();
         self.append_record(&SessionStartedRecord { started, public_key: &public_key, resumed });
         let torn_bytes = torn.map_or(0, |torn| torn.bytes);
-        let crashed = (scan.open.len() + scan.open_tools.len()) as u64;
-        RecoveredRun { spent, age, recent, tools, recent_tools, crashed, torn_bytes, resumed }
+        let lost = [scan.open.len(), scan.open_tools.len(), scan.open_connects.len()];
+        RecoveredRun {
+            spent,
+            age,
+            recent,
+            tools,
+            recent_tools,
+            connections,
+            recent_connections,
+            crashed: lost.into_iter().sum::<usize>() as u64,
+            torn_bytes,
+            resumed,
+        }
     }
 
     /// Appends an admission and writes the buffer. After an error the record is neither in the file nor in the buffer.

@@ -5,6 +5,7 @@ use std::io::{self, BufRead, Read};
 use serde::Deserialize;
 
 use super::chain::{ChainBreakReason, ChainTip, RecordHash};
+use super::connect_records::{self, ConnectOutcome};
 use super::records::{self, AuditRecord as _, CallOutcome, RunFinishedRecord};
 use super::tool_records::{self, ToolOutcome};
 use crate::llm::budget::{BudgetAmount, Nanodollars, TokenUsage};
@@ -45,6 +46,9 @@ pub enum AuditEvent {
     ToolAdmitted(AuditToolAdmissionEvent),
     ToolSettled(AuditToolSettlementEvent),
     ToolRefused(AuditToolRefusalEvent),
+    ConnectAdmitted(AuditConnectAdmissionEvent),
+    ConnectSettled(AuditConnectSettlementEvent),
+    ConnectRefused(AuditConnectRefusalEvent),
     Finished(RunFinishedRecord),
     Checkpoint(AuditCheckpointEvent),
     Repaired(AuditRepairEvent),
@@ -135,6 +139,39 @@ pub struct AuditToolRefusalEvent {
     pub code: String,
     pub status: u16,
     pub tool: Option<String>,
+    pub layer: Option<String>,
+    pub rule: Option<String>,
+    #[serde(default = "default_repeats")]
+    pub repeats: u64,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct AuditConnectAdmissionEvent {
+    pub request: String,
+    pub connection: String,
+    pub method: String,
+    pub rule: String,
+    pub announced_bytes: u64,
+    pub reserved: BudgetAmount,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct AuditConnectSettlementEvent {
+    pub request: String,
+    pub connection: String,
+    pub outcome: ConnectOutcome,
+    pub status: u16,
+    pub bytes_out: u64,
+    pub bytes_in: u64,
+    pub charged: BudgetAmount,
+    pub duration_ms: u64,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct AuditConnectRefusalEvent {
+    pub code: String,
+    pub status: u16,
+    pub connection: Option<String>,
     pub layer: Option<String>,
     pub rule: Option<String>,
     #[serde(default = "default_repeats")]
@@ -243,6 +280,15 @@ impl AuditEvent {
             }
             tool_records::ToolRefusedRecord::EVENT => {
                 Self::ToolRefused(serde_json::from_slice(line)?)
+            }
+            connect_records::ConnectAdmittedRecord::EVENT => {
+                Self::ConnectAdmitted(serde_json::from_slice(line)?)
+            }
+            connect_records::ConnectSettledRecord::EVENT => {
+                Self::ConnectSettled(serde_json::from_slice(line)?)
+            }
+            connect_records::ConnectRefusedRecord::EVENT => {
+                Self::ConnectRefused(serde_json::from_slice(line)?)
             }
             RunFinishedRecord::EVENT => Self::Finished(serde_json::from_slice(line)?),
             records::CheckpointRecord::EVENT => Self::Checkpoint(serde_json::from_slice(line)?),

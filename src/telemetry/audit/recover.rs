@@ -13,8 +13,8 @@ use rustix::fs::OFlags;
 use super::AuditError;
 use super::chain::{ChainBreakReason, ChainTip};
 use super::read::{self, AuditEntry, AuditEvent, AuditReader, ChainBreakError};
-use super::verify::{AuditVerifyReportBuilder, LogAmounts, UnsettledToolCall};
-use crate::llm::budget::{BudgetAmount, RecentUsage, ToolSpending};
+use super::verify::{AuditVerifyReportBuilder, LogAmounts, UnsettledConnect, UnsettledToolCall};
+use crate::llm::budget::{BudgetAmount, ConnectionSpending, RecentUsage, ToolSpending};
 
 /// The content of a log that a new process needs.
 #[derive(Debug)]
@@ -39,6 +39,10 @@ pub struct AuditLogScan {
     pub tools: BTreeMap<String, ToolSpending>,
     /// The tools' admissions without a settlement, in their order.
     pub open_tools: Vec<UnsettledToolCall>,
+    /// The settled requests over each connection.
+    pub connections: BTreeMap<String, ConnectionSpending>,
+    /// The connections' admissions without a settlement, in their order.
+    pub open_connects: Vec<UnsettledConnect>,
 }
 
 /// The admitted calls and the charged tokens of the last minute of a log, second by second.
@@ -51,15 +55,18 @@ struct RecentSecond {
     usage: RecentUsage,
     /// The number of admitted calls of each tool.
     tools: BTreeMap<String, u64>,
+    /// The number of admitted requests over each connection.
+    connections: BTreeMap<String, u64>,
 }
 
 impl RecentCalls {
     fn add_entry(&mut self, entry: &AuditEntry) {
-        let (mut usage, mut called) = (RecentUsage::default(), None);
+        let (mut usage, mut called, mut connected) = (RecentUsage::default(), None, None);
         match &entry.event {
             AuditEvent::Admitted(_) => usage.requests = 1,
             AuditEvent::Settled(call) => usage.tokens = call.charged.total_tokens(),
             AuditEvent::ToolAdmitted(call) => called = Some(&call.tool),
+            AuditEvent::ConnectAdmitted(request) => connected = Some(&request.connection),
             _ => return,
         }
         let Ok(time) = humantime::parse_rfc3339(&entry.time) else { return };
@@ -67,6 +74,9 @@ impl RecentCalls {
         second.usage = second.usage + usage;
         if let Some(tool) = called {
             *second.tools.entry(tool.clone()).or_default() += 1;
+        }
+        if let Some(connection) = connected {
+            *second.connections.entry(connection.clone()).or_default() += 1;
         }
         while self.0.front().is_some_and(|first| !is_within(first.start, time, RATE_WINDOW)) {
             self.0.pop_front();
@@ -77,8 +87,9 @@ impl RecentCalls {
     fn second_at(&mut self, time: SystemTime) -> &mut RecentSecond {
         let last = self.0.back();
         if !last.is_some_and(|last| is_within(last.start, time, Duration::from_secs(1))) {
-            let (usage, tools) = (RecentUsage::default(), BTreeMap::new());
-            self.0.push_back(RecentSecond { start: time, usage, tools });
+            let (tools, connections) = (BTreeMap::new(), BTreeMap::new());
+            let usage = RecentUsage::default();
+            self.0.push_back(RecentSecond { start: time, usage, tools, connections });
         }
         self.0.back_mut().expect("one was added")
     }
@@ -95,6 +106,15 @@ impl RecentCalls {
             *calls.entry(tool.clone()).or_default() += count;
         }
         calls
+    }
+
+    /// Returns the number of requests over each connection in the minute before `now`.
+    pub fn connection_requests_until(&self, now: SystemTime) -> BTreeMap<String, u64> {
+        let mut requests = BTreeMap::new();
+        for (name, count) in self.seconds_until(now).flat_map(|second| &second.connections) {
+            *requests.entry(name.clone()).or_default() += count;
+        }
+        requests
     }
 
     fn seconds_until(&self, now: SystemTime) -> impl Iterator<Item = &RecentSecond> {
@@ -139,7 +159,8 @@ pub fn scan_log(log: impl BufRead) -> Result<AuditLogScan, read::AuditReadError>
     let run = builder.run_id().to_owned();
     let [began, ended] = [builder.first_record_time(), builder.last_record_time()]
         .map(|time| humantime::parse_rfc3339(time).ok());
-    let LogAmounts { spent, open, tools, open_tools } = builder.into_amounts();
+    let LogAmounts { spent, open, tools, open_tools, connections, open_connects } =
+        builder.into_amounts();
     let (chain, whole_bytes) = (end.chain, end.offset);
     Ok(AuditLogScan {
         chain,
@@ -152,6 +173,8 @@ pub fn scan_log(log: impl BufRead) -> Result<AuditLogScan, read::AuditReadError>
         open,
         tools,
         open_tools,
+        connections,
+        open_connects,
     })
 }
 

@@ -7,14 +7,15 @@ use std::path::Path;
 
 use super::AuditError;
 use super::chain::{ChainBreakReason, MAX_UNSETTLED_CALLS, RecordHash};
+use super::connect_records::ConnectOutcome;
 use super::key::AuditPublicKey;
 use super::read::{
-    self, AuditCheckpointEvent, AuditEntry, AuditEvent, AuditReader, AuditSettlementEvent,
-    AuditToolAdmissionEvent, AuditToolSettlementEvent, ChainBreakError,
+    self, AuditCheckpointEvent, AuditConnectSettlementEvent, AuditEntry, AuditEvent, AuditReader,
+    AuditSettlementEvent, AuditToolAdmissionEvent, AuditToolSettlementEvent, ChainBreakError,
 };
 use super::records::CallOutcome;
 use super::tool_records::ToolOutcome;
-use crate::llm::budget::{BudgetAmount, ToolSpending};
+use crate::llm::budget::{BudgetAmount, ConnectionSpending, ToolSpending};
 
 /// The content of a verified log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -44,7 +45,15 @@ pub struct AuditVerifyReport {
     pub tools: BTreeMap<String, ToolSpending>,
     /// The tool calls that were refused.
     pub tool_refused: u64,
-    /// The amount that calls and tool calls were charged.
+    /// The admitted requests over each connection that are settled, with their bytes and costs.
+    pub connections: BTreeMap<String, ConnectionSpending>,
+    /// The requests over connections that were refused.
+    pub connect_refused: u64,
+    /// The settled requests over connections whose real settlement was lost in a crash.
+    pub connects_crashed: u64,
+    /// The answers that were cut because they contained a connection's credential.
+    pub credentials_echoed: u64,
+    /// The amount that calls, tool calls and requests over connections were charged.
     pub spent: BudgetAmount,
     /// True if the last record is the run's orderly end.
     pub finished: bool,
@@ -138,6 +147,7 @@ pub(super) struct AuditVerifyReportBuilder {
     pinned: Option<AuditPublicKey>,
     open: HashMap<String, UnsettledCall>,
     open_tools: HashMap<String, UnsettledToolCall>,
+    open_connects: HashMap<String, UnsettledConnect>,
 }
 
 /// An admission without its settlement.
@@ -156,6 +166,16 @@ pub struct UnsettledToolCall {
     pub reserved: BudgetAmount,
 }
 
+/// An admission of a request over a connection without its settlement.
+#[derive(Clone, Debug)]
+pub struct UnsettledConnect {
+    pub seq: u64,
+    pub request: String,
+    pub connection: String,
+    pub announced_bytes: u64,
+    pub reserved: BudgetAmount,
+}
+
 /// The amounts of a log: spent ones, and reserved ones of calls that are not settled, in the order of admission.
 #[derive(Debug)]
 pub(super) struct LogAmounts {
@@ -163,6 +183,8 @@ pub(super) struct LogAmounts {
     pub(super) open: Vec<(String, BudgetAmount)>,
     pub(super) tools: BTreeMap<String, ToolSpending>,
     pub(super) open_tools: Vec<UnsettledToolCall>,
+    pub(super) connections: BTreeMap<String, ConnectionSpending>,
+    pub(super) open_connects: Vec<UnsettledConnect>,
 }
 
 impl AuditVerifyReportBuilder {
@@ -175,7 +197,7 @@ impl AuditVerifyReportBuilder {
     }
 
     pub(super) fn into_report(self) -> AuditVerifyReport {
-        let open = (self.open.len() + self.open_tools.len()) as u64;
+        let open = self.open_count() as u64;
         AuditVerifyReport { open, ..self.report }
     }
 
@@ -200,8 +222,10 @@ impl AuditVerifyReportBuilder {
         let reserved = open.into_iter().map(|(request, open)| (request, open.reserved)).collect();
         let mut open_tools: Vec<_> = self.open_tools.into_values().collect();
         open_tools.sort_unstable_by_key(|open| open.seq);
-        let AuditVerifyReport { spent, tools, .. } = self.report;
-        LogAmounts { spent, open: reserved, tools, open_tools }
+        let mut open_connects: Vec<_> = self.open_connects.into_values().collect();
+        open_connects.sort_unstable_by_key(|open| open.seq);
+        let AuditVerifyReport { spent, tools, connections, .. } = self.report;
+        LogAmounts { spent, open: reserved, tools, open_tools, connections, open_connects }
     }
 
     fn count_entry(&mut self, entry: &AuditEntry) -> Result<(), ChainBreakReason> {
@@ -249,6 +273,21 @@ impl AuditVerifyReportBuilder {
             AuditEvent::ToolRefused(refusal) => {
                 report.tool_refused = report.tool_refused.saturating_add(refusal.repeats);
             }
+            AuditEvent::ConnectAdmitted(admission) => {
+                let open = UnsettledConnect {
+                    seq: entry.seq,
+                    request: admission.request.clone(),
+                    connection: admission.connection.clone(),
+                    announced_bytes: admission.announced_bytes,
+                    reserved: admission.reserved,
+                };
+                self.open_connects.insert(admission.request.clone(), open);
+                self.check_unsettled()?;
+            }
+            AuditEvent::ConnectSettled(settlement) => self.count_connect_settlement(settlement),
+            AuditEvent::ConnectRefused(refusal) => {
+                report.connect_refused = report.connect_refused.saturating_add(refusal.repeats);
+            }
             AuditEvent::Finished(_) => report.finished = true,
             AuditEvent::Checkpoint(checkpoint) => return self.check_checkpoint(entry, checkpoint),
             AuditEvent::Opened(_) | AuditEvent::Repaired(_) | AuditEvent::Other => (),
@@ -277,9 +316,28 @@ impl AuditVerifyReportBuilder {
         }
     }
 
+    fn count_connect_settlement(&mut self, settlement: &AuditConnectSettlementEvent) {
+        let report = &mut self.report;
+        let AuditConnectSettlementEvent { request, connection, outcome, charged, .. } = settlement;
+        report.connects_crashed += u64::from(*outcome == ConnectOutcome::Crashed);
+        report.credentials_echoed += u64::from(*outcome == ConnectOutcome::CredentialEchoed);
+        report.unmatched += u64::from(self.open_connects.remove(request).is_none());
+        report.spent = report.spent + *charged;
+        // A request that was not sent does not count towards the connection's budget.
+        if *outcome != ConnectOutcome::NotSent {
+            let (bytes_out, bytes_in) = (settlement.bytes_out, settlement.bytes_in);
+            let used = ConnectionSpending { requests: 1, bytes_out, bytes_in, cost: charged.cost };
+            report.connections.entry(connection.clone()).or_default().add_spending(used);
+        }
+    }
+
+    fn open_count(&self) -> usize {
+        self.open.len() + self.open_tools.len() + self.open_connects.len()
+    }
+
     fn check_unsettled(&self) -> Result<(), ChainBreakReason> {
         // A forged log could open calls without end and fill the memory of its reader. The gateway has the same bound.
-        if self.open.len() + self.open_tools.len() > MAX_UNSETTLED_CALLS {
+        if self.open_count() > MAX_UNSETTLED_CALLS {
             return Err(ChainBreakReason::TooManyUnsettled);
         }
         Ok(())

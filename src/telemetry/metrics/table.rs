@@ -4,11 +4,13 @@
 //! (status: development) in Prometheus' spelling. Dots become underscores, the unit is appended, and attributes become
 //! labels. If the conventions change, this file must change, too.
 
+pub mod connections;
 pub mod service;
 pub mod tools;
 
 use prometheus::{HistogramOpts, Opts};
 
+use connections::CONNECTION_FAMILIES;
 use service::{AGENT_FAMILIES, QUEUE_FAMILIES, SERVICE_FAMILIES, STATE_FAMILIES};
 use tools::TOOL_FAMILIES;
 
@@ -385,6 +387,7 @@ impl MetricFamilySpec {
             AGENT_FAMILIES,
             QUEUE_FAMILIES,
             STATE_FAMILIES,
+            CONNECTION_FAMILIES,
             TOOL_FAMILIES,
             UPSTREAM_FAMILIES,
         ];

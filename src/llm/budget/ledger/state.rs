@@ -12,6 +12,7 @@ use std::mem;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::connections::ConnectionAccount;
 use super::tool_calls::{ToolAccount, ToolBudgetError, ToolReserveRequest, ToolSpending};
 use super::{CallKind, ReserveRequest};
 use crate::llm::budget::budget_error::BudgetError;
@@ -34,6 +35,8 @@ pub(super) struct LedgerState {
     pub(super) defers_refusals: bool,
     /// The accounts of the tools that were called. Only tool calls read them.
     pub(super) tools: BTreeMap<Arc<str>, ToolAccount>,
+    /// The accounts of the connections that were used. Only requests over connections read them.
+    pub(super) connections: BTreeMap<Arc<str>, ConnectionAccount>,
 }
 
 impl LedgerState {
@@ -142,7 +145,7 @@ impl LedgerState {
     }
 
     /// Checks that the run's money pays for a price.
-    fn check_price(&self, needed: Nanodollars) -> Result<(), BudgetError> {
+    pub(super) fn check_price(&self, needed: Nanodollars) -> Result<(), BudgetError> {
         let limit = self.limits.max_cost_usd.filter(|_| !needed.is_zero());
         let Some(limit) = limit else { return Ok(()) };
         let (spent, reserved) = (self.spent.cost, self.reserved.cost);

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use super::AuditLogState;
+use crate::telemetry::audit::connect_records::ConnectRefusalsRepeatedRecord;
 use crate::telemetry::audit::records::RefusalsRepeatedRecord;
 use crate::telemetry::audit::tool_records::ToolRefusalsRepeatedRecord;
 
@@ -36,5 +37,10 @@ impl AuditLogState {
             self.append_record(&ToolRefusalsRepeatedRecord(record));
         }
         self.tool_refusals = refusals;
+        let mut refusals = std::mem::take(&mut self.connect_refusals);
+        for (code, status, repeats) in refusals.take_due(now, all) {
+            self.append_record(&ConnectRefusalsRepeatedRecord { code, status, repeats });
+        }
+        self.connect_refusals = refusals;
     }
 }
