@@ -35,6 +35,7 @@ pub mod secret_redactor;
 pub mod serde_words;
 pub mod shell;
 pub mod socket;
+pub mod streamed_endpoint;
 pub mod task_group;
 pub mod time;
 pub mod timestamp;

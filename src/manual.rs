@@ -29,6 +29,10 @@ pub mod changelog {}
 pub mod clients {}
 
 #[doc = include_str!("manual/rustdoc_links.md")]
+#[doc = include_str!("manual/connections.md")]
+pub mod connections {}
+
+#[doc = include_str!("manual/rustdoc_links.md")]
 #[doc = include_str!("manual/glossary.md")]
 pub mod glossary {}
 
@@ -221,4 +225,7 @@ pub mod decisions {
     #[doc = include_str!("manual/rustdoc_links.md")]
     #[doc = include_str!("manual/decisions/0043-let-a-spent-budget-ask-in-the-ledger.md")]
     pub mod d0043 {}
+    #[doc = include_str!("manual/rustdoc_links.md")]
+    #[doc = include_str!("manual/decisions/0044-inject-credentials-by-route.md")]
+    pub mod d0044 {}
 }

@@ -326,7 +326,7 @@ impl PreparedRun {
         // Only here is everything known that the sandboxes of the run's tools need.
         let jobs = SandboxJobRunner::for_run(&spec, &driver, docker_socket, users, &labels.run_dir);
         config.tools.opener =
-            Some(Arc::new(RunToolOpener { jobs: Some(Arc::new(jobs)), approvals }));
+            Some(Arc::new(RunToolOpener { jobs: Some(Arc::new(jobs)), approvals, lookup: None }));
         let gateway = RunGatewayBackend::open(gateway, config, &directory, &labels)?;
         if let (Some(run), Some(agent)) = (gateway.run(), &agent) {
             spans::record_agent(&run, &agent.entry.name);

@@ -10,6 +10,7 @@
 //! - If a rule says so, [`waiting_call`] lets the call wait for a person, whose answer the store in [`approval`] has.
 //! - [`run_tools`] reserves the budget, records the admission, starts the program, and settles once.
 //! - [`call_table`] keeps the calls of a run, so that a client can ask again for a result.
+//! - [`connection`] serves the run's other way out: requests to servers with credentials that the host holds.
 //! - [`program`] runs a tool: a [built-in](definition) one, such as [`prometheus`], a [`job`] in a sandbox of its own, or
 //!   one of a [server](mcp_server).
 //!
@@ -23,6 +24,8 @@ pub mod approval;
 pub mod argument_schema;
 pub mod call_table;
 pub mod config;
+pub mod connection;
+pub mod connection_config;
 pub mod credential_source;
 pub mod definition;
 mod endpoint;

@@ -3,6 +3,7 @@
 //! The command calls the functions of the data plane in the same order, with a ledger of its own. It sends and records
 //! no data.
 
+mod connect_request;
 pub mod explain_input;
 pub mod explanation;
 mod remedy;
@@ -17,6 +18,7 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
+use self::connect_request::ConnectExplanation;
 use self::explain_input::ExplainInput;
 use self::explanation::{ExplainContext, RequestExplanation};
 use self::tool_call::ToolExplanation;
@@ -72,6 +74,14 @@ pub fn run(
     let text = read_input(matches.get_one::<String>("FILE").map_or("-", String::as_str), input)?;
     let request =
         ExplainInput::parse(text, matches.get_one::<String>("ROUTE").map(String::as_str))?;
+    if let Some(explanation) = ConnectExplanation::explain_request(&config, &request.request)? {
+        if matches.get_flag("JSON") {
+            writeln!(out, "{}", serde_json::to_string_pretty(&explanation)?)?;
+        } else {
+            write!(out, "{explanation}")?;
+        }
+        return Ok(explanation.exit_code());
+    }
     if request.request.uri().path() == EXEC_PATH {
         let explanation = ToolExplanation::explain_call(&config, &request.body)?;
         if matches.get_flag("JSON") {

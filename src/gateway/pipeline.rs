@@ -14,6 +14,7 @@ pub mod admission;
 pub mod audience;
 pub mod auth_error;
 pub mod budget_headers;
+mod connect_route;
 pub mod dropped_fields;
 pub mod exchange;
 pub mod limits;
@@ -40,9 +41,8 @@ use hyper::body::Incoming;
 use tokio::sync::Semaphore;
 
 use crate::base::cancel_watch::CancelWatch;
-use crate::base::local_endpoint::LocalEndpoint;
 use crate::base::task_group::TaskGroup;
-use crate::gateway::run::AgentRun;
+use crate::gateway::run::{AgentRun, ToolEndpoints};
 use crate::gateway::upstream::UpstreamClient;
 use crate::gateway::upstream::headers::UpstreamRequestHead;
 use crate::llm::request::{LlmCall, ScannedBody};
@@ -69,8 +69,8 @@ pub struct RunGateway {
     /// The run's limits on requests in flight and on body bytes, shared by all workers.
     pub capacity: Arc<RunCapacity>,
     pub tasks: TaskGroup,
-    /// The endpoint of the run's tools; `None` for a run without tools.
-    pub tools: Option<Arc<dyn LocalEndpoint>>,
+    /// The endpoints of the run's tools and connections; `None` for a run without tools.
+    pub tools: Option<ToolEndpoints>,
 }
 
 impl RunGateway {
@@ -89,11 +89,16 @@ pub async fn handle_request(
     request: Request<Incoming>,
 ) -> Result<Response<ResponseBody>, Infallible> {
     // No path of a call to a model begins like the tools' paths. A run without tools pays one test of a pointer.
-    if let Some(tools) = &gateway.tools
-        && tool_route::is_tool_path(request.uri())
-    {
-        let answer = tool_route::handle_tool_request(&gateway, &**tools, pid, request);
-        return Ok(Box::pin(answer).await);
+    if let Some(ToolEndpoints { tools, connections }) = &gateway.tools {
+        if tool_route::is_tool_path(request.uri()) {
+            let answer = tool_route::handle_tool_request(&gateway, &**tools, pid, request);
+            return Ok(Box::pin(answer).await);
+        }
+        if connect_route::is_connect_path(request.uri()) {
+            let (connections, own) = (Arc::clone(connections), Arc::clone(&gateway));
+            let answer = connect_route::handle_connect_request(own, connections, pid, request);
+            return Ok(Box::pin(answer).await);
+        }
     }
     let (request, mut body) = IncomingRequestBody::split_request(request);
     let abort = gateway.watch_abort();

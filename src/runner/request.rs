@@ -14,6 +14,7 @@ use serde_json::{Map, Value};
 
 use super::agent::input_path;
 use super::conversation::MODEL_VARIABLE;
+use super::tool_opener::connection_variables;
 use super::{AgentInvocation, ChatMessage, ChatRole, GatewayServer, RunPlan};
 use crate::base::{serde_words, trace_context};
 use crate::gateway::config::GatewayConfig;
@@ -258,7 +259,9 @@ impl RunRequest {
         host: &HostEnvironment,
     ) -> anyhow::Result<SandboxSpec> {
         let model = self.llm.model.clone().map(|model| (MODEL_VARIABLE.to_owned(), model));
-        let mut env: BTreeMap<_, _> = model.into_iter().collect();
+        // The request's variables replace those of connections.
+        let mut env = connection_variables(&config.tools)?;
+        env.extend(model);
         env.extend(mem::take(&mut self.env));
         let root = select_root(self.image.take(), self.rootfs.take())?;
         let init = host.init.install_file()?;

@@ -7,14 +7,19 @@ use std::sync::Arc;
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio_util::sync::CancellationToken;
 
-use crate::base::local_endpoint::LocalEndpoint;
 use crate::gateway::run::control::NotAcceptingError;
-use crate::gateway::run::{AgentRun, RunIdentity, ToolOpener, ToolProcess, ToolSettings};
+use crate::gateway::run::{
+    AgentRun, RunIdentity, ToolEndpoints, ToolOpener, ToolProcess, ToolSettings,
+};
 use crate::tools::approval::budget_questions::{BudgetQuestionParts, BudgetQuestions};
 use crate::tools::approval::store::ApprovalStore;
 use crate::tools::approval::webhook::Webhook;
 use crate::tools::approval::{OnBudget, RunApprovals};
 use crate::tools::config::{McpServerConfig, ToolConfig};
+use crate::tools::connection::client::{HostLookup, system_lookup};
+use crate::tools::connection::environment::connection_environment;
+use crate::tools::connection::policy::ConnectionPolicy;
+use crate::tools::connection::{ConnectionParts, RunConnections};
 use crate::tools::credential_source::CredentialSource;
 use crate::tools::job::JobRunner;
 use crate::tools::mcp_server::McpServer;
@@ -33,6 +38,8 @@ pub struct RunToolOpener {
     pub jobs: Option<Arc<dyn JobRunner>>,
     /// The place where people answer questions about calls; `None` if no person can answer in this process.
     pub approvals: Option<ApprovalStore>,
+    /// The look-up of the hosts of connections; `None` stands for this machine's resolver.
+    pub lookup: Option<HostLookup>,
 }
 
 /// The files of this machine that a table of tools names.
@@ -61,8 +68,14 @@ impl NamedToolFiles {
         });
         let headers = config.mcp.values().flat_map(|server| server.headers.values());
         let sources = headers.chain(keys);
-        let secret = sources.filter_map(CredentialSource::file_path).map(Path::to_owned).collect();
-        let decisive = config.directory.into_iter().chain(config.lock).collect();
+        let secret = sources.filter_map(CredentialSource::file_path).map(Path::to_owned);
+        let connections = config.connections.values();
+        let of_connections =
+            connections.clone().filter_map(|own| own.credential.as_ref()?.file.clone());
+        let authorities = connections.filter_map(|own| own.ca_file.clone());
+        let secret = secret.chain(of_connections).collect();
+        let decisive =
+            config.directory.iter().chain(&config.lock).cloned().chain(authorities).collect();
         Ok(Self { texts, decisive, secret })
     }
 }
@@ -98,6 +111,8 @@ impl ToolOpener for RunToolOpener {
         tools.config.metrics.as_ref().map(PrometheusClient::new).transpose()?;
         open_servers(&tools.config)?;
         tools.config.approvals.webhook.as_ref().map(Webhook::new).transpose()?;
+        self.compile_connections(settings, &tools.config)?;
+        connection_environment(&tools.config, None)?;
         Ok(())
     }
 
@@ -106,7 +121,7 @@ impl ToolOpener for RunToolOpener {
         settings: &ToolSettings,
         run: &Arc<AgentRun>,
         process: ToolProcess<'_>,
-    ) -> anyhow::Result<Arc<dyn LocalEndpoint>> {
+    ) -> anyhow::Result<ToolEndpoints> {
         let CompiledTools { config, policy } = CompiledTools::from_settings(settings)?;
         if let (None, Some(job)) = (&self.jobs, policy.first_job()) {
             anyhow::bail!(
@@ -127,7 +142,17 @@ impl ToolOpener for RunToolOpener {
             policy.with_workspace(self.jobs.as_ref().and_then(|jobs| jobs.workspace_access()));
         let metrics = config.metrics.as_ref().map(PrometheusClient::new).transpose()?;
         let (jobs, tasks) = (self.jobs.clone(), process.tasks.clone());
-        Ok(Arc::new(RunTools::new(RunToolParts {
+        let salt = random_salt()?;
+        let connections = RunConnections::new(ConnectionParts {
+            policy: self.compile_connections(settings, &config)?,
+            ledger: Arc::clone(&run.ledger),
+            audit: Arc::clone(&run.audit),
+            switches: Box::new(AgentRunSwitches(Arc::clone(run))),
+            metrics: Arc::clone(process.metrics),
+            tasks: process.tasks.clone(),
+            salt: salt.clone(),
+        });
+        let tools = RunTools::new(RunToolParts {
             run: identity_facts(&run.identity),
             policy,
             programs: ToolPrograms { jobs, tasks, metrics, servers: open_servers(&config)? },
@@ -136,14 +161,24 @@ impl ToolOpener for RunToolOpener {
             switches: Box::new(AgentRunSwitches(Arc::clone(run))),
             metrics: Arc::clone(process.metrics),
             tasks: process.tasks.clone(),
-            salt: random_salt()?,
+            salt,
             approvals,
             budget_asker: run.budget_asker().cloned().map(|asker| (asker, config.approvals.hold)),
-        })))
+        });
+        Ok(ToolEndpoints { tools: Arc::new(tools), connections: Arc::new(connections) })
     }
 }
 
 impl RunToolOpener {
+    fn compile_connections(
+        &self,
+        settings: &ToolSettings,
+        config: &ToolConfig,
+    ) -> anyhow::Result<ConnectionPolicy> {
+        let lookup = self.lookup.clone().unwrap_or_else(system_lookup);
+        Ok(ConnectionPolicy::compile_policy(config, settings.agent.as_deref(), &lookup)?)
+    }
+
     /// Lets a spent budget of the run ask a person, if the configuration says so.
     fn let_budget_ask(
         &self,
@@ -183,6 +218,16 @@ fn open_servers(config: &ToolConfig) -> anyhow::Result<BTreeMap<String, Arc<McpS
         Ok((name.clone(), Arc::new(McpServer::new(name, config)?)))
     };
     config.mcp.iter().map(open).collect()
+}
+
+/// Returns the variables through which the programs of a run use its connections.
+///
+/// # Errors
+/// Returns an error that names the key and the remedy.
+pub fn connection_variables(settings: &ToolSettings) -> anyhow::Result<BTreeMap<String, String>> {
+    let Some(table) = &settings.table else { return Ok(BTreeMap::new()) };
+    let config = ToolConfig::from_table(table)?;
+    Ok(connection_environment(&config, settings.agent.as_deref())?)
 }
 
 fn random_salt() -> anyhow::Result<String> {

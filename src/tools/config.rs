@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::approval::{ApprovalConfig, ApprovalMode};
+use super::connection_config::ConnectionConfig;
 use super::credential_source::CredentialSource;
 use crate::base::serde_words;
 use crate::llm::budget::{Nanodollars, ToolBudgetLimits};
@@ -26,6 +27,9 @@ pub struct ToolConfig {
     /// The servers of MCP whose tools runs may call. The name of a server begins the names of its tools, before `__`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub mcp: BTreeMap<String, McpServerConfig>,
+    /// The servers that runs may reach over their socket, by name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub connections: BTreeMap<String, ConnectionConfig>,
     /// The file of the definitions of these servers' tools, which `cogni-gateway tools lock` writes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lock: Option<PathBuf>,

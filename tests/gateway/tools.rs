@@ -4,6 +4,7 @@ mod approval_list;
 mod approvals;
 mod approved_programs;
 mod budget_questions;
+mod connections;
 mod mcp;
 mod mcp_server;
 mod policy;

@@ -1,5 +1,6 @@
 //! A1, A2: Tests of the catalog: its files, the errors of wrong files, and whether an agent can run on this machine.
 
+mod connections;
 mod envelope;
 mod openclaw;
 mod output_renderer;

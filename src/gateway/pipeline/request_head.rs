@@ -46,16 +46,26 @@ pub fn match_route<B>(request: &Request<B>) -> Result<GatewayRoute, CallRejectio
 /// Returns [`CallRejection::RepeatedHost`] if the request has two hosts, and [`CallRejection::NotServed`] if the target
 /// could be read in two ways, or asks for another protocol.
 pub(super) fn check_target<B>(request: &Request<B>) -> Result<(), CallRejection> {
+    check_host(request)?;
+    if requests_upgrade(request.headers()) {
+        return Err(CallRejection::NotServed);
+    }
+    Ok(())
+}
+
+/// Checks that a request names this machine only, and one host.
+///
+/// # Errors
+/// Returns [`CallRejection::RepeatedHost`] if the request has two hosts, and [`CallRejection::NotServed`] if the target
+/// could be read in two ways.
+pub(super) fn check_host<B>(request: &Request<B>) -> Result<(), CallRejection> {
     // HTTP/2 always names a host. The host is ignored: the configuration names the upstream's host.
     // RFC 9112, section 3.2: two hosts are two readings of one request, also if the host is ignored.
     if request.headers().get_all(header::HOST).iter().nth(1).is_some() {
         return Err(CallRejection::RepeatedHost);
     }
     let is_for_us = request.version() == Version::HTTP_2 || is_target_local(request.uri());
-    if !is_for_us || requests_upgrade(request.headers()) {
-        return Err(CallRejection::NotServed);
-    }
-    Ok(())
+    if is_for_us { Ok(()) } else { Err(CallRejection::NotServed) }
 }
 
 /// Checks the fields that describe the body of a POST request.

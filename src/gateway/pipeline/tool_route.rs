@@ -134,6 +134,12 @@ async fn read_and_answer(
     Ok(ToolAnswer { request_bytes, reply, body })
 }
 
+/// Returns the response to a request that no endpoint sees.
+pub(super) fn rejected_response(rejection: &CallRejection) -> Response<ResponseBody> {
+    let ToolAnswer { reply, body, .. } = ToolAnswer::refusal(rejected_reply(rejection));
+    into_response(&reply, body)
+}
+
 /// Returns the reply to a request that the endpoint does not see.
 fn rejected_reply(rejection: &CallRejection) -> LocalReply {
     let status = rejection.status(crate::llm::protocol::LlmProtocol::Chat);

@@ -11,6 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::AgentRun;
 use crate::base::local_endpoint::LocalEndpoint;
+use crate::base::streamed_endpoint::StreamedEndpoint;
 use crate::base::task_group::TaskGroup;
 use crate::telemetry::metrics::MetricsRegistry;
 
@@ -28,7 +29,14 @@ pub struct ToolSettings {
     pub opener: Option<Arc<dyn ToolOpener>>,
 }
 
-/// Makes the endpoint of a run's tools.
+/// The endpoints of a run's tools and connections.
+#[derive(Clone)]
+pub struct ToolEndpoints {
+    pub tools: Arc<dyn LocalEndpoint>,
+    pub connections: Arc<dyn StreamedEndpoint>,
+}
+
+/// Makes the endpoints of a run's tools.
 pub trait ToolOpener: Send + Sync {
     /// Checks settings without a run.
     ///
@@ -36,7 +44,7 @@ pub trait ToolOpener: Send + Sync {
     /// Returns an error that names the key and the remedy.
     fn check_settings(&self, settings: &ToolSettings) -> anyhow::Result<()>;
 
-    /// Makes the endpoint of a run's tools.
+    /// Makes the endpoints of a run's tools.
     ///
     /// # Errors
     /// Returns an error that names the key and the remedy.
@@ -45,7 +53,7 @@ pub trait ToolOpener: Send + Sync {
         settings: &ToolSettings,
         run: &Arc<AgentRun>,
         process: ToolProcess<'_>,
-    ) -> anyhow::Result<Arc<dyn LocalEndpoint>>;
+    ) -> anyhow::Result<ToolEndpoints>;
 }
 
 /// The parts of the process that a run's tools need.
@@ -74,7 +82,7 @@ impl ToolSettings {
         }
     }
 
-    /// Makes the endpoint of a run's tools; `None` if the run has no tools.
+    /// Makes the endpoints of a run's tools; `None` if the run has no tools.
     ///
     /// # Errors
     /// Returns an error that names the key and the remedy.
@@ -82,7 +90,7 @@ impl ToolSettings {
         &self,
         run: &Arc<AgentRun>,
         process: ToolProcess<'_>,
-    ) -> anyhow::Result<Option<Arc<dyn LocalEndpoint>>> {
+    ) -> anyhow::Result<Option<ToolEndpoints>> {
         match (&self.opener, self.is_empty()) {
             (_, true) => Ok(None),
             (Some(opener), false) => opener.open_tools(self, run, process).map(Some),

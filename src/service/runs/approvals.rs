@@ -155,6 +155,6 @@ pub(super) fn replace_webhook(config: &GatewayConfig, approvals: Option<&Approva
 
 /// Puts the place where people answer into the configuration of runs.
 pub(super) fn add_approvals(config: &mut GatewayConfig, approvals: Option<&ApprovalStore>) {
-    let opener = RunToolOpener { jobs: None, approvals: approvals.cloned() };
+    let opener = RunToolOpener { approvals: approvals.cloned(), ..RunToolOpener::default() };
     config.tools.opener = Some(Arc::new(opener));
 }

@@ -12,6 +12,7 @@ use crate::base::condition::{RuleExpr, compile_condition};
 use crate::llm::budget::{Nanodollars, ToolBudgetLimits};
 use crate::tools::approval::{ApprovalConfig, ApprovalMode};
 use crate::tools::config::{ToolConfig, ToolConfigError, ToolRuleConfig, ToolRuleExample};
+use crate::tools::connection_config::AGENT_PREFIX;
 use crate::tools::definition::{
     METRICS_QUERY_TOOL, TOOL_NAME_RULE, ToolDefinition, ToolProgramKind, is_tool_name,
 };
@@ -73,7 +74,9 @@ pub(super) fn compile_policy(
         tool.add_rule(rule).map_err(|(key, problem)| wrong(&key, problem))?;
     }
     // 3. Compare the layers: an agent whose file lists a tool that no run can have is a contradiction.
-    let agent = agent.map(|listed| check_agent_list(listed, &granted)).transpose()?;
+    let is_tool = |name: &&String| config.connections.is_empty() || !name.starts_with(AGENT_PREFIX);
+    let agent = agent.map(|listed| listed.iter().filter(is_tool).cloned().collect::<Vec<_>>());
+    let agent = agent.map(|listed| check_agent_list(&listed, &granted)).transpose()?;
     let digest = canonical::digest("tool policy 1", &(config, &agent))
         .map_err(|error| ToolConfigError::new("", error.to_string()))?;
     let taint = TaintPolicy::compile_taint(&config.taint, granted.keys(), &names)?;

@@ -42,7 +42,7 @@ impl AskingApp {
         };
         let directory = tempfile::tempdir().unwrap();
         let store = open_store(directory.path());
-        let opener = RunToolOpener { jobs: None, approvals: Some(store.clone()) };
+        let opener = RunToolOpener { approvals: Some(store.clone()), ..RunToolOpener::default() };
         let opener = Some(Arc::new(opener) as _);
         let table = Some(toml::from_str(&format!("{ASKING_CLOCK}{more}")).unwrap());
         let app = TestApp::with(|config| {

@@ -604,8 +604,10 @@ async fn a_job_receives_the_clients_own_bytes() {
     let tool = "name = 'text__count'\ndescription = 'Counts'\nargv = ['/bin/true', '${ARGUMENTS_FILE}']\n[parameters.properties]\nz = { type = 'number' }\na = { type = 'string' }\n";
     fs::write(tools.path().join("text__count.toml"), tool).unwrap();
     let jobs = Arc::new(RecordedJobs::default());
-    let opener =
-        RunToolOpener { jobs: Some(Arc::clone(&jobs) as Arc<dyn JobRunner>), approvals: None };
+    let opener = RunToolOpener {
+        jobs: Some(Arc::clone(&jobs) as Arc<dyn JobRunner>),
+        ..RunToolOpener::default()
+    };
     let directory = tools.path().display();
     let table = format!("granted = ['text__count']\ndirectory = '{directory}'");
     let app = app_with("", |config| {

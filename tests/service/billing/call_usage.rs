@@ -121,6 +121,34 @@ async fn a_tool_with_a_price_gives_a_usage_record() {
     app.stop().await;
 }
 
+/// B1, T6: A request over a connection with a price has a record and a receipt, like a call to a tool.
+#[tokio::test]
+async fn a_connection_with_a_price_gives_a_usage_record() {
+    // Nothing listens at the port; the request was admitted, so it has its price.
+    let tools = r#"
+        [connections.api]
+        url = "https://localhost:1"
+        allow_private_addresses = true
+        allow = ["GET /**"]
+        price_usd = "0.002"
+    "#;
+    let app = TestApp::with(|config| {
+        config.tools.table = Some(toml::from_str(tools).unwrap());
+        config.tools.opener = Some(Arc::new(RunToolOpener::default()));
+    })
+    .await;
+    assert_eq!(app.client().get("/connect/api/a").await.status, 502);
+    let log = app.audit_log();
+    app.recorded("connect.settled", 1).await;
+    let mut reader = CallUsageReader::open(&log);
+    let facts = reader.read_new().unwrap();
+    assert_snapshot!(format_table(&facts), @"connect api: attempt 0, upstream_failed 0, 0 in, 0 out, provider, $0.002");
+    assert_eq!(facts[0].upstream, "connections");
+    assert_eq!(reader.charged(), Some(Nanodollars(2_000_000)));
+    assert!(facts[0].can_cost() && facts[0].is_billable());
+    app.stop().await;
+}
+
 /// B1: The record names the upstream, which decides whose price counts.
 #[tokio::test]
 async fn a_usage_record_names_the_upstream_and_its_price() {

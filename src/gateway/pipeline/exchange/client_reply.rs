@@ -10,6 +10,7 @@ use hyper::body::{Body, Frame, SizeHint};
 use super::observed_body::ObservedBody;
 use super::provider_response::ResponseBodyError;
 use crate::base::header_lines::HeaderLines;
+use crate::base::streamed_endpoint::StreamedBody;
 
 /// A response on its way to the client. The server of the connection frames the response.
 pub struct ClientReply {
@@ -18,10 +19,13 @@ pub struct ClientReply {
     pub body: ResponseBody,
 }
 
-/// The body of a response: a text of the gateway itself, or the observed body from the upstream.
+/// The body of a response: a text of the gateway itself, the observed body from the upstream, or an answer over a
+/// connection.
 pub enum ResponseBody {
     Text(Option<Bytes>),
     Observed(ObservedBody),
+    /// The body of an answer over a connection.
+    Streamed(StreamedBody),
 }
 
 impl ClientReply {
@@ -54,6 +58,11 @@ impl ResponseBody {
         match self {
             Self::Text(text) => Poll::Ready(text.take().map(Ok)),
             Self::Observed(body) => body.poll_data(cx),
+            // Bodies over connections have no trailers.
+            Self::Streamed(body) => Pin::new(body)
+                .poll_frame(cx)
+                .map_ok(|frame| frame.into_data().unwrap_or_default())
+                .map_err(ResponseBodyError::Endpoint),
         }
     }
 }
@@ -69,6 +78,9 @@ impl Body for ResponseBody {
         match self.get_mut() {
             Self::Text(text) => Poll::Ready(text.take().map(|text| Ok(Frame::data(text)))),
             Self::Observed(body) => Pin::new(body).poll_frame(cx),
+            Self::Streamed(body) => {
+                Pin::new(body).poll_frame(cx).map_err(ResponseBodyError::Endpoint)
+            }
         }
     }
 
@@ -76,6 +88,7 @@ impl Body for ResponseBody {
         match self {
             Self::Text(text) => text.is_none(),
             Self::Observed(body) => body.is_end_stream(),
+            Self::Streamed(body) => body.is_end_stream(),
         }
     }
 
@@ -85,6 +98,7 @@ impl Body for ResponseBody {
                 SizeHint::with_exact(text.as_ref().map_or(0, |text| text.len() as u64))
             }
             Self::Observed(body) => body.size_hint(),
+            Self::Streamed(body) => body.size_hint(),
         }
     }
 }

@@ -33,6 +33,8 @@ pub enum ResponseBodyError {
     Oversize,
     #[error("an operator has aborted the call")]
     Aborted,
+    #[error(transparent)]
+    Endpoint(Box<dyn std::error::Error + Send + Sync>),
 }
 
 type PolledData = Poll<Option<Result<Bytes, ResponseBodyError>>>;

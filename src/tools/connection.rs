@@ -1,0 +1,423 @@
+//! The connections of a run: requests to servers that the operator names, with credentials that the host holds.
+//!
+//! A request to `/connect/NAME/PATH` on the run's socket takes this way:
+//!
+//! 1. Every layer must name the connection; [`request_path`] must read the path in one way; the [rules](path_rule) must
+//!    allow it ([`policy`]).
+//! 2. The budget is reserved, the [credential] is read, and the admission is recorded.
+//! 3. The [client] sends the request to the connection's host, with the [headers] that pass and the credential.
+//! 4. Both [bodies](body) stream. Bytes are taken from the budget before they pass, and the answer is searched for the
+//!    credential.
+//! 5. The [exchange] settles, once.
+//!
+//! **Invariant:** a credential goes to its own host only, over TLS, never after a redirect, and never to the agent.
+//!
+//! **Invariant:** nothing is sent without a durable `connect.admitted` record, and each such record is followed by one
+//! `connect.settled` record.
+
+mod body;
+pub mod client;
+mod credential;
+pub mod environment;
+mod exchange;
+mod headers;
+mod link_rewriter;
+pub mod path_rule;
+pub mod policy;
+mod query;
+pub mod refusal;
+pub mod request_path;
+mod reserved_headers;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use bytes::Bytes;
+use http::uri::Authority;
+use http::{HeaderMap, Method, Request, Response, header, request};
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Body, Incoming};
+use serde_json::json;
+use uuid::Uuid;
+
+use self::body::{AnswerBody, ConnectRequestBody};
+use self::client::SendFault;
+use self::credential::{EchoGuard, ReadCredential};
+use self::environment::SANDBOX_URL;
+use self::exchange::{ConnectExchange, SharedReservation, StopSignal};
+use self::headers::{AnswerFault, answered_headers, forwarded_headers};
+use self::link_rewriter::LinkRewriter;
+use self::policy::{Connection, ConnectionPolicy};
+use self::refusal::{ConnectRefusal, fault_response};
+use super::origin::is_origin_local;
+use super::refusal::ToolRefusal;
+use super::run_tools::RunSwitches;
+use crate::base::digest::sha256_hex;
+use crate::base::streamed_endpoint::{
+    StreamedBody, StreamedEndpoint, StreamedReply, StreamedReplyFuture, StreamedRequest,
+};
+use crate::base::task_group::TaskGroup;
+use crate::llm::budget::{BudgetLedger, ConnectionReserveRequest};
+use crate::telemetry::audit::AuditLog;
+use crate::telemetry::audit::connect_records::{
+    ConnectAdmittedRecord, ConnectOutcome, ConnectRefusedRecord, ConnectSettledRecord,
+};
+use crate::telemetry::metrics::MetricsRegistry;
+
+/// The connections of one run.
+#[derive(Clone)]
+pub struct RunConnections(Arc<ConnectionParts>);
+
+/// The parts of a run that its connections need.
+pub struct ConnectionParts {
+    pub policy: ConnectionPolicy,
+    pub ledger: Arc<BudgetLedger>,
+    pub audit: Arc<AuditLog>,
+    pub switches: Box<dyn RunSwitches>,
+    pub metrics: Arc<MetricsRegistry>,
+    pub tasks: TaskGroup,
+    /// The salt of the digests in this process's records of the run.
+    pub salt: String,
+}
+
+/// The facts of a request that the steps share.
+struct ConnectCall {
+    connection: String,
+    method: Method,
+    rule: Arc<str>,
+    /// The salted digest of the path and the query.
+    path: String,
+    announced_bytes: u64,
+    pid: Option<u32>,
+}
+
+/// A request that may be sent.
+struct AdmittedConnect {
+    exchange: ConnectExchange,
+    credential: Option<ReadCredential>,
+}
+
+impl RunConnections {
+    pub fn new(parts: ConnectionParts) -> Self {
+        Self(Arc::new(parts))
+    }
+
+    async fn answer_request(&self, streamed: StreamedRequest) -> StreamedReply {
+        let StreamedRequest { request, pid } = streamed;
+        let request_bytes = Arc::new(AtomicU64::new(0));
+        let (head, body) = request.into_parts();
+        let (response, code) = match self.check_and_send((&head, body), pid, &request_bytes).await {
+            Ok(answered) => answered,
+            Err(refusal) => {
+                self.0.record_refusal((&refusal, &head), pid);
+                (refusal.to_response().map(full_body), Some(refusal.code()))
+            }
+        };
+        StreamedReply { response, code, request_bytes }
+    }
+
+    /// Takes a request through all steps. Returns the response, and its code if it is an error of this gateway.
+    async fn check_and_send(
+        &self,
+        (head, body): (&request::Parts, Incoming),
+        pid: Option<u32>,
+        request_bytes: &Arc<AtomicU64>,
+    ) -> Result<(Response<StreamedBody>, Option<&'static str>), ConnectRefusal> {
+        if !is_origin_local(&head.headers) {
+            return Err(ConnectRefusal::ForeignOrigin);
+        }
+        if requests_upgrade(&head.headers) {
+            return Err(ConnectRefusal::Upgrade);
+        }
+        let Some((name, path)) = split_path(head.uri.path()) else {
+            let is_list = head.uri.path() == LIST_PATH && head.method == Method::GET;
+            let listed = is_list.then(|| (self.list_connections().map(full_body), None));
+            return listed.ok_or(ConnectRefusal::NotServed);
+        };
+        let (parts, query) = (&self.0, head.uri.query());
+        let (connection, rule) =
+            parts.policy.check_request(name, head.method.as_str(), (path, query))?;
+        let call = ConnectCall {
+            connection: name.to_owned(),
+            method: head.method.clone(),
+            rule,
+            path: parts.path_digest(head),
+            announced_bytes: body.size_hint().exact().unwrap_or_default(),
+            pid,
+        };
+        let uri = connection.server_uri(path, query);
+        let uri = uri.ok_or(ConnectRefusal::AmbiguousPath("cannot be sent"))?;
+        // A client that leaves now must not tear the admission from its settlement.
+        let admission = Arc::clone(parts).admit_request(call);
+        let AdmittedConnect { mut exchange, credential } =
+            parts.tasks.run_detached(admission).await?;
+        let reservation = exchange.reservation().clone();
+        let mut request =
+            Request::new(ConnectRequestBody::new(body, reservation, Arc::clone(request_bytes)));
+        (*request.method_mut(), *request.uri_mut()) = (head.method.clone(), uri);
+        *request.headers_mut() =
+            forwarded_headers(&head.headers, &connection.headers, credential.is_some());
+        let guard = credential.map(|ReadCredential { header, value, guard }| {
+            request.headers_mut().insert(header, value);
+            guard
+        });
+        let stop = parts.stop_signal();
+        let sent = send_until_stopped(connection, request, (&stop, request_bytes)).await;
+        let answered = match sent {
+            Ok(answer) => self.pass_answer((connection, head), answer, (exchange, guard, stop)),
+            Err(outcome) => {
+                exchange.outcome = outcome;
+                Err(outcome)
+            }
+        };
+        Ok(match answered {
+            Ok(response) => (response, None),
+            Err(outcome) => {
+                let (response, code) = fault_response(outcome);
+                (response.map(full_body), Some(code))
+            }
+        })
+    }
+
+    /// Returns the response for an answer. An error is the outcome of a request whose answer must not pass.
+    fn pass_answer(
+        &self,
+        (connection, head): (&Connection, &request::Parts),
+        answer: Response<Incoming>,
+        (mut exchange, guard, stop): (ConnectExchange, Option<EchoGuard>, StopSignal),
+    ) -> Result<Response<StreamedBody>, ConnectOutcome> {
+        exchange.status = answer.status().as_u16();
+        let mut headers = match answered_headers(&answer, guard.as_ref()) {
+            Ok(headers) => headers,
+            Err(fault) => {
+                exchange.outcome = match fault {
+                    AnswerFault::Echoed => ConnectOutcome::CredentialEchoed,
+                    AnswerFault::Encoded => ConnectOutcome::EncodedResponse,
+                };
+                return Err(exchange.outcome);
+            }
+        };
+        let links = connection
+            .rewrites_links
+            .then(|| self.0.policy.rewritten_links(&sandbox_url(&head.headers)));
+        let links = links.and_then(|links| LinkRewriter::rewrite_headers(links, &mut headers));
+        let (status, inner) = (answer.status(), answer.into_body());
+        let (timeout, has_ended, first) = (connection.timeout, inner.is_end_stream(), None);
+        if has_ended {
+            exchange.outcome = ConnectOutcome::Completed;
+        }
+        let mut body =
+            AnswerBody { inner, guard, links, exchange, stop, timeout, first, has_ended };
+        body.read_first()?;
+        let mut response = Response::new(body.into_streamed());
+        (*response.status_mut(), *response.headers_mut()) = (status, headers);
+        Ok(response)
+    }
+
+    /// Returns the list of the connections that the run may use.
+    fn list_connections(&self) -> Response<String> {
+        let spent = self.0.ledger.connection_spending();
+        let listed = self.0.policy.listed_connections().map(|connection| {
+            let spent = spent.get(&connection.name).copied().unwrap_or_default();
+            let limits = &connection.limits;
+            let left =
+                |limit: Option<u64>, spent: u64| limit.map(|limit| limit.saturating_sub(spent));
+            json!({
+                "name": &*connection.name,
+                "path": format!("{PREFIX}{}/", connection.name),
+                "price_usd": connection.price,
+                "limits": limits,
+                "left": {
+                    "requests": left(limits.requests, spent.requests),
+                    "bytes_out": left(limits.bytes_out, spent.bytes_out),
+                    "bytes_in": left(limits.bytes_in, spent.bytes_in),
+                    "cost_usd": limits.cost_usd.map(|limit| limit.saturating_sub(spent.cost)),
+                },
+            })
+        });
+        let text = json!({"connections": listed.collect::<Vec<_>>()}).to_string();
+        let mut response = Response::new(text);
+        let kind = header::HeaderValue::from_static("application/json");
+        response.headers_mut().insert(header::CONTENT_TYPE, kind);
+        response
+    }
+}
+
+impl StreamedEndpoint for RunConnections {
+    fn handle_streamed(&self, request: StreamedRequest) -> StreamedReplyFuture<'_> {
+        Box::pin(self.answer_request(request))
+    }
+}
+
+impl ConnectionParts {
+    /// Reserves the budget of a request, reads the credential, and records the admission.
+    async fn admit_request(
+        self: Arc<Self>,
+        call: ConnectCall,
+    ) -> Result<AdmittedConnect, ConnectRefusal> {
+        let connection = self.policy.find_connection(&call.connection);
+        let connection = connection.map_err(ConnectRefusal::NotGranted)?;
+        // 1. The operator's switch and the budget.
+        self.check_accepting()?;
+        let reservation = self.ledger.reserve_connection_request(&ConnectionReserveRequest {
+            connection: &connection.name,
+            price: connection.price,
+            announced_bytes: call.announced_bytes,
+            limits: connection.limits,
+        })?;
+        // 2. The credential. It comes behind the budget, so that a refused request runs no program of the operator.
+        let credential = match &connection.credential {
+            None => None,
+            Some(credential) => match credential.read_credential().await {
+                Ok(read) => Some(read),
+                Err(problem) => {
+                    reservation.release_unspent();
+                    return Err(ConnectRefusal::Credential(problem));
+                }
+            },
+        };
+        // 3. The record. Only a durable record lets the request be sent.
+        let request = format!("cr-{}", Uuid::now_v7().simple());
+        let record = ConnectAdmittedRecord {
+            request: &request,
+            connection: &connection.name,
+            method: call.method.as_str(),
+            path: &call.path,
+            rule: &call.rule,
+            announced_bytes: call.announced_bytes,
+            pid: call.pid,
+            reserved: reservation.granted_amount(),
+        };
+        if let Err(error) = self.audit.record_connect_admission(&record).await {
+            reservation.release_unspent();
+            return Err(error.into());
+        }
+        // 4. The operator may have paused the run while the record was written.
+        if let Err(refusal) = self.check_accepting() {
+            reservation.release_unspent();
+            let (unsent, nothing) = ((&*request, &*connection.name), Default::default());
+            let outcome = ConnectOutcome::NotSent;
+            let record = ConnectSettledRecord::for_lost_request(unsent, outcome, nothing);
+            self.audit.record_connect_settlement(&record);
+            return Err(refusal);
+        }
+        let exchange = ConnectExchange {
+            connection: Arc::clone(&connection.name),
+            parts: Arc::clone(&self),
+            request,
+            reservation: SharedReservation::new(reservation),
+            started: Instant::now(),
+            status: 0,
+            outcome: ConnectOutcome::ClientGone,
+        };
+        Ok(AdmittedConnect { exchange, credential })
+    }
+
+    fn check_accepting(&self) -> Result<(), ConnectRefusal> {
+        self.switches.check_accepting().map_err(|refusal| match refusal {
+            ToolRefusal::Paused => ConnectRefusal::Paused,
+            _ => ConnectRefusal::Ended,
+        })
+    }
+
+    fn stop_signal(&self) -> StopSignal {
+        StopSignal {
+            run: self.switches.abort_token(),
+            process: self.tasks.abort_token().clone(),
+            deadline: self.ledger.deadline(),
+        }
+    }
+
+    fn record_refusal(
+        &self,
+        (refusal, head): (&ConnectRefusal, &request::Parts),
+        pid: Option<u32>,
+    ) {
+        if let ConnectRefusal::Credential(problem) = refusal {
+            tracing::warn!(problem, "the credential of a connection cannot be read");
+        }
+        // Only a name that the configuration has is recorded: the client chooses any other.
+        let name = split_path(head.uri.path()).map(|(name, _)| name);
+        let connection = name.filter(|name| self.policy.has_connection(name));
+        let denial = refusal.denial();
+        self.audit.record_connect_refusal(&ConnectRefusedRecord {
+            code: refusal.code(),
+            status: refusal.status().as_u16(),
+            connection,
+            method: head.method.as_str(),
+            layer: denial.map(|denial| denial.layer),
+            rule: denial.map(|denial| &*denial.rule),
+            path: Some(&self.path_digest(head)),
+            pid,
+        });
+        self.metrics.record_connect_refusal(refusal.code());
+    }
+
+    fn path_digest(&self, head: &request::Parts) -> String {
+        let target = head.uri.path_and_query().map_or("/", |target| target.as_str());
+        sha256_hex(format!("connect path 1\n{}\n{target}", self.salt).as_bytes())
+    }
+}
+
+/// Sends a request, and waits for the head of the answer. An error is the outcome of the request.
+async fn send_until_stopped(
+    connection: &Connection,
+    request: Request<ConnectRequestBody>,
+    (stop, request_bytes): (&StopSignal, &AtomicU64),
+) -> Result<Response<Incoming>, ConnectOutcome> {
+    // A server is silent only while no byte of the request's body passes, either.
+    let silence = async {
+        let mut before = None;
+        while before != Some(request_bytes.load(Ordering::Relaxed)) {
+            before = Some(request_bytes.load(Ordering::Relaxed));
+            tokio::time::sleep(connection.timeout).await;
+        }
+    };
+    let reservation = request.body().reservation();
+    tokio::select! {
+        biased;
+        outcome = stop.wait_stopped() => Err(outcome),
+        answer = connection.client.send_request(request) => answer.map_err(|fault| match fault {
+            SendFault::Address => ConnectOutcome::AddressRefused,
+            SendFault::Failed if reservation.is_cut() => ConnectOutcome::BudgetCut,
+            SendFault::Failed => ConnectOutcome::UpstreamFailed,
+        }),
+        () = silence => Err(ConnectOutcome::TimedOut),
+    }
+}
+
+/// Splits the path of a request into the connection's name and the path at its server; `None` for another path.
+pub fn split_path(path: &str) -> Option<(&str, &str)> {
+    let rest = path.strip_prefix(PREFIX)?;
+    let end = rest.find('/').unwrap_or(rest.len());
+    Some((&rest[..end], &rest[end..]))
+}
+
+/// Returns true if a client requests a protocol other than `h2c`, which Java's client offers in each first request.
+fn requests_upgrade(headers: &HeaderMap) -> bool {
+    let values = headers.get_all(header::UPGRADE).iter();
+    let mut protocols = values.flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
+    protocols.any(|protocol| !protocol.trim_ascii().eq_ignore_ascii_case(b"h2c"))
+}
+
+/// Returns the address by which the client reaches the gateway: a port of its own machine.
+fn sandbox_url(headers: &HeaderMap) -> String {
+    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
+    let authority = host.and_then(|host| host.parse::<Authority>().ok());
+    let is_own = |own: &Authority| own.host() == "localhost" && own.port_u16().is_some();
+    match authority.filter(is_own) {
+        Some(authority) => format!("http://localhost:{}", authority.port_u16().unwrap_or_default()),
+        None => SANDBOX_URL.to_owned(),
+    }
+}
+
+fn full_body(text: String) -> StreamedBody {
+    Full::new(Bytes::from(text)).map_err(|never| match never {}).boxed_unsync()
+}
+
+/// The path of the list of connections.
+pub const LIST_PATH: &str = "/connect";
+
+/// The beginning of the path of a request over a connection.
+const PREFIX: &str = "/connect/";

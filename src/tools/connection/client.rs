@@ -1,0 +1,183 @@
+//! The HTTP client of one connection: TLS to its one host, at an address that was checked.
+//!
+//! **Invariant:** the client connects to the very addresses that were checked. No second look-up comes between the check
+//! and the connection, and each new connection has a check of its own.
+
+use std::error::Error;
+use std::fmt;
+use std::io;
+use std::net::IpAddr;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http::{Request, Response, Uri};
+use hyper::body::Incoming;
+use hyper_rustls::{ConfigBuilderExt, HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::net::TcpStream;
+use tower_service::Service;
+
+use super::body::ConnectRequestBody;
+use crate::base::host_reach::{HostReach, HostReachError, resolve_addresses};
+use crate::base::interim_limit::InterimLimitConnector;
+use crate::base::tls::load_root_store;
+
+/// A look-up of a host's addresses, which blocks.
+pub type HostLookup = Arc<dyn Fn(&str, u16) -> io::Result<Vec<IpAddr>> + Send + Sync>;
+
+/// The client of one connection. Its idle connections are shared by no other run.
+#[derive(Clone)]
+pub(super) struct ConnectionClient(
+    Client<InterimLimitConnector<HttpsConnector<CheckedConnector>>, ConnectRequestBody>,
+);
+
+/// A connector that looks a host up, checks the addresses and connects to a checked one.
+#[derive(Clone)]
+struct CheckedConnector {
+    reach: HostReach,
+    lookup: HostLookup,
+}
+
+/// The reason why no connection was made.
+#[derive(Debug, thiserror::Error)]
+enum ConnectError {
+    #[error(transparent)]
+    Address(#[from] HostReachError),
+    #[error("no address of the host answers")]
+    Unreachable(#[source] io::Error),
+    #[error("the host does not answer in time")]
+    TimedOut,
+}
+
+/// The reason why a request has no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SendFault {
+    /// The host has no address that the connection allows.
+    Address,
+    Failed,
+}
+
+impl ConnectionClient {
+    /// Creates the client. An error is the mistake in the connection's settings.
+    pub(super) fn new(
+        reach: HostReach,
+        ca_file: Option<&Path>,
+        lookup: HostLookup,
+    ) -> Result<Self, String> {
+        let builder = rustls::ClientConfig::builder();
+        let tls = match ca_file {
+            Some(file) => {
+                let roots = load_root_store(file).map_err(|error| error.to_string())?;
+                builder.with_root_certificates(roots)
+            }
+            None => builder.with_native_roots().map_err(|_| {
+                "this machine trusts no authority; install its CA certificates, or give `ca_file`"
+                    .to_owned()
+            })?,
+        };
+        let connector = HttpsConnectorBuilder::new()
+            .with_tls_config(tls.with_no_client_auth())
+            .https_only()
+            .enable_http1()
+            .wrap_connector(CheckedConnector { reach, lookup });
+        let client = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE_TIMEOUT)
+            .pool_max_idle_per_host(MAX_IDLE)
+            .build(InterimLimitConnector::new(connector));
+        Ok(Self(client))
+    }
+
+    /// Sends a request. Redirects are answers like any other.
+    pub(super) async fn send_request(
+        &self,
+        request: Request<ConnectRequestBody>,
+    ) -> Result<Response<Incoming>, SendFault> {
+        let answer = self.0.request(request).await;
+        answer.map_err(|error| {
+            tracing::debug!(error = &error as &dyn Error, "a connection's server does not answer");
+            if is_address_refused(&error) { SendFault::Address } else { SendFault::Failed }
+        })
+    }
+}
+
+/// Returns the look-up by this machine's resolver.
+pub fn system_lookup() -> HostLookup {
+    Arc::new(resolve_addresses)
+}
+
+fn is_address_refused(error: &(dyn Error + 'static)) -> bool {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if let Some(ConnectError::Address(error)) = error.downcast_ref::<ConnectError>() {
+            return !matches!(error, HostReachError::Unknown { .. });
+        }
+        cause = error.source();
+    }
+    false
+}
+
+impl CheckedConnector {
+    async fn connect(self, uri: Uri) -> Result<TokioIo<TcpStream>, ConnectError> {
+        let host = uri.host().unwrap_or_default();
+        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        let port = uri.port_u16().unwrap_or(443);
+        let Self { reach, lookup } = self;
+        let looked_up = tokio::task::spawn_blocking(move || {
+            let found = lookup(&host, port);
+            reach.filter_addresses(&host, found)
+        });
+        let connecting = async {
+            let failed = |error| ConnectError::Unreachable(io::Error::other(error));
+            let mut last = io::Error::from(io::ErrorKind::NotConnected);
+            for address in looked_up.await.map_err(failed)?? {
+                match TcpStream::connect((address, port)).await {
+                    Ok(stream) => {
+                        // A failure costs only time: small writes may wait for each other.
+                        let _ = stream.set_nodelay(true);
+                        return Ok(TokioIo::new(stream));
+                    }
+                    Err(error) => last = error,
+                }
+            }
+            Err(ConnectError::Unreachable(last))
+        };
+        tokio::time::timeout(CONNECT_TIMEOUT, connecting)
+            .await
+            .unwrap_or(Err(ConnectError::TimedOut))
+    }
+}
+
+impl Service<Uri> for CheckedConnector {
+    type Response = TokioIo<TcpStream>;
+    type Error = Box<dyn Error + Send + Sync>;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        let connecting = self.clone().connect(uri);
+        Box::pin(async move { Ok(connecting.await?) })
+    }
+}
+
+impl fmt::Debug for ConnectionClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ConnectionClient")
+    }
+}
+
+/// The longest time of a look-up and a connection. Our choice.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The time for which an unused connection is kept. Our choice: shorter than the servers' own.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// The most unused connections. Our choice: clients such as npm make several requests at once.
+const MAX_IDLE: usize = 4;

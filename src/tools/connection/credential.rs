@@ -1,0 +1,185 @@
+//! The credential of a connection: its place, its form, and the guard against a server that repeats it.
+//!
+//! **Invariant:** the value is read for one request, goes into one header of that request, and into no error, log or
+//! record.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use base64::prelude::*;
+use http::{HeaderName, HeaderValue, header};
+use tokio::io::AsyncReadExt;
+use tokio::process::Command;
+
+use super::reserved_headers::is_reserved_header;
+use crate::base::secret::SecretString;
+use crate::base::secret_redactor::SecretRedactor;
+use crate::tools::connection_config::ConnectionCredentialConfig;
+
+/// The checked settings of a credential.
+#[derive(Clone, Debug)]
+pub(super) struct ConnectionCredential {
+    config: ConnectionCredentialConfig,
+    header: HeaderName,
+}
+
+/// A credential that was read for one request.
+pub(super) struct ReadCredential {
+    pub(super) header: HeaderName,
+    pub(super) value: HeaderValue,
+    pub(super) guard: EchoGuard,
+}
+
+/// A search for a credential in an answer, as it streams.
+pub(super) struct EchoGuard {
+    redactor: SecretRedactor,
+    /// The credential in small letters, because the names of headers are in small letters.
+    folded: Vec<u8>,
+}
+
+impl ConnectionCredential {
+    /// Checks the settings. An error is the key in the credential's table, and the mistake.
+    pub(super) fn new(config: &ConnectionCredentialConfig) -> Result<Self, (String, String)> {
+        let wrong = |key: &str, problem: &str| Err((key.to_owned(), problem.to_owned()));
+        let places = [config.env.is_some(), config.file.is_some(), !config.command.is_empty()];
+        if places.into_iter().filter(|is_given| *is_given).count() != 1 {
+            return wrong("", "needs one of `env`, `file` and `command`");
+        }
+        if config.command.first().is_some_and(|program| !program.starts_with('/')) {
+            return wrong("command", "must begin with the absolute path of a program");
+        }
+        let header = match (&config.basic, &config.header) {
+            (Some(_), Some(_)) => return wrong("", "has `basic` and `header`; give one of them"),
+            (Some(user), None) => {
+                if user.bytes().any(|byte| byte == b':' || !byte.is_ascii_graphic()) {
+                    return wrong("basic", "must be a user's name of visible ASCII without `:`");
+                }
+                header::AUTHORIZATION
+            }
+            (None, None) => header::AUTHORIZATION,
+            (None, Some(name)) => match HeaderName::try_from(name) {
+                Ok(name) if !is_reserved_header(&name) => name,
+                Ok(name) if name == header::AUTHORIZATION || is_credential_name(&name) => name,
+                _ => return wrong("header", "is not the name of a header for credentials"),
+            },
+        };
+        Ok(Self { config: config.clone(), header })
+    }
+
+    pub(super) fn header(&self) -> &HeaderName {
+        &self.header
+    }
+
+    /// Reads the value, and makes the header.
+    ///
+    /// # Errors
+    /// Returns an error that names the place and never the value.
+    pub(super) async fn read_credential(&self) -> Result<ReadCredential, String> {
+        let secret = match &*self.config.command {
+            [] => self.config.source().read_value()?,
+            [program, arguments @ ..] => run_program(program, arguments).await?,
+        };
+        let value = secret.expose_secret();
+        if !value.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic()) {
+            return Err("it has a character that a header cannot have".to_owned());
+        }
+        if value.len() < MIN_SECRET_BYTES {
+            // A shorter value stands in many answers by chance, so the guard could not protect it.
+            return Err("it is shorter than 8 bytes".to_owned());
+        }
+        let text = match (&self.config.basic, &self.config.header) {
+            (Some(user), _) => {
+                format!("Basic {}", BASE64_STANDARD.encode(format!("{user}:{value}")))
+            }
+            (None, Some(_)) => value.to_owned(),
+            (None, None) => format!("Bearer {value}"),
+        };
+        let value = HeaderValue::from_str(&text);
+        let mut value = value.map_err(|_| "it cannot be a header's value".to_owned())?;
+        value.set_sensitive(true);
+        let header = self.header.clone();
+        Ok(ReadCredential { header, value, guard: EchoGuard::new(&secret) })
+    }
+}
+
+impl EchoGuard {
+    /// Creates a guard for a value. If the value has a scheme in front, such as `Token `, the rest is searched for.
+    fn new(secret: &SecretString) -> Self {
+        let whole = secret.expose_secret();
+        let last = whole.rsplit(' ').next().filter(|last| last.len() >= MIN_SECRET_BYTES);
+        let secret = last.unwrap_or(whole);
+        let folded = secret.to_ascii_lowercase().into_bytes();
+        Self { redactor: SecretRedactor::new(&SecretString::new(secret)), folded }
+    }
+
+    /// Returns the part of the body so far that may pass, or `None` if the body contains the credential.
+    pub(super) fn pass_frame(&mut self, frame: &[u8]) -> Option<bytes::Bytes> {
+        self.redactor.pass_frame(frame)
+    }
+
+    /// Returns the bytes that were held back. The body has ended.
+    pub(super) fn pass_rest(self) -> bytes::Bytes {
+        self.redactor.redact_rest()
+    }
+
+    /// Returns true if a header contains the credential, in its name or its value.
+    pub(super) fn is_in_header(&self, name: &HeaderName, value: &HeaderValue) -> bool {
+        let name = name.as_str().as_bytes();
+        memchr::memmem::find(name, &self.folded).is_some()
+            || self.redactor.contains_secret(value.as_bytes())
+    }
+}
+
+/// Runs a program without a shell and returns the line that it prints. Its environment has `PATH` and `HOME` only.
+async fn run_program(program: &str, arguments: &[String]) -> Result<SecretString, String> {
+    let kept =
+        ["PATH", "HOME"].into_iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
+    let child = Command::new(program)
+        .args(arguments)
+        .env_clear()
+        .envs(kept)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .kill_on_drop(true)
+        .spawn();
+    let mut child =
+        child.map_err(|error| format!("`{program}` cannot be started: {}", error.kind()))?;
+    let Some(stdout) = child.stdout.take() else { return Err("it has no output".to_owned()) };
+    let read = async {
+        let mut text = String::new();
+        let limit = MAX_SECRET_BYTES + 1;
+        let read = stdout.take(limit).read_to_string(&mut text).await;
+        read.map_err(|error| format!("`{program}` prints no text: {}", error.kind()))?;
+        if text.len() as u64 == limit {
+            return Err(format!("`{program}` prints more than {MAX_SECRET_BYTES} bytes"));
+        }
+        let status =
+            child.wait().await.map_err(|error| format!("`{program}`: {}", error.kind()))?;
+        if !status.success() {
+            return Err(format!("`{program}` fails: {status}"));
+        }
+        Ok(text)
+    };
+    let text = tokio::time::timeout(PROGRAM_TIMEOUT, read).await;
+    let text = text.unwrap_or_else(|_| Err(format!("`{program}` takes more than 10 s")))?;
+    let value = text.trim_end_matches(['\r', '\n']);
+    if value.is_empty() {
+        return Err(format!("`{program}` prints nothing"));
+    }
+    Ok(SecretString::new(value))
+}
+
+/// Returns true for the usual headers of API keys, which no client may set, and which a credential may use.
+fn is_credential_name(name: &HeaderName) -> bool {
+    name.as_str() == "x-api-key"
+}
+
+/// The shortest credential that is searched for in answers, which is the redactor's own limit.
+const MIN_SECRET_BYTES: usize = 8;
+
+/// The longest output of a program. Our choice: a token has at most some kilobytes.
+const MAX_SECRET_BYTES: u64 = 16 * 1024;
+
+/// The longest time of a program. Our choice.
+const PROGRAM_TIMEOUT: Duration = Duration::from_secs(10);

@@ -1,0 +1,327 @@
+//! The connections of a run: the checked settings, and the decision about a request.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::uri::Authority;
+use http::{HeaderName, Uri};
+
+use super::client::{ConnectionClient, HostLookup};
+use super::credential::ConnectionCredential;
+use super::link_rewriter::RewrittenLink;
+use super::path_rule::{ConnectRule, is_served_method};
+use super::query::find_credential_parameter;
+use super::refusal::{ConnectDenial, ConnectRefusal};
+use super::request_path::RequestPath;
+use super::reserved_headers::is_reserved_header;
+use crate::base::host_reach::HostReach;
+use crate::llm::budget::{ConnectionLimits, Nanodollars};
+use crate::tools::config::{ToolConfig, ToolConfigError};
+use crate::tools::connection_config::{AGENT_PREFIX, ConnectionBudgetConfig, ConnectionConfig};
+use crate::tools::definition::is_tool_name;
+
+/// The connections of a run, as all layers of the configuration grant them.
+#[derive(Debug, Default)]
+pub struct ConnectionPolicy {
+    connections: BTreeMap<Arc<str>, Connection>,
+    /// The connections that the run's agent may use; `None` for a run without an agent of the catalog.
+    agent: Option<BTreeSet<String>>,
+}
+
+/// A connection with checked settings.
+#[derive(Debug)]
+pub struct Connection {
+    pub name: Arc<str>,
+    pub price: Nanodollars,
+    pub limits: ConnectionLimits,
+    pub(super) authority: Authority,
+    /// The path that begins every path that is sent, without a slash at its end.
+    pub(super) base_path: String,
+    pub(super) credential: Option<ConnectionCredential>,
+    pub(super) headers: Vec<HeaderName>,
+    pub(super) client: ConnectionClient,
+    pub(super) timeout: Duration,
+    pub(super) rewrites_links: bool,
+    allow: Vec<ConnectRule>,
+    deny: Vec<ConnectRule>,
+}
+
+impl ConnectionPolicy {
+    /// Checks the connections of a configuration. `agent` is the list of tools in the agent's file, if the run has an
+    /// agent: it names a connection with [`AGENT_PREFIX`].
+    ///
+    /// # Errors
+    /// Returns the first mistake.
+    pub fn compile_policy(
+        config: &ToolConfig,
+        agent: Option<&[String]>,
+        lookup: &HostLookup,
+    ) -> Result<Self, ToolConfigError> {
+        let mut connections = BTreeMap::new();
+        for (name, config) in &config.connections {
+            let connection = Connection::new(name, config, lookup).map_err(|(key, problem)| {
+                let dot = if key.is_empty() { "" } else { "." };
+                ToolConfigError::new(format!("connections.{name}{dot}{key}"), problem)
+            })?;
+            connections.insert(Arc::clone(&connection.name), connection);
+        }
+        if connections.len() > MAX_CONNECTIONS {
+            let problem = format!("has more than {MAX_CONNECTIONS} connections");
+            return Err(ToolConfigError::new("connections", problem));
+        }
+        if !connections.is_empty() && config.mcp.contains_key(AGENT_WORD) {
+            let problem = "is a name that connections use; give the server another name";
+            return Err(ToolConfigError::new(format!("mcp.{AGENT_WORD}"), problem));
+        }
+        let agent = agent.map(|listed| {
+            listed
+                .iter()
+                .filter_map(|name| name.strip_prefix(AGENT_PREFIX))
+                .map(str::to_owned)
+                .collect()
+        });
+        // Without connections, the same names may be those of tools.
+        let agent = agent.filter(|_| !connections.is_empty());
+        let policy = Self { connections, agent };
+        policy.check_agent()?;
+        Ok(policy)
+    }
+
+    fn check_agent(&self) -> Result<(), ToolConfigError> {
+        let mut listed = self.agent.iter().flatten();
+        match listed.find(|name| !self.connections.contains_key(name.as_str())) {
+            None => Ok(()),
+            Some(name) => Err(ToolConfigError::new(
+                "connections",
+                format!(
+                    "the agent's file lists `{AGENT_PREFIX}{name}`, and there is no connection `{name}` here; add it, or remove it from `tools` in the agent's file"
+                ),
+            )),
+        }
+    }
+
+    /// Returns the connection of a name, if every layer names it.
+    ///
+    /// # Errors
+    /// Returns the layer that does not name it.
+    pub fn find_connection(&self, name: &str) -> Result<&Connection, ConnectDenial> {
+        let denial = |layer| ConnectDenial { layer, rule: Arc::from(LIST_RULE) };
+        if self.agent.as_ref().is_some_and(|listed| !listed.contains(name)) {
+            return Err(denial("agent"));
+        }
+        self.connections.get(name).ok_or_else(|| denial("run"))
+    }
+
+    /// Returns true if the configuration has a connection of this name.
+    pub(super) fn has_connection(&self, name: &str) -> bool {
+        self.connections.contains_key(name)
+    }
+
+    /// Returns the connections that every layer names, in the order of their names.
+    pub fn listed_connections(&self) -> impl Iterator<Item = &Connection> {
+        self.connections.values().filter(|own| self.find_connection(&own.name).is_ok())
+    }
+
+    /// Returns the links to the run's connections. `sandbox` is the gateway's address in the sandbox.
+    pub(super) fn rewritten_links(&self, sandbox: &str) -> Vec<RewrittenLink> {
+        let link = |own: &Connection| RewrittenLink {
+            server: format!("https://{}{}/", own.authority, own.base_path),
+            sandbox: format!("{sandbox}/connect/{}/", own.name),
+        };
+        self.listed_connections().map(link).collect()
+    }
+
+    /// Decides about a request. The function has no side effect, so `explain` gives the answer of a real request.
+    ///
+    /// # Errors
+    /// Returns the first reason against the request.
+    pub fn check_request<'a>(
+        &'a self,
+        name: &str,
+        method: &str,
+        (path, query): (&str, Option<&str>),
+    ) -> Result<(&'a Connection, Arc<str>), ConnectRefusal> {
+        let connection = self.find_connection(name).map_err(ConnectRefusal::NotGranted)?;
+        let path = RequestPath::parse(path).map_err(ConnectRefusal::AmbiguousPath)?;
+        if !is_served_method(method) {
+            let (layer, rule) = ("connection", Arc::from("method"));
+            return Err(ConnectRefusal::Denied(ConnectDenial { layer, rule }));
+        }
+        let rule = connection.check_rules(method, path).map_err(ConnectRefusal::Denied)?;
+        if let Some(parameter) = query.and_then(find_credential_parameter) {
+            return Err(ConnectRefusal::ClientCredential(parameter));
+        }
+        Ok((connection, rule))
+    }
+}
+
+impl Connection {
+    /// Checks the settings. An error is the key in the connection's table, and the mistake.
+    fn new(
+        name: &str,
+        config: &ConnectionConfig,
+        lookup: &HostLookup,
+    ) -> Result<Self, (String, String)> {
+        let wrong = |key: &str, problem: String| (key.to_owned(), problem);
+        if !is_tool_name(name) || name.contains("__") || name.len() > MAX_NAME_BYTES {
+            let problem = "is not the name of a connection; give at most 48 small letters, digits, `-` and single `_`";
+            return Err(wrong("", problem.to_owned()));
+        }
+        let reach =
+            if config.allow_private_addresses { HostReach::Named } else { HostReach::Public };
+        let (authority, base_path) =
+            parse_url(&config.url, reach).map_err(|problem| wrong("url", problem))?;
+        let credential = config.credential.as_ref().map(ConnectionCredential::new).transpose();
+        let credential = credential.map_err(|(key, problem)| {
+            let dot = if key.is_empty() { "" } else { "." };
+            (format!("credential{dot}{key}"), problem)
+        })?;
+        let headers = parse_headers(&config.headers, credential.as_ref())?;
+        let client = ConnectionClient::new(reach, config.ca_file.as_deref(), Arc::clone(lookup))
+            .map_err(|problem| wrong("ca_file", problem))?;
+        if config.timeout.is_zero() {
+            return Err(wrong("timeout", "is 0; give a time such as `1m`".to_owned()));
+        }
+        let price = config.price_usd.unwrap_or_default();
+        Ok(Self {
+            name: name.into(),
+            price,
+            limits: check_budget(&config.budget, price)?,
+            authority,
+            base_path,
+            credential,
+            headers,
+            client,
+            timeout: config.timeout,
+            rewrites_links: config.rewrite_links,
+            allow: parse_rules("allow", &config.allow)?,
+            deny: parse_rules("deny", &config.deny)?,
+        })
+    }
+
+    /// Asks the rules about a request: a rule that denies wins, and without a rule that allows the request is denied.
+    fn check_rules(&self, method: &str, path: RequestPath<'_>) -> Result<Arc<str>, ConnectDenial> {
+        let denial = |rule: Arc<str>| ConnectDenial { layer: "connection", rule };
+        if let Some(rule) = self.deny.iter().find(|rule| rule.denies(method, path)) {
+            return Err(denial(Arc::clone(&rule.id)));
+        }
+        let allowing = self.allow.iter().find(|rule| rule.allows(method, path));
+        allowing.map(|rule| Arc::clone(&rule.id)).ok_or_else(|| denial(Arc::from(NO_RULE)))
+    }
+
+    /// Returns the address of a request at the connection's server.
+    pub(super) fn server_uri(&self, path: &str, query: Option<&str>) -> Option<Uri> {
+        let mark = if query.is_some() { "?" } else { "" };
+        let target = format!("{}{path}{mark}{}", self.base_path, query.unwrap_or_default());
+        let uri = Uri::builder().scheme("https").authority(self.authority.clone());
+        uri.path_and_query(target).build().ok()
+    }
+}
+
+/// Parses the address of a server into its authority and its path.
+fn parse_url(url: &str, reach: HostReach) -> Result<(Authority, String), String> {
+    let form = "give one such as `https://api.example.com`";
+    let uri: Uri = url.parse().map_err(|_| format!("is not a URL; {form}"))?;
+    if uri.scheme_str() == Some("http") {
+        return Err("is `http`, and a connection never leaves this machine without TLS; give an `https` URL".to_owned());
+    }
+    let Some(authority) = uri.authority().filter(|_| uri.scheme_str() == Some("https")) else {
+        return Err(format!("is not an `https` URL; {form}"));
+    };
+    if authority.as_str().contains('@') || uri.query().is_some() || url.contains('#') {
+        return Err(format!("has a user, a query or a fragment; {form}"));
+    }
+    let host = authority.host().trim_start_matches('[').trim_end_matches(']');
+    let has_port = authority.as_str().ends_with(authority.host()) || authority.port_u16().is_some();
+    if !has_port {
+        return Err(format!("has no valid port; {form}"));
+    }
+    if !reach.allows_host(host) {
+        return Err(format!(
+            "names `{host}`, which is no host on the internet; give another host, or `allow_private_addresses = true` for a server in a private network"
+        ));
+    }
+    let base = uri.path().trim_end_matches('/');
+    if !base.is_empty() {
+        RequestPath::parse(base).map_err(|problem| format!("has a path that {problem}"))?;
+    }
+    Ok((authority.clone(), base.to_owned()))
+}
+
+fn parse_rules(list: &str, rules: &[String]) -> Result<Vec<ConnectRule>, (String, String)> {
+    if rules.len() > MAX_RULES {
+        return Err((list.to_owned(), format!("has more than {MAX_RULES} rules")));
+    }
+    let parse = |(number, rule): (usize, &String)| {
+        let id = format!("{list}[{number}]");
+        ConnectRule::parse(&id, rule).map_err(|problem| (id, problem))
+    };
+    rules.iter().enumerate().map(parse).collect()
+}
+
+fn parse_headers(
+    names: &[String],
+    credential: Option<&ConnectionCredential>,
+) -> Result<Vec<HeaderName>, (String, String)> {
+    let parse = |(number, name): (usize, &String)| match HeaderName::try_from(name) {
+        Ok(name)
+            if !is_reserved_header(&name) && credential.is_none_or(|own| *own.header() != name) =>
+        {
+            Ok(name)
+        }
+        _ => Err((
+            format!("headers[{number}]"),
+            format!("`{}` is not a header that a client may set; remove it", name.escape_debug()),
+        )),
+    };
+    names.iter().enumerate().map(parse).collect()
+}
+
+fn check_budget(
+    config: &ConnectionBudgetConfig,
+    price: Nanodollars,
+) -> Result<ConnectionLimits, (String, String)> {
+    let wrong = |key: &str, problem: &str| Err((format!("budget.{key}"), problem.to_owned()));
+    let nothing = "is 0, which allows nothing; remove the connection instead";
+    if config.requests == Some(0) {
+        return wrong("requests", nothing);
+    }
+    if config.bytes_in.is_some_and(|size| size.0 == 0) {
+        return wrong("bytes_in", nothing);
+    }
+    let per_minute = match config.per_minute.map(NonZeroU32::new) {
+        Some(None) => return wrong("per_minute", nothing),
+        given => given.flatten(),
+    };
+    if config.cost_usd.is_some_and(|limit| limit < price) {
+        return wrong("cost_usd", "does not pay for one request; raise it, or lower `price_usd`");
+    }
+    if config.cost_usd.is_some() && price.is_zero() {
+        return wrong("cost_usd", "has no effect without a price; give `price_usd`, or remove it");
+    }
+    Ok(ConnectionLimits {
+        requests: config.requests,
+        per_minute,
+        bytes_out: config.bytes_out.map(|size| size.0),
+        bytes_in: config.bytes_in.map(|size| size.0),
+        cost_usd: config.cost_usd,
+    })
+}
+
+/// The beginning of [`AGENT_PREFIX`]. No server of MCP may have this name beside connections.
+const AGENT_WORD: &str = "connect";
+
+/// The rule of a list that does not name a connection.
+const LIST_RULE: &str = "granted";
+
+/// The rule of a denial because no rule allows the request.
+const NO_RULE: &str = "allow";
+
+/// The most connections and rules. Our choice: a person must be able to read them.
+const MAX_CONNECTIONS: usize = 64;
+const MAX_RULES: usize = 256;
+
+/// The longest name, which fits with [`AGENT_PREFIX`] into a tool's name.
+const MAX_NAME_BYTES: usize = 48;

@@ -1,0 +1,39 @@
+//! The query of a request over a connection: parameters that carry a credential of the client.
+
+use percent_encoding::percent_decode_str;
+
+/// Returns the name of the first parameter that carries a credential. Such a request cannot lose its credential without
+/// a change of its meaning, so it is refused.
+pub(super) fn find_credential_parameter(query: &str) -> Option<&'static str> {
+    query.split(['&', ';']).find_map(|parameter| {
+        let name = parameter.split('=').next().unwrap_or_default().replace('+', " ");
+        let name = percent_decode_str(&name).decode_utf8_lossy().trim().to_ascii_lowercase();
+        CREDENTIAL_PARAMETERS.into_iter().find(|known| *known == name)
+    })
+}
+
+/// Names of parameters that carry a credential at well-known services, in small letters.
+const CREDENTIAL_PARAMETERS: [&str; 22] = [
+    "access_token",
+    "api-key",
+    "api_key",
+    "apikey",
+    "app_key",
+    "application_key",
+    "auth_token",
+    "authorization",
+    "awsaccesskeyid",
+    "client_secret",
+    "id_token",
+    "job_token",
+    "oauth_token",
+    "private_token",
+    "refresh_token",
+    "sig",
+    "signature",
+    "subscription-key",
+    "x-amz-credential",
+    "x-amz-security-token",
+    "x-amz-signature",
+    "x-goog-signature",
+];
