@@ -56,7 +56,7 @@ impl ToolListLimit {
     pub(super) fn next_page_bytes(&mut self) -> Result<usize, McpServerError> {
         let left = self.left_pages.checked_sub(1).ok_or(McpServerError::Malformed(ENDLESS))?;
         self.left_pages = left;
-        Ok(self.left_bytes)
+        Ok(self.left_bytes.min(MAX_PAGE_BYTES))
     }
 
     /// Reads a page, and takes its bytes off the rest.
@@ -122,7 +122,10 @@ impl<'de: 'a, 'a> Deserialize<'de> for PageTools<'a> {
 }
 
 /// The largest list of tools, in bytes of all its pages. Our choice: the largest known server lists 200 KiB.
-pub(super) const MAX_LIST_BYTES: usize = 4 * 1024 * 1024;
+const MAX_LIST_BYTES: usize = 4 * 1024 * 1024;
+
+/// The largest page, in bytes. A page is in memory while it arrives, for each call that is open.
+const MAX_PAGE_BYTES: usize = 1024 * 1024;
 
 /// The most pages of a list of tools.
 const MAX_PAGES: u32 = 32;

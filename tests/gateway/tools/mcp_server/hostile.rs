@@ -16,9 +16,9 @@ use super::{FakeServer, search, search_over_mcp};
 use crate::support::allocations::peak_bytes;
 use crate::tools::{app_with, execute_tool, read_response, start_app};
 
-/// Returns a page with one tool whose definition has as many values as fit into a MiB.
+/// Returns a page with one tool whose definition has as many values as fit into 900 KiB.
 fn heavy_page(name: &str) -> String {
-    let values = vec![r#"{"":0}"#; (1 << 20) / 7].join(",");
+    let values = vec![r#"{"":0}"#; (900 << 10) / 7].join(",");
     format!(r#"{{"name":"{name}","x":[{values}]}}"#)
 }
 
@@ -63,11 +63,15 @@ async fn a_long_list_of_tools_is_not_read_to_its_end() {
     });
     assert_eq!(search(&app).await["status"], "completed");
     assert_eq!(server.seen("tools/list").len(), 1);
-    // A tool that does not come within 4 MiB is not found.
+    // A tool that does not come within 4 MiB is not found: after the first page there are four whole ones.
     server.change(|state| state.definition["name"] = json!("other"));
     let failed = search(&app).await;
     assert_eq!(failed["error"]["message"], "the tool's server does not answer as it should");
-    assert_eq!(server.seen("tools/list").len(), 1 + 5);
+    assert_eq!(server.seen("tools/list").len(), 1 + 6);
+    // A page has no more than 1 MiB.
+    server.change(|state| state.pages = vec![vec![heavy_page("t"), heavy_page("u")].join(",")]);
+    assert_eq!(search(&app).await["error"]["code"], "tool_failed");
+    assert_eq!(server.seen("tools/call").len(), 1);
     app.stop().await;
 }
 
