@@ -106,6 +106,9 @@ async fn malformed_requests_are_refused_in_the_same_shape() {
         grant.ask(Method::POST, "/api/v1/runs", body, headers).await
     };
     add_message(&mut messages, "too large", &runs(&large, &[]).await);
+    let values = vec!["0"; 40_000].join(",");
+    let many = format!(r#"{{"agent": "a", "metadata": {{"a": [{values}]}}}}"#);
+    add_message(&mut messages, "too many values", &runs(&many, &[]).await);
     add_message(
         &mut messages,
         "not JSON, it says",
@@ -134,6 +137,7 @@ async fn malformed_requests_are_refused_in_the_same_shape() {
     no such run: 404 not_found: there is no run `run-7` that this grant can see
     a path that is not UTF-8: 400 invalid_parameter: the path is not UTF-8
     too large: 413 body_too_large: the body is larger than 1048576 bytes
+    too many values: 422 invalid_request: more than 32768 values
     not JSON, it says: 415 unsupported_media_type: the body's content type is not supported; send `Content-Type: application/json`
     an odd key: 400 invalid_parameter: `Idempotency-Key` is invalid: give 1 to 255 visible ASCII characters
     ");
