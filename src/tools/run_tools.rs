@@ -154,7 +154,8 @@ impl RunTools {
         let digest = facts.set_call(&request, &parts.salt);
         let tool = check_call(&parts.policy, &parts.run, &request)?;
         if let Some(rule) = parts.find_asking_rule(tool, false)? {
-            return self.ask_about_call((tool, &rule), request, facts).await;
+            // The box keeps the future of a call that asks no person small.
+            return Box::pin(self.ask_about_call((tool, &rule), request, facts)).await;
         }
         let key = request.idempotency_key.as_deref();
         let slot = match self.calls.open_call(&tool.definition.name, &digest, key)? {

@@ -54,14 +54,14 @@ impl TaintPolicy {
     /// # Errors
     /// Returns the first mistake: a tool that is not granted, a mark that no rule tests, a rule without tools or that fails
     /// its own examples.
-    pub fn compile_taint<'a>(
+    pub fn compile_taint(
         config: &TaintConfig,
-        granted: impl Iterator<Item = &'a Arc<str>> + Clone,
+        granted: &[&Arc<str>],
         taken: &BTreeSet<&str>,
     ) -> Result<Self, ToolConfigError> {
         let wrong = |key: String, problem: String| Err(ToolConfigError::new(key, problem));
         for (tool, mark) in &config.marks {
-            if !granted.clone().any(|name| **name == **tool) {
+            if !granted.iter().any(|name| ***name == **tool) {
                 let name = tool.escape_debug();
                 return wrong(
                     format!("taint.marks.{name}"),
@@ -88,7 +88,7 @@ impl TaintPolicy {
                 let problem = "is taken, or not 1 to 64 small letters, digits and `-`".to_owned();
                 return Err(place(("name", problem)));
             }
-            let (rule, marks) = rule.compile_rule(&known, granted.clone()).map_err(place)?;
+            let (rule, marks) = rule.compile_rule(&known, granted).map_err(place)?;
             rules.push(rule);
             tested.extend(marks);
         }
@@ -135,10 +135,10 @@ impl TaintPolicy {
 
 impl TaintRuleConfig {
     /// Compiles the rule, and returns it with the marks that it tests. An error is the key in the rule, and the mistake.
-    fn compile_rule<'a>(
+    fn compile_rule(
         &self,
         known: &BTreeSet<&str>,
-        granted: impl Iterator<Item = &'a Arc<str>> + Clone,
+        granted: &[&Arc<str>],
     ) -> Result<(CompiledTaintRule, BTreeSet<String>), (&'static str, String)> {
         let table = TaintMarkTable { known, tested: Mutex::default() };
         let when = compile_condition(&self.when, &table).map_err(|error| {
@@ -148,7 +148,8 @@ impl TaintRuleConfig {
         let mut tools = BTreeSet::new();
         for pattern in &self.tools {
             let before = tools.len();
-            tools.extend(granted.clone().filter(|name| is_match(pattern, name)).cloned());
+            let fitting = granted.iter().filter(|name| is_match(pattern, name));
+            tools.extend(fitting.map(|name| Arc::clone(name)));
             if tools.len() == before {
                 let pattern = pattern.escape_debug();
                 return Err(("tools", format!("`{pattern}` adds no granted tool; remove it")));

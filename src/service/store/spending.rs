@@ -346,7 +346,6 @@ mod tests {
                             open_then.insert(run.clone(), limit.0);
                         }
                     }
-                    Step::Raise { .. } => (),
                     Step::Accept { limit } => {
                         let run = format!("r{number}");
                         let left = (total - before.total.sum().0).min(day - before.today.sum().0);
@@ -367,7 +366,7 @@ mod tests {
                         settle_reservation(&change, run, Some(Nanodollars(99))).unwrap();
                         charges_then += charged.unwrap_or(reserved);
                     }
-                    Step::End { .. } => (),
+                    Step::Raise { .. } | Step::End { .. } => (),
                 }
                 if is_crash {
                     drop(change);

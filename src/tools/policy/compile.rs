@@ -79,7 +79,8 @@ pub(super) fn compile_policy(
     let agent = agent.map(|listed| check_agent_list(&listed, &granted)).transpose()?;
     let digest = canonical::digest("tool policy 1", &(config, &agent))
         .map_err(|error| ToolConfigError::new("", error.to_string()))?;
-    let taint = TaintPolicy::compile_taint(&config.taint, granted.keys(), &names)?;
+    let granted_names: Vec<_> = granted.keys().collect();
+    let taint = TaintPolicy::compile_taint(&config.taint, &granted_names, &names)?;
     Ok(ToolPolicy { granted, agent, workspace: None, taint, digest })
 }
 

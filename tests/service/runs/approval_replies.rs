@@ -1,6 +1,7 @@
 //! T4: Tests of the webhook of a real service: a message to a receiver, and the signed reply of one of its users.
 
 use std::fs;
+use std::net::SocketAddr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use base64::Engine;
@@ -13,6 +14,7 @@ use tokio::net::TcpListener;
 use super::approvals::{caller_body, configure_caller, text, wait_for_questions};
 use super::{ServiceSetup, conversation_body};
 use crate::support::raw_upstream;
+use crate::support::service::MintedGrant;
 
 const REPLIES: &str = "/api/v1/approvals/replies";
 
@@ -59,11 +61,15 @@ async fn receive(listener: &TcpListener) -> Value {
     serde_json::from_str(request.split_once("\r\n\r\n").unwrap().1).unwrap()
 }
 
-/// The receiver learns of a question, and a signed reply of a user with a grant answers it, once. Nothing else does.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_signed_reply_answers_a_question() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let receiver = listener.local_addr().unwrap();
+/// A service that tells a receiver about questions, with the grants of three of its users: one who may approve, one whose
+/// grant starts the runs, and one who may only read.
+struct ReplyingSetup {
+    setup: ServiceSetup,
+    approver: MintedGrant,
+    starter: MintedGrant,
+}
+
+async fn replying_setup(receiver: SocketAddr) -> ReplyingSetup {
     let setup = ServiceSetup::new("").await;
     let approver = setup.mint(&["--access", "approve"]);
     let reader = setup.mint(&["--access", "read"]);
@@ -96,6 +102,15 @@ async fn a_signed_reply_answers_a_question() {
         script,
         &format!("approve = 'ask'\nevidence = []\n[tools.approvals]\nhold = '5m'\n{webhook}"),
     );
+    ReplyingSetup { setup, approver, starter }
+}
+
+/// The receiver learns of a question, and a signed reply of a user with a grant answers it, once. Nothing else does.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signed_reply_answers_a_question() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let ReplyingSetup { setup, approver, starter } = replying_setup(address).await;
     let service = setup.start();
     let run = starter.run(&caller_body()).await;
     // 1. The message has everything but the arguments.

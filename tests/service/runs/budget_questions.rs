@@ -19,6 +19,21 @@ async fn raise(grant: &MintedGrant, question: &Value, raise: Value) -> (u16, Val
     (answered.status.as_u16(), told.clone())
 }
 
+/// Approves a question with the command line.
+fn approve_by_command(
+    setup: &ServiceSetup,
+    approver: &MintedGrant,
+    (id, digest): (&str, &str),
+    raise: &str,
+) -> String {
+    let (socket, file) = (setup.path().join("api.sock"), setup.path().join("token"));
+    fs::write(&file, &approver.token).unwrap();
+    let (at, file) = (format!("unix:{}", socket.display()), file.to_str().unwrap());
+    let place = ["--service", &at, "--token-file", file];
+    let answer = ["approvals", "approve", id, "--digest", digest, "--raise", raise];
+    tokio::task::block_in_place(|| setup.cogni(&[&answer[..], &place].concat()))
+}
+
 /// An agent's second turn is beyond its budget. It waits for a person, who raises the turns within the grant from the
 /// command line, and the run succeeds.
 #[tokio::test(flavor = "multi_thread")]
@@ -65,25 +80,8 @@ async fn a_person_raises_the_turns_of_a_run() {
         assert_eq!(refused, (422, json!("invalid_request")), "{wrong}");
     }
     // 2. The command line answers, and the waiting call goes on.
-    let (socket, file) = (setup.path().join("api.sock"), setup.path().join("token"));
-    fs::write(&file, &approver.token).unwrap();
-    let at = format!("unix:{}", socket.display());
     let (id, digest) = (text(&question["id"]), text(&question["digest"]));
-    let answered = tokio::task::block_in_place(|| {
-        setup.cogni(&[
-            "approvals",
-            "approve",
-            id,
-            "--digest",
-            digest,
-            "--raise",
-            "max_turns=4",
-            "--service",
-            &at,
-            "--token-file",
-            file.to_str().unwrap(),
-        ])
-    });
+    let answered = approve_by_command(&setup, &approver, (id, digest), "max_turns=4");
     assert_eq!(answered, format!("question {id} is approved\n"));
     let row = starter.ended(&run).await;
     assert_eq!(row["error_code"], Value::Null, "{row}");
