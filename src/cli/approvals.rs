@@ -10,6 +10,7 @@ use http::Method;
 use serde_json::{Map, Value, json};
 
 use super::runs::{self, client::ServiceArgs};
+use crate::base::hidden_characters::escape_hidden;
 use crate::base::url_component::encode_url_component;
 
 /// The subcommands of `approvals`.
@@ -180,9 +181,13 @@ fn print_json(answer: &Value, out: &mut impl Write) -> anyhow::Result<()> {
     Ok(writeln!(out)?)
 }
 
-/// Formats a value for people, in one line.
+/// Formats a value for people, in one line. A person decides by this text, so no character of it hides or moves another.
 fn text(value: &Value) -> String {
-    runs::text(value).replace(['\n', '\t'], " ")
+    let shown = match value {
+        Value::String(text) => escape_hidden(text).into_owned(),
+        other => escape_hidden(&runs::text(other)).into_owned(),
+    };
+    shown.replace('\n', "\\n").replace('\t', "\\t")
 }
 
 /// Parses a raise. The service knows the names of limits and checks the values.
@@ -206,12 +211,16 @@ fn path_of(id: &str) -> String {
 const QUESTION: &str = "The question's id, as listed by `approvals list`";
 
 /// The fields of a question, in the order in which they are printed.
-const SHOWN: [&str; 16] = [
+const SHOWN: [&str; 20] = [
     "id",
     "state",
     "run",
     "agent",
+    "account",
+    "grant",
     "tool",
+    "argv",
+    "image",
     "arguments",
     "rule",
     "price_usd",
@@ -224,3 +233,24 @@ const SHOWN: [&str; 16] = [
     "by",
     "reason",
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A person sees each character of the arguments, also one that a terminal would not show or would obey.
+    #[test]
+    fn no_character_of_a_question_is_hidden() {
+        let question = json!({
+            "arguments": "{\"a\": \"x\u{200b}y\u{2028}z\u{e0041}\u{202e}\u{1b}[2J\nid  fake\r\u{ad}\"}",
+            "argv": ["/bin/tool", "a\u{200b}b"],
+            "image": null,
+        });
+        let mut out = vec![];
+        print_question(&question, &mut out).unwrap();
+        insta::assert_snapshot!(String::from_utf8(out).unwrap().trim_end(), @r#"
+        argv         ["/bin/tool","a\u{200b}b"]
+        arguments    {"a": "x\u{200b}y\u{2028}z\u{e0041}\u{202e}\u{1b}[2J\nid  fake\u{d}\u{ad}"}
+        "#);
+    }
+}

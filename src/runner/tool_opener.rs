@@ -1,6 +1,6 @@
 //! Opens the tools of runs: the place where the gateway, the tools and the sandboxes meet.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -12,6 +12,7 @@ use crate::gateway::run::{
     AgentRun, RunIdentity, ToolEndpoints, ToolOpener, ToolProcess, ToolSettings,
 };
 use crate::tools::approval::budget_questions::{BudgetQuestionParts, BudgetQuestions};
+use crate::tools::approval::present_tools::{PresentTool, PresentTools};
 use crate::tools::approval::store::ApprovalStore;
 use crate::tools::approval::webhook::Webhook;
 use crate::tools::approval::{OnBudget, RunApprovals};
@@ -21,9 +22,10 @@ use crate::tools::connection::environment::connection_environment;
 use crate::tools::connection::policy::ConnectionPolicy;
 use crate::tools::connection::{ConnectionParts, RunConnections};
 use crate::tools::credential_source::CredentialSource;
+use crate::tools::definition::ToolProgramKind;
 use crate::tools::job::JobRunner;
 use crate::tools::mcp_server::McpServer;
-use crate::tools::policy::ToolPolicy;
+use crate::tools::policy::{GrantedTool, ToolPolicy};
 use crate::tools::program::ToolPrograms;
 use crate::tools::prometheus::PrometheusClient;
 use crate::tools::refusal::ToolRefusal;
@@ -102,6 +104,19 @@ impl CompiledTools {
         };
         let policy = ToolPolicy::compile_policy(&config, tools?, agent)?;
         Ok(Self { config, policy })
+    }
+
+    /// Returns the tools for calls that wait for a person. `agents` has the tools that each agent lists.
+    pub fn to_present_tools(&self, agents: BTreeMap<String, BTreeSet<String>>) -> PresentTools {
+        let describe = |tool: &GrantedTool| {
+            let job = match &tool.definition.program {
+                ToolProgramKind::Job(job) => Some(Arc::clone(job)),
+                _ => None,
+            };
+            let (definition, rules) = (tool.definition.digest.clone(), tool.rules_digest.clone());
+            (tool.definition.name.to_string(), PresentTool { definition, rules, job })
+        };
+        PresentTools { tools: self.policy.listed_tools().map(describe).collect(), agents }
     }
 }
 

@@ -194,6 +194,7 @@ impl RunService {
         if let Some(approvals) = &approvals {
             approvals.set_webhook(open_webhook(&config)?);
         }
+        approvals::replace_present_tools((&config, &catalog), approvals.as_ref());
         gateway_host.metrics().register_agents(catalog.entries().map(|entry| entry.name.as_str()));
         warn_ineffective_rules(relay.as_deref(), &catalog);
         let public_key = *AuditSigningKey::new(Some(&settings.signing_key))?.public_key();
@@ -297,6 +298,7 @@ impl RunService {
         config.identity.deployment.clone_from(&self.0.config.load().identity.deployment);
         approvals::add_approvals(&mut config, self.0.approvals.as_ref());
         approvals::replace_webhook(&config, self.0.approvals.as_ref());
+        approvals::replace_present_tools((&config, &catalog), self.0.approvals.as_ref());
         self.0
             .gateway_host
             .metrics()

@@ -14,6 +14,7 @@
 //! - `waiting_call` asks, waits, checks the whole call again, and runs it.
 //! - [`budget_questions`] asks about a spent limit, and raises it.
 //! - [`open_questions`] bounds the questions that are open at the same time.
+//! - [`present_tools`] tells which tools are still configured.
 //! - [`outbox`] keeps the messages about questions until the receiver of the [`webhook`] has them, and
 //!   `message_delivery` sends them.
 //!
@@ -27,6 +28,7 @@ pub mod budget_questions;
 mod message_delivery;
 pub mod open_questions;
 pub mod outbox;
+pub mod present_tools;
 mod schema;
 pub mod store;
 pub mod webhook;
@@ -193,6 +195,15 @@ pub struct ApprovalConfig {
 impl RunApprovals {
     pub fn new(store: ApprovalStore, times: ApprovalConfig) -> Self {
         Self { store, times, held: Semaphore::new(MAX_HELD_REQUESTS) }
+    }
+}
+
+impl ApprovalRow {
+    /// Returns the decision about the question. A person's yes stays the decision if the question was closed after it,
+    /// because its run has ended or its time was over before the call could begin.
+    pub fn decision(&self) -> ApprovalState {
+        let is_closed = matches!(self.state, ApprovalState::Withdrawn | ApprovalState::Expired);
+        if is_closed && self.by.is_some() { ApprovalState::Approved } else { self.state }
     }
 }
 

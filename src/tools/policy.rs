@@ -46,6 +46,8 @@ pub struct GrantedTool {
     pub evidence: BTreeSet<String>,
     /// The rule that asks a person about each call; `None` if no person is asked.
     pub asking_rule: Option<Arc<str>>,
+    /// The digest of the rules about the tool.
+    pub rules_digest: String,
     rules: Vec<CompiledToolRule>,
 }
 

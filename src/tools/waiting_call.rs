@@ -174,7 +174,15 @@ impl RunToolParts {
         &self,
         (tool, question): (&GrantedTool, &CallQuestion),
     ) -> Result<ApprovedSubject, ToolRefusal> {
-        let files = self.require_approvals()?.store.file_digests();
+        let store = &self.require_approvals()?.store;
+        // The run keeps its configuration, but a tool that the operator has taken out or changed since needs no answer.
+        let names = (&*self.run.agent, &*tool.definition.name);
+        if !store.has_tool(names, (&tool.definition.digest, &tool.rules_digest)) {
+            return Err(ToolRefusal::ApprovalLost(
+                "the tool, the rules about it or the agent's list were changed since the run began",
+            ));
+        }
+        let files = store.file_digests();
         let jobs = self.programs.jobs.as_ref();
         let program = digest_program(&tool.definition, jobs, files).await.map_err(|error| {
             tracing::error!(tool = &*tool.definition.name, %error, "a tool's program cannot be digested");
@@ -260,19 +268,19 @@ impl RunToolParts {
         checked.slot.stop_waiting();
         let call = Arc::clone(checked.slot.call());
         let id = call.question.as_ref().map(|question| question.id.clone()).unwrap_or_default();
-        let (state, by, reason) = match resolved {
-            Ok(Some(row)) => (row.state, row.by, row.reason),
+        let (state, decision, by, reason) = match resolved {
+            Ok(Some(row)) => (row.state, row.decision(), row.by, row.reason),
             // A question that cannot be read counts as one without an answer.
-            Ok(None) => (ApprovalState::Withdrawn, None, None),
+            Ok(None) => (ApprovalState::Withdrawn, ApprovalState::Withdrawn, None, None),
             Err(refusal) => {
                 tracing::error!("a question about a tool call cannot be closed: {refusal:#}");
-                (ApprovalState::Withdrawn, None, None)
+                (ApprovalState::Withdrawn, ApprovalState::Withdrawn, None, None)
             }
         };
         self.audit.record_approval_result(&ApprovalResolvedRecord {
             approval: &id,
             digest: &digest,
-            decision: state.as_str(),
+            decision: decision.as_str(),
             by: by.as_deref(),
             after_ms: u64::try_from(asked.elapsed().as_millis()).unwrap_or(u64::MAX),
         });

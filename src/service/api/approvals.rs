@@ -37,8 +37,17 @@ pub(super) struct ApprovalView {
     run: String,
     /// The agent of the run, by its `agentId`.
     agent: String,
+    /// The account of the run. Only `GET /api/v1/approvals/{id}` has it.
+    account: Option<String>,
+    /// The id of the grant that has started the run. Only `GET /api/v1/approvals/{id}` has it.
+    grant: Option<String>,
     /// The name of the tool.
     tool: String,
+    /// The program of a tool that is a file, and its arguments. Only `GET /api/v1/approvals/{id}` has it, for the access
+    /// `approve` or `admin`, while the tool is configured as the call has it.
+    argv: Option<Vec<String>>,
+    /// The image of a tool that is a file, as `argv`.
+    image: Option<String>,
     /// The rule that asks.
     rule: String,
     /// The digest of the call: its run, tool, definition, arguments, policy and end of time. An answer has to name it.
@@ -262,8 +271,14 @@ pub(super) async fn show_approval(
     State(api): State<Arc<ApiState>>,
     PathParam(id): PathParam<String>,
 ) -> Result<Json<ApprovalView>, ApiError> {
-    let (_, row) = api.requested_approval(&caller, &id).await?;
-    Ok(Json(row.into()))
+    let (store, row) = api.requested_approval(&caller, &id).await?;
+    let run = api.run_service.run_store().find_run(&row.run).await?;
+    // The tenant of a run need not know the operator's programs.
+    let present = store.present_tools().filter(|_| require_all(&caller).is_ok());
+    let program = present.and_then(|tools| tools.find_program(&row.tool, &row.definition).cloned());
+    let (account, grant) = run.map(|run| (run.account, run.grant)).unzip();
+    let (argv, image) = program.map(|job| (job.argv.clone(), job.image.clone())).unzip();
+    Ok(Json(ApprovalView { account, grant, argv, image: image.flatten(), ..row.into() }))
 }
 
 /// Answer a question about a tool call
@@ -430,7 +445,11 @@ impl From<ApprovalRow> for ApprovalView {
             state: row.state.into(),
             run: row.run,
             agent: row.agent,
+            account: None,
+            grant: None,
             tool: row.tool,
+            argv: None,
+            image: None,
             rule: row.rule,
             digest: row.digest,
             arguments: row.arguments,

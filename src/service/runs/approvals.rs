@@ -1,6 +1,7 @@
 //! The questions about the tool calls of a service's runs: opened with the service, told to the watchers of each run,
 //! and closed with the run.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -11,10 +12,12 @@ use super::{RunService, RunServiceInner};
 use crate::base::db::{DatabaseError, SqliteDatabase};
 use crate::gateway::config::GatewayConfig;
 use crate::llm::budget::{Nanodollars, RaiseError, SpendingLimits};
-use crate::runner::tool_opener::RunToolOpener;
+use crate::runner::agents::AgentCatalog;
+use crate::runner::tool_opener::{CompiledTools, RunToolOpener};
 use crate::service::auth::GrantStoreError;
 use crate::service::store::{RunEventKind, RunRow, RunStore, SpendingCaps};
 use crate::tools::approval::open_questions::RunOwnerFuture;
+use crate::tools::approval::present_tools::PresentTools;
 use crate::tools::approval::store::ApprovalStore;
 use crate::tools::approval::webhook::Webhook;
 use crate::tools::approval::{ApprovalRow, ApprovalState, format_unix_millis};
@@ -151,6 +154,24 @@ pub(super) fn replace_webhook(config: &GatewayConfig, approvals: Option<&Approva
             tracing::error!("the approvals' webhook stays as it was: {error:#}");
         }
     }
+}
+
+/// Tells the questions which tools a configuration has, so that no call of another tool begins.
+pub(super) fn replace_present_tools(
+    (config, catalog): (&GatewayConfig, &AgentCatalog),
+    approvals: Option<&ApprovalStore>,
+) {
+    let Some(approvals) = approvals else { return };
+    let mut agents: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for entry in catalog.entries() {
+        let listed = agents.entry(entry.effective_graph_id().to_owned()).or_default();
+        listed.extend(entry.tools.iter().cloned());
+    }
+    // The configuration was checked before. Without its tools, no call that waits may begin.
+    let present = CompiledTools::from_settings(&config.tools)
+        .inspect_err(|error| tracing::error!("the tools cannot be read: {error:#}"))
+        .map_or_else(|_| PresentTools::default(), |tools| tools.to_present_tools(agents));
+    approvals.set_present_tools(present);
 }
 
 /// Puts the place where people answer into the configuration of runs.

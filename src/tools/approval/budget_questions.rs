@@ -136,15 +136,15 @@ impl BudgetQuestionsShared {
         record_question(audit, &row);
         let run_ends = tasks.shutdown_token().cancelled();
         let resolved = store.wait_resolved(&mut watch, not_after_ms, run_ends).await;
-        let (state, by, raise) = match &resolved {
-            Ok(Some(row)) => (row.state, row.by.as_deref(), row.raised),
+        let (state, decision, by, raise) = match &resolved {
+            Ok(Some(row)) => (row.state, row.decision(), row.by.as_deref(), row.raised),
             // A question that cannot be read counts as one without an answer.
-            Ok(None) | Err(_) => (ApprovalState::Withdrawn, None, None),
+            Ok(None) | Err(_) => (ApprovalState::Withdrawn, ApprovalState::Withdrawn, None, None),
         };
         audit.record_approval_result(&ApprovalResolvedRecord {
             approval: id,
             digest: &row.digest,
-            decision: state.as_str(),
+            decision: decision.as_str(),
             by,
             after_ms: u64::try_from(asked.elapsed().as_millis()).unwrap_or(u64::MAX),
         });

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
 use rusqlite::types::Type;
@@ -15,6 +15,7 @@ use tokio::sync::{Semaphore, SemaphorePermit, watch};
 
 use super::open_questions::{OpenQuestionPermit, OpenQuestions, RunOwnerFuture};
 use super::outbox::{self, Outbox};
+use super::present_tools::PresentTools;
 use super::{ApprovalRow, ApprovalState, to_unix_millis};
 use crate::base::db::{DatabaseError, SqliteDatabase};
 use crate::base::file_digest::FileDigestCache;
@@ -32,6 +33,8 @@ pub struct ApprovalStore {
     pub(super) outbox: Arc<Outbox>,
     /// The digests of the programs that people are asked about.
     files: Arc<FileDigestCache>,
+    /// The tools of the present configuration; `None` in a process whose configuration stays.
+    present: Arc<RwLock<Option<Arc<PresentTools>>>>,
     open: Arc<OpenQuestions>,
     owner: Arc<dyn Fn(String) -> RunOwnerFuture + Send + Sync>,
 }
@@ -98,6 +101,7 @@ impl ApprovalStore {
             unfunded,
             outbox: Arc::default(),
             files: Arc::default(),
+            present: Arc::default(),
             open: Arc::default(),
             owner: Arc::new(|_| Box::pin(async { None })),
         }
@@ -336,6 +340,20 @@ impl ApprovalStore {
             // An answer that was written at the same moment stays. The row says which came first.
             Some(end) => self.close(&watch.id, end, SystemTime::now()).await,
         }
+    }
+
+    /// Sets the tools of the present configuration. A call whose tool is not among them does not begin.
+    pub fn set_present_tools(&self, tools: PresentTools) {
+        *self.present.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(tools));
+    }
+
+    pub fn present_tools(&self) -> Option<Arc<PresentTools>> {
+        self.present.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Returns true if the present configuration has a tool for an agent, with this definition and these rules.
+    pub fn has_tool(&self, names: (&str, &str), digests: (&str, &str)) -> bool {
+        self.present_tools().is_none_or(|present| present.has_tool(names, digests))
     }
 
     pub fn file_digests(&self) -> &Arc<FileDigestCache> {

@@ -126,6 +126,7 @@ impl GrantedTool {
             limits: ToolBudgetLimits::default(),
             evidence: BTreeSet::new(),
             asking_rule: None,
+            rules_digest: String::new(),
             rules: vec![],
         }
     }
@@ -175,6 +176,8 @@ impl GrantedTool {
         if rule.approve == ApprovalMode::Ask && self.asking_rule.is_none() {
             self.asking_rule = Some(Arc::from(rule.name.as_str()));
         }
+        self.rules_digest = canonical::digest("tool rules 1", &(&self.rules_digest, rule))
+            .map_err(|error| (String::new(), error.to_string()))?;
         let when = self.compile_when(rule)?;
         self.rules.push(CompiledToolRule { name: Arc::from(rule.name.as_str()), when });
         Ok(())

@@ -9,7 +9,8 @@ use cogni_gateway::base::db::SqliteDatabase;
 use cogni_gateway::gateway::process::GatewayProcess;
 use cogni_gateway::gateway::run::ToolSettings;
 use cogni_gateway::llm::budget::Nanodollars;
-use cogni_gateway::runner::tool_opener::RunToolOpener;
+use cogni_gateway::runner::tool_opener::{CompiledTools, RunToolOpener};
+use cogni_gateway::tools::approval::present_tools::PresentTools;
 use cogni_gateway::tools::approval::store::{
     ApprovalDecision, ApprovalFilter, ApprovalStore, DecisionOutcome, MAX_QUESTIONS_PER_RUN,
 };
@@ -247,6 +248,65 @@ async fn the_end_of_the_run_withdraws_its_questions() {
     assert_eq!(resolved["decision"], "withdrawn");
     let late = store.decide(&row.id, decision(true, &row.digest), SystemTime::now()).await;
     assert_eq!(late.unwrap(), DecisionOutcome::Closed(ApprovalState::Withdrawn));
+}
+
+/// A person's yes that comes at the moment of the run's end starts nothing, and the records have the yes.
+#[tokio::test]
+async fn an_answer_at_the_end_of_the_run_is_recorded() {
+    let asking = AskingApp::start("").await;
+    let pending = asking.ask().await;
+    let row = asking.row(&pending).await;
+    // The waiting call does not hear of an answer that another store writes, like one that comes too late for it.
+    let other = open_store(asking._directory.path());
+    let answer = other.decide(&row.id, decision(true, &row.digest), SystemTime::now()).await;
+    assert!(matches!(answer.unwrap(), DecisionOutcome::Decided(_)));
+    let AskingApp { app, store, _directory } = asking;
+    let records = app.stop().await;
+    let of = |event: &str| records.iter().find(|record| record["event"] == event);
+    let resolved = of("approval.resolved").unwrap();
+    assert_eq!((&resolved["decision"], &resolved["by"]), (&json!("approved"), &json!("grant-2")));
+    assert_eq!(of("tool.refused").unwrap()["code"], "approval_withdrawn");
+    assert!(of("tool.admitted").is_none());
+    assert_eq!(store.find(&row.id).await.unwrap().unwrap().state, ApprovalState::Withdrawn);
+}
+
+/// A tool that a reload takes away, or whose definition, rules or agent's list it changes, begins no approved call, and no
+/// person is asked about it any more.
+#[tokio::test]
+async fn a_tool_that_is_configured_no_more_begins_no_call() {
+    let asking = AskingApp::start("").await;
+    let agents = |agent: &str, tool: &str| {
+        BTreeMap::from([(agent.to_owned(), BTreeSet::from([tool.to_owned()]))])
+    };
+    let present = |more: &str, agents| {
+        let table = Some(toml::from_str(&format!("{ASKING_CLOCK}{more}")).unwrap());
+        let settings = ToolSettings { table, ..ToolSettings::default() };
+        CompiledTools::from_settings(&settings).unwrap().to_present_tools(agents)
+    };
+    let agent = asking.app.run.identity.metadata["graph_id"].as_str().unwrap_or_default();
+    let rule = format!("[[rules]]\nname = 'more'\ntool = '{CLOCK}'\nprice_usd = '0.1'\n");
+    for changed in [
+        PresentTools::default(),
+        present("", agents(agent, "other")),
+        present("", agents("other", CLOCK)),
+        present(&rule, agents(agent, CLOCK)),
+    ] {
+        asking.store.set_present_tools(present("", agents(agent, CLOCK)));
+        let pending = asking.ask().await;
+        asking.store.set_present_tools(changed);
+        asking.decide(&pending, true).await;
+        assert_eq!(asking.end(&pending).await["error"]["code"], "approval_lost");
+        let (status, refused) = execute_tool(&asking.app, json!({"tool": CLOCK})).await;
+        assert_eq!(
+            (status, &refused["error"]["code"]),
+            (StatusCode::FORBIDDEN, &json!("approval_lost"))
+        );
+    }
+    assert_eq!(asking.executions(), 0);
+    asking.store.set_present_tools(present("", agents(agent, CLOCK)));
+    let pending = asking.ask().await;
+    asking.decide(&pending, true).await;
+    assert_eq!(asking.end(&pending).await["status"], "completed");
 }
 
 /// An approval that is withdrawn, used or expired between the answer and the beginning starts nothing.

@@ -124,6 +124,8 @@ async fn another_grant_approves_a_call() {
     assert!(cogni(&["list"]).contains(id));
     let shown = cogni(&["show", id]);
     assert!(shown.contains(digest) && shown.contains("arguments    {}"), "{shown}");
+    let shown_run = format!("account      acct-1\ngrant        {}\n", starter.id);
+    assert!(shown.contains(&shown_run), "{shown}");
     let answered = cogni(&["approve", id, "--digest", digest, "--reason", "fine"]);
     assert_eq!(answered, format!("question {id} is approved\n"));
     // 3. The call has run once, and watchers and records know why.
