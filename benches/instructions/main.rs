@@ -45,76 +45,76 @@ struct CountedCase {
 const CASES: &[CountedCase] = &[
     CountedCase {
         name: "chat frame",
-        figure: 495,
+        figure: 487,
         run: |n| read_frames(&CHAT, UsageChunkMode::Show, false, n),
     },
     CountedCase {
         name: "chat frame, filtered",
-        figure: 604,
+        figure: 572,
         run: |n| read_frames(&CHAT, UsageChunkMode::Hide, false, n),
     },
     CountedCase {
         name: "chat frame, limited",
-        figure: 709,
+        figure: 662,
         run: |n| read_frames(&CHAT, UsageChunkMode::Hide, true, n),
     },
     CountedCase {
         name: "messages frame",
-        figure: 570,
+        figure: 559,
         run: |n| read_frames(&MESSAGES, UsageChunkMode::Show, false, n),
     },
     CountedCase {
         name: "messages frame, limited",
-        figure: 610,
+        figure: 586,
         run: |n| read_frames(&MESSAGES, UsageChunkMode::Show, true, n),
     },
     CountedCase {
         name: "responses frame",
-        figure: 789,
+        figure: 786,
         run: |n| read_frames(&RESPONSES, UsageChunkMode::Show, false, n),
     },
     CountedCase {
         name: "responses frame, limited",
-        figure: 1232,
+        figure: 1233,
         run: |n| read_frames(&RESPONSES, UsageChunkMode::Show, true, n),
     },
     CountedCase {
         name: "chat answer 1 KB",
-        figure: 6926,
+        figure: 6951,
         run: |n| read_answers(GatewayRoute::ChatCompletions, CHAT_ANSWER, n),
     },
     CountedCase {
         name: "messages answer 1 KB",
-        figure: 7451,
+        figure: 7419,
         run: |n| read_answers(GatewayRoute::Messages, MESSAGES_ANSWER, n),
     },
     CountedCase {
         name: "responses answer 1 KB",
-        figure: 9089,
+        figure: 8899,
         run: |n| read_answers(GatewayRoute::Responses, RESPONSES_ANSWER, n),
     },
     CountedCase {
         name: "request 2 KB",
-        figure: 14_657,
+        figure: 12_876,
         run: |n| read_requests(2048, usize::MAX, n),
     },
     CountedCase {
         name: "request 100 KB",
-        figure: 154_567,
+        figure: 136_459,
         run: |n| read_requests(100_000, usize::MAX, n),
     },
     CountedCase {
         name: "request 100 KB in frames of 16 KB",
-        figure: 163_713,
+        figure: 145_562,
         run: |n| read_requests(100_000, 16_384, n),
     },
 ];
 
 const CALLS: &[CallCase] = &[
-    CallCase { name: "call 2 KB, lane on", figure: 56_700, lane: "on", is_stream: false },
-    CallCase { name: "call 2 KB, lane off", figure: 76_000, lane: "off", is_stream: false },
-    CallCase { name: "streamed frame, lane on", figure: 6080, lane: "on", is_stream: true },
-    CallCase { name: "streamed frame, lane off", figure: 7640, lane: "off", is_stream: true },
+    CallCase { name: "call 2 KB, lane on", figure: 49_200, lane: "on", is_stream: false },
+    CallCase { name: "call 2 KB, lane off", figure: 70_800, lane: "off", is_stream: false },
+    CallCase { name: "streamed frame, lane on", figure: 5680, lane: "on", is_stream: true },
+    CallCase { name: "streamed frame, lane off", figure: 7750, lane: "off", is_stream: true },
 ];
 
 fn main() -> Result<ExitCode> {
