@@ -34,6 +34,7 @@ struct FakeServer {
     directory: Arc<TempDir>,
 }
 
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch that a test sets on its own")]
 struct ServerState {
     is_modern: bool,
     /// True if answers are streams of events.

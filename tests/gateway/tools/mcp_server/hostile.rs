@@ -59,7 +59,7 @@ async fn a_long_list_of_tools_is_not_read_to_its_end() {
     let app = server.lock_and_serve().await;
     // No page behind the tool is asked for.
     server.change(|state| {
-        state.pages = (0..10).map(|page| heavy_page(&format!("t{page}"))).collect()
+        state.pages = (0..10).map(|page| heavy_page(&format!("t{page}"))).collect();
     });
     assert_eq!(search(&app).await["status"], "completed");
     assert_eq!(server.seen("tools/list").len(), 1);
@@ -69,7 +69,7 @@ async fn a_long_list_of_tools_is_not_read_to_its_end() {
     assert_eq!(failed["error"]["message"], "the tool's server does not answer as it should");
     assert_eq!(server.seen("tools/list").len(), 1 + 6);
     // A page has no more than 1 MiB.
-    server.change(|state| state.pages = vec![vec![heavy_page("t"), heavy_page("u")].join(",")]);
+    server.change(|state| state.pages = vec![[heavy_page("t"), heavy_page("u")].join(",")]);
     assert_eq!(search(&app).await["error"]["code"], "tool_failed");
     assert_eq!(server.seen("tools/call").len(), 1);
     app.stop().await;
