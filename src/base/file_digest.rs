@@ -14,7 +14,7 @@ use serde::Serialize;
 
 /// The digests of the last files that were read.
 #[derive(Debug, Default)]
-pub struct FileDigestCache(Mutex<HashMap<FileVersion, FileContent>>);
+pub struct FileDigestCache(Mutex<HashMap<FileVersion, DigestedContent>>);
 
 /// A file and its digest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -41,7 +41,7 @@ struct FileVersion {
 }
 
 #[derive(Clone, Debug)]
-struct FileContent {
+struct DigestedContent {
     digest: String,
     interpreter: Option<String>,
 }
@@ -70,19 +70,19 @@ impl FileDigestCache {
         let content = if let Some(content) = known {
             content
         } else {
-            let content = FileContent::read(&mut file)?;
+            let content = DigestedContent::read(&mut file)?;
             let is_same = FileVersion::from_metadata(&file.metadata()?) == version;
             if is_same && version.is_settled() {
                 self.keep(version, content.clone());
             }
             content
         };
-        let FileContent { digest: content, interpreter } = content;
+        let DigestedContent { digest: content, interpreter } = content;
         let FileVersion { device, inode, .. } = version;
         Ok(Some(FileDigest { path, device, inode, content, interpreter }))
     }
 
-    fn keep(&self, version: FileVersion, content: FileContent) {
+    fn keep(&self, version: FileVersion, content: DigestedContent) {
         let mut files = self.lock_files();
         if files.len() >= MAX_KEPT_DIGESTS {
             files.clear();
@@ -90,7 +90,7 @@ impl FileDigestCache {
         files.insert(version, content);
     }
 
-    fn lock_files(&self) -> MutexGuard<'_, HashMap<FileVersion, FileContent>> {
+    fn lock_files(&self) -> MutexGuard<'_, HashMap<FileVersion, DigestedContent>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -115,7 +115,7 @@ impl FileVersion {
     }
 }
 
-impl FileContent {
+impl DigestedContent {
     fn read(file: &mut File) -> io::Result<Self> {
         let (mut digest, mut buffer) = (Context::new(&SHA256), vec![0; BUFFER_BYTES]);
         let mut interpreter = None;
@@ -178,7 +178,7 @@ mod tests {
         assert_ne!(second.content, first.content);
         // 2. A version that is kept is not read again, and another version is.
         let version = FileVersion::from_metadata(&fs::metadata(&path).unwrap());
-        let kept = FileContent { digest: "kept".to_owned(), interpreter: None };
+        let kept = DigestedContent { digest: "kept".to_owned(), interpreter: None };
         cache.keep(version, kept);
         assert_eq!(read().content, "kept");
         let one = tempfile::tempdir().unwrap().path().join("none");
@@ -199,7 +199,7 @@ mod tests {
         let version = FileVersion::from_metadata(&fs::metadata(&program).unwrap());
         cache.read_digest(&program).unwrap();
         assert_eq!(cache.lock_files().contains_key(&version), version.is_settled());
-        let kept = FileContent { digest: String::new(), interpreter: None };
+        let kept = DigestedContent { digest: String::new(), interpreter: None };
         for inode in 0..2 * MAX_KEPT_DIGESTS as u64 {
             cache.keep(FileVersion { inode, ..version }, kept.clone());
             assert!(cache.lock_files().len() <= MAX_KEPT_DIGESTS);

@@ -21,7 +21,7 @@ use crate::support::client::build_request;
 /// A run with one tool that is a file and asks a person.
 struct AskingProgram {
     asking: AskingApp,
-    jobs: Arc<RecordedJobs>,
+    jobs: Arc<RecordedImages>,
 }
 
 impl AskingProgram {
@@ -32,7 +32,7 @@ impl AskingProgram {
         prepare(&path);
         let settings = tool_settings(&path, lines);
         let store = open_store(&path);
-        let jobs = Arc::new(RecordedJobs::default());
+        let jobs = Arc::new(RecordedImages::default());
         let runner = Some(Arc::clone(&jobs) as Arc<dyn JobRunner>);
         let opener = RunToolOpener { jobs: runner, approvals: Some(store.clone()) };
         let app = TestApp::with(|config| {
@@ -209,19 +209,19 @@ fn a_program_without_a_digest_cannot_ask() {
 
 /// A runner of jobs that runs nothing, and keeps the image of each call.
 #[derive(Default)]
-struct RecordedJobs {
+struct RecordedImages {
     /// The id that the name of every image leads to.
     image: Mutex<String>,
     images: Mutex<Vec<Option<String>>>,
 }
 
-impl RecordedJobs {
+impl RecordedImages {
     fn count(&self) -> usize {
         self.images.lock().unwrap().len()
     }
 }
 
-impl JobRunner for RecordedJobs {
+impl JobRunner for RecordedImages {
     fn run_job(&self, call: JobCall) -> JobFuture {
         self.images.lock().unwrap().push(call.image);
         Box::pin(async { Ok("1".to_owned()) })
