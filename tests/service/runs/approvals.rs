@@ -220,6 +220,33 @@ async fn a_cancelled_run_withdraws_its_question() {
     setup.stop(service);
 }
 
+/// The operator takes a tool away and reloads: an approved call of it does not begin, though its run goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reload_without_the_tool_stops_an_approved_call() {
+    let script = "/run/cogni-tool exec core__get_current_time {} --wait 5m >&2; true";
+    let setup = asking_setup(script, "").await;
+    let mut service = setup.start();
+    let approver = setup.mint(&["--access", "approve"]);
+    let run = service.run(&caller_body()).await;
+    let asked = wait_for_questions(&approver, |found| found.len() == 1).await;
+    let agents = setup.path().join("agents");
+    let file = agents.join("caller.toml");
+    let entry = fs::read_to_string(&file).unwrap();
+    fs::write(&file, entry.replace("tools = ['core__get_current_time']\n", "")).unwrap();
+    setup.write_config(&format!("agents_dir = \"{}\"", agents.display()));
+    service.process.signal("HUP");
+    tokio::task::block_in_place(|| {
+        service.process.until(|output| output.contains("relay are read again"));
+    });
+    let digest = text(&asked[0]["digest"]);
+    assert_eq!(answer(&approver, &asked[0], digest).await, (200, json!("approved")));
+    service.ended(&run).await;
+    let printed = service.get(&format!("/api/v1/runs/{run}/output")).await.json();
+    assert!(text(&printed["stderr"]).contains("approval_lost"), "{printed}");
+    assert_eq!(count_records(&setup, &run, "tool.admitted"), 0);
+    setup.stop(service);
+}
+
 /// A service without grants has no person who may answer, so a rule that asks is refused when the file is loaded.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_without_grants_cannot_ask() {
