@@ -283,7 +283,8 @@ async fn a_tool_that_is_configured_no_more_begins_no_call() {
         let settings = ToolSettings { table, ..ToolSettings::default() };
         CompiledTools::from_settings(&settings).unwrap().to_present_tools(agents)
     };
-    let agent = asking.app.run.identity.metadata["graph_id"].as_str().unwrap_or_default();
+    // The run of this test has no agent's name.
+    let agent = "";
     let rule = format!("[[rules]]\nname = 'more'\ntool = '{CLOCK}'\nprice_usd = '0.1'\n");
     for changed in [
         PresentTools::default(),
