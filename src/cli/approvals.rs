@@ -97,9 +97,9 @@ pub fn run(command: ApprovalsCommand, out: &mut impl Write) -> anyhow::Result<Ex
                 if !all {
                     path += "&state=pending";
                 }
-                for (name, value) in [("run", run), ("cursor", after)] {
+                for (name, value) in [("&run=", run), ("&cursor=", after)] {
                     if let Some(value) = value {
-                        path += &format!("&{name}=");
+                        path += name;
                         path.extend(encode_url_component(&value));
                     }
                 }

@@ -34,7 +34,11 @@ impl AskingProgram {
         let store = open_store(&path);
         let jobs = Arc::new(RecordedImages::default());
         let runner = Some(Arc::clone(&jobs) as Arc<dyn JobRunner>);
-        let opener = RunToolOpener { jobs: runner, approvals: Some(store.clone()) };
+        let opener = RunToolOpener {
+            jobs: runner,
+            approvals: Some(store.clone()),
+            ..RunToolOpener::default()
+        };
         let app = TestApp::with(|config| {
             config.tools = ToolSettings { opener: Some(Arc::new(opener)), ..settings.clone() };
         })

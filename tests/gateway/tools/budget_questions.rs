@@ -36,7 +36,7 @@ impl AskingBudget {
     async fn start(limits: BudgetLimits, table: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let store = open_store(directory.path());
-        let opener = RunToolOpener { jobs: None, approvals: Some(store.clone()) };
+        let opener = RunToolOpener { approvals: Some(store.clone()), ..RunToolOpener::default() };
         let app = TestApp::with(|config| {
             config.budget = limits;
             ask_for_budget(config, table, Some(opener));

@@ -77,7 +77,7 @@ struct AskingRun {
 async fn start_asking(table: &str) -> AskingRun {
     let directory = tempfile::tempdir().unwrap();
     let store = open_store(directory.path());
-    let opener = RunToolOpener { jobs: None, approvals: Some(store.clone()) };
+    let opener = RunToolOpener { approvals: Some(store.clone()), ..RunToolOpener::default() };
     let app = TestApp::with(|config| {
         let opener = Some(Arc::new(opener) as _);
         config.tools = ToolSettings { opener, ..tool_settings(table) };
