@@ -39,13 +39,20 @@ enum SpellingMatch {
 impl SecretRedactor {
     /// Creates a redactor for a key, for its digest, by which LiteLLM names keys, and for the key in base64.
     pub fn new(key: &SecretString) -> Self {
-        let bytes = key.expose_secret().as_bytes();
-        let secrets = if bytes.len() < MIN_SECRET_BYTES {
-            vec![]
-        } else {
-            let digest = SecretString::new(sha256_hex(bytes));
-            [key.clone(), digest].into_iter().chain(base64_spellings(bytes)).collect()
-        };
+        Self::for_keys(std::slice::from_ref(key))
+    }
+
+    /// Creates a redactor for several keys, each like [`new`](Self::new).
+    pub fn for_keys(keys: &[SecretString]) -> Self {
+        let bytes = |key: &SecretString| key.expose_secret().len();
+        let long = keys.iter().filter(|key| bytes(key) >= MIN_SECRET_BYTES);
+        let secrets: Vec<_> = long
+            .flat_map(|key| {
+                let bytes = key.expose_secret().as_bytes();
+                let digest = SecretString::new(sha256_hex(bytes));
+                [key.clone(), digest].into_iter().chain(base64_spellings(bytes))
+            })
+            .collect();
         let mut starts = SpellingStarts::default();
         for secret in &secrets {
             let first = secret.expose_secret().as_bytes()[0];

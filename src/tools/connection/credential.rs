@@ -15,6 +15,7 @@ use super::reserved_headers::is_reserved_header;
 use crate::base::secret::SecretString;
 use crate::base::secret_redactor::SecretRedactor;
 use crate::tools::connection_config::ConnectionCredentialConfig;
+use crate::tools::header_secrets::list_header_secrets;
 
 /// The checked settings of a credential.
 #[derive(Clone, Debug)]
@@ -33,8 +34,8 @@ pub(super) struct ReadCredential {
 /// A search for a credential in an answer, as it streams.
 pub(super) struct EchoGuard {
     redactor: SecretRedactor,
-    /// The credential in small letters, because the names of headers are in small letters.
-    folded: Vec<u8>,
+    /// The secrets in small letters, because the names of headers are in small letters.
+    folded: Vec<Vec<u8>>,
 }
 
 impl ConnectionCredential {
@@ -94,22 +95,25 @@ impl ConnectionCredential {
             (None, Some(_)) => value.to_owned(),
             (None, None) => format!("Bearer {value}"),
         };
+        let guard = EchoGuard::new(&SecretString::new(&*text));
         let value = HeaderValue::from_str(&text);
         let mut value = value.map_err(|_| "it cannot be a header's value".to_owned())?;
         value.set_sensitive(true);
         let header = self.header.clone();
-        Ok(ReadCredential { header, value, guard: EchoGuard::new(&secret) })
+        Ok(ReadCredential { header, value, guard })
     }
 }
 
 impl EchoGuard {
-    /// Creates a guard for a value. If the value has a scheme in front, such as `Token `, the rest is searched for.
-    fn new(secret: &SecretString) -> Self {
-        let whole = secret.expose_secret();
-        let last = whole.rsplit(' ').next().filter(|last| last.len() >= MIN_SECRET_BYTES);
-        let secret = last.unwrap_or(whole);
-        let folded = secret.to_ascii_lowercase().into_bytes();
-        Self { redactor: SecretRedactor::new(&SecretString::new(secret)), folded }
+    /// Creates a guard for the value of the sent header: each secret in the value is searched for.
+    fn new(sent: &SecretString) -> Self {
+        let secrets = list_header_secrets(sent);
+        let folded =
+            |secret: &SecretString| secret.expose_secret().to_ascii_lowercase().into_bytes();
+        Self {
+            redactor: SecretRedactor::for_keys(&secrets),
+            folded: secrets.iter().map(folded).collect(),
+        }
     }
 
     /// Returns the part of the body so far that may pass, or `None` if the body contains the credential.
@@ -125,7 +129,7 @@ impl EchoGuard {
     /// Returns true if a header contains the credential, in its name or its value.
     pub(super) fn is_in_header(&self, name: &HeaderName, value: &HeaderValue) -> bool {
         let name = name.as_str().as_bytes();
-        memchr::memmem::find(name, &self.folded).is_some()
+        self.folded.iter().any(|secret| memchr::memmem::find(name, secret).is_some())
             || self.redactor.contains_secret(value.as_bytes())
     }
 }
