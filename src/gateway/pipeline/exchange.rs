@@ -32,7 +32,7 @@ use super::dropped_fields;
 use super::limits::RequestPermit;
 use super::policy::GatewayPolicy;
 use super::read_body::{BodyReadError, IncomingRequestBody, RequestBody, scan_whole_body};
-use super::rejection::{CallRejection, audit_outcome};
+use super::rejection::CallRejection;
 use super::{ReservedRequest, RunGateway};
 use crate::base::cancel_watch::CancelWatch;
 use crate::base::header_lines::HeaderLines;
@@ -47,7 +47,7 @@ use crate::llm::protocol::{GatewayRoute, LlmProtocol};
 use crate::llm::request::{FieldChange, FieldChangeKind, LlmCall, ScannedBody};
 use crate::llm::response::UsageChunkMode;
 use crate::telemetry::audit::AuditError;
-use crate::telemetry::audit::records::{CallAdmittedRecord, CallOutcome};
+use crate::telemetry::audit::records::CallOutcome;
 use crate::telemetry::metrics::InFlightGuard;
 
 pub(super) use budget_wait::UnfundedCall;
@@ -523,29 +523,9 @@ impl GatewayExchange {
 }
 
 impl ExchangeContext {
-    fn admission_record(&self, call: &ReservedCall) -> CallAdmittedRecord<'_> {
-        CallAdmittedRecord {
-            request: self.id.as_str(),
-            route: call.route.name(),
-            model: self.model.as_deref(),
-            rules: &self.rules,
-            stream: call.is_stream,
-            request_bytes: self.request_bytes,
-            pid: self.pid,
-            reserved: call.reserved,
-        }
-    }
-
     fn set_own_response(&mut self, response: &Response<impl AsRef<[u8]>>) {
         self.status = response.status().as_u16();
         self.response_bytes = response.body().as_ref().len() as u64;
-    }
-
-    fn record_upstream_failure(&mut self, error: &upstream::UpstreamError) {
-        self.code = Some(error.code());
-        self.outcome = Some(audit_outcome(error));
-        self.gateway.metrics.record_upstream_error(error.code());
-        self.gateway.upstream.failures().failed(error);
     }
 
     /// Returns the outcome of an exchange that is dropped before anything else has ended it.

@@ -35,8 +35,7 @@ use super::log_file::AuditLogFile;
 use super::peers::PeerTracker;
 use super::records::{
     AuditRecord, CallAdmittedRecord, CallOutcome, CallRefusedRecord, CallSettledRecord,
-    CheckpointRecord, LogRepairedRecord, PeerConnectedRecord, RunFinishedRecord, RunStartedRecord,
-    SessionStartedRecord,
+    CheckpointRecord, LogRepairedRecord, RunFinishedRecord, RunStartedRecord, SessionStartedRecord,
 };
 use super::recover::{self, AuditLogScan, TornTail};
 use super::refusal_counter::RefusalCounter;
@@ -44,7 +43,6 @@ use super::tool_records::{ToolOutcome, ToolSettledRecord};
 use super::{AuditConfig, AuditDurability, AuditError};
 use crate::base::time::MAX_TIME;
 use crate::base::timestamp::TimestampFormatter;
-use crate::base::unix::PeerCredentials;
 use crate::llm::budget::{BudgetAmount, ConnectionSpending, RecentUsage, ToolSpending};
 
 /// The audit log of one run, which all threads that serve the run share.
@@ -247,31 +245,6 @@ impl AuditLog {
     /// Records a step of the delivery of the run's work. Never fails and does no I/O.
     pub fn record_delivery<R: AuditRecord>(&self, record: &R) {
         self.record_operator_action(record);
-    }
-
-    /// Records each process that connects, once. The first 64 processes are recorded one by one. The connections of
-    /// later ones are counted, with a record at most once a second. Never fails; reads `/proc` for a new process.
-    pub fn record_connection(&self, peer: PeerCredentials) {
-        let Some(open) = &self.0 else { return };
-        let (is_recorded, is_counting) = {
-            let mut state = open.lock_state();
-            let has_room = state.has_room();
-            let peers = &mut state.peers;
-            (peers.count_connection(peer, has_room), peers.is_counting())
-        };
-        if is_recorded {
-            let PeerCredentials { pid, uid, gid } = peer;
-            let cgroup = peer.cgroup_path();
-            open.lock_state().append_record(&PeerConnectedRecord {
-                pid,
-                uid,
-                gid,
-                cgroup: cgroup.as_deref(),
-            });
-        }
-        if is_recorded || is_counting {
-            open.unflushed.notify_one();
-        }
     }
 
     /// Waits until there are records to flush or to sign, so that an idle run wakes no task.

@@ -4,12 +4,16 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 
 use super::provider_response::ProviderResponse;
-use super::{ExchangeContext, SentCall};
+use super::{ExchangeContext, ReservedCall, SentCall};
+use crate::gateway::pipeline::rejection::audit_outcome;
+use crate::gateway::upstream::UpstreamError;
 use crate::llm::budget::{BudgetAmount, BudgetReservation, Nanodollars, TokenUsage};
 use crate::llm::protocol::GatewayRoute;
 use crate::llm::response::MAX_REPORTED_TOKENS;
 use crate::telemetry::access_log::AccessLogEntry;
-use crate::telemetry::audit::records::{CallOutcome, CallRefusedRecord, CallSettledRecord};
+use crate::telemetry::audit::records::{
+    CallAdmittedRecord, CallOutcome, CallRefusedRecord, CallSettledRecord,
+};
 use crate::telemetry::{metrics, trace};
 
 /// The end of an exchange, with the call and the response, if the exchange has come that far.
@@ -89,6 +93,28 @@ impl ExchangeContext {
             first_byte_ms: end.first_byte().map(to_milliseconds),
             duration_ms: to_milliseconds(end.duration),
         });
+    }
+
+    /// Returns the record of a call that is about to be sent.
+    pub(super) fn admission_record(&self, call: &ReservedCall) -> CallAdmittedRecord<'_> {
+        CallAdmittedRecord {
+            request: self.id.as_str(),
+            route: call.route.name(),
+            model: self.model.as_deref(),
+            rules: &self.rules,
+            stream: call.is_stream,
+            request_bytes: self.request_bytes,
+            pid: self.pid,
+            reserved: call.reserved,
+        }
+    }
+
+    /// Records that the upstream has failed a call.
+    pub(super) fn record_upstream_failure(&mut self, error: &UpstreamError) {
+        self.code = Some(error.code());
+        self.outcome = Some(audit_outcome(error));
+        self.gateway.metrics.record_upstream_error(error.code());
+        self.gateway.upstream.failures().failed(error);
     }
 
     pub(super) fn record_refusal(&self, outcome: CallOutcome) {

@@ -2,10 +2,38 @@
 
 use std::time::Instant;
 
-use super::AuditLogState;
+use super::{AuditLog, AuditLogState};
+use crate::base::unix::PeerCredentials;
 use crate::telemetry::audit::connect_records::ConnectRefusalsRepeatedRecord;
-use crate::telemetry::audit::records::RefusalsRepeatedRecord;
+use crate::telemetry::audit::records::{PeerConnectedRecord, RefusalsRepeatedRecord};
 use crate::telemetry::audit::tool_records::ToolRefusalsRepeatedRecord;
+
+impl AuditLog {
+    /// Records each process that connects, once. The first 64 processes are recorded one by one. The connections of
+    /// later ones are counted, with a record at most once a second. Never fails; reads `/proc` for a new process.
+    pub fn record_connection(&self, peer: PeerCredentials) {
+        let Some(open) = &self.0 else { return };
+        let (is_recorded, is_counting) = {
+            let mut state = open.lock_state();
+            let has_room = state.has_room();
+            let peers = &mut state.peers;
+            (peers.count_connection(peer, has_room), peers.is_counting())
+        };
+        if is_recorded {
+            let PeerCredentials { pid, uid, gid } = peer;
+            let cgroup = peer.cgroup_path();
+            open.lock_state().append_record(&PeerConnectedRecord {
+                pid,
+                uid,
+                gid,
+                cgroup: cgroup.as_deref(),
+            });
+        }
+        if is_recorded || is_counting {
+            open.unflushed.notify_one();
+        }
+    }
+}
 
 impl AuditLogState {
     /// Returns true below the largest size of the log. Above it, there are only settlements, an operator's actions and
