@@ -31,7 +31,7 @@ use crate::support::client::build_request;
 pub(super) struct AskingApp {
     pub(super) app: TestApp,
     pub(super) store: ApprovalStore,
-    pub(super) _directory: TempDir,
+    pub(super) directory: TempDir,
 }
 
 impl AskingApp {
@@ -51,7 +51,7 @@ impl AskingApp {
             config.validate().unwrap();
         })
         .await;
-        Self { app, store, _directory: directory }
+        Self { app, store, directory }
     }
 
     /// Calls the clock without waiting, and returns the pending answer.
@@ -241,7 +241,7 @@ async fn the_end_of_the_run_withdraws_its_questions() {
     let asking = AskingApp::start("").await;
     let pending = asking.ask().await;
     let row = asking.row(&pending).await;
-    let AskingApp { app, store, _directory } = asking;
+    let AskingApp { app, store, directory: _directory } = asking;
     let records = app.stop().await;
     assert!(records.iter().all(|record| record["event"] != "tool.admitted"));
     let resolved = records.iter().find(|record| record["event"] == "approval.resolved").unwrap();
@@ -257,10 +257,10 @@ async fn an_answer_at_the_end_of_the_run_is_recorded() {
     let pending = asking.ask().await;
     let row = asking.row(&pending).await;
     // The waiting call does not hear of an answer that another store writes, like one that comes too late for it.
-    let other = open_store(asking._directory.path());
+    let other = open_store(asking.directory.path());
     let answer = other.decide(&row.id, decision(true, &row.digest), SystemTime::now()).await;
     assert!(matches!(answer.unwrap(), DecisionOutcome::Decided(_)));
-    let AskingApp { app, store, _directory } = asking;
+    let AskingApp { app, store, directory: _directory } = asking;
     let records = app.stop().await;
     let of = |event: &str| records.iter().find(|record| record["event"] == event);
     let resolved = of("approval.resolved").unwrap();

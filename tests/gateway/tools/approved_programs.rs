@@ -43,11 +43,11 @@ impl AskingProgram {
             config.tools = ToolSettings { opener: Some(Arc::new(opener)), ..settings.clone() };
         })
         .await;
-        Self { asking: AskingApp { app, store, _directory: directory }, jobs }
+        Self { asking: AskingApp { app, store, directory }, jobs }
     }
 
     fn path(&self, name: &str) -> std::path::PathBuf {
-        self.asking._directory.path().join(name)
+        self.asking.directory.path().join(name)
     }
 
     async fn ask(&self) -> Value {
@@ -194,7 +194,7 @@ fn a_program_without_a_digest_cannot_ask() {
         "argv = ['/usr/bin/python3', '-m', 'tool']\nenv = { PYTHONPATH = '/nowhere:/usr/lib' }",
         &format!(
             "argv = ['/bin/sh', '-c', '{}']",
-            (0..2000).map(|n| format!("n{n} ")).collect::<String>()
+            (0..2000).map(|n| format!("n{n}")).collect::<Vec<_>>().join(" ")
         ),
     ];
     insta::assert_snapshot!(errors.map(problem).join("\n"), @r#"
