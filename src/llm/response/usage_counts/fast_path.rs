@@ -112,6 +112,8 @@ impl UsageMemberCounts {
             b"cache_creation_tokens" | b"cache_write_tokens" => self.take_count(first + 3, value),
             b"image_tokens" => self.take_count(first + 4, value),
             b"video_tokens" => self.take_count(first + 5, value),
+            // The count is used only if the sum is missing. The slot finds a repeated member.
+            b"text_tokens" => self.take_count(first + 6, value),
             _ => value.skip_scalar(),
         })
     }
@@ -187,7 +189,7 @@ impl UsageMemberCounts {
 }
 
 /// The number of counts in each details member.
-const COUNTS_PER_DETAILS: usize = 6;
+const COUNTS_PER_DETAILS: usize = 7;
 
 const COUNT_SLOTS: usize = UsageMember::Details as usize + COUNTS_PER_DETAILS * 5;
 
@@ -234,6 +236,8 @@ mod tests {
         }
         assert!(!check(r#"{"prompt_tokens":1,"cost":2}"#));
         assert!(!check(r#"{"input_tokens":1,"iterations":[]}"#));
+        let repeated = r#"{"prompt_tokens":1,"prompt_tokens_details":{"cached_tokens":3,"text_tokens":1,"text_tokens":1}}"#;
+        assert!(!check(repeated), "the parser refuses a repeated member");
     }
 
     fn usage() -> impl Strategy<Value = String> {
