@@ -27,7 +27,10 @@ async fn a_request_without_a_grant_is_refused_at_every_path() {
         assert_eq!(response.json()["error"]["code"], "unauthorized", "{path}");
         assert_eq!(response.header("www-authenticate"), Some("Bearer"), "{path}");
     }
-    assert_eq!(open, ["/healthz", "/readyz"]);
+    // A reply to a question is signed with a key of its own.
+    assert_eq!(open, ["/api/v1/approvals/replies", "/healthz", "/readyz"]);
+    let unsigned = setup.client().ask(Method::POST, &open[0], "{}", &[]).await;
+    assert_eq!(unsigned.status, 404, "this service takes no replies: {}", unsigned.text());
     setup.stop(service);
 }
 
