@@ -161,6 +161,13 @@ fn begun_length(text: &[u8], secret: &[u8]) -> usize {
 
 /// Compares the beginning of a text with a secret. The work is bounded by the secret's length.
 fn compare(text: &[u8], secret: &[u8]) -> SpellingMatch {
+    // As the secret is, its own `%` and `\` begin no escape.
+    if text.starts_with(secret) {
+        return SpellingMatch::Whole(secret.len());
+    }
+    if secret.starts_with(text) {
+        return SpellingMatch::Begun;
+    }
     let mut at = 0;
     for byte in secret {
         match compare_byte(&text[at..], *byte) {
@@ -174,18 +181,25 @@ fn compare(text: &[u8], secret: &[u8]) -> SpellingMatch {
 fn compare_byte(text: &[u8], byte: u8) -> SpellingMatch {
     match text {
         [] => SpellingMatch::Begun,
-        [first, ..] if *first == byte => SpellingMatch::Whole(1),
-        [b'%', digits @ ..] => compare_digits(digits, 2, byte, 1),
+        [b'%', digits @ ..] => match compare_digits(digits, 2, byte, 1) {
+            SpellingMatch::Different if byte == b'%' => SpellingMatch::Whole(1),
+            escaped => escaped,
+        },
         [b'\\', ..] => {
             // JSON in a JSON string has its backslashes doubled.
             let slashes = text.iter().take(MAX_SLASHES).take_while(|byte| **byte == b'\\').count();
             match text[slashes..].split_first() {
                 None => SpellingMatch::Begun,
-                Some((b'u', digits)) => compare_digits(digits, 4, byte, slashes + 1),
+                Some((b'u', digits)) => match compare_digits(digits, 4, byte, slashes + 1) {
+                    SpellingMatch::Different if byte == b'\\' => SpellingMatch::Whole(slashes),
+                    escaped => escaped,
+                },
+                Some(_) if byte == b'\\' => SpellingMatch::Whole(slashes),
                 Some((escaped, _)) if *escaped == byte => SpellingMatch::Whole(slashes + 1),
                 Some(_) => SpellingMatch::Different,
             }
         }
+        [first, ..] if *first == byte => SpellingMatch::Whole(1),
         _ => SpellingMatch::Different,
     }
 }
@@ -238,6 +252,25 @@ mod tests {
         let expected = format!("x sk-abc********* and sk-abca {}; sk-ab", "*".repeat(64));
         for size in 1..body.len() {
             assert_eq!(masked("sk-abcabd", &body, size), expected, "frames of {size}");
+        }
+    }
+
+    #[test]
+    fn a_key_with_characters_of_escapes_is_masked() {
+        for (key, spelling) in [
+            ("ab%cd-efgh%12345", "ab%cd-efgh%12345"),
+            ("ab%cd-efgh%12345", "ab%25cd-efgh%2512345"),
+            ("ab%cd-efgh%12345", "ab%25cd%2Defgh%2512345"),
+            (r"DOMAIN\user-pass", r"DOMAIN\user-pass"),
+            (r"DOMAIN\user-pass", r"DOMAIN\user-pass"),
+            (r"DOMAIN\user-pass", r"DOMAIN\\user-pass"),
+            (r"DOMAIN\user-pass", r"DOMAIN\u005cuser-pass"),
+            (r"DOMAIN\user-pass", "DOMAIN%5Cuser-pass"),
+        ] {
+            let (body, stars) = (format!("x {spelling} y"), "*".repeat(spelling.len()));
+            for size in 1..body.len() {
+                assert_eq!(masked(key, &body, size), format!("x {stars} y"), "{spelling}, {size}");
+            }
         }
     }
 
