@@ -21,8 +21,10 @@ pub struct ConnectRule {
     method: Option<String>,
     /// The pattern's segments, as they are written.
     raw: Vec<String>,
-    /// The pattern's segments for a comparison of decoded paths.
+    /// The pattern's segments for a comparison of decoded paths, in which an escaped slash separates segments.
     folded: Vec<Vec<u8>>,
+    /// The same, where an escaped slash is a character of its segment.
+    folded_whole: Vec<Vec<u8>>,
 }
 
 impl ConnectRule {
@@ -54,6 +56,7 @@ impl ConnectRule {
             method: Some(method.to_owned()).filter(|method| method != "*"),
             raw: parsed.segments().map(str::to_owned).collect(),
             folded: fold_segments(parsed),
+            folded_whole: fold_whole_segments(parsed),
         })
     }
 
@@ -71,8 +74,12 @@ impl ConnectRule {
     /// Returns true if the rule denies a request, in any reading of its path.
     pub fn denies(&self, method: &str, path: RequestPath<'_>) -> bool {
         let matches = |pattern: &Vec<u8>, segment: &Vec<u8>| match_segment(pattern, segment);
-        let segments = fold_segments(path);
-        self.has_method(method) && match_sequence(&self.folded, &segments, |p| p == b"**", matches)
+        let is_denied = |pattern: &[Vec<u8>], segments: &[Vec<u8>]| {
+            match_sequence(pattern, segments, |p| p == b"**", matches)
+        };
+        self.has_method(method)
+            && (is_denied(&self.folded, &fold_segments(path))
+                || is_denied(&self.folded_whole, &fold_whole_segments(path)))
     }
 
     fn has_method(&self, method: &str) -> bool {
@@ -97,6 +104,16 @@ fn fold_segments(path: RequestPath<'_>) -> Vec<Vec<u8>> {
         .skip(1)
         .map(<[u8]>::to_vec)
         .collect();
+    segments.pop_if(|last| last.is_empty());
+    segments
+}
+
+/// Returns the segments like [`fold_segments`], where an escaped slash does not end a segment.
+fn fold_whole_segments(path: RequestPath<'_>) -> Vec<Vec<u8>> {
+    let fold = |segment: &str| {
+        percent_decode_str(segment).map(|byte| byte.to_ascii_lowercase()).collect::<Vec<_>>()
+    };
+    let mut segments: Vec<_> = path.segments().map(fold).collect();
     segments.pop_if(|last| last.is_empty());
     segments
 }

@@ -139,6 +139,9 @@ fn a_rule_decides_by_method_and_path() {
         ("GET /a%20b", "GET", "/a%20B", true),
         ("GET /a/b", "GET", "/a/bc", false),
         ("* /**/secrets/**", "GET", "/repos/a/secrets", true),
+        // A server may read an escaped slash as a part of its segment.
+        ("* /@a*", "GET", "/@a%2fb-internal", true),
+        ("* /*internal*", "GET", "/@a%2fb-internal", true),
     ] {
         assert_eq!(denies(rule, method, path), expected, "{rule}: {method} {path}");
     }
