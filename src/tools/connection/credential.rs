@@ -11,7 +11,7 @@ use http::{HeaderName, HeaderValue, header};
 use tokio::io::AsyncReadExt;
 use tokio::process::Command;
 
-use super::reserved_headers::is_reserved_header;
+use super::reserved_headers::{is_credential_header, is_reserved_header};
 use crate::base::secret::SecretString;
 use crate::base::secret_redactor::SecretRedactor;
 use crate::tools::connection_config::ConnectionCredentialConfig;
@@ -60,7 +60,7 @@ impl ConnectionCredential {
             (None, None) => header::AUTHORIZATION,
             (None, Some(name)) => match HeaderName::try_from(name) {
                 Ok(name) if !is_reserved_header(&name) => name,
-                Ok(name) if name == header::AUTHORIZATION || is_credential_name(&name) => name,
+                Ok(name) if name == header::AUTHORIZATION || is_credential_header(&name) => name,
                 _ => return wrong("header", "is not the name of a header for credentials"),
             },
         };
@@ -95,7 +95,7 @@ impl ConnectionCredential {
             (None, Some(_)) => value.to_owned(),
             (None, None) => format!("Bearer {value}"),
         };
-        let guard = EchoGuard::new(&SecretString::new(&*text));
+        let guard = EchoGuard::new(&SecretString::new(&*text), &secret);
         let value = HeaderValue::from_str(&text);
         let mut value = value.map_err(|_| "it cannot be a header's value".to_owned())?;
         value.set_sensitive(true);
@@ -105,9 +105,13 @@ impl ConnectionCredential {
 }
 
 impl EchoGuard {
-    /// Creates a guard for the value of the sent header: each secret in the value is searched for.
-    fn new(sent: &SecretString) -> Self {
-        let secrets = list_header_secrets(sent);
+    /// Creates a guard for a value and the header that is made of it: the value itself is searched for, and each secret
+    /// that the header's text has.
+    fn new(sent: &SecretString, value: &SecretString) -> Self {
+        let mut secrets = list_header_secrets(sent);
+        if secrets.iter().all(|secret| secret.expose_secret() != value.expose_secret()) {
+            secrets.push(value.clone());
+        }
         let folded =
             |secret: &SecretString| secret.expose_secret().to_ascii_lowercase().into_bytes();
         Self {
@@ -172,11 +176,6 @@ async fn run_program(program: &str, arguments: &[String]) -> Result<SecretString
         return Err(format!("`{program}` prints nothing"));
     }
     Ok(SecretString::new(value))
-}
-
-/// Returns true for the usual headers of API keys, which no client may set, and which a credential may use.
-fn is_credential_name(name: &HeaderName) -> bool {
-    name.as_str() == "x-api-key"
 }
 
 /// The shortest credential that is searched for in answers, which is the redactor's own limit.

@@ -8,12 +8,14 @@ pub(super) fn find_credential_parameter(query: &str) -> Option<&'static str> {
     query.split(['&', ';']).find_map(|parameter| {
         let name = parameter.split('=').next().unwrap_or_default().replace('+', " ");
         let name = percent_decode_str(&name).decode_utf8_lossy().trim().to_ascii_lowercase();
+        // Some servers read `token[]=` as `token=`.
+        let name = name.split('[').next().unwrap_or_default();
         CREDENTIAL_PARAMETERS.into_iter().find(|known| *known == name)
     })
 }
 
 /// Names of parameters that carry a credential at well-known services, in small letters.
-const CREDENTIAL_PARAMETERS: [&str; 22] = [
+const CREDENTIAL_PARAMETERS: [&str; 27] = [
     "access_token",
     "api-key",
     "api_key",
@@ -23,17 +25,22 @@ const CREDENTIAL_PARAMETERS: [&str; 22] = [
     "auth_token",
     "authorization",
     "awsaccesskeyid",
+    "circle-token",
     "client_secret",
+    "feed_token",
     "id_token",
     "job_token",
     "oauth_token",
+    "password",
     "private_token",
     "refresh_token",
     "sig",
     "signature",
     "subscription-key",
+    "token",
     "x-amz-credential",
     "x-amz-security-token",
     "x-amz-signature",
+    "x-goog-credential",
     "x-goog-signature",
 ];

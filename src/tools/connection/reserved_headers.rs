@@ -6,13 +6,38 @@ use http::HeaderName;
 pub(super) fn is_reserved_header(name: &HeaderName) -> bool {
     let name = name.as_str();
     RESERVED_HEADERS.contains(&name)
+        || CREDENTIAL_HEADERS.contains(&name)
         || RESERVED_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// The headers that no list can let pass.
-const RESERVED_HEADERS: [&str; 26] = [
-    "accept-encoding",
+/// Returns true for a usual header of API keys, which no client may set, and which a credential may use.
+pub(super) fn is_credential_header(name: &HeaderName) -> bool {
+    CREDENTIAL_HEADERS.contains(&name.as_str())
+}
+
+/// The usual headers of API keys and tokens.
+const CREDENTIAL_HEADERS: [&str; 16] = [
     "api-key",
+    "apikey",
+    "client-cert",
+    "dd-api-key",
+    "dd-application-key",
+    "deploy-token",
+    "dpop",
+    "job-token",
+    "ocp-apim-subscription-key",
+    "private-token",
+    "x-access-token",
+    "x-api-key",
+    "x-auth-token",
+    "x-goog-api-key",
+    "x-gitlab-token",
+    "x-vault-token",
+];
+
+/// The headers that no list can let pass.
+const RESERVED_HEADERS: [&str; 25] = [
+    "accept-encoding",
     "authentication",
     "authorization",
     "connection",
@@ -34,8 +59,8 @@ const RESERVED_HEADERS: [&str; 26] = [
     "transfer-encoding",
     "upgrade",
     "via",
-    "x-api-key",
     "x-http-method",
+    "x-original-host",
     "x-original-url",
 ];
 

@@ -71,6 +71,19 @@ async fn an_echo_is_cut_at_every_split_of_its_frames() {
     assert_eq!(found, echoes);
 }
 
+/// T6: a credential whose words are short, or have the characters of headers, is found as a whole.
+#[tokio::test]
+async fn a_credential_of_short_words_does_not_come_back() {
+    for value in ["aB3;xY9,kL2=pQ7", "correct horse battery staple", "longsecretpart123=abc"] {
+        let server = SecureServer::answering(move |_| Answer::text(value)).await;
+        let secret = SecretFile::new(value, "");
+        let app = start_open(&server, &secret, "").await;
+        let answer = app.client().get("/connect/api/x").await;
+        assert_eq!(code_of(&answer), "502 credential_echoed");
+        app.stop().await;
+    }
+}
+
 /// T6: a header that repeats the credential gives an error of the gateway, in each spelling and in a header's name.
 #[tokio::test]
 async fn an_echo_in_a_header_is_withheld() {
