@@ -143,7 +143,7 @@ impl RunConnections {
             method: head.method.clone(),
             rule,
             path: parts.path_digest(head),
-            announced_bytes: body.size_hint().exact().unwrap_or_default(),
+            announced_bytes: body.size_hint().exact().unwrap_or_default().min(MAX_ANNOUNCED_BYTES),
             pid,
         };
         let uri = connection.server_uri(path, query);
@@ -415,6 +415,10 @@ fn sandbox_url(headers: &HeaderMap) -> String {
 fn full_body(text: String) -> StreamedBody {
     Full::new(Bytes::from(text)).map_err(|never| match never {}).boxed_unsync()
 }
+
+/// The most announced bytes that are reserved, recorded and charged after a crash. Our choice: no longer body ever ends, and
+/// the sums of all requests stay within their type.
+const MAX_ANNOUNCED_BYTES: u64 = 1 << 48;
 
 /// The path of the list of connections.
 pub const LIST_PATH: &str = "/connect";

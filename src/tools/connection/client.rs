@@ -88,6 +88,7 @@ impl ConnectionClient {
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE_TIMEOUT)
             .pool_max_idle_per_host(MAX_IDLE)
+            .http1_max_buf_size(MAX_HEAD_BYTES)
             .build(InterimLimitConnector::new(connector));
         Ok(Self(client))
     }
@@ -178,6 +179,10 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The time for which an unused connection is kept. Our choice: shorter than the servers' own.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// The largest head of an answer, in bytes, and the most that is read ahead. Our choice: the memory that a request is counted
+/// with.
+const MAX_HEAD_BYTES: usize = 64 * 1024;
 
 /// The most unused connections. Our choice: clients such as npm make several requests at once.
 const MAX_IDLE: usize = 4;

@@ -176,3 +176,21 @@ fn a_later_process_goes_on_with_what_is_left() {
     assert_eq!(code(reserve(0, rate)), Err("rate_limited"));
     assert_eq!(code(reserve(10, of_requests(3))), Ok(()));
 }
+
+/// T5: a client that announces an absurd length breaks no sum.
+#[test]
+fn an_absurd_length_saturates() {
+    let ledger = Arc::new(BudgetLedger::new(BudgetLimits::default(), PriorUsage::default()));
+    let connection: &Arc<str> = &Arc::from("api");
+    let reserve = |announced_bytes| {
+        let limits = ConnectionLimits::default();
+        let price = Nanodollars::ZERO;
+        let request = ConnectionReserveRequest { connection, price, announced_bytes, limits };
+        ledger.reserve_connection_request(&request).unwrap()
+    };
+    let mut small = reserve(5);
+    small.take_bytes(ByteDirection::Out, 5).unwrap();
+    small.settle_request();
+    let _open = reserve(u64::MAX - 2);
+    assert_eq!(ledger.connection_spending()["api"].bytes_out, u64::MAX);
+}

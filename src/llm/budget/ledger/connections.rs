@@ -240,8 +240,8 @@ impl BudgetLedger {
         let total =
             |ConnectionAccount { spent, reserved, .. }: &ConnectionAccount| ConnectionSpending {
                 requests: spent.requests + reserved.requests,
-                bytes_out: spent.bytes_out + reserved.bytes_out,
-                bytes_in: spent.bytes_in + reserved.bytes_in,
+                bytes_out: spent.bytes_out.saturating_add(reserved.bytes_out),
+                bytes_in: spent.bytes_in.saturating_add(reserved.bytes_in),
                 cost: spent.cost + reserved.cost,
             };
         state.connections.iter().map(|(name, own)| (Arc::clone(name), total(own))).collect()
@@ -283,13 +283,13 @@ impl ConnectionReservation {
                 let open = account.spent.bytes_out.saturating_add(account.reserved.bytes_out);
                 check_bytes(direction, open, count - held, self.limits.bytes_out)?;
                 account.reserved.bytes_out = account.reserved.bytes_out.saturating_sub(held);
-                account.spent.bytes_out += count;
+                account.spent.bytes_out = account.spent.bytes_out.saturating_add(count);
                 self.held_bytes -= held;
                 self.passed.bytes_out += count;
             }
             ByteDirection::In => {
                 check_bytes(direction, account.spent.bytes_in, count, self.limits.bytes_in)?;
-                account.spent.bytes_in += count;
+                account.spent.bytes_in = account.spent.bytes_in.saturating_add(count);
                 self.passed.bytes_in += count;
             }
         }
