@@ -1,5 +1,6 @@
 //! The only ledger of a run: an atomic reservation before a call, one settlement after it.
 
+mod account_rate;
 mod connections;
 mod state;
 mod tool_calls;

@@ -6,7 +6,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::records::{AuditRecord, serialize_truncated, serialize_truncated_option};
+use super::records::{
+    AuditRecord, RefusalsRepeatedRecord, serialize_truncated, serialize_truncated_option,
+};
 use crate::llm::budget::BudgetAmount;
 
 /// Written, durably, before a request goes to a connection's server.
@@ -87,13 +89,8 @@ pub struct ConnectRefusedRecord<'a> {
 
 /// Written in place of many [`ConnectRefusedRecord`] with the same code.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct ConnectRefusalsRepeatedRecord {
-    pub(super) code: &'static str,
-    /// The status of the last refusal.
-    pub(super) status: u16,
-    /// The number of refusals that this record stands for.
-    pub(super) repeats: u64,
-}
+#[serde(transparent)]
+pub(super) struct ConnectRefusalsRepeatedRecord(pub(super) RefusalsRepeatedRecord);
 
 /// The end of an admitted request over a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

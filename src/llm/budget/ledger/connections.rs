@@ -13,9 +13,10 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 
 use super::BudgetLedger;
+use super::account_rate::AccountRate;
 use crate::llm::budget::budget_error::BudgetError;
 use crate::llm::budget::cost::Nanodollars;
-use crate::llm::budget::rate::{FREE_CALLS_PER_MINUTE, RateLimiter};
+use crate::llm::budget::rate::FREE_CALLS_PER_MINUTE;
 use crate::llm::budget::usage::BudgetAmount;
 
 /// The limits of one connection within a run. `None` means no limit beside the run's own.
@@ -109,24 +110,13 @@ pub struct ConnectionReservation {
 pub(super) struct ConnectionAccount {
     spent: ConnectionSpending,
     reserved: ConnectionSpending,
-    rate: RateLimiter,
-    /// The requests that earlier processes admitted in the last minute, and the time when this was known.
-    recent: Option<(u64, Instant)>,
+    rate: AccountRate,
 }
 
 impl ConnectionAccount {
     fn new(spent: ConnectionSpending, now: Instant) -> Self {
-        let (reserved, rate) = (ConnectionSpending::default(), RateLimiter::unlimited(now));
-        Self { spent, reserved, rate, recent: None }
-    }
-
-    /// Sets the limit of the rate, and takes the requests of earlier processes from it once.
-    fn set_rate_limit(&mut self, limit: Option<NonZeroU32>, now: Instant) {
-        if let Some((requests, known)) = self.recent.take() {
-            self.rate.set_limit(limit, known);
-            self.rate.take_recent(requests, known);
-        }
-        self.rate.set_limit(limit, now);
+        let (reserved, rate) = (ConnectionSpending::default(), AccountRate::new(now));
+        Self { spent, reserved, rate }
     }
 
     /// Checks the limits that requests use up. What is spent never comes back, so that refusal is final. What open
@@ -194,9 +184,9 @@ impl BudgetLedger {
             account.or_insert_with(|| ConnectionAccount::new(ConnectionSpending::default(), now));
         account.check_limits(request)?;
         // Rates, which take from their buckets, so every other check comes before them.
-        account.set_rate_limit(Some(request.limits.per_minute()), now);
-        account.rate.check_available("requests over this connection", 1, now)?;
-        account.rate.take_count(1, now);
+        let limit = Some(request.limits.per_minute());
+        account.rate.check_available("requests over this connection", limit, now)?;
+        account.rate.take_request(now);
         // Reserve. Nothing can fail from here on.
         account.reserved.requests += 1;
         account.reserved.cost = account.reserved.cost + request.price;
@@ -230,7 +220,7 @@ impl BudgetLedger {
             let account = state.connections.entry(connection.into());
             let account = account
                 .or_insert_with(|| ConnectionAccount::new(ConnectionSpending::default(), now));
-            account.recent = Some((requests, now));
+            account.rate.set_recent(requests, now);
         }
     }
 

@@ -13,9 +13,9 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 
 use super::BudgetLedger;
+use super::account_rate::AccountRate;
 use crate::llm::budget::budget_error::BudgetError;
 use crate::llm::budget::cost::Nanodollars;
-use crate::llm::budget::rate::RateLimiter;
 use crate::llm::budget::usage::BudgetAmount;
 
 /// The limits of one tool within a run. `None` means no limit beside the run's own.
@@ -84,25 +84,13 @@ pub struct ToolReservation {
 pub(super) struct ToolAccount {
     spent: ToolSpending,
     reserved: ToolSpending,
-    rate: RateLimiter,
-    /// The calls that earlier processes admitted in the last minute, and the time when this was known. The rate takes
-    /// them with the first call, which knows the limit.
-    recent: Option<(u64, Instant)>,
+    rate: AccountRate,
 }
 
 impl ToolAccount {
     pub(super) fn new(spent: ToolSpending, now: Instant) -> Self {
-        let (reserved, rate) = (ToolSpending::default(), RateLimiter::unlimited(now));
-        Self { spent, reserved, rate, recent: None }
-    }
-
-    /// Sets the limit of the rate, and takes the calls of earlier processes from it once, at most a minute's worth.
-    fn set_rate_limit(&mut self, limit: Option<NonZeroU32>, now: Instant) {
-        if let Some((calls, known)) = self.recent.take() {
-            self.rate.set_limit(limit, known);
-            self.rate.take_recent(calls, known);
-        }
-        self.rate.set_limit(limit, now);
+        let (reserved, rate) = (ToolSpending::default(), AccountRate::new(now));
+        Self { spent, reserved, rate }
     }
 
     /// Checks the limits that calls use up.
@@ -161,10 +149,9 @@ impl BudgetLedger {
         let account = state.tools.get_mut(request.tool).expect("the check opens the account");
         // Rates, which take from their buckets, so every other check comes before them.
         let limit = request.limits.per_minute.and_then(NonZeroU32::new);
-        account.set_rate_limit(limit, now);
-        account.rate.check_available("calls of this tool", 1, now)?;
+        account.rate.check_available("calls of this tool", limit, now)?;
         state.rates.take_free(now)?;
-        account.rate.take_count(1, now);
+        account.rate.take_request(now);
         // Reserve. Nothing can fail from here on.
         account.reserved.calls += 1;
         account.reserved.cost = account.reserved.cost + request.price;
@@ -193,7 +180,7 @@ impl BudgetLedger {
         for (tool, calls) in recent {
             let account = state.tools.entry(tool.into());
             let account = account.or_insert_with(|| ToolAccount::new(ToolSpending::default(), now));
-            account.recent = Some((calls, now));
+            account.rate.set_recent(calls, now);
             state.rates.take_recent_free(calls, now);
         }
     }

@@ -67,7 +67,8 @@ impl AuditLogState {
         self.tool_refusals = refusals;
         let mut refusals = std::mem::take(&mut self.connect_refusals);
         for (code, status, repeats) in refusals.take_due(now, all) {
-            self.append_record(&ConnectRefusalsRepeatedRecord { code, status, repeats });
+            let record = RefusalsRepeatedRecord { code, status, repeats };
+            self.append_record(&ConnectRefusalsRepeatedRecord(record));
         }
         self.connect_refusals = refusals;
     }
