@@ -13,7 +13,8 @@ cogni_gateway_fuzz::fuzz_target!(|data: &[u8]| {
     if let Ok(commit) = ParsedCommit::parse(ObjectId::NONE, data) {
         let head = git_reads(data);
         assert_eq!((commit.tree, commit.parents.clone()), head);
-        assert!(git_accepts("commit", data));
+        // Git before 2.40 also refuses a name that stands for a tree and for a parent. No object is both.
+        assert!(commit.parents.contains(&commit.tree) || git_accepts("commit", data));
         let made = commit.rewritten(&HashMap::new(), "R <r@example.com>", "Sandbox-Run: x\n");
         let again =
             ParsedCommit::parse(ObjectId::NONE, &made).expect("what is made anew has the one form");
