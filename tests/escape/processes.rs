@@ -90,9 +90,12 @@ fn take_descriptor() -> io::Result<i64> {
     call_result(unsafe { libc::syscall(libc::SYS_pidfd_getfd, process, 0, 0) })
 }
 
+/// Asks for one step more than the priority that the process has from its runner.
 fn change_priority() -> io::Result<i64> {
     // SAFETY: no pointer is passed.
-    call_result(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -10) })
+    let nice = unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
+    // SAFETY: no pointer is passed.
+    call_result(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice - 1) })
 }
 
 fn raise_limit() -> io::Result<i64> {
