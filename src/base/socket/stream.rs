@@ -5,6 +5,7 @@
 //! registered only while a write is blocked.
 
 use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -25,6 +26,12 @@ pub struct ServerStream {
     stall_timeout: Duration,
     /// Bytes that were read from the socket, and that the next reads return first.
     unread: Bytes,
+    /// The bytes that the owner has read, at the end of the connection or before its last write.
+    last_read: usize,
+    /// True if the owner has written since its last read.
+    has_written: bool,
+    /// The end of the wait for the peer, once the stream is shut down.
+    linger: Option<Pin<Box<Sleep>>>,
 }
 
 /// A write that waits for room: a second registration of the same socket, and its deadline.
@@ -39,7 +46,15 @@ impl ServerStream {
     /// The caller must be inside a runtime, which will drive the socket.
     pub fn new(socket: OwnedFd, stall_timeout: Duration) -> io::Result<Self> {
         let socket = register_socket(socket, Interest::READABLE)?;
-        Ok(Self { socket, blocked: None, stall_timeout, unread: Bytes::new() })
+        Ok(Self {
+            socket,
+            blocked: None,
+            stall_timeout,
+            unread: Bytes::new(),
+            last_read: 0,
+            has_written: false,
+            linger: None,
+        })
     }
 
     /// Returns bytes to the stream that were read from it. The next reads of the owned stream return them first.
@@ -137,7 +152,33 @@ impl ServerStream {
                 }
                 done => {
                     self.blocked = None;
+                    self.has_written = true;
                     return Poll::Ready(done);
+                }
+            }
+        }
+    }
+
+    /// Counts what the owner has read since its last write, or before it.
+    fn count_read(&mut self, length: usize) {
+        if std::mem::take(&mut self.has_written) {
+            self.last_read = 0;
+        }
+        self.last_read += length;
+    }
+
+    /// Discards what the peer sends until the peer closes, or the time is over.
+    fn poll_linger(&mut self, cx: &mut Context<'_>, mut deadline: Pin<Box<Sleep>>) -> Poll<()> {
+        let mut nowhere = [MaybeUninit::uninit(); 4096];
+        loop {
+            let mut buffer = ReadBuf::uninit(&mut nowhere);
+            match self.poll_receive_into(cx, &mut buffer) {
+                _ if deadline.as_mut().poll(cx).is_ready() => return Poll::Ready(()),
+                Poll::Ready(Ok(())) if !buffer.filled().is_empty() => {}
+                Poll::Ready(_closed_or_broken) => return Poll::Ready(()),
+                Poll::Pending => {
+                    self.linger = Some(deadline);
+                    return Poll::Pending;
                 }
             }
         }
@@ -180,7 +221,10 @@ impl AsyncRead for ServerStream {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         if self.unread.is_empty() {
-            return self.poll_receive_into(cx, buf);
+            let before = buf.filled().len();
+            ready!(self.poll_receive_into(cx, buf))?;
+            self.count_read(buf.filled().len() - before);
+            return Poll::Ready(Ok(()));
         }
         let length = self.unread.len().min(buf.remaining());
         buf.put_slice(&self.unread.split_to(length));
@@ -213,12 +257,31 @@ impl AsyncWrite for ServerStream {
         Poll::Ready(Ok(()))
     }
 
-    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(
-            rustix::net::shutdown(self.socket.get_ref(), Shutdown::Write).map_err(Into::into),
-        )
+    /// Ends the writing side. After a large request the stream also waits until the peer has closed.
+    ///
+    /// A client may write once more after its last byte: Node.js 18 ends a body that did not fit into the socket's
+    /// buffer with an empty write. If this side were closed by then, the client would report a broken pipe instead of
+    /// the answer that it has read.
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let linger = match self.linger.take() {
+            Some(linger) => linger,
+            None => {
+                rustix::net::shutdown(self.socket.get_ref(), Shutdown::Write)?;
+                if self.last_read < LARGE_REQUEST_BYTES {
+                    return Poll::Ready(Ok(()));
+                }
+                Box::pin(tokio::time::sleep(MAX_LINGER))
+            }
+        };
+        self.poll_linger(cx, linger).map(Ok)
     }
 }
+
+/// The least size of a request whose client may still write. Smaller requests fit into the buffer of any socket.
+const LARGE_REQUEST_BYTES: usize = 64 * 1024;
+
+/// The longest wait for a peer to close. Our choice: local clients close at once.
+const MAX_LINGER: Duration = Duration::from_secs(1);
 
 /// The first bytes of a connection with HTTP/2 prior knowledge (RFC 9113, section 3.4).
 const HTTP2_PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";

@@ -276,6 +276,26 @@ async fn a_client_that_reads_while_it_writes_sees_the_status() {
     }
 }
 
+/// G15: A client that asked to close may write once more behind its body. Node.js 18 ends a large body with an empty
+/// write, and reports a broken pipe instead of its answer if the connection is closed by then.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_closes_may_write_behind_its_body() {
+    let app = TestApp::with(|config| config.budget.max_turns = Some(0)).await;
+    for (path, status) in [("/v1/chat/completions", "402"), ("/v1/nothing", "404")] {
+        let mut client = UnixStream::connect(&app.socket).unwrap();
+        let talk = move || {
+            let head = head_to(path, MIB).replace("host: x", "host: x\r\nconnection: close");
+            client.write_all(head.as_bytes()).unwrap();
+            write_body(&mut client, MIB).unwrap();
+            let mut answer = String::new();
+            client.read_to_string(&mut answer).unwrap();
+            rustix::io::write(&client, b"").map(|_| answer)
+        };
+        let answer = tokio::task::spawn_blocking(talk).await.unwrap();
+        assert_eq!(&answer.expect("the empty write succeeds")[9..12], status);
+    }
+}
+
 /// Sends a request with a body of 8 MiB. Returns the status, or the error of a write that failed before the status
 /// arrived.
 fn round_trip(socket: &Path, path: &str, is_chunked: bool) -> Result<String, String> {
