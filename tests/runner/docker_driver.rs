@@ -18,6 +18,7 @@ mod orphans;
 mod run_end;
 mod service;
 mod sweep;
+mod tool_jobs;
 mod warm_pool;
 
 use std::os::unix::net::UnixListener;

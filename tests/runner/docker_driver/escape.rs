@@ -14,24 +14,38 @@ use serde_json::Value;
 
 use super::driver::TestedRunner;
 
+/// Sockets and a process of this machine that no sandbox may reach.
+pub(super) struct HostTargets {
+    /// The arguments that tell the program about them.
+    pub(super) facts: [String; 4],
+    _abstract: UnixListener,
+    _port: TcpListener,
+}
+
+impl HostTargets {
+    pub(super) fn listen() -> Self {
+        let name = format!("cogni-escape-{}", uuid::Uuid::now_v7());
+        let address = SocketAddr::from_abstract_name(&name).unwrap();
+        let port = TcpListener::bind("127.0.0.1:0").unwrap();
+        let facts = [
+            format!("abstract={name}"),
+            format!("port={}", port.local_addr().unwrap().port()),
+            format!("host-pid={}", process::id()),
+            format!("pids={PIDS}"),
+        ];
+        Self { facts, _abstract: UnixListener::bind_addr(&address).unwrap(), _port: port }
+    }
+}
+
 /// R3: Each attempt of `tests/escape` is refused, in a sandbox of Docker Engine and of the embedded driver. The table
 /// is written to `target/tmp/escape.txt`.
 #[test]
 fn nothing_gets_out_of_either_driver() {
     let runner = TestedRunner::new();
-    let abstract_name = format!("cogni-escape-{}", process::id());
-    let address = SocketAddr::from_abstract_name(&abstract_name).unwrap();
-    let _abstract = UnixListener::bind_addr(&address).unwrap();
-    let port = TcpListener::bind("127.0.0.1:0").unwrap();
-    let facts = [
-        format!("abstract={abstract_name}"),
-        format!("port={}", port.local_addr().unwrap().port()),
-        format!("host-pid={}", process::id()),
-        format!("pids={PIDS}"),
-    ];
+    let targets = HostTargets::listen();
     let mut table = BTreeMap::<_, Vec<_>>::new();
     for driver in DRIVERS {
-        for (number, line) in run_attempts(&runner, driver, &facts).lines().enumerate() {
+        for (number, line) in run_attempts(&runner, driver, &targets.facts).lines().enumerate() {
             let words: Vec<_> = line.split('\t').map(str::to_owned).collect();
             let [area, what, word, why] = words.try_into().unwrap();
             let row = table.entry((number, area, what)).or_default();
@@ -96,7 +110,7 @@ fn format_table(table: &BTreeMap<(usize, String, String), Vec<String>>) -> Strin
 const DRIVERS: [&str; 2] = ["docker", "embedded"];
 
 /// The program is static, so that it runs in any image.
-const PROGRAM: &str = "target/docker/escape";
+pub(super) const PROGRAM: &str = "target/docker/escape";
 
 /// The process limit; a fork bomb of this size ends soon.
-const PIDS: u32 = 64;
+pub(super) const PIDS: u32 = 64;
