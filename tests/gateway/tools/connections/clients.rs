@@ -59,6 +59,8 @@ impl SandboxPort {
         command.envs(&self.variables).env("HOME", self.home());
         command.env("PATH", std::env::var_os("PATH").unwrap());
         command.env("GIT_TERMINAL_PROMPT", "0");
+        // Node.js 18 does not try the second address of `localhost`. A sandbox has only this one.
+        command.env("NODE_OPTIONS", "--dns-result-order=ipv4first");
         tokio::task::spawn_blocking(move || command.output().expect("the client is installed"))
             .await
             .unwrap()
