@@ -22,22 +22,23 @@ use super::{read_socket, register_socket};
 /// A stream whose writes fail when the peer reads nothing for too long.
 pub struct ServerStream {
     socket: AsyncFd<OwnedFd>,
-    blocked: Option<Box<BlockedWrite>>,
+    /// The wait for a peer that is slow to read, or to close.
+    waiting: Option<Box<PeerWait>>,
     stall_timeout: Duration,
     /// Bytes that were read from the socket, and that the next reads return first.
     unread: Bytes,
     /// The bytes that the owner has read, at the end of the connection or before its last write.
-    last_read: usize,
+    last_read: u32,
     /// True if the owner has written since its last read.
     has_written: bool,
-    /// The end of the wait for the peer, once the stream is shut down.
-    linger: Option<Pin<Box<Sleep>>>,
 }
 
-/// A write that waits for room: a second registration of the same socket, and its deadline.
-struct BlockedWrite {
-    writable: AsyncFd<OwnedFd>,
-    deadline: Pin<Box<Sleep>>,
+/// The wait for the peer, which ends at a deadline.
+enum PeerWait {
+    /// A blocked write waits for room in the socket, which is registered once more for this.
+    Read { writable: AsyncFd<OwnedFd>, deadline: Pin<Box<Sleep>> },
+    /// An ended stream waits until the peer has closed.
+    Close { deadline: Pin<Box<Sleep>> },
 }
 
 impl ServerStream {
@@ -48,12 +49,11 @@ impl ServerStream {
         let socket = register_socket(socket, Interest::READABLE)?;
         Ok(Self {
             socket,
-            blocked: None,
+            waiting: None,
             stall_timeout,
             unread: Bytes::new(),
             last_read: 0,
             has_written: false,
-            linger: None,
         })
     }
 
@@ -151,7 +151,7 @@ impl ServerStream {
                     ready!(self.poll_unblocked(cx))?;
                 }
                 done => {
-                    self.blocked = None;
+                    self.waiting = None;
                     self.has_written = true;
                     return Poll::Ready(done);
                 }
@@ -161,44 +161,42 @@ impl ServerStream {
 
     /// Counts what the owner has read since its last write, or before it.
     fn count_read(&mut self, length: usize) {
-        if std::mem::take(&mut self.has_written) {
-            self.last_read = 0;
-        }
-        self.last_read += length;
+        let before = if std::mem::take(&mut self.has_written) { 0 } else { self.last_read };
+        self.last_read = before.saturating_add(u32::try_from(length).unwrap_or(u32::MAX));
     }
 
-    /// Discards what the peer sends until the peer closes, or the time is over.
-    fn poll_linger(&mut self, cx: &mut Context<'_>, mut deadline: Pin<Box<Sleep>>) -> Poll<()> {
+    /// Discards what the peer sends until the peer closes, or the deadline is over.
+    fn poll_discard(&self, cx: &mut Context<'_>, deadline: &mut Pin<Box<Sleep>>) -> Poll<()> {
         let mut nowhere = [MaybeUninit::uninit(); 4096];
-        loop {
+        while deadline.as_mut().poll(cx).is_pending() {
             let mut buffer = ReadBuf::uninit(&mut nowhere);
-            match self.poll_receive_into(cx, &mut buffer) {
-                _ if deadline.as_mut().poll(cx).is_ready() => return Poll::Ready(()),
-                Poll::Ready(Ok(())) if !buffer.filled().is_empty() => {}
-                Poll::Ready(_closed_or_broken) => return Poll::Ready(()),
-                Poll::Pending => {
-                    self.linger = Some(deadline);
-                    return Poll::Pending;
-                }
+            if ready!(self.poll_receive_into(cx, &mut buffer)).is_err()
+                || buffer.filled().is_empty()
+            {
+                break;
             }
         }
+        Poll::Ready(())
     }
 
     /// Returns ready when a write is worth another attempt, or with an error when the peer has stalled.
     fn poll_unblocked(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let blocked = match &mut self.blocked {
-            Some(blocked) => blocked,
-            none => none.insert(Box::new(BlockedWrite {
-                writable: register_socket(self.socket.get_ref().try_clone()?, Interest::WRITABLE)?,
-                deadline: Box::pin(tokio::time::sleep(self.stall_timeout)),
-            })),
+        let (writable, deadline) = match self.waiting.as_deref_mut() {
+            Some(PeerWait::Read { writable, deadline }) => (writable, deadline),
+            _ => {
+                let writable =
+                    register_socket(self.socket.get_ref().try_clone()?, Interest::WRITABLE)?;
+                let deadline = Box::pin(tokio::time::sleep(self.stall_timeout));
+                self.waiting = Some(Box::new(PeerWait::Read { writable, deadline }));
+                return self.poll_unblocked(cx);
+            }
         };
         // The readiness is cleared: the caller writes again, and a full socket must wait for a new event.
-        if let Poll::Ready(guard) = blocked.writable.poll_write_ready(cx) {
+        if let Poll::Ready(guard) = writable.poll_write_ready(cx) {
             guard?.clear_ready();
             return Poll::Ready(Ok(()));
         }
-        ready!(blocked.deadline.as_mut().poll(cx));
+        ready!(deadline.as_mut().poll(cx));
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the peer reads nothing")))
     }
 }
@@ -263,9 +261,9 @@ impl AsyncWrite for ServerStream {
     /// buffer with an empty write. If this side were closed by then, the client would report a broken pipe instead of
     /// the answer that it has read.
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let linger = match self.linger.take() {
-            Some(linger) => linger,
-            None => {
+        let mut deadline = match self.waiting.take().map(|waiting| *waiting) {
+            Some(PeerWait::Close { deadline }) => deadline,
+            _ => {
                 rustix::net::shutdown(self.socket.get_ref(), Shutdown::Write)?;
                 if self.last_read < LARGE_REQUEST_BYTES {
                     return Poll::Ready(Ok(()));
@@ -273,12 +271,16 @@ impl AsyncWrite for ServerStream {
                 Box::pin(tokio::time::sleep(MAX_LINGER))
             }
         };
-        self.poll_linger(cx, linger).map(Ok)
+        let closed = self.poll_discard(cx, &mut deadline);
+        if closed.is_pending() {
+            self.waiting = Some(Box::new(PeerWait::Close { deadline }));
+        }
+        closed.map(Ok)
     }
 }
 
 /// The least size of a request whose client may still write. Smaller requests fit into the buffer of any socket.
-const LARGE_REQUEST_BYTES: usize = 64 * 1024;
+const LARGE_REQUEST_BYTES: u32 = 64 * 1024;
 
 /// The longest wait for a peer to close. Our choice: local clients close at once.
 const MAX_LINGER: Duration = Duration::from_secs(1);
