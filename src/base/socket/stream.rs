@@ -181,15 +181,12 @@ impl ServerStream {
 
     /// Returns ready when a write is worth another attempt, or with an error when the peer has stalled.
     fn poll_unblocked(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let (writable, deadline) = match self.waiting.as_deref_mut() {
-            Some(PeerWait::Read { writable, deadline }) => (writable, deadline),
-            _ => {
-                let writable =
-                    register_socket(self.socket.get_ref().try_clone()?, Interest::WRITABLE)?;
-                let deadline = Box::pin(tokio::time::sleep(self.stall_timeout));
-                self.waiting = Some(Box::new(PeerWait::Read { writable, deadline }));
-                return self.poll_unblocked(cx);
-            }
+        let Some(PeerWait::Read { writable, deadline }) = self.waiting.as_deref_mut() else {
+            let socket = self.socket.get_ref().try_clone()?;
+            let writable = register_socket(socket, Interest::WRITABLE)?;
+            let deadline = Box::pin(tokio::time::sleep(self.stall_timeout));
+            self.waiting = Some(Box::new(PeerWait::Read { writable, deadline }));
+            return self.poll_unblocked(cx);
         };
         // The readiness is cleared: the caller writes again, and a full socket must wait for a new event.
         if let Poll::Ready(guard) = writable.poll_write_ready(cx) {
@@ -261,15 +258,15 @@ impl AsyncWrite for ServerStream {
     /// buffer with an empty write. If this side were closed by then, the client would report a broken pipe instead of
     /// the answer that it has read.
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let mut deadline = match self.waiting.take().map(|waiting| *waiting) {
-            Some(PeerWait::Close { deadline }) => deadline,
-            _ => {
-                rustix::net::shutdown(self.socket.get_ref(), Shutdown::Write)?;
-                if self.last_read < LARGE_REQUEST_BYTES {
-                    return Poll::Ready(Ok(()));
-                }
-                Box::pin(tokio::time::sleep(MAX_LINGER))
+        let waiting = self.waiting.take().map(|waiting| *waiting);
+        let mut deadline = if let Some(PeerWait::Close { deadline }) = waiting {
+            deadline
+        } else {
+            rustix::net::shutdown(self.socket.get_ref(), Shutdown::Write)?;
+            if self.last_read < LARGE_REQUEST_BYTES {
+                return Poll::Ready(Ok(()));
             }
+            Box::pin(tokio::time::sleep(MAX_LINGER))
         };
         let closed = self.poll_discard(cx, &mut deadline);
         if closed.is_pending() {
