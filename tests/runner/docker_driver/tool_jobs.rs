@@ -28,7 +28,7 @@ fn write_tool(runner: &TestedRunner, argv: &[&str], more: &str) -> String {
 fn call_tool(runner: &TestedRunner, config: &str, flags: &[&str], script: &str) -> Vec<Value> {
     let result = runner.run(&[&["--config", config], flags].concat(), &shell_argv(script));
     let stdout = result.json["stdout"].as_str().unwrap();
-    let answers = stdout.lines().map(|line| serde_json::from_str(line));
+    let answers = stdout.lines().map(serde_json::from_str);
     answers
         .collect::<Result<_, _>>()
         .unwrap_or_else(|_| panic!("{}\n{}", result.json, result.shown))
