@@ -13,6 +13,8 @@ use std::time::Duration;
 use base64::prelude::*;
 use bytes::Bytes;
 use cogni_gateway::base::db::SqliteDatabase;
+use cogni_gateway::base::secret::SecretString;
+use cogni_gateway::base::secret_redactor::SecretRedactor;
 use cogni_gateway::cli::run::output_renderer::{OpenLineFlag, OutputRenderer};
 use cogni_gateway::guest::agent::sse::SseReader;
 use cogni_gateway::guest::init::command_frames::FrameReader;
@@ -147,6 +149,18 @@ const READERS: &[TextReader] = &[
         |n| [repeat_piece("password =", 1), repeat_piece(" ", n)].concat(),
         find_credentials,
     ),
+    (
+        "answer: nearly a secret, a byte in each frame",
+        MIB,
+        |n| {
+            let spelled: String =
+                GUARDED_SECRET.chars().map(|byte| format!("{}{byte}", "\\".repeat(32))).collect();
+            let spelled = &spelled[..spelled.len() - 1];
+            repeat_piece(spelled, n / spelled.len())
+        },
+        guard_answer,
+    ),
+    ("answer: backslashes in one frame", MIB, |n| repeat_piece("\\", n), search_answer),
     ("journal: an answer that is nearly everywhere", MIB, |n| repeat_piece("a", n), read_journal),
 ];
 
@@ -189,6 +203,19 @@ fn text_of(bytes: &[u8]) -> &str {
 
 fn read_envelope(bytes: &[u8]) {
     let _ = black_box(AgentEnvelope::parse(text_of(bytes)));
+}
+
+fn guard_answer(bytes: &[u8]) {
+    let mut guard = SecretRedactor::new(&SecretString::new(GUARDED_SECRET));
+    for frame in bytes.chunks(1) {
+        assert!(guard.pass_frame(Bytes::copy_from_slice(frame)).is_some());
+    }
+    black_box(guard.redact_rest());
+}
+
+fn search_answer(bytes: &[u8]) {
+    let guard = SecretRedactor::new(&SecretString::new(GUARDED_SECRET));
+    black_box(guard.contains_secret(bytes));
 }
 
 fn capture_output(bytes: &[u8]) {
@@ -376,6 +403,9 @@ fn read_journal(bytes: &[u8]) {
 }
 
 const MIB: usize = 1 << 20;
+
+/// A credential that answers are searched for.
+const GUARDED_SECRET: &str = "ghs_Wx3/9+vQ~secret.77";
 
 /// Between eight times, which is linear, and sixty-four times, which is quadratic.
 const STEEP: u32 = 32;

@@ -158,7 +158,7 @@ impl AnswerBody {
             }
             let passed = match &mut self.guard {
                 None => Some(data),
-                Some(guard) => guard.pass_frame(&data),
+                Some(guard) => guard.pass_frame(data),
             };
             let Some(passed) = passed else {
                 return Some(Err(self.cut(ConnectOutcome::CredentialEchoed)));

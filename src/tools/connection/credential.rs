@@ -7,6 +7,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use base64::prelude::*;
+use bytes::Bytes;
 use http::{HeaderName, HeaderValue, header};
 use tokio::io::AsyncReadExt;
 use tokio::process::Command;
@@ -121,12 +122,12 @@ impl EchoGuard {
     }
 
     /// Returns the part of the body so far that may pass, or `None` if the body contains the credential.
-    pub(super) fn pass_frame(&mut self, frame: &[u8]) -> Option<bytes::Bytes> {
+    pub(super) fn pass_frame(&mut self, frame: Bytes) -> Option<Bytes> {
         self.redactor.pass_frame(frame)
     }
 
     /// Returns the bytes that were held back. The body has ended.
-    pub(super) fn pass_rest(self) -> bytes::Bytes {
+    pub(super) fn pass_rest(self) -> Bytes {
         self.redactor.redact_rest()
     }
 

@@ -263,7 +263,7 @@ impl ProviderResponse {
             self.redactor = Some(Box::new(context.new_redactor()));
         }
         match &mut self.redactor {
-            Some(redactor) => redactor.redact_frame(&frame),
+            Some(redactor) => redactor.redact_frame(frame),
             None => frame,
         }
     }
@@ -277,7 +277,7 @@ impl ProviderResponse {
         let last = self.observer.end_of_body();
         self.record_stream_error(context);
         let Some(mut redactor) = self.redactor.take() else { return last };
-        let passed = redactor.redact_frame(&last.unwrap_or_default());
+        let passed = redactor.redact_frame(last.unwrap_or_default());
         let rest: Bytes = [passed, redactor.redact_rest()].concat().into();
         let Some(mut error_body) = self.error_body.take() else { return Some(rest) };
         error_body.push(&rest);
