@@ -14,6 +14,7 @@ use clap::Subcommand;
 use tokio::runtime::{Builder, Runtime};
 use tokio_util::sync::CancellationToken;
 
+use crate::base::hidden_characters::escape_hidden;
 use crate::relay::delivery::job_audit_log::{self, JobAuditLog};
 use crate::relay::delivery::outbox::{
     DeliveryJob, DeliveryOutbox, DeliveryPlan, DeliveryStep, RetainedTotals, WorkspaceRow,
@@ -184,8 +185,11 @@ fn print_all(
         workspaces.iter().try_for_each(|seen| write_json(&seen.to_status(), out))?;
         shown.iter().try_for_each(|job| write_json(&DeliveryStatus::from_job(job, &state), out))?;
     } else {
-        workspaces.iter().try_for_each(|seen| print_workspace(seen, &flag, out))?;
-        shown.iter().try_for_each(|job| print_job(job, &state, &flag, out))?;
+        // An agent has chosen names in this text, and a person decides by it.
+        let mut text = vec![];
+        workspaces.iter().try_for_each(|seen| print_workspace(seen, &flag, &mut text))?;
+        shown.iter().try_for_each(|job| print_job(job, &state, &flag, &mut text))?;
+        out.write_all(escape_hidden(&String::from_utf8_lossy(&text)).as_bytes())?;
         if shown.is_empty() && workspaces.is_empty() {
             writeln!(out, "everything is delivered")?;
         }
@@ -289,11 +293,8 @@ fn apply_bundle(
     }
     record.record_applied(&job);
     record.finish()?;
-    writeln!(
-        out,
-        "the work is in the branch `{}` of this repository",
-        held_branch_name(job.request.branch(), &job.id)
-    )?;
+    let branch = held_branch_name(job.request.branch(), &job.id);
+    writeln!(out, "the work is in the branch `{}` of this repository", escape_hidden(&branch))?;
     Ok(ExitCode::SUCCESS)
 }
 

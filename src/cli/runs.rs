@@ -14,6 +14,7 @@ use serde_json::Value;
 use tokio::time::sleep;
 
 use super::run::output_renderer::escape_for_terminal;
+use crate::base::hidden_characters::escape_hidden;
 use crate::base::url_component::encode_url_component;
 use client::{ServiceArgs, ServiceClient};
 use events::{ReceivedEvent, RunEventStream};
@@ -250,7 +251,7 @@ fn print_run(run: &Value, out: &mut impl Write) -> anyhow::Result<()> {
 fn print_result(result: &Value, out: &mut impl Write) -> anyhow::Result<()> {
     let end = match result["error_code"].as_str() {
         None => "ok".to_owned(),
-        Some(code) => format!("{}: {}", escape_for_terminal(code), text(&result["error"])),
+        Some(code) => format!("{}: {}", escape_hidden(code), text(&result["error"])),
     };
     writeln!(out, "{:11} {end}", "result")?;
     let usage = &result["usage"];
@@ -263,7 +264,7 @@ fn print_result(result: &Value, out: &mut impl Write) -> anyhow::Result<()> {
             if usage["turns"] == 1 { "turn" } else { "turns" },
             text(&usage["input"]),
             text(&usage["output"]),
-            usage["cost_usd"].as_str().map_or_else(|| "0".to_owned(), escape_for_terminal),
+            usage["cost_usd"].as_str().map_or("0".into(), escape_hidden),
         )?;
     }
     let relay = &result["relay"];
@@ -293,11 +294,11 @@ fn code(result: &Value) -> ExitCode {
     if is_bad { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-/// Formats a value for people.
+/// Formats a value for people. No character of it hides or moves another.
 pub(super) fn text(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
-        Value::String(text) => escape_for_terminal(text),
+        Value::String(text) => escape_hidden(text).into_owned(),
         other => other.to_string(),
     }
 }
@@ -311,3 +312,34 @@ const RUN: &str = "The run's id, as listed by `runs list`";
 /// The maximum number of streams in a row without an event. Our choice.
 const TRIES: u32 = 10;
 const PAUSE: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// A person tells runs apart by these texts, so no character of them is unseen.
+    #[test]
+    fn a_character_that_shows_nothing_is_shown_as_its_number() {
+        let run = json!({
+            "id": "run-\u{200b}1", "state": "ended", "agent": "a\u{ad}b", "model": "gpt\u{202e}",
+            "result": {"ok": false, "error_code": "x\u{2060}", "error": "\u{feff}why", "relay": {"branch": "b\u{200d}"}},
+        });
+        let mut out = vec![];
+        print_run(&run, &mut out).unwrap();
+        print_list(&json!({"runs": [run]}), &mut out).unwrap();
+        let shown = String::from_utf8(out).unwrap();
+        assert_eq!(escape_hidden(&shown), shown);
+        for number in [
+            "run-\\u{200b}1",
+            "a\\u{ad}b",
+            "gpt\\u{202e}",
+            "x\\u{2060}",
+            "\\u{feff}why",
+            "b\\u{200d}",
+        ] {
+            assert!(shown.contains(number), "{number} in {shown}");
+        }
+    }
+}

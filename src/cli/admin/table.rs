@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use serde_json::Value;
 
-use crate::base::hidden_characters::is_hidden;
+use crate::base::hidden_characters::escape_hidden;
 
 /// Prints an answer: a line for each run of a list, the facts of one run, or the result of a command.
 pub(super) fn print(answer: &Value, out: &mut impl Write) -> io::Result<()> {
@@ -113,12 +113,12 @@ fn print_reload(answer: &Value, out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// Formats a value for people. Control characters are removed, because a client chose some texts and a terminal obeys
-/// escapes.
+/// Formats a value for people, in one line. Hidden characters are shown as numbers, because a client chose some texts and
+/// a terminal obeys escapes.
 fn text(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
-        Value::String(text) => text.chars().filter(|c| !is_hidden(*c)).collect(),
+        Value::String(text) => escape_hidden(text).replace(['\n', '\t'], " "),
         other => other.to_string(),
     }
 }

@@ -8,7 +8,7 @@ use tracing_subscriber::field::MakeExt;
 use tracing_subscriber::fmt::FormatFields;
 use tracing_subscriber::fmt::format::{Writer, debug_fn};
 
-use crate::base::hidden_characters::reorders_text;
+use crate::base::hidden_characters::is_hidden;
 
 /// A writer that escapes control characters.
 struct EscapingTextWriter<'a, 'b>(&'a mut Writer<'b>);
@@ -31,12 +31,10 @@ fn write_field(writer: &mut Writer<'_>, field: &Field, value: &dyn Debug) -> fmt
 
 impl Write for EscapingTextWriter<'_, '_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        text.chars().try_for_each(|c| {
-            if c.is_control() || reorders_text(c) {
-                write!(self.0, "{}", c.escape_debug())
-            } else {
-                self.0.write_char(c)
-            }
+        text.chars().try_for_each(|c| match c {
+            c if c.is_control() => write!(self.0, "{}", c.escape_debug()),
+            c if is_hidden(c) => write!(self.0, "{}", c.escape_unicode()),
+            c => self.0.write_char(c),
         })
     }
 }
@@ -73,11 +71,11 @@ mod tests {
         let log = tracing_subscriber::fmt().fmt_fields(text_fields()).with_ansi(false);
         let log = log.without_time().with_writer(move || writer.clone()).finish();
         tracing::subscriber::with_default(log, || {
-            let forged = "ERR x\n2026 ERROR forged\r\u{1b}[2J\u{9b}1m\u{202e}";
+            let forged = "ERR x\n2026 ERROR forged\r\u{1b}[2J\u{9b}1m\u{202e}\u{200b}\u{fe0f}";
             let _span = tracing::error_span!("run", text = %forged).entered();
             tracing::warn!(error = %forged, size = 3, quoted = "a\nb", "told: {forged}");
         });
         let lines = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
-        insta::assert_snapshot!(lines.trim(), @r#"WARN run{text=ERR x\n2026 ERROR forged\r\u{1b}[2J\u{9b}1m\u{202e}}: cogni_gateway::cli::log::text::tests: told: ERR x\n2026 ERROR forged\r\u{1b}[2J\u{9b}1m\u{202e} error=ERR x\n2026 ERROR forged\r\u{1b}[2J\u{9b}1m\u{202e} size=3 quoted="a\nb""#);
+        insta::assert_snapshot!(lines.trim(), @r#"WARN run{text=ERR x\n2026 ERROR forged\r\u{1b}[2J\u{9b}1m\u{202e}\u{200b}\u{fe0f}}: cogni_gateway::cli::log::text::tests: told: ERR x\n2026 ERROR forged\r\u{1b}[2J\u{9b}1m\u{202e}\u{200b}\u{fe0f} error=ERR x\n2026 ERROR forged\r\u{1b}[2J\u{9b}1m\u{202e}\u{200b}\u{fe0f} size=3 quoted="a\nb""#);
     }
 }

@@ -55,6 +55,18 @@ fn held_work_is_shown_and_applied() {
     );
 }
 
+/// L5: An agent has chosen the names of files, so no character of them is unseen.
+#[test]
+fn hidden_characters_are_shown_as_numbers() {
+    let place = tempfile::tempdir().unwrap();
+    let (state, _) = add_held_row_for(&place, "run-\u{200b}1", "`a\u{2060}\u{202e}b`: it is odd");
+    let (_, said) = run_relay(&state, place.path(), &["status"]);
+    assert!(
+        said.contains("from run run-\\u{200b}1\n    `a\\u{2060}\\u{202e}b`: it is odd\n"),
+        "{said}"
+    );
+}
+
 /// L7: An empty or missing outbox is reported, and is no error.
 #[test]
 fn an_empty_outbox_is_no_error() {
@@ -187,6 +199,14 @@ fn a_credential_is_given_once_and_whole() {
 
 /// Adds a held row with a bundle that git has made.
 fn add_held_row(place: &TempDir) -> (std::path::PathBuf, String) {
+    add_held_row_for(
+        place,
+        "run-1",
+        "`.github/workflows/ci.yml`: it runs with the repository's secrets",
+    )
+}
+
+fn add_held_row_for(place: &TempDir, run: &str, why: &str) -> (std::path::PathBuf, String) {
     let work = place.path().join("work");
     run_git(place.path(), &["init", "--quiet", "--initial-branch=main", "work"]);
     commit_file(&work, "README", "hello\n");
@@ -208,14 +228,14 @@ fn add_held_row(place: &TempDir) -> (std::path::PathBuf, String) {
         repository: "https://github.com/acme/site".parse().unwrap(),
         state: BranchState { branch, exists: false, start, base: "main".into(), base_tip: start },
         announced: AnnouncedBranch { tip, tree, commits: 1, merges: 0, head: None },
-        facts: RunFacts { run: "run-1".to_owned(), ..RunFacts::default() },
+        facts: RunFacts { run: run.to_owned(), ..RunFacts::default() },
         rules: None,
         host: None,
         artifacts: artifacts.directory().to_owned(),
         pull_request: None,
     };
     let job = outbox.add_job(&order).unwrap();
-    let why = "`.github/workflows/ci.yml`: it runs with the repository's secrets".to_owned();
+    let why = why.to_owned();
     (state, outbox.advance_job(&job, StepOutcome::Held { code: "policy", why }).unwrap().id)
 }
 

@@ -174,7 +174,7 @@ fn show_prints_a_row_for_each_record() {
 fn show_prints_no_control_characters() {
     let log_dir = LogDir::new();
     let (log, _) = log_dir.open();
-    let model = "\u{1b}[2Jgpt\r\n\u{202e}4";
+    let model = "\u{1b}[2Jgpt\r\n\u{202e}\u{200b}4";
     at_once(
         log.record_admission(&CallAdmittedRecord {
             model: Some(model),
@@ -184,7 +184,7 @@ fn show_prints_no_control_characters() {
     .unwrap();
     let (_, text) = show_dir(&log_dir);
     let row = text.lines().last().unwrap().split("chat_completions").last().unwrap();
-    insta::assert_snapshot!(row, @r#" \u{1b}[2Jgpt\u{d}\u{a}\u{202e}4, streamed; reserves 1 turn, 600 in, 4096 out"#);
+    insta::assert_snapshot!(row, @r#" \u{1b}[2Jgpt\u{d}\u{a}\u{202e}\u{200b}4, streamed; reserves 1 turn, 600 in, 4096 out"#);
 }
 
 #[test]
