@@ -7,7 +7,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::records::{
-    AuditRecord, RefusalsRepeatedRecord, serialize_truncated, serialize_truncated_option,
+    AuditRecord, RefusalsRepeatedRecord, serialize_method, serialize_truncated,
+    serialize_truncated_option,
 };
 use crate::llm::budget::BudgetAmount;
 
@@ -19,7 +20,7 @@ pub struct ConnectAdmittedRecord<'a> {
     pub request: &'a str,
     #[serde(serialize_with = "serialize_truncated")]
     pub connection: &'a str,
-    #[serde(serialize_with = "serialize_truncated")]
+    #[serde(serialize_with = "serialize_method")]
     pub method: &'a str,
     /// The salted digest of the path and the query.
     #[serde(serialize_with = "serialize_truncated")]
@@ -66,7 +67,7 @@ pub struct ConnectRefusedRecord<'a> {
         skip_serializing_if = "Option::is_none"
     )]
     pub connection: Option<&'a str>,
-    #[serde(serialize_with = "serialize_truncated")]
+    #[serde(serialize_with = "serialize_method")]
     pub method: &'a str,
     /// The layer of the policy that decided: `agent`, `run` or `connection`; absent if no policy decided.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -162,7 +162,7 @@ pub struct CallRefusedRecord<'a> {
     pub request: &'a str,
     pub code: &'static str,
     pub status: u16,
-    #[serde(serialize_with = "serialize_truncated")]
+    #[serde(serialize_with = "serialize_method")]
     pub method: &'a str,
     /// The route's name, or `-` if the path is not served; never the client's own text.
     pub route: &'static str,
@@ -350,6 +350,14 @@ pub(super) fn serialize_truncated<S: Serializer>(
     serializer.serialize_str(&text[..text.floor_char_boundary(MAX_TEXT_BYTES)])
 }
 
+/// Serializes the beginning of a method, which a client may choose freely in a request that is refused.
+pub(super) fn serialize_method<S: Serializer>(
+    method: &str,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&method[..method.floor_char_boundary(MAX_METHOD_BYTES)])
+}
+
 /// Serializes the first [`MAX_LIST_ITEMS`] texts, each truncated.
 pub(super) fn serialize_truncated_list<S: Serializer>(
     texts: &&[String],
@@ -397,6 +405,9 @@ fn serialize_rounded_milliseconds_option<S: Serializer>(
 
 /// The largest length of a text, in bytes. Our choice: the gateway's ids have 36 bytes, and real model names under 100.
 pub const MAX_TEXT_BYTES: usize = 256;
+
+/// The largest length of a method, in bytes. Our choice: the longest registered one has 17.
+const MAX_METHOD_BYTES: usize = 64;
 
 /// The largest number of texts in a list. Our choice: a record stays below eight KiB.
 const MAX_LIST_ITEMS: usize = 20;
