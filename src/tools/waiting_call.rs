@@ -185,7 +185,11 @@ impl RunToolParts {
         let files = store.file_digests();
         let jobs = self.programs.jobs.as_ref();
         let program = digest_program(&tool.definition, jobs, files).await.map_err(|error| {
-            tracing::error!(tool = &*tool.definition.name, %error, "a tool's program cannot be digested");
+            // A run can ask again and again.
+            if let Some(more) = store.failure_lines().count_event("digest") {
+                let tool = &*tool.definition.name;
+                tracing::error!(tool, %error, more, "a tool's program cannot be digested");
+            }
             ToolRefusal::ApprovalLost("the tool's program cannot be digested")
         })?;
         let subject = ApprovalSubject {

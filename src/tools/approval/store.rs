@@ -19,6 +19,7 @@ use super::present_tools::PresentTools;
 use super::{ApprovalRow, ApprovalState, to_unix_millis};
 use crate::base::db::{DatabaseError, SqliteDatabase};
 use crate::base::file_digest::FileDigestCache;
+use crate::base::log_line_limiter::LogLineLimiter;
 use crate::llm::budget::{Nanodollars, RaiseError, SpendingLimits};
 
 /// The questions of one process. Clones share the same questions.
@@ -33,6 +34,7 @@ pub struct ApprovalStore {
     pub(super) outbox: Arc<Outbox>,
     /// The digests of the programs that people are asked about.
     files: Arc<FileDigestCache>,
+    failure_lines: Arc<LogLineLimiter>,
     /// The tools of the present configuration; `None` in a process whose configuration stays.
     present: Arc<RwLock<Option<Arc<PresentTools>>>>,
     open: Arc<OpenQuestions>,
@@ -101,6 +103,7 @@ impl ApprovalStore {
             unfunded,
             outbox: Arc::default(),
             files: Arc::default(),
+            failure_lines: Arc::default(),
             present: Arc::default(),
             open: Arc::default(),
             owner: Arc::new(|_| Box::pin(async { None })),
@@ -358,6 +361,11 @@ impl ApprovalStore {
 
     pub fn file_digests(&self) -> &Arc<FileDigestCache> {
         &self.files
+    }
+
+    /// Returns the limit of the log lines about questions that cannot be asked.
+    pub fn failure_lines(&self) -> &LogLineLimiter {
+        &self.failure_lines
     }
 
     /// Takes a permit for a call that waits for a larger budget; `None` if the calls of all runs hold all permits.
