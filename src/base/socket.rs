@@ -2,24 +2,34 @@
 //! waits for.
 
 mod acceptor;
+mod hangup_watch;
 mod stream;
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
 
 use tokio::io::unix::AsyncFd;
 use tokio::io::{Interest, ReadBuf};
 
 pub use acceptor::SocketAcceptor;
+pub use hangup_watch::HangupWatch;
 pub use stream::ServerStream;
+
+/// A value that keeps a descriptor open for as long as it lives.
+trait SocketOwner: AsRawFd {}
+
+impl SocketOwner for OwnedFd {}
+
+impl SocketOwner for Arc<OwnedFd> {}
 
 /// Registers a socket with the runtime for one interest.
 #[expect(
     unsafe_code,
     reason = "tokio offers registration for one interest only as an unsafe function"
 )]
-fn register_socket(socket: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: an `OwnedFd` names the same descriptor for as long as it lives, and `AsyncFd` takes it by
+fn register_socket<T: SocketOwner>(socket: T, interest: Interest) -> io::Result<AsyncFd<T>> {
+    // SAFETY: an `OwnedFd` names the same descriptor for as long as it lives, and `AsyncFd` takes it or a share of it by
     // value, so the registration cannot outlast it.
     Ok(unsafe { AsyncFd::register_with_interest(socket, interest) }?)
 }

@@ -41,6 +41,7 @@ use hyper::body::Incoming;
 use tokio::sync::Semaphore;
 
 use crate::base::cancel_watch::CancelWatch;
+use crate::base::socket::HangupWatch;
 use crate::base::task_group::TaskGroup;
 use crate::gateway::run::{AgentRun, ToolEndpoints};
 use crate::gateway::upstream::UpstreamClient;
@@ -80,14 +81,24 @@ impl RunGateway {
     }
 }
 
-/// Handles one request. `pid` is the calling process, if the process is known.
+/// The client of a connection, as its socket tells.
+#[derive(Clone, Debug)]
+pub struct ClientPeer {
+    /// The calling process, if the process is known.
+    pub pid: Option<u32>,
+    /// A watch on the connection's end.
+    pub hangup: HangupWatch,
+}
+
+/// Handles one request.
 ///
 /// Never fails: every path ends in a response and a record.
 pub async fn handle_request(
     gateway: Arc<RunGateway>,
-    pid: Option<u32>,
+    peer: ClientPeer,
     request: Request<Incoming>,
 ) -> Result<Response<ResponseBody>, Infallible> {
+    let pid = peer.pid;
     // No path of a call to a model begins like the tools' paths. A run without tools pays one test of a pointer.
     if let Some(ToolEndpoints { tools, connections }) = &gateway.tools {
         if tool_route::is_tool_path(request.uri()) {
@@ -96,7 +107,7 @@ pub async fn handle_request(
         }
         if connect_route::is_connect_path(request.uri()) {
             let (connections, own) = (Arc::clone(connections), Arc::clone(&gateway));
-            let answer = connect_route::handle_connect_request(own, connections, pid, request);
+            let answer = connect_route::handle_connect_request(own, connections, peer, request);
             return Ok(Box::pin(answer).await);
         }
     }

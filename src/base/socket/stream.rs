@@ -8,6 +8,7 @@ use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -17,11 +18,11 @@ use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::time::Sleep;
 
-use super::{read_socket, register_socket};
+use super::{HangupWatch, read_socket, register_socket};
 
 /// A stream whose writes fail when the peer reads nothing for too long.
 pub struct ServerStream {
-    socket: AsyncFd<OwnedFd>,
+    socket: AsyncFd<Arc<OwnedFd>>,
     /// The wait for a peer that is slow to read, or to close.
     waiting: Option<Box<PeerWait>>,
     stall_timeout: Duration,
@@ -46,7 +47,7 @@ impl ServerStream {
     ///
     /// The caller must be inside a runtime, which will drive the socket.
     pub fn new(socket: OwnedFd, stall_timeout: Duration) -> io::Result<Self> {
-        let socket = register_socket(socket, Interest::READABLE)?;
+        let socket = register_socket(Arc::new(socket), Interest::READABLE)?;
         Ok(Self {
             socket,
             waiting: None,
@@ -61,6 +62,11 @@ impl ServerStream {
     #[must_use]
     pub fn with_unread(self, bytes: Bytes) -> Self {
         Self { unread: bytes, ..self }
+    }
+
+    /// Returns a watch on the connection's end, which also works while the stream is not read.
+    pub fn watch_hangup(&self) -> HangupWatch {
+        HangupWatch(Arc::clone(self.socket.get_ref()))
     }
 
     /// Returns ready when a read is worth an attempt: there are bytes, or the peer has closed.
@@ -121,7 +127,7 @@ impl ServerStream {
         let mut first = [0; HTTP2_PREFACE.len()];
         loop {
             let mut guard = self.socket.readable().await?;
-            let peek = |socket: &AsyncFd<OwnedFd>| {
+            let peek = |socket: &AsyncFd<Arc<OwnedFd>>| {
                 Ok(rustix::net::recv(socket.get_ref(), &mut first, RecvFlags::PEEK)?.0)
             };
             match guard.try_io(peek) {

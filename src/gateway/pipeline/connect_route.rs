@@ -16,12 +16,12 @@ use http::{Method, Request, Response, Uri, header};
 use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 
-use super::RunGateway;
 use super::exchange::ResponseBody;
 use super::limits::RequestPermit;
 use super::rejection::CallRejection;
 use super::request_head;
 use super::tool_route::rejected_response;
+use super::{ClientPeer, RunGateway};
 use crate::base::streamed_endpoint::{
     StreamedBody, StreamedEndpoint, StreamedReply, StreamedRequest,
 };
@@ -35,6 +35,8 @@ struct ConnectBody {
     has_ended: bool,
     /// The announced length. The server of the connection does not ask for the end behind it.
     announced: Option<u64>,
+    /// The client's leaving, for a request whose body may still come.
+    hangup: Option<HangupFuture>,
     _permit: RequestPermit,
 }
 
@@ -51,6 +53,9 @@ struct ConnectLogLine {
     outcome: &'static str,
 }
 
+/// The future that ends when the client has left.
+type HangupFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
+
 /// Returns true if a path belongs to the connections.
 pub(super) fn is_connect_path(target: &Uri) -> bool {
     target.path() == LIST_PATH || target.path().starts_with(PREFIX)
@@ -60,7 +65,7 @@ pub(super) fn is_connect_path(target: &Uri) -> bool {
 pub(super) async fn handle_connect_request(
     gateway: Arc<RunGateway>,
     endpoint: Arc<dyn StreamedEndpoint>,
-    pid: Option<u32>,
+    peer: ClientPeer,
     request: Request<Incoming>,
 ) -> Response<ResponseBody> {
     let is_list = request.uri().path() == LIST_PATH;
@@ -82,7 +87,17 @@ pub(super) async fn handle_connect_request(
             return response;
         }
     };
-    let reply = endpoint.handle_streamed(StreamedRequest { request, pid }).await;
+    // hyper sees the end of a connection only while it reads, and it does not read while the body cannot go on.
+    let ClientPeer { pid, hangup } = peer;
+    let mut hangup: Option<HangupFuture> =
+        (!request.body().is_end_stream()).then(|| Box::pin(hangup.wait_hangup()) as HangupFuture);
+    let answering = endpoint.handle_streamed(StreamedRequest { request, pid });
+    let reply = tokio::select! {
+        biased;
+        reply = answering => reply,
+        // The drop of the request settles it. This response finds no reader.
+        () = wait_optional(&mut hangup) => return Response::new(ResponseBody::from_text("")),
+    };
     let StreamedReply { response, code, request_bytes } = reply;
     line.status = response.status().as_u16();
     line.request_bytes = request_bytes;
@@ -91,8 +106,16 @@ pub(super) async fn handle_connect_request(
     let announced = response.headers().get(header::CONTENT_LENGTH);
     let announced = announced.and_then(|length| length.to_str().ok()?.parse().ok());
     let announced = announced.or(response.body().size_hint().exact());
-    let body = |inner| ConnectBody { inner, line, has_ended, announced, _permit: permit };
+    let body = |inner| ConnectBody { inner, line, has_ended, announced, hangup, _permit: permit };
     response.map(|inner| ResponseBody::Streamed(body(inner).boxed_unsync()))
+}
+
+/// Waits for a future, or without one for ever.
+async fn wait_optional(future: &mut Option<HangupFuture>) {
+    match future {
+        Some(future) => future.await,
+        None => std::future::pending().await,
+    }
 }
 
 fn admit_request(
@@ -134,7 +157,13 @@ impl Body for ConnectBody {
                     self.note_end(CONNECT_OUTCOME);
                 }
             }
-            Poll::Pending => {}
+            Poll::Pending => {
+                let hangup = self.hangup.as_mut();
+                if hangup.is_some_and(|hangup| hangup.as_mut().poll(cx).is_ready()) {
+                    self.hangup = None;
+                    return Poll::Ready(Some(Err("the client has left".into())));
+                }
+            }
         }
         polled
     }

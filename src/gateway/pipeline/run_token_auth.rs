@@ -24,7 +24,8 @@ use super::exchange::{GatewayExchange, ResponseBody, ResponseBodyError};
 use super::read_body::IncomingRequestBody;
 use super::registry::GatewayRegistry;
 use super::rejection::CallRejection;
-use super::{RunGateway, handle_request, request_head};
+use super::{ClientPeer, RunGateway, handle_request, request_head};
+use crate::base::socket::HangupWatch;
 use crate::base::task_group::TaskGroup;
 use crate::gateway::run::RequestId;
 use crate::gateway::run::token::{self, RunTokenKeys};
@@ -45,6 +46,7 @@ pub struct RunTokenAuth {
 /// The state of one client connection.
 pub struct ConnectionState {
     worker: usize,
+    hangup: HangupWatch,
     /// Permits for the connection, one of each run whose valid token the connection has shown.
     permits: Mutex<Vec<OwnedSemaphorePermit>>,
     /// Notified when a run had no permit left for the connection.
@@ -86,7 +88,7 @@ impl RunTokenAuth {
             Ok((gateway, call)) => {
                 // Boxed, because a shared listener has many connections, and most of them have no call
                 // most of the time.
-                let Ok(response) = Box::pin(handle_request(gateway, None, request)).await;
+                let Ok(response) = Box::pin(handle_request(gateway, visitor.peer(), request)).await;
                 Ok(response.map(|answer| TrackedBody { answer, _call: Some(call) }))
             }
             Err(refused) => {
@@ -169,9 +171,14 @@ impl RunTokenAuth {
 }
 
 impl ConnectionState {
-    /// Creates the state of a connection on `worker`.
-    pub fn new(worker: usize) -> Self {
-        Self { worker, permits: Mutex::default(), turned_away: Notify::new() }
+    /// Creates the state of a connection on `worker`. `hangup` watches the connection's end.
+    pub fn new(worker: usize, hangup: HangupWatch) -> Self {
+        Self { worker, hangup, permits: Mutex::default(), turned_away: Notify::new() }
+    }
+
+    /// Returns the client. A client over a network has no process that is known here.
+    fn peer(&self) -> ClientPeer {
+        ClientPeer { pid: None, hangup: self.hangup.clone() }
     }
 
     /// Returns true if the connection has shown a valid token and holds a permit of its run.

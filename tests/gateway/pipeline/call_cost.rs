@@ -4,7 +4,7 @@ use std::future::Future;
 use std::sync::{Arc, mpsc};
 
 use cogni_gateway::gateway::config::GatewayConfig;
-use cogni_gateway::gateway::pipeline::{RunGateway, handle_request};
+use cogni_gateway::gateway::pipeline::{ClientPeer, RunGateway, handle_request};
 use cogni_gateway::gateway::process::GatewayProcess;
 use http::Request;
 use hyper::body::Incoming;
@@ -109,7 +109,7 @@ fn build_runtime() -> tokio::runtime::Runtime {
 
 fn size_of_future<F, R>(_: F) -> usize
 where
-    F: Fn(Arc<RunGateway>, Option<u32>, Request<Incoming>) -> R,
+    F: Fn(Arc<RunGateway>, ClientPeer, Request<Incoming>) -> R,
     R: Future,
 {
     size_of::<R>()

@@ -14,7 +14,7 @@ use super::{ConnectionError, ConnectionServer, HttpServerConfig, LaneMode, send_
 use crate::base::cancel_watch::CancelWatch;
 use crate::base::socket::{ServerStream, SocketAcceptor};
 use crate::base::unix::PeerCredentials;
-use crate::gateway::pipeline::{RunGateway, handle_request};
+use crate::gateway::pipeline::{ClientPeer, RunGateway, handle_request};
 use crate::gateway::run::RequestId;
 use crate::telemetry::audit::records;
 use crate::telemetry::metrics::RefusedRequest;
@@ -111,7 +111,8 @@ impl RunSocketServer {
             },
         };
         let gateway = Arc::clone(&self.gateway);
-        let answer = move |request| handle_request(Arc::clone(&gateway), pid, request);
+        let peer = ClientPeer { pid, hangup: stream.watch_hangup() };
+        let answer = move |request| handle_request(Arc::clone(&gateway), peer.clone(), request);
         // Boxed, because most connections never reach this point.
         Box::pin(connections.serve_connection(stream, is_http2, answer)).await
     }

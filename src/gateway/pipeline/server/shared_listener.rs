@@ -74,7 +74,7 @@ impl SharedListener {
         // Every write is a complete message, so a delay by Nagle's algorithm gains nothing.
         rustix::net::sockopt::set_tcp_nodelay(&socket, true)?;
         let stream = ServerStream::new(socket, self.config.write_timeout)?;
-        let visitor = Arc::new(ConnectionState::new(worker));
+        let visitor = Arc::new(ConnectionState::new(worker, stream.watch_hangup()));
         // This future ends only if the connection must be closed:
         // 1. Wait until the time for the handshake and the first head is over, or until a run has
         //    refused the connection.
