@@ -6,6 +6,8 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 
 use http::Uri;
@@ -22,6 +24,19 @@ pub struct InterimLimitConnector<C>(C);
 pub struct InterimLimitStream<T> {
     inner: T,
     scan: InterimScan,
+    progress: ConnectionProgress,
+}
+
+/// The answers that have come over a connection, for the owner of a request that has failed. The client puts it into the
+/// extensions of the connection's metadata.
+#[derive(Clone, Debug, Default)]
+pub struct ConnectionProgress(Arc<ConnectionCounts>);
+
+#[derive(Debug, Default)]
+struct ConnectionCounts {
+    answers: AtomicUsize,
+    /// True if no byte of an answer to the last request has come.
+    is_silent: AtomicBool,
 }
 
 /// The position in the heads of the responses to one request.
@@ -69,7 +84,7 @@ where
 
 impl<T> InterimLimitStream<T> {
     pub fn new(inner: T) -> Self {
-        Self { inner, scan: InterimScan::default() }
+        Self { inner, scan: InterimScan::default(), progress: ConnectionProgress::default() }
     }
 
     /// Begins a new scan if the last response had come, because the written bytes may be the next request. If they are
@@ -77,6 +92,15 @@ impl<T> InterimLimitStream<T> {
     fn note_write(&mut self) {
         if let HeadPart::Final = self.scan.part {
             self.scan = InterimScan::default();
+            self.progress.0.is_silent.store(true, Ordering::Release);
+        }
+    }
+
+    /// Notes that bytes of an answer have come.
+    fn note_read(&self) {
+        self.progress.0.is_silent.store(false, Ordering::Release);
+        if let HeadPart::Final = self.scan.part {
+            self.progress.0.answers.fetch_add(1, Ordering::AcqRel);
         }
     }
 }
@@ -96,6 +120,9 @@ impl<T: Read + Unpin> Read for InterimLimitStream<T> {
         let mut read = ReadBuf::uninit(&mut bytes[..size]);
         ready!(Pin::new(&mut self.inner).poll_read(cx, read.unfilled()))?;
         self.scan.scan_bytes(read.filled())?;
+        if !read.filled().is_empty() {
+            self.note_read();
+        }
         buffer.put_slice(read.filled());
         Poll::Ready(Ok(()))
     }
@@ -135,7 +162,15 @@ impl<T: Write + Unpin> Write for InterimLimitStream<T> {
 
 impl<T: Connection> Connection for InterimLimitStream<T> {
     fn connected(&self) -> Connected {
-        self.inner.connected()
+        self.inner.connected().extra(self.progress.clone())
+    }
+}
+
+impl ConnectionProgress {
+    /// Returns true if the connection has answered earlier requests, and has sent no byte since the last one. So the server
+    /// had closed it before the last request came.
+    pub fn was_closed_while_idle(&self) -> bool {
+        self.0.answers.load(Ordering::Acquire) > 0 && self.0.is_silent.load(Ordering::Acquire)
     }
 }
 

@@ -21,7 +21,8 @@ use crate::telemetry::audit::connect_records::ConnectOutcome;
 
 /// The body of a request on its way to the server. Each byte is taken from the budget before it passes.
 pub(super) struct ConnectRequestBody {
-    inner: Incoming,
+    /// The client's body; `None` for a request that is sent again, which has none.
+    inner: Option<Incoming>,
     reservation: SharedReservation,
     /// The bytes that have passed, for the caller's records.
     passed: Arc<AtomicU64>,
@@ -38,7 +39,12 @@ impl ConnectRequestBody {
         reservation: SharedReservation,
         passed: Arc<AtomicU64>,
     ) -> Self {
-        Self { inner, reservation, passed }
+        Self { inner: Some(inner), reservation, passed }
+    }
+
+    /// Returns a body without bytes, for a request that is sent again.
+    pub(super) fn to_empty(&self) -> Self {
+        Self { inner: None, reservation: self.reservation(), passed: Arc::clone(&self.passed) }
     }
 
     pub(super) fn reservation(&self) -> SharedReservation {
@@ -55,7 +61,8 @@ impl Body for ConnectRequestBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         loop {
-            let frame = match ready!(Pin::new(&mut self.inner).poll_frame(cx)) {
+            let Some(inner) = &mut self.inner else { return Poll::Ready(None) };
+            let frame = match ready!(Pin::new(inner).poll_frame(cx)) {
                 None => return Poll::Ready(None),
                 Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
                 Some(Ok(frame)) => frame,
@@ -72,11 +79,11 @@ impl Body for ConnectRequestBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
+        self.inner.as_ref().is_none_or(Body::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
+        self.inner.as_ref().map_or(SizeHint::with_exact(0), Body::size_hint)
     }
 }
 

@@ -13,17 +13,18 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use http::{Request, Response, Uri};
-use hyper::body::Incoming;
+use http::{Extensions, Request, Response, Uri};
+use hyper::body::{Body, Incoming};
 use hyper_rustls::{ConfigBuilderExt, HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::{CaptureConnection, capture_connection};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::net::TcpStream;
 use tower_service::Service;
 
 use super::body::ConnectRequestBody;
 use crate::base::host_reach::{HostReach, HostReachError, resolve_addresses};
-use crate::base::interim_limit::InterimLimitConnector;
+use crate::base::interim_limit::{ConnectionProgress, InterimLimitConnector};
 use crate::base::tls::load_root_store;
 
 /// A look-up of a host's addresses, which blocks.
@@ -94,16 +95,46 @@ impl ConnectionClient {
     }
 
     /// Sends a request. Redirects are answers like any other.
+    ///
+    /// hyper sends a request again that it has not begun to send. A request that was sent over an idle connection, as the
+    /// server closed it, is sent again once if it may be: it has no body, and its method changes nothing.
     pub(super) async fn send_request(
         &self,
-        request: Request<ConnectRequestBody>,
+        mut request: Request<ConnectRequestBody>,
     ) -> Result<Response<Incoming>, SendFault> {
-        let answer = self.0.request(request).await;
+        let again = copy_repeatable(&request);
+        let connection = capture_connection(&mut request);
+        let answer = match (self.0.request(request).await, again) {
+            (Err(_), Some(again)) if was_closed_while_idle(&connection) => {
+                self.0.request(again).await
+            }
+            (answer, _) => answer,
+        };
         answer.map_err(|error| {
             tracing::debug!(error = &error as &dyn Error, "a connection's server does not answer");
             if is_address_refused(&error) { SendFault::Address } else { SendFault::Failed }
         })
     }
+}
+
+/// Returns a copy of a request that may be sent twice.
+fn copy_repeatable(request: &Request<ConnectRequestBody>) -> Option<Request<ConnectRequestBody>> {
+    if !request.method().is_safe() || !request.body().is_end_stream() {
+        return None;
+    }
+    let mut copy = Request::new(request.body().to_empty());
+    copy.method_mut().clone_from(request.method());
+    copy.uri_mut().clone_from(request.uri());
+    copy.headers_mut().clone_from(request.headers());
+    Some(copy)
+}
+
+fn was_closed_while_idle(connection: &CaptureConnection) -> bool {
+    let mut facts = Extensions::new();
+    if let Some(connected) = &*connection.connection_metadata() {
+        connected.get_extras(&mut facts);
+    }
+    facts.get::<ConnectionProgress>().is_some_and(ConnectionProgress::was_closed_while_idle)
 }
 
 /// Returns the look-up by this machine's resolver.
@@ -177,8 +208,8 @@ impl fmt::Debug for ConnectionClient {
 /// The longest time of a look-up and a connection. Our choice.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The time for which an unused connection is kept. Our choice: shorter than the servers' own.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(15);
+/// The time for which an unused connection is kept. Our choice: shorter than the usual 5 s of servers.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// The largest head of an answer, in bytes, and the most that is read ahead. Our choice: the memory that a request is counted
 /// with.
