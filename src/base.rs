@@ -18,6 +18,7 @@ pub mod host_reach;
 pub mod interim_limit;
 pub mod json;
 pub mod key_bytes;
+pub mod keyed_permits;
 pub mod local_endpoint;
 pub mod log_line_limiter;
 pub mod memory;

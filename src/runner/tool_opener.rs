@@ -17,9 +17,9 @@ use crate::tools::approval::store::ApprovalStore;
 use crate::tools::approval::webhook::Webhook;
 use crate::tools::approval::{OnBudget, RunApprovals};
 use crate::tools::config::{McpServerConfig, ToolConfig};
-use crate::tools::connection::client::{HostLookup, system_lookup};
+use crate::tools::connection::client::HostLookup;
 use crate::tools::connection::environment::connection_environment;
-use crate::tools::connection::policy::ConnectionPolicy;
+use crate::tools::connection::policy::{ConnectionHost, ConnectionPolicy};
 use crate::tools::connection::{ConnectionParts, RunConnections};
 use crate::tools::credential_source::CredentialSource;
 use crate::tools::definition::ToolProgramKind;
@@ -126,7 +126,8 @@ impl ToolOpener for RunToolOpener {
         tools.config.metrics.as_ref().map(PrometheusClient::new).transpose()?;
         open_servers(&tools.config)?;
         tools.config.approvals.webhook.as_ref().map(Webhook::new).transpose()?;
-        self.compile_connections(settings, &tools.config)?;
+        let host = ConnectionHost::for_check();
+        ConnectionPolicy::compile_policy(&tools.config, settings.agent.as_deref(), &host)?;
         connection_environment(&tools.config, None)?;
         Ok(())
     }
@@ -159,7 +160,7 @@ impl ToolOpener for RunToolOpener {
         let (jobs, tasks) = (self.jobs.clone(), process.tasks.clone());
         let salt = random_salt()?;
         let connections = RunConnections::new(ConnectionParts {
-            policy: self.compile_connections(settings, &config)?,
+            policy: self.compile_connections((settings, &config), process)?,
             ledger: Arc::clone(&run.ledger),
             audit: Arc::clone(&run.audit),
             switches: Box::new(AgentRunSwitches(Arc::clone(run))),
@@ -187,11 +188,17 @@ impl ToolOpener for RunToolOpener {
 impl RunToolOpener {
     fn compile_connections(
         &self,
-        settings: &ToolSettings,
-        config: &ToolConfig,
+        (settings, config): (&ToolSettings, &ToolConfig),
+        process: ToolProcess<'_>,
     ) -> anyhow::Result<ConnectionPolicy> {
-        let lookup = self.lookup.clone().unwrap_or_else(system_lookup);
-        Ok(ConnectionPolicy::compile_policy(config, settings.agent.as_deref(), &lookup)?)
+        let mut host = ConnectionHost {
+            programs: Arc::clone(process.programs),
+            ..ConnectionHost::for_check()
+        };
+        if let Some(lookup) = &self.lookup {
+            host.lookup = Arc::clone(lookup);
+        }
+        Ok(ConnectionPolicy::compile_policy(config, settings.agent.as_deref(), &host)?)
     }
 
     /// Lets a spent budget of the run ask a person, if the configuration says so.

@@ -18,6 +18,7 @@
 mod body;
 pub mod client;
 mod credential;
+mod credential_program;
 pub mod environment;
 mod exchange;
 mod headers;
@@ -44,6 +45,7 @@ use uuid::Uuid;
 use self::body::{AnswerBody, ConnectRequestBody};
 use self::client::SendFault;
 use self::credential::{EchoGuard, ReadCredential};
+use self::credential_program::CredentialFault;
 use self::environment::SANDBOX_URL;
 use self::exchange::{ConnectExchange, SharedReservation, StopSignal};
 use self::headers::{AnswerFault, answered_headers, forwarded_headers};
@@ -271,9 +273,14 @@ impl ConnectionParts {
             None => None,
             Some(credential) => match credential.read_credential().await {
                 Ok(read) => Some(read),
-                Err(problem) => {
+                Err(fault) => {
                     reservation.release_unspent();
-                    return Err(ConnectRefusal::Credential(problem));
+                    return Err(match fault {
+                        CredentialFault::Unavailable(problem) => {
+                            ConnectRefusal::Credential(problem)
+                        }
+                        CredentialFault::Busy => ConnectRefusal::Overloaded,
+                    });
                 }
             },
         };

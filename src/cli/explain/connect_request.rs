@@ -10,8 +10,7 @@ use serde::Serialize;
 use crate::gateway::config::GatewayConfig;
 use crate::llm::budget::Nanodollars;
 use crate::runner::tool_opener::CompiledTools;
-use crate::tools::connection::client::system_lookup;
-use crate::tools::connection::policy::ConnectionPolicy;
+use crate::tools::connection::policy::{ConnectionHost, ConnectionPolicy};
 use crate::tools::connection::split_path;
 
 /// The answer of the policy to a request over a connection.
@@ -40,7 +39,8 @@ impl ConnectExplanation {
         let Some((name, path)) = split_path(request.uri().path()) else { return Ok(None) };
         let tools = CompiledTools::from_settings(&config.tools)?;
         let agent = config.tools.agent.as_deref();
-        let policy = ConnectionPolicy::compile_policy(&tools.config, agent, &system_lookup())?;
+        let host = ConnectionHost::for_check();
+        let policy = ConnectionPolicy::compile_policy(&tools.config, agent, &host)?;
         let (connection, method) = (name.to_owned(), request.method().as_str());
         let checked = policy.check_request(name, method, (path, request.uri().query()));
         Ok(Some(match checked {

@@ -15,6 +15,7 @@ use super::background::{spawn_flush_loop, spawn_idle_closer};
 use super::control::{self, ChangeSource, ServedRunHandle};
 use super::descriptors::DescriptorShare;
 use super::run_audit::{finish_run, open_audit_log};
+use crate::base::keyed_permits::KeyedPermits;
 use crate::base::task_group::TaskGroup;
 use crate::gateway::config::{GatewayConfig, SharedRunConfig};
 use crate::gateway::pipeline::RunGateway;
@@ -49,6 +50,8 @@ struct RunManagerShared {
     /// The upstream clients, one for each worker.
     upstreams: Vec<Arc<UpstreamClient>>,
     metrics: Arc<MetricsRegistry>,
+    /// Permits for the programs that print the credentials of connections.
+    programs: Arc<KeyedPermits>,
     tracer: ProcessTracer,
     /// The access log for lines that belong to no run. The runs' lines go to the same file.
     access_log: access_log::AccessLog,
@@ -136,6 +139,7 @@ impl RunManager {
             capacity,
             upstreams,
             metrics,
+            programs: Arc::new(KeyedPermits::new(MAX_PROGRAMS, MAX_SAME_PROGRAMS)),
             tracer,
             access_log: access_log::AccessLog::open_with_format(
                 &config.access_log,
@@ -415,7 +419,8 @@ impl RunManagerShared {
         let tasks = self.tasks.child_group();
         let process = Arc::clone(&self.capacity);
         let capacity = Arc::new(RunCapacity::new(&self.server, self.share.run_requests, process));
-        let process = ToolProcess { tasks: &tasks, metrics: &self.metrics };
+        let (metrics_of_all, programs) = (&self.metrics, &self.programs);
+        let process = ToolProcess { tasks: &tasks, metrics: metrics_of_all, programs };
         let tools = config.tools.open_tools(run, process)?;
         // Budget, policy, metrics and limits belong to the run; only the upstream client belongs to the worker.
         let gateway = |upstream: &Arc<UpstreamClient>| {
@@ -462,3 +467,8 @@ impl Drop for RunOpeningGuard<'_> {
         self.manager.lock_opening().remove(&self.name);
     }
 }
+
+/// The most programs that print credentials at one time, of all runs and for one command line. Our choice: each is a process
+/// of this machine, which an agent's request starts.
+const MAX_PROGRAMS: usize = 16;
+const MAX_SAME_PROGRAMS: usize = 4;

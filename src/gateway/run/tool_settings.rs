@@ -10,6 +10,7 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::AgentRun;
+use crate::base::keyed_permits::KeyedPermits;
 use crate::base::local_endpoint::LocalEndpoint;
 use crate::base::streamed_endpoint::StreamedEndpoint;
 use crate::base::task_group::TaskGroup;
@@ -62,6 +63,8 @@ pub struct ToolProcess<'a> {
     /// The tasks of the run.
     pub tasks: &'a TaskGroup,
     pub metrics: &'a Arc<MetricsRegistry>,
+    /// Permits for the programs of this machine that print credentials for the runs of the process.
+    pub programs: &'a Arc<KeyedPermits>,
 }
 
 impl ToolSettings {

@@ -3,25 +3,26 @@
 //! **Invariant:** the value is read for one request, goes into one header of that request, and into no error, log or
 //! record.
 
-use std::process::Stdio;
-use std::time::Duration;
+use std::sync::Arc;
 
 use base64::prelude::*;
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, header};
-use tokio::io::AsyncReadExt;
-use tokio::process::Command;
 
+use super::credential_program::{CredentialFault, CredentialProgram};
 use super::reserved_headers::{is_credential_header, is_reserved_header};
+use crate::base::keyed_permits::KeyedPermits;
 use crate::base::secret::SecretString;
 use crate::base::secret_redactor::SecretRedactor;
 use crate::tools::connection_config::ConnectionCredentialConfig;
 use crate::tools::header_secrets::list_header_secrets;
 
 /// The checked settings of a credential.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct ConnectionCredential {
     config: ConnectionCredentialConfig,
+    /// The program that prints the value; `None` for a variable or a file.
+    program: Option<CredentialProgram>,
     header: HeaderName,
 }
 
@@ -41,7 +42,10 @@ pub(super) struct EchoGuard {
 
 impl ConnectionCredential {
     /// Checks the settings. An error is the key in the credential's table, and the mistake.
-    pub(super) fn new(config: &ConnectionCredentialConfig) -> Result<Self, (String, String)> {
+    pub(super) fn new(
+        config: &ConnectionCredentialConfig,
+        programs: &Arc<KeyedPermits>,
+    ) -> Result<Self, (String, String)> {
         let wrong = |key: &str, problem: &str| Err((key.to_owned(), problem.to_owned()));
         let places = [config.env.is_some(), config.file.is_some(), !config.command.is_empty()];
         if places.into_iter().filter(|is_given| *is_given).count() != 1 {
@@ -65,7 +69,9 @@ impl ConnectionCredential {
                 _ => return wrong("header", "is not the name of a header for credentials"),
             },
         };
-        Ok(Self { config: config.clone(), header })
+        let command = Some(config.command.clone()).filter(|command| !command.is_empty());
+        let program = command.map(|command| CredentialProgram::new(command, Arc::clone(programs)));
+        Ok(Self { config: config.clone(), program, header })
     }
 
     pub(super) fn header(&self) -> &HeaderName {
@@ -76,11 +82,15 @@ impl ConnectionCredential {
     ///
     /// # Errors
     /// Returns an error that names the place and never the value.
-    pub(super) async fn read_credential(&self) -> Result<ReadCredential, String> {
-        let secret = match &*self.config.command {
-            [] => self.config.source().read_value()?,
-            [program, arguments @ ..] => run_program(program, arguments).await?,
+    pub(super) async fn read_credential(&self) -> Result<ReadCredential, CredentialFault> {
+        let secret = match &self.program {
+            Some(program) => program.read_value().await?,
+            None => self.config.source().read_value().map_err(CredentialFault::Unavailable)?,
         };
+        self.make_header(secret).map_err(CredentialFault::Unavailable)
+    }
+
+    fn make_header(&self, secret: SecretString) -> Result<ReadCredential, String> {
         let value = secret.expose_secret();
         if !value.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic()) {
             return Err("it has a character that a header cannot have".to_owned());
@@ -139,51 +149,5 @@ impl EchoGuard {
     }
 }
 
-/// Runs a program without a shell and returns the line that it prints. Its environment has `PATH` and `HOME` only.
-async fn run_program(program: &str, arguments: &[String]) -> Result<SecretString, String> {
-    let kept =
-        ["PATH", "HOME"].into_iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
-    let child = Command::new(program)
-        .args(arguments)
-        .env_clear()
-        .envs(kept)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .kill_on_drop(true)
-        .spawn();
-    let mut child =
-        child.map_err(|error| format!("`{program}` cannot be started: {}", error.kind()))?;
-    let Some(stdout) = child.stdout.take() else { return Err("it has no output".to_owned()) };
-    let read = async {
-        let mut text = String::new();
-        let limit = MAX_SECRET_BYTES + 1;
-        let read = stdout.take(limit).read_to_string(&mut text).await;
-        read.map_err(|error| format!("`{program}` prints no text: {}", error.kind()))?;
-        if text.len() as u64 == limit {
-            return Err(format!("`{program}` prints more than {MAX_SECRET_BYTES} bytes"));
-        }
-        let status =
-            child.wait().await.map_err(|error| format!("`{program}`: {}", error.kind()))?;
-        if !status.success() {
-            return Err(format!("`{program}` fails: {status}"));
-        }
-        Ok(text)
-    };
-    let text = tokio::time::timeout(PROGRAM_TIMEOUT, read).await;
-    let text = text.unwrap_or_else(|_| Err(format!("`{program}` takes more than 10 s")))?;
-    let value = text.trim_end_matches(['\r', '\n']);
-    if value.is_empty() {
-        return Err(format!("`{program}` prints nothing"));
-    }
-    Ok(SecretString::new(value))
-}
-
 /// The shortest credential that is searched for in answers, which is the redactor's own limit.
 const MIN_SECRET_BYTES: usize = 8;
-
-/// The longest output of a program. Our choice: a token has at most some kilobytes.
-const MAX_SECRET_BYTES: u64 = 16 * 1024;
-
-/// The longest time of a program. Our choice.
-const PROGRAM_TIMEOUT: Duration = Duration::from_secs(10);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use http::uri::Authority;
 use http::{HeaderName, Uri};
 
-use super::client::{ConnectionClient, HostLookup};
+use super::client::{ConnectionClient, HostLookup, system_lookup};
 use super::credential::ConnectionCredential;
 use super::link_rewriter::RewrittenLink;
 use super::path_rule::{ConnectRule, is_served_method};
@@ -17,6 +17,7 @@ use super::refusal::{ConnectDenial, ConnectRefusal};
 use super::request_path::RequestPath;
 use super::reserved_headers::is_reserved_header;
 use crate::base::host_reach::HostReach;
+use crate::base::keyed_permits::KeyedPermits;
 use crate::llm::budget::{ConnectionLimits, Nanodollars};
 use crate::tools::config::{ToolConfig, ToolConfigError};
 use crate::tools::connection_config::{AGENT_PREFIX, ConnectionBudgetConfig, ConnectionConfig};
@@ -28,6 +29,14 @@ pub struct ConnectionPolicy {
     connections: BTreeMap<Arc<str>, Connection>,
     /// The connections that the run's agent may use; `None` for a run without an agent of the catalog.
     agent: Option<BTreeSet<String>>,
+}
+
+/// The parts of this machine and process that the connections of all runs use.
+#[derive(Clone)]
+pub struct ConnectionHost {
+    pub lookup: HostLookup,
+    /// Permits for the programs that print credentials.
+    pub programs: Arc<KeyedPermits>,
 }
 
 /// A connection with checked settings.
@@ -48,6 +57,13 @@ pub struct Connection {
     deny: Vec<ConnectRule>,
 }
 
+impl ConnectionHost {
+    /// Creates the parts for a check of settings, which runs no program.
+    pub fn for_check() -> Self {
+        Self { lookup: system_lookup(), programs: Arc::new(KeyedPermits::new(0, 0)) }
+    }
+}
+
 impl ConnectionPolicy {
     /// Checks the connections of a configuration. `agent` is the list of tools in the agent's file, if the run has an
     /// agent: it names a connection with [`AGENT_PREFIX`].
@@ -57,11 +73,11 @@ impl ConnectionPolicy {
     pub fn compile_policy(
         config: &ToolConfig,
         agent: Option<&[String]>,
-        lookup: &HostLookup,
+        host: &ConnectionHost,
     ) -> Result<Self, ToolConfigError> {
         let mut connections = BTreeMap::new();
         for (name, config) in &config.connections {
-            let connection = Connection::new(name, config, lookup).map_err(|(key, problem)| {
+            let connection = Connection::new(name, config, host).map_err(|(key, problem)| {
                 let dot = if key.is_empty() { "" } else { "." };
                 ToolConfigError::new(format!("connections.{name}{dot}{key}"), problem)
             })?;
@@ -162,7 +178,7 @@ impl Connection {
     fn new(
         name: &str,
         config: &ConnectionConfig,
-        lookup: &HostLookup,
+        host: &ConnectionHost,
     ) -> Result<Self, (String, String)> {
         let wrong = |key: &str, problem: String| (key.to_owned(), problem);
         if !is_tool_name(name) || name.contains("__") || name.len() > MAX_NAME_BYTES {
@@ -173,14 +189,17 @@ impl Connection {
             if config.allow_private_addresses { HostReach::Named } else { HostReach::Public };
         let (authority, base_path) =
             parse_url(&config.url, reach).map_err(|problem| wrong("url", problem))?;
-        let credential = config.credential.as_ref().map(ConnectionCredential::new).transpose();
+        let credential = config.credential.as_ref();
+        let credential =
+            credential.map(|own| ConnectionCredential::new(own, &host.programs)).transpose();
         let credential = credential.map_err(|(key, problem)| {
             let dot = if key.is_empty() { "" } else { "." };
             (format!("credential{dot}{key}"), problem)
         })?;
         let headers = parse_headers(&config.headers, credential.as_ref())?;
-        let client = ConnectionClient::new(reach, config.ca_file.as_deref(), Arc::clone(lookup))
-            .map_err(|problem| wrong("ca_file", problem))?;
+        let client =
+            ConnectionClient::new(reach, config.ca_file.as_deref(), Arc::clone(&host.lookup))
+                .map_err(|problem| wrong("ca_file", problem))?;
         if config.timeout.is_zero() {
             return Err(wrong("timeout", "is 0; give a time such as `1m`".to_owned()));
         }

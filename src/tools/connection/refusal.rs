@@ -35,6 +35,8 @@ pub enum ConnectRefusal {
     /// The text is for the operator.
     #[error("the connection's credential cannot be read")]
     Credential(String),
+    #[error("too many programs that print credentials run at this time; try again")]
+    Overloaded,
     #[error("an operator has paused this run; try again later")]
     Paused,
     #[error("an operator has ended this run")]
@@ -65,6 +67,7 @@ impl ConnectRefusal {
             Self::ClientCredential(_) => "client_credential",
             Self::Budget(error) => error.code(),
             Self::Credential(_) => "credential_unavailable",
+            Self::Overloaded => "overloaded",
             Self::Paused => "run_paused",
             Self::Ended => "run_ended",
             Self::Audit(_) => "audit_unavailable",
@@ -82,7 +85,7 @@ impl ConnectRefusal {
             | Self::ClientCredential(_)
             | Self::Ended => StatusCode::FORBIDDEN,
             Self::Budget(error) if error.is_permanent() => StatusCode::PAYMENT_REQUIRED,
-            Self::Budget(_) | Self::Paused => StatusCode::TOO_MANY_REQUESTS,
+            Self::Budget(_) | Self::Overloaded | Self::Paused => StatusCode::TOO_MANY_REQUESTS,
             Self::Credential(_) => StatusCode::BAD_GATEWAY,
             Self::Audit(_) => StatusCode::SERVICE_UNAVAILABLE,
         }
@@ -103,7 +106,7 @@ impl ConnectRefusal {
                 Some(*retry_after)
             }
             Self::Budget(error) if error.is_permanent() => None,
-            Self::Budget(_) | Self::Paused | Self::Audit(_) => Some(RETRY_DELAY),
+            Self::Budget(_) | Self::Overloaded | Self::Paused | Self::Audit(_) => Some(RETRY_DELAY),
             _ => None,
         }
     }

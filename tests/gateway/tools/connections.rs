@@ -4,6 +4,7 @@ mod budgets;
 mod clients;
 mod config;
 mod paths;
+mod programs;
 mod raw_server;
 mod secrets;
 mod server;

@@ -5,8 +5,7 @@ use cogni_gateway::cli::explain;
 use cogni_gateway::gateway::run::ToolSettings;
 use cogni_gateway::runner::tool_opener::connection_variables;
 use cogni_gateway::tools::config::ToolConfig;
-use cogni_gateway::tools::connection::client::system_lookup;
-use cogni_gateway::tools::connection::policy::ConnectionPolicy;
+use cogni_gateway::tools::connection::policy::{ConnectionHost, ConnectionPolicy};
 
 use crate::support::app::TestApp;
 use crate::tools::tool_settings;
@@ -77,7 +76,8 @@ fn a_wrong_connection_names_its_key_and_a_remedy() {
     // The names of a server's tools would be those of connections.
     let table = with("[mcp.connect]\nurl = 'https://example.com'").parse().unwrap();
     let config = ToolConfig::from_table(&table).unwrap();
-    let error = ConnectionPolicy::compile_policy(&config, None, &system_lookup()).unwrap_err();
+    let error =
+        ConnectionPolicy::compile_policy(&config, None, &ConnectionHost::for_check()).unwrap_err();
     insta::assert_snapshot!(error, @"`tools.mcp.connect`: is a name that connections use; give the server another name");
 }
 
