@@ -45,6 +45,7 @@ pub mod program_error;
 pub mod prometheus;
 pub mod refusal;
 pub mod rule_facts;
+pub mod run_credentials;
 pub mod run_tools;
 pub mod taint;
 pub mod tool_file;

@@ -5,6 +5,7 @@ use std::fs;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::Context as _;
 use tokio::runtime::Builder;
@@ -81,7 +82,7 @@ fn ask_servers(config: &ToolConfig, out: &mut impl Write) -> anyhow::Result<Tool
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let mut servers = BTreeMap::new();
     for (name, config) in &config.mcp {
-        let server = McpServer::new(name, config)?;
+        let server = McpServer::new(name, config, &Arc::default())?;
         let tools = runtime.block_on(server.list_tools());
         let tools = tools.with_context(|| format!("the server `{name}`"))?;
         for (tool, definition) in &tools {

@@ -30,6 +30,7 @@ use crate::tools::program::ToolPrograms;
 use crate::tools::prometheus::PrometheusClient;
 use crate::tools::refusal::ToolRefusal;
 use crate::tools::rule_facts::ToolRunFacts;
+use crate::tools::run_credentials::RunCredentials;
 use crate::tools::run_tools::{RunSwitches, RunToolParts, RunTools};
 use crate::tools::tool_file::{known_tools, read_tool_files};
 
@@ -124,7 +125,7 @@ impl ToolOpener for RunToolOpener {
     fn check_settings(&self, settings: &ToolSettings) -> anyhow::Result<()> {
         let tools = CompiledTools::from_settings(settings)?;
         tools.config.metrics.as_ref().map(PrometheusClient::new).transpose()?;
-        open_servers(&tools.config)?;
+        open_servers(&tools.config, &Arc::default())?;
         tools.config.approvals.webhook.as_ref().map(Webhook::new).transpose()?;
         let host = ConnectionHost::for_check();
         ConnectionPolicy::compile_policy(&tools.config, settings.agent.as_deref(), &host)?;
@@ -159,7 +160,10 @@ impl ToolOpener for RunToolOpener {
         let metrics = config.metrics.as_ref().map(PrometheusClient::new).transpose()?;
         let (jobs, tasks) = (self.jobs.clone(), process.tasks.clone());
         let salt = random_salt()?;
+        let secrets = Arc::new(RunCredentials::for_config(&config));
+        let servers = open_servers(&config, &secrets)?;
         let connections = RunConnections::new(ConnectionParts {
+            secrets,
             policy: self.compile_connections((settings, &config), process)?,
             ledger: Arc::clone(&run.ledger),
             audit: Arc::clone(&run.audit),
@@ -171,7 +175,7 @@ impl ToolOpener for RunToolOpener {
         let tools = RunTools::new(RunToolParts {
             run: identity_facts(&run.identity),
             policy,
-            programs: ToolPrograms { jobs, tasks, metrics, servers: open_servers(&config)? },
+            programs: ToolPrograms { jobs, tasks, metrics, servers },
             ledger: Arc::clone(&run.ledger),
             audit: Arc::clone(&run.audit),
             switches: Box::new(AgentRunSwitches(Arc::clone(run))),
@@ -235,9 +239,12 @@ impl RunToolOpener {
 }
 
 /// Returns the clients of all servers of a configuration. No server is asked.
-fn open_servers(config: &ToolConfig) -> anyhow::Result<BTreeMap<String, Arc<McpServer>>> {
+fn open_servers(
+    config: &ToolConfig,
+    secrets: &Arc<RunCredentials>,
+) -> anyhow::Result<BTreeMap<String, Arc<McpServer>>> {
     let open = |(name, config): (&String, &McpServerConfig)| {
-        Ok((name.clone(), Arc::new(McpServer::new(name, config)?)))
+        Ok((name.clone(), Arc::new(McpServer::new(name, config, secrets)?)))
     };
     config.mcp.iter().map(open).collect()
 }

@@ -44,7 +44,7 @@ use uuid::Uuid;
 
 use self::body::{AnswerBody, ConnectRequestBody};
 use self::client::SendFault;
-use self::credential::{EchoGuard, ReadCredential};
+use self::credential::ReadCredential;
 use self::credential_program::CredentialFault;
 use self::environment::SANDBOX_URL;
 use self::exchange::{ConnectExchange, SharedReservation, StopSignal};
@@ -54,6 +54,7 @@ use self::policy::{Connection, ConnectionPolicy};
 use self::refusal::{ConnectRefusal, fault_response};
 use super::origin::is_origin_local;
 use super::refusal::ToolRefusal;
+use super::run_credentials::RunCredentials;
 use super::run_tools::RunSwitches;
 use crate::base::digest::sha256_hex;
 use crate::base::streamed_endpoint::{
@@ -78,6 +79,8 @@ pub struct ConnectionParts {
     pub audit: Arc<AuditLog>,
     pub switches: Box<dyn RunSwitches>,
     pub metrics: Arc<MetricsRegistry>,
+    /// The credentials that every answer is searched for.
+    pub secrets: Arc<RunCredentials>,
     pub tasks: TaskGroup,
     /// The salt of the digests in this process's records of the run.
     pub salt: String,
@@ -160,14 +163,13 @@ impl RunConnections {
         (*request.method_mut(), *request.uri_mut()) = (head.method.clone(), uri);
         *request.headers_mut() =
             forwarded_headers(&head.headers, &connection.headers, credential.is_some());
-        let guard = credential.map(|ReadCredential { header, value, guard }| {
+        if let Some(ReadCredential { header, value, .. }) = credential {
             request.headers_mut().insert(header, value);
-            guard
-        });
+        }
         let stop = parts.stop_signal();
         let sent = send_until_stopped(connection, request, (&stop, request_bytes)).await;
         let answered = match sent {
-            Ok(answer) => self.pass_answer((connection, head), answer, (exchange, guard, stop)),
+            Ok(answer) => self.pass_answer((connection, head), answer, (exchange, stop)),
             Err(outcome) => {
                 exchange.outcome = outcome;
                 Err(outcome)
@@ -187,10 +189,12 @@ impl RunConnections {
         &self,
         (connection, head): (&Connection, &request::Parts),
         answer: Response<Incoming>,
-        (mut exchange, guard, stop): (ConnectExchange, Option<EchoGuard>, StopSignal),
+        (mut exchange, stop): (ConnectExchange, StopSignal),
     ) -> Result<Response<StreamedBody>, ConnectOutcome> {
         exchange.status = answer.status().as_u16();
-        let mut headers = match answered_headers(&answer, guard.as_ref()) {
+        let guard = self.0.secrets.guard_answer();
+        let guarded = (guard.as_ref(), connection.credential.is_some());
+        let mut headers = match answered_headers(&answer, guarded) {
             Ok(headers) => headers,
             Err(fault) => {
                 exchange.outcome = match fault {
@@ -272,7 +276,10 @@ impl ConnectionParts {
         let credential = match &connection.credential {
             None => None,
             Some(credential) => match credential.read_credential().await {
-                Ok(read) => Some(read),
+                Ok(read) => {
+                    self.secrets.add_value(&read.secret);
+                    Some(read)
+                }
                 Err(fault) => {
                     reservation.release_unspent();
                     return Err(match fault {

@@ -37,6 +37,7 @@ use super::config::{McpServerConfig, ToolConfigError};
 use super::definition::is_tool_name;
 use super::pinned_tool::PinnedTool;
 use super::program_error::ToolProgramError;
+use super::run_credentials::RunCredentials;
 use crate::base::log_line_limiter::LogLineLimiter;
 
 /// A client of one server, for one run.
@@ -61,11 +62,16 @@ enum ListReader {
 }
 
 impl McpServer {
-    /// Creates the client of a server. The server is asked at the first call only.
+    /// Creates the client of a server. The server is asked at the first call only. `secrets` are the credentials that its
+    /// answers are searched for.
     ///
     /// # Errors
     /// Returns an error that names the key.
-    pub fn new(name: &str, config: &McpServerConfig) -> Result<Self, ToolConfigError> {
+    pub fn new(
+        name: &str,
+        config: &McpServerConfig,
+        secrets: &Arc<RunCredentials>,
+    ) -> Result<Self, ToolConfigError> {
         if !is_tool_name(name) || name.contains("__") || name == "core" {
             let problem = format!(
                 "`{}` is not the name of a server; give small letters, digits, `-` and single `_`, and not `core`",
@@ -73,7 +79,7 @@ impl McpServer {
             );
             return Err(ToolConfigError::new("mcp", problem));
         }
-        let http = McpHttpClient::new(config)
+        let http = McpHttpClient::new(config, secrets)
             .map_err(|(key, problem)| ToolConfigError::new(format!("mcp.{name}.{key}"), problem))?;
         Ok(Self {
             name: name.to_owned(),

@@ -12,12 +12,12 @@ use futures_util::{FutureExt, stream};
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 
-use super::credential::EchoGuard;
 use super::exchange::{ConnectExchange, SharedReservation, StopSignal};
 use super::link_rewriter::LinkRewriter;
 use crate::base::streamed_endpoint::StreamedBody;
 use crate::llm::budget::ByteDirection;
 use crate::telemetry::audit::connect_records::ConnectOutcome;
+use crate::tools::run_credentials::EchoGuard;
 
 /// The body of a request on its way to the server. Each byte is taken from the budget before it passes.
 pub(super) struct ConnectRequestBody {

@@ -1,4 +1,4 @@
-//! The credential of a connection: its place, its form, and the guard against a server that repeats it.
+//! The credential of a connection: its place and its form.
 //!
 //! **Invariant:** the value is read for one request, goes into one header of that request, and into no error, log or
 //! record.
@@ -6,16 +6,13 @@
 use std::sync::Arc;
 
 use base64::prelude::*;
-use bytes::Bytes;
 use http::{HeaderName, HeaderValue, header};
 
 use super::credential_program::{CredentialFault, CredentialProgram};
 use super::reserved_headers::{is_credential_header, is_reserved_header};
 use crate::base::keyed_permits::KeyedPermits;
 use crate::base::secret::SecretString;
-use crate::base::secret_redactor::SecretRedactor;
 use crate::tools::connection_config::ConnectionCredentialConfig;
-use crate::tools::header_secrets::list_header_secrets;
 
 /// The checked settings of a credential.
 #[derive(Debug)]
@@ -30,14 +27,8 @@ pub(super) struct ConnectionCredential {
 pub(super) struct ReadCredential {
     pub(super) header: HeaderName,
     pub(super) value: HeaderValue,
-    pub(super) guard: EchoGuard,
-}
-
-/// A search for a credential in an answer, as it streams.
-pub(super) struct EchoGuard {
-    redactor: SecretRedactor,
-    /// The secrets in small letters, because the names of headers are in small letters.
-    folded: Vec<Vec<u8>>,
+    /// The value itself, without the form of the header.
+    pub(super) secret: SecretString,
 }
 
 impl ConnectionCredential {
@@ -106,46 +97,11 @@ impl ConnectionCredential {
             (None, Some(_)) => value.to_owned(),
             (None, None) => format!("Bearer {value}"),
         };
-        let guard = EchoGuard::new(&SecretString::new(&*text), &secret);
         let value = HeaderValue::from_str(&text);
         let mut value = value.map_err(|_| "it cannot be a header's value".to_owned())?;
         value.set_sensitive(true);
         let header = self.header.clone();
-        Ok(ReadCredential { header, value, guard })
-    }
-}
-
-impl EchoGuard {
-    /// Creates a guard for a value and the header that is made of it: the value itself is searched for, and each secret
-    /// that the header's text has.
-    fn new(sent: &SecretString, value: &SecretString) -> Self {
-        let mut secrets = list_header_secrets(sent);
-        if secrets.iter().all(|secret| secret.expose_secret() != value.expose_secret()) {
-            secrets.push(value.clone());
-        }
-        let folded =
-            |secret: &SecretString| secret.expose_secret().to_ascii_lowercase().into_bytes();
-        Self {
-            redactor: SecretRedactor::for_keys(&secrets),
-            folded: secrets.iter().map(folded).collect(),
-        }
-    }
-
-    /// Returns the part of the body so far that may pass, or `None` if the body contains the credential.
-    pub(super) fn pass_frame(&mut self, frame: Bytes) -> Option<Bytes> {
-        self.redactor.pass_frame(frame)
-    }
-
-    /// Returns the bytes that were held back. The body has ended.
-    pub(super) fn pass_rest(self) -> Bytes {
-        self.redactor.redact_rest()
-    }
-
-    /// Returns true if a header contains the credential, in its name or its value.
-    pub(super) fn is_in_header(&self, name: &HeaderName, value: &HeaderValue) -> bool {
-        let name = name.as_str().as_bytes();
-        self.folded.iter().any(|secret| memchr::memmem::find(name, secret).is_some())
-            || self.redactor.contains_secret(value.as_bytes())
+        Ok(ReadCredential { header, value, secret })
     }
 }
 

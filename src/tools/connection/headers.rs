@@ -5,8 +5,8 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue, Response, header};
 
-use super::credential::EchoGuard;
 use super::reserved_headers::is_reserved_header;
+use crate::tools::run_credentials::EchoGuard;
 
 /// Returns the client's headers that pass to the server, and the ones that are made here.
 pub(super) fn forwarded_headers(
@@ -42,15 +42,15 @@ pub(super) enum AnswerFault {
 /// Returns an error if the guard cannot see the answer's body, or a header contains the credential.
 pub(super) fn answered_headers<B>(
     answer: &Response<B>,
-    guard: Option<&EchoGuard>,
+    (guard, has_credential): (Option<&EchoGuard>, bool),
 ) -> Result<HeaderMap, AnswerFault> {
     let headers = answer.headers();
     let is_plain = |name: HeaderName, plain: &[u8]| {
         headers.get_all(name).iter().all(|value| value.as_bytes().eq_ignore_ascii_case(plain))
     };
-    // An encoded body would hide the credential. Without a credential there is nothing to hide.
+    // An encoded body would hide the credential. A server that has got none need not be read.
     let is_readable = is_plain(header::TRANSFER_ENCODING, b"chunked")
-        && (guard.is_none() || is_plain(header::CONTENT_ENCODING, b"identity"));
+        && (!has_credential || is_plain(header::CONTENT_ENCODING, b"identity"));
     if !is_readable || answer.status().is_informational() {
         return Err(AnswerFault::Encoded);
     }

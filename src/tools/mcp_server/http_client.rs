@@ -1,5 +1,7 @@
 //! The HTTP requests to one server. A redirect is not followed, so a credential reaches no other host.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use http::{HeaderName, Request, Response, StatusCode, Uri, header};
 use http_body_util::{BodyExt, Full};
@@ -11,7 +13,7 @@ use hyper_util::rt::TokioExecutor;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::credential::{CredentialGuard, to_header};
+use super::credential::to_header;
 use super::error::McpServerError;
 use super::request::{McpRequest, McpSession};
 use crate::base::interim_limit::InterimLimitConnector;
@@ -19,6 +21,7 @@ use crate::base::json::check_document;
 use crate::tools::config::McpServerConfig;
 use crate::tools::credential_source::CredentialSource;
 use crate::tools::http_connector::parse_server_url;
+use crate::tools::run_credentials::{EchoGuard, RunCredentials};
 
 /// The client of one address.
 #[derive(Debug)]
@@ -26,6 +29,7 @@ pub(super) struct McpHttpClient {
     uri: Uri,
     credentials: Vec<(HeaderName, CredentialSource)>,
     client: Client<InterimLimitConnector<HttpsConnector<HttpConnector>>, Full<Bytes>>,
+    secrets: Arc<RunCredentials>,
 }
 
 /// The answer to a request.
@@ -33,7 +37,7 @@ pub(super) struct McpAnswer {
     /// The id of the session, if the server has given one.
     pub(super) session: Option<String>,
     message: Option<AnswerMessage>,
-    guard: CredentialGuard,
+    guard: Option<EchoGuard>,
 }
 
 /// The message with the id of the request.
@@ -53,7 +57,10 @@ struct AnswerError {
 
 impl McpHttpClient {
     /// Creates the client. An error is the key of the server's table, and the mistake.
-    pub(super) fn new(config: &McpServerConfig) -> Result<Self, (String, String)> {
+    pub(super) fn new(
+        config: &McpServerConfig,
+        secrets: &Arc<RunCredentials>,
+    ) -> Result<Self, (String, String)> {
         let (uri, connector) = parse_server_url(&config.url)
             .map_err(|problem| ("url".to_owned(), problem.to_owned()))?;
         let is_local = uri.host().is_some_and(|host| LOCAL_HOSTS.contains(&host));
@@ -74,7 +81,7 @@ impl McpHttpClient {
         });
         let credentials = credentials.collect::<Result<_, _>>()?;
         let client = Client::builder(TokioExecutor::new()).build(connector);
-        Ok(Self { uri, credentials, client })
+        Ok(Self { uri, credentials, client, secrets: Arc::clone(secrets) })
     }
 
     /// Sends a request, or a notification if there is no id, and returns the answer.
@@ -94,11 +101,10 @@ impl McpHttpClient {
         for (name, value) in session.headers(request) {
             built = built.header(name, value);
         }
-        let mut guard = CredentialGuard::default();
         for (name, source) in &self.credentials {
             let value = source.read_value().map_err(McpServerError::Credential)?;
             built = built.header(name, to_header(&value)?);
-            guard.add_value(&value);
+            self.secrets.add_value(&value);
         }
         let body = Full::new(Bytes::from(session.body(request, id)));
         let built = built.body(body).map_err(|_| McpServerError::Malformed("the session's id"))?;
@@ -109,7 +115,7 @@ impl McpHttpClient {
         let session = session.and_then(|id| id.to_str().ok()).map(str::to_owned);
         let Some(id) = id.filter(|_| status != StatusCode::ACCEPTED) else {
             return if status.is_success() {
-                Ok(McpAnswer { session, message: None, guard })
+                Ok(McpAnswer { session, message: None, guard: None })
             } else {
                 Err(McpServerError::Status(status.as_u16()))
             };
@@ -123,7 +129,7 @@ impl McpHttpClient {
         if !status.is_success() && message.error.is_none() {
             return Err(McpServerError::Status(status.as_u16()));
         }
-        Ok(McpAnswer { session, message: Some(message), guard })
+        Ok(McpAnswer { session, message: Some(message), guard: self.secrets.guard_answer() })
     }
 }
 
@@ -135,7 +141,7 @@ impl McpAnswer {
     /// credential.
     pub(super) fn into_result(self) -> Result<Box<RawValue>, McpServerError> {
         let (result, guard) = self.split_result()?;
-        guard.check_text(result.get())?;
+        check_text(guard.as_ref(), result.get())?;
         Ok(result)
     }
 
@@ -147,16 +153,25 @@ impl McpAnswer {
         self.split_result().map(|(result, _)| result)
     }
 
-    fn split_result(self) -> Result<(Box<RawValue>, CredentialGuard), McpServerError> {
+    fn split_result(self) -> Result<(Box<RawValue>, Option<EchoGuard>), McpServerError> {
         match self.message {
             Some(AnswerMessage { error: Some(AnswerError { code, message }), .. }) => {
                 // The whole message is checked before it is cut: a cut may fall within the credential.
-                self.guard.check_text(&message)?;
+                check_text(self.guard.as_ref(), &message)?;
                 Err(McpServerError::refused(code, &message))
             }
             Some(AnswerMessage { result: Some(result), .. }) => Ok((result, self.guard)),
             _ => Err(McpServerError::Malformed("it has no result")),
         }
+    }
+}
+
+/// Checks that a text has none of the run's credentials, in any spelling that the guard knows.
+fn check_text(guard: Option<&EchoGuard>, text: &str) -> Result<(), McpServerError> {
+    if guard.is_some_and(|guard| guard.contains_secret(text.as_bytes())) {
+        Err(McpServerError::RepeatsCredential)
+    } else {
+        Ok(())
     }
 }
 

@@ -3,6 +3,7 @@
 mod budgets;
 mod clients;
 mod config;
+mod guard;
 mod paths;
 mod programs;
 mod raw_server;

@@ -123,7 +123,7 @@ impl FakeServer {
     /// Returns the gateway's client of this server.
     fn client(&self) -> McpServer {
         let config = ToolConfig::from_table(&toml::from_str(&self.table()).unwrap()).unwrap();
-        McpServer::new("tracker", &config.mcp["tracker"]).unwrap()
+        McpServer::new("tracker", &config.mcp["tracker"], &Arc::default()).unwrap()
     }
 
     async fn lock(&self) {
@@ -379,6 +379,34 @@ async fn a_credential_stays_on_the_host() {
     assert!(!fs::read_to_string(server.lock_path()).unwrap().contains("upstream-0"));
 }
 
+/// T6: a server that knows the credential of a connection cannot give it to the agent, also after it was replaced.
+#[tokio::test]
+async fn a_connections_credential_stays_on_the_host() {
+    let server = FakeServer::start().await;
+    server.lock().await;
+    let file = server.directory.path().join("other");
+    fs::write(&file, "connection-secret-1").unwrap();
+    let connection = format!(
+        "[connections.api]\nurl = 'https://api.example.com'\ncredential = {{ file = '{}' }}\n",
+        file.display()
+    );
+    let app = start_app(&(server.table() + &connection)).await;
+    let repeat = async |text: &str| {
+        let result = json!({"content": [{"type": "text", "text": text}]});
+        server.change(|state| state.result = result);
+        search(&app).await
+    };
+    assert_eq!(repeat("harmless").await["status"], "completed");
+    assert_eq!(repeat("told: connection-secret-1").await["status"], "failed");
+    fs::write(&file, "connection-secret-2").unwrap();
+    for text in ["connection-secret-1", "connection-secret-2"] {
+        let failed = repeat(text).await;
+        assert_eq!(failed["status"], "failed");
+        assert!(!failed.to_string().contains("secret"), "{failed}");
+    }
+    app.stop().await;
+}
+
 /// T7: a table of servers that cannot be used is refused when it is loaded, with its key and a remedy.
 #[tokio::test]
 async fn a_wrong_table_of_servers_is_refused() {
@@ -387,10 +415,9 @@ async fn a_wrong_table_of_servers_is_refused() {
     let problem = |table: &str| {
         let config = ToolConfig::from_table(&toml::from_str(table).unwrap());
         let checked = config.and_then(|config| {
-            config
-                .mcp
-                .iter()
-                .try_for_each(|(name, server)| McpServer::new(name, server).map(drop))?;
+            config.mcp.iter().try_for_each(|(name, server)| {
+                McpServer::new(name, server, &Arc::default()).map(drop)
+            })?;
             known_tools(&config, &read_tool_files(&config)?).map(drop)
         });
         let path = server.directory.path().display().to_string();
