@@ -206,9 +206,11 @@ impl RunConnections {
         };
         let links = connection
             .rewrites_links
-            .then(|| self.0.policy.rewritten_links(&sandbox_url(&head.headers)));
-        let links = links.and_then(|links| LinkRewriter::rewrite_headers(links, &mut headers));
-        let (status, inner) = (answer.status(), answer.into_body());
+            .then(|| self.0.policy.rewritten_links(connection, &sandbox_url(&head.headers)));
+        let status = answer.status();
+        let links =
+            links.and_then(|links| LinkRewriter::rewrite_headers(links, (status, &mut headers)));
+        let inner = answer.into_body();
         let (timeout, has_ended, first) = (connection.timeout, inner.is_end_stream(), None);
         if has_ended {
             exchange.outcome = ConnectOutcome::Completed;

@@ -14,8 +14,12 @@ pub(super) fn forwarded_headers(
     listed: &[HeaderName],
     has_credential: bool,
 ) -> HeaderMap {
+    let named = hop_names(client);
     let mut passed = HeaderMap::new();
     for (name, value) in client {
+        if named.contains(name) {
+            continue;
+        }
         let is_listed = PASSED_HEADERS.contains(&name.as_str()) || listed.contains(name);
         // A client that asks for ranges could receive an echoed credential in pieces that no guard finds.
         let is_range = matches!(*name, header::RANGE | header::IF_RANGE) && !has_credential;
@@ -54,12 +58,7 @@ pub(super) fn answered_headers<B>(
     if !is_readable || answer.status().is_informational() {
         return Err(AnswerFault::Encoded);
     }
-    let named: Vec<_> = headers
-        .get_all(header::CONNECTION)
-        .iter()
-        .flat_map(|value| value.as_bytes().split(|byte| *byte == b','))
-        .filter_map(|name| HeaderName::from_bytes(name.trim_ascii()).ok())
-        .collect();
+    let named = hop_names(headers);
     let mut passed = HeaderMap::new();
     for (name, value) in headers {
         if guard.is_some_and(|guard| guard.is_in_header(name, value)) {
@@ -70,6 +69,17 @@ pub(super) fn answered_headers<B>(
         }
     }
     Ok(passed)
+}
+
+/// Returns the headers that `Connection` names. They belong to one connection, so they do not pass (RFC 9110, section
+/// 7.6.1).
+fn hop_names(headers: &HeaderMap) -> Vec<HeaderName> {
+    headers
+        .get_all(header::CONNECTION)
+        .iter()
+        .flat_map(|value| value.as_bytes().split(|byte| *byte == b','))
+        .filter_map(|name| HeaderName::from_bytes(name.trim_ascii()).ok())
+        .collect()
 }
 
 /// The headers of a client that pass. They say what the client wants, and not who it is.

@@ -3,7 +3,7 @@
 //! Indexes of packages link to their files with absolute addresses, which lead nowhere in a sandbox without a network.
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, header};
+use http::{HeaderMap, HeaderValue, StatusCode, header};
 use memchr::memmem;
 
 /// A replacement of links in a body that passes frame by frame.
@@ -21,11 +21,11 @@ pub(super) struct RewrittenLink {
 }
 
 impl LinkRewriter {
-    /// Creates a rewriter for an answer with these headers, and rewrites them. Returns `None` for a body that is no text
-    /// with links.
+    /// Creates a rewriter for an answer with this status and these headers, and rewrites them. Returns `None` for a body
+    /// that is no text with links, or a part of one: its range is one of the server's bytes.
     pub(super) fn rewrite_headers(
         links: Vec<RewrittenLink>,
-        headers: &mut HeaderMap,
+        (status, headers): (StatusCode, &mut HeaderMap),
     ) -> Option<Self> {
         let rewriter = Self { links, tail: vec![] };
         // `link` has the addresses of the next pages.
@@ -42,7 +42,10 @@ impl LinkRewriter {
         let is_text = TEXT_TYPES.contains(&essence)
             || essence.ends_with("+json")
             || essence.ends_with("+html");
-        if !is_text || headers.contains_key(header::CONTENT_ENCODING) {
+        let is_part = status == StatusCode::PARTIAL_CONTENT
+            || status == StatusCode::RANGE_NOT_SATISFIABLE
+            || headers.contains_key(header::CONTENT_RANGE);
+        if !is_text || is_part || headers.contains_key(header::CONTENT_ENCODING) {
             return None;
         }
         // The length and the digests of the rewritten body are others.
@@ -76,9 +79,10 @@ impl LinkRewriter {
         };
         let mut places: Vec<_> =
             self.links.iter().enumerate().flat_map(|(number, link)| found(link, number)).collect();
-        // Of two links at one place, the longer one is meant: one address may begin another.
+        // Of two links at one place, the longer one is meant: one address may begin another. Of two equal ones it is the
+        // first one.
         let length = |number: usize| self.links[number].server.len();
-        places.sort_unstable_by_key(|(at, number)| (*at, usize::MAX - length(*number)));
+        places.sort_unstable_by_key(|(at, number)| (*at, usize::MAX - length(*number), *number));
         let (mut rewritten, mut from) = (vec![], 0);
         for (at, number) in places {
             if at >= from {

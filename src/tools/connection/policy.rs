@@ -140,13 +140,20 @@ impl ConnectionPolicy {
         self.connections.values().filter(|own| self.find_connection(&own.name).is_ok())
     }
 
-    /// Returns the links to the run's connections. `sandbox` is the gateway's address in the sandbox.
-    pub(super) fn rewritten_links(&self, sandbox: &str) -> Vec<RewrittenLink> {
+    /// Returns the links to the run's connections, for an answer over `answering`. That connection comes first: of several
+    /// connections to its server, it is the one whose rules and credential the client uses. `sandbox` is the gateway's
+    /// address in the sandbox.
+    pub(super) fn rewritten_links(
+        &self,
+        answering: &Connection,
+        sandbox: &str,
+    ) -> Vec<RewrittenLink> {
         let link = |own: &Connection| RewrittenLink {
             server: format!("https://{}{}/", own.authority, own.base_path),
             sandbox: format!("{sandbox}/connect/{}/", own.name),
         };
-        self.listed_connections().map(link).collect()
+        let others = self.listed_connections().filter(|own| own.name != answering.name);
+        std::iter::once(answering).chain(others).map(link).collect()
     }
 
     /// Decides about a request. The function has no side effect, so `explain` gives the answer of a real request.

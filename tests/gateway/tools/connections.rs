@@ -4,6 +4,7 @@ mod budgets;
 mod clients;
 mod config;
 mod guard;
+mod heads;
 mod paths;
 mod programs;
 mod raw_server;
