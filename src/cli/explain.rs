@@ -83,7 +83,7 @@ pub fn run(
         return Ok(explanation.exit_code());
     }
     if request.request.uri().path() == EXEC_PATH {
-        let explanation = ToolExplanation::explain_call(&config, &request.body)?;
+        let explanation = ToolExplanation::explain_call(&config, &request)?;
         if matches.get_flag("JSON") {
             writeln!(out, "{}", serde_json::to_string_pretty(&explanation)?)?;
         } else {

@@ -129,12 +129,7 @@ impl RunConnections {
         pid: Option<u32>,
         request_bytes: &Arc<AtomicU64>,
     ) -> Result<(Response<StreamedBody>, Option<&'static str>), ConnectRefusal> {
-        if !is_origin_local(&head.headers) {
-            return Err(ConnectRefusal::ForeignOrigin);
-        }
-        if requests_upgrade(&head.headers) {
-            return Err(ConnectRefusal::Upgrade);
-        }
+        check_headers(&head.headers)?;
         let Some((name, path)) = split_path(head.uri.path()) else {
             let is_list = head.uri.path() == LIST_PATH && head.method == Method::GET;
             let listed = is_list.then(|| (self.list_connections().map(full_body), None));
@@ -401,6 +396,20 @@ async fn send_until_stopped(
         }),
         () = silence => Err(ConnectOutcome::TimedOut),
     }
+}
+
+/// Checks the headers of a request that are not about its connection: the page that it comes from, and its protocol.
+///
+/// # Errors
+/// Returns [`ConnectRefusal::ForeignOrigin`] or [`ConnectRefusal::Upgrade`].
+pub fn check_headers(headers: &HeaderMap) -> Result<(), ConnectRefusal> {
+    if !is_origin_local(headers) {
+        return Err(ConnectRefusal::ForeignOrigin);
+    }
+    if requests_upgrade(headers) {
+        return Err(ConnectRefusal::Upgrade);
+    }
+    Ok(())
 }
 
 /// Splits the path of a request into the connection's name and the path at its server; `None` for another path.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{Method, StatusCode};
+use http::{HeaderMap, Method, StatusCode};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
@@ -15,11 +15,19 @@ use super::refusal::ToolRefusal;
 use super::run_tools::{RunTools, ToolRequestFacts, applied_rules};
 use crate::base::local_endpoint::{LocalReply, LocalRequest, RetryAdvice};
 
+/// Checks that a request comes from no page of another machine.
+///
+/// # Errors
+/// Returns [`ToolRefusal::ForeignOrigin`].
+pub fn check_origin(headers: &HeaderMap) -> Result<(), ToolRefusal> {
+    if is_origin_local(headers) { Ok(()) } else { Err(ToolRefusal::ForeignOrigin) }
+}
+
 impl RunTools {
     /// Answers a request under `/tool/`.
     pub(super) async fn handle_exec(&self, request: LocalRequest<'_>) -> LocalReply {
-        if !is_origin_local(request.headers) {
-            return ToolRefusal::ForeignOrigin.to_reply();
+        if let Err(refusal) = check_origin(request.headers) {
+            return refusal.to_reply();
         }
         match (request.method, request.path) {
             (&Method::GET, LIST_PATH) => self.list_tools(),

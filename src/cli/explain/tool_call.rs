@@ -3,17 +3,19 @@
 use std::fmt::{self, Display, Formatter};
 use std::process::ExitCode;
 
-use bytes::Bytes;
 use serde::Serialize;
 
+use super::explain_input::ExplainInput;
 use crate::gateway::config::GatewayConfig;
+use crate::gateway::pipeline::request_head::check_target;
 use crate::llm::budget::Nanodollars;
 use crate::runner::tool_opener::{CompiledTools, identity_facts};
+use crate::tools::exec_endpoint::check_origin;
 use crate::tools::exec_request::ToolExecRequest;
 use crate::tools::run_tools::check_call;
 
 /// The answer of the policy to a tool call.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(super) struct ToolExplanation {
     pub tool: String,
     pub allowed: bool,
@@ -30,16 +32,25 @@ pub(super) struct ToolExplanation {
 }
 
 impl ToolExplanation {
-    /// Explains the body of a request to `/tool/exec`.
+    /// Explains a request to `/tool/exec`.
     ///
     /// # Errors
     /// Returns an error if the configuration of the tools is not valid.
-    pub(super) fn explain_call(config: &GatewayConfig, body: &Bytes) -> anyhow::Result<Self> {
+    pub(super) fn explain_call(
+        config: &GatewayConfig,
+        input: &ExplainInput,
+    ) -> anyhow::Result<Self> {
         let tools = CompiledTools::from_settings(&config.tools)?;
         let run = identity_facts(&config.identity);
-        let request = ToolExecRequest::parse_body(body, &run.id);
+        let request = ToolExecRequest::parse_body(&input.body, &run.id);
         let tool = request.as_ref().map_or("-", |request| &request.tool).to_owned();
-        let checked = request.and_then(|request| {
+        // The order is that of a real request: the gateway's own check of the target comes first.
+        if let Err(rejection) = check_target(&input.request) {
+            let (code, message) = (Some(rejection.code()), Some(rejection.to_string()));
+            return Ok(Self { tool, code, message, ..Self::default() });
+        }
+        let checked = check_origin(input.request.headers()).and_then(|()| {
+            let request = request?;
             let tool = check_call(&tools.policy, &run, &request)?;
             let rules = tool.rule_names().iter().map(ToString::to_string).collect();
             Ok((rules, tool.price, tool.asking_rule.as_deref().map(str::to_owned)))

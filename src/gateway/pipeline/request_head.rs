@@ -45,7 +45,7 @@ pub fn match_route<B>(request: &Request<B>) -> Result<GatewayRoute, CallRejectio
 /// # Errors
 /// Returns [`CallRejection::RepeatedHost`] if the request has two hosts, and [`CallRejection::NotServed`] if the target
 /// could be read in two ways, or asks for another protocol.
-pub(super) fn check_target<B>(request: &Request<B>) -> Result<(), CallRejection> {
+pub fn check_target<B>(request: &Request<B>) -> Result<(), CallRejection> {
     check_host(request)?;
     if requests_upgrade(request.headers()) {
         return Err(CallRejection::NotServed);
@@ -58,7 +58,7 @@ pub(super) fn check_target<B>(request: &Request<B>) -> Result<(), CallRejection>
 /// # Errors
 /// Returns [`CallRejection::RepeatedHost`] if the request has two hosts, and [`CallRejection::NotServed`] if the target
 /// could be read in two ways.
-pub(super) fn check_host<B>(request: &Request<B>) -> Result<(), CallRejection> {
+pub fn check_host<B>(request: &Request<B>) -> Result<(), CallRejection> {
     // HTTP/2 always names a host. The host is ignored: the configuration names the upstream's host.
     // RFC 9112, section 3.2: two hosts are two readings of one request, also if the host is ignored.
     if request.headers().get_all(header::HOST).iter().nth(1).is_some() {

@@ -166,6 +166,44 @@ fn explain_names_the_rule() {
     refused    policy_denied: layer run, rule granted
                this run may not use this connection; `GET /connect` names the ones that it may use
     ");
+    insta::assert_snapshot!(explained("GET /connect"), @r"
+    connections of the run
+    allowed    lists: api
+    reserves   nothing
+    ");
+    insta::assert_snapshot!(explained("POST /connect"), @r"
+    connections of the run
+    refused    not_found
+               the path is not served; there are `GET /connect` and `/connect/NAME/PATH`
+    ");
+    insta::assert_snapshot!(explained("GET http://evil.example/connect/api/repos/acme/site"), @r"
+    connection api
+    refused    not_found
+               the path is not served
+    ");
+    let with = |header: &str| {
+        explained(&format!("GET /connect/api/repos/acme/site HTTP/1.1\r\n{header}\r\nx: GET /"))
+    };
+    insta::assert_snapshot!(with("host: other"), @r"
+    connection api
+    refused    repeated_host
+               the request has two `Host` headers; send one
+    ");
+    insta::assert_snapshot!(with("upgrade: websocket"), @r"
+    connection api
+    refused    upgrade_refused
+               a connection carries no other protocol; send the request without `Upgrade`
+    ");
+    insta::assert_snapshot!(with("origin: https://evil.example"), @r"
+    connection api
+    refused    foreign_origin
+               the request comes from a page of another origin
+    ");
+    insta::assert_snapshot!(with("sec-fetch-site: cross-site"), @r"
+    connection api
+    refused    foreign_origin
+               the request comes from a page of another origin
+    ");
     insta::assert_snapshot!(explained("GET /connect/api//a"), @r"
     connection api
     refused    ambiguous_path
