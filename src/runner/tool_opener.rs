@@ -165,6 +165,7 @@ impl ToolOpener for RunToolOpener {
         let connections = RunConnections::new(ConnectionParts {
             secrets,
             policy: self.compile_connections((settings, &config), process)?,
+            taint: Arc::clone(policy.taint()),
             ledger: Arc::clone(&run.ledger),
             audit: Arc::clone(&run.audit),
             switches: Box::new(AgentRunSwitches(Arc::clone(run))),

@@ -42,11 +42,12 @@ pub struct ToolConfig {
     pub taint: TaintConfig,
 }
 
-/// The marks of tools, and the rules about runs that have seen them.
+/// The marks of tools and connections, and the rules about runs that have seen them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TaintConfig {
-    /// The marks of granted tools, such as `untrusted`. A run that calls a marked tool has seen the mark.
+    /// The marks of granted tools and of connections (`connect__NAME`), such as `untrusted`. A run that uses a marked one
+    /// has seen the mark.
     pub marks: BTreeMap<String, String>,
     /// The rules that test the marks.
     pub rules: Vec<TaintRuleConfig>,
@@ -60,9 +61,9 @@ pub struct TaintRuleConfig {
     pub name: String,
     /// The condition, in CEL, on `run.saw.MARK`.
     pub when: String,
-    /// The granted tools that the rule guards; a `*` stands for any text.
+    /// The granted tools and the connections (`connect__NAME`) that the rule guards; a `*` stands for any text.
     pub tools: Vec<String>,
-    /// The effect on the calls of these tools while the condition holds.
+    /// The effect on their calls and requests while the condition holds.
     #[serde(rename = "then")]
     pub effect: TaintEffect,
     /// Sets of marks for which the condition must hold.
@@ -77,7 +78,7 @@ pub struct TaintRuleConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TaintEffect {
-    /// A person is asked about each call.
+    /// A person is asked about each call. No person is asked about a connection.
     Ask,
     /// Each call is denied.
     Deny,

@@ -4,7 +4,8 @@
 //!
 //! 1. Every layer must name the connection; [`request_path`] must read the path in one way; the [rules](path_rule) must
 //!    allow it ([`policy`]).
-//! 2. The budget is reserved, the [credential] is read, and the admission is recorded.
+//! 2. The budget is reserved, the rules about what the run has [seen](super::taint) are asked, the [credential] is
+//!    read, and the admission is recorded.
 //! 3. The [client] sends the request to the connection's host, with the [headers] that pass and the credential.
 //! 4. Both [bodies](body) stream. Bytes are taken from the budget before they pass, and the answer is searched for the
 //!    credential.
@@ -51,11 +52,13 @@ use self::exchange::{ConnectExchange, SharedReservation, StopSignal};
 use self::headers::{AnswerFault, answered_headers, forwarded_headers};
 use self::link_rewriter::LinkRewriter;
 use self::policy::{Connection, ConnectionPolicy};
-use self::refusal::{ConnectRefusal, fault_response};
+use self::refusal::{ConnectDenial, ConnectRefusal, fault_response};
+use super::connection_config::AGENT_PREFIX;
 use super::origin::is_origin_local;
 use super::refusal::ToolRefusal;
 use super::run_credentials::RunCredentials;
 use super::run_tools::RunSwitches;
+use super::taint::TaintPolicy;
 use crate::base::digest::sha256_hex;
 use crate::base::streamed_endpoint::{
     StreamedBody, StreamedEndpoint, StreamedReply, StreamedReplyFuture, StreamedRequest,
@@ -75,6 +78,8 @@ pub struct RunConnections(Arc<ConnectionParts>);
 /// The parts of a run that its connections need.
 pub struct ConnectionParts {
     pub policy: ConnectionPolicy,
+    /// The rules about what the run has seen.
+    pub taint: Arc<TaintPolicy>,
     pub ledger: Arc<BudgetLedger>,
     pub audit: Arc<AuditLog>,
     pub switches: Box<dyn RunSwitches>,
@@ -269,7 +274,14 @@ impl ConnectionParts {
             announced_bytes: call.announced_bytes,
             limits: connection.limits,
         })?;
-        // 2. The credential. It comes behind the budget, so that a refused request runs no program of the operator.
+        // 2. The rules about what the run has seen. This request has its place, so one that is admitted later sees it.
+        let name = format!("{AGENT_PREFIX}{}", connection.name);
+        if let Some((rule, _)) = self.taint.judge_call(&name, (&self.ledger, true)) {
+            reservation.release_unspent();
+            let (layer, rule) = ("connection", Arc::clone(rule));
+            return Err(ConnectRefusal::Denied(ConnectDenial { layer, rule }));
+        }
+        // 3. The credential. It comes behind the budget, so that a refused request runs no program of the operator.
         let credential = match &connection.credential {
             None => None,
             Some(credential) => match credential.read_credential().await {
@@ -288,7 +300,7 @@ impl ConnectionParts {
                 }
             },
         };
-        // 3. The record. Only a durable record lets the request be sent.
+        // 4. The record. Only a durable record lets the request be sent.
         let request = format!("cr-{}", Uuid::now_v7().simple());
         let record = ConnectAdmittedRecord {
             request: &request,
@@ -304,7 +316,7 @@ impl ConnectionParts {
             reservation.release_unspent();
             return Err(error.into());
         }
-        // 4. The operator may have paused the run while the record was written.
+        // 5. The operator may have paused the run while the record was written.
         if let Err(refusal) = self.check_accepting() {
             reservation.release_unspent();
             let (unsent, nothing) = ((&*request, &*connection.name), Default::default());

@@ -31,7 +31,7 @@ pub struct ToolPolicy {
     /// The run's access to its workspace; `None` if the run has no workspace on this machine.
     workspace: Option<MountAccess>,
     /// The rules about what the run has seen.
-    taint: TaintPolicy,
+    taint: Arc<TaintPolicy>,
     /// The digest of the configuration that the policy was compiled from.
     digest: String,
 }
@@ -46,7 +46,7 @@ pub struct GrantedTool {
     pub evidence: BTreeSet<String>,
     /// The rule that asks a person about each call; `None` if no person is asked.
     pub asking_rule: Option<Arc<str>>,
-    /// The digest of the rules about the tool.
+    /// The digest of the rules about the tool and about what a run has seen.
     pub rules_digest: String,
     rules: Vec<CompiledToolRule>,
 }
@@ -138,7 +138,7 @@ impl ToolPolicy {
     }
 
     /// Returns the rules about what the run has seen.
-    pub fn taint(&self) -> &TaintPolicy {
+    pub fn taint(&self) -> &Arc<TaintPolicy> {
         &self.taint
     }
 

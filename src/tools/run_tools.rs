@@ -276,15 +276,8 @@ impl RunToolParts {
         tool: &GrantedTool,
         has_place: bool,
     ) -> Result<Option<Arc<str>>, ToolRefusal> {
-        let taint = self.policy.taint();
-        if taint.is_empty() {
-            return Ok(tool.asking_rule.clone());
-        }
         let name = &tool.definition.name;
-        let called = self.ledger.tool_spending();
-        let own = |called: &str| u64::from(has_place && *called == **name);
-        let seen = called.iter().filter(|(called, spent)| spent.calls > own(called));
-        match taint.judge_call(name, seen.map(|(called, _)| &**called)) {
+        match self.policy.taint().judge_call(name, (&self.ledger, has_place)) {
             Some((rule, TaintEffect::Deny)) => Err(ToolRefusal::Denied(ToolDenial {
                 layer: PolicyLayer::Tool,
                 rule: Arc::clone(rule),

@@ -1,12 +1,13 @@
-//! Taint rules: the history of a run decides whether a tool asks a person, or is denied.
+//! Taint rules: the history of a run decides whether a tool asks a person, or a tool or a connection is denied.
 //!
-//! The operator marks tools, such as `untrusted` for one that reads the web and `private` for one that reads a customer's
-//! data. A run has seen a mark as soon as a call of a marked tool was admitted. A rule tests the marks that the run has
-//! seen, and names the tools that it guards.
+//! The operator marks tools and connections, such as `untrusted` for one that reads the web and `private` for one that
+//! reads a customer's data. A run has seen a mark as soon as a call of a marked tool, or a request over a marked
+//! connection, was admitted. A rule tests the marks that the run has seen, and names what it guards. A connection has the
+//! name that it has in an agent's file: `connect__NAME`.
 //!
-//! The history is the run's ledger, which counts the calls of each tool, also those of an earlier process of the run. A
-//! call is judged when it is made, and again when its own place in the ledger is taken. So a call that was admitted
-//! first is always seen.
+//! The history is the run's ledger, which counts the calls of each tool and the requests over each connection, also those
+//! of an earlier process of the run. A call is judged when it is made, and again when its own place in the ledger is
+//! taken; a request over a connection is judged when its place is taken. So what was admitted first is always seen.
 //!
 //! **Invariant:** a mark never goes away, and a rule that cannot be evaluated denies the call.
 
@@ -14,14 +15,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::config::{TaintConfig, TaintEffect, TaintRuleConfig, ToolConfigError};
+use super::connection_config::AGENT_PREFIX;
 use crate::base::condition::{
     FactTable, FactValues, RuleExpr, RuleValue, RuleValueType, compile_condition,
 };
+use crate::llm::budget::BudgetLedger;
 
 /// The compiled taint rules of a run.
 #[derive(Debug, Default)]
 pub struct TaintPolicy {
-    /// The marks of tools.
+    /// The marks of tools and connections.
     marks: BTreeMap<String, Arc<str>>,
     rules: Vec<CompiledTaintRule>,
 }
@@ -30,7 +33,7 @@ pub struct TaintPolicy {
 struct CompiledTaintRule {
     name: Arc<str>,
     when: RuleExpr<TaintMark>,
-    /// The granted tools that the rule guards.
+    /// The granted tools and the connections that the rule guards.
     tools: BTreeSet<Arc<str>>,
     effect: TaintEffect,
 }
@@ -49,23 +52,23 @@ struct TaintMarkTable<'a> {
 struct SeenMarks<'a>(&'a BTreeSet<&'a str>);
 
 impl TaintPolicy {
-    /// Compiles the taint rules about the granted tools.
+    /// Compiles the taint rules about the granted tools and the connections, which have the names of [`AGENT_PREFIX`].
     ///
     /// # Errors
     /// Returns the first mistake: a tool that is not granted, a mark that no rule tests, a rule without tools or that fails
-    /// its own examples.
+    /// its own examples, or one that would ask a person about a connection.
     pub fn compile_taint(
         config: &TaintConfig,
-        granted: &[&Arc<str>],
+        granted: &[Arc<str>],
         taken: &BTreeSet<&str>,
     ) -> Result<Self, ToolConfigError> {
         let wrong = |key: String, problem: String| Err(ToolConfigError::new(key, problem));
         for (tool, mark) in &config.marks {
-            if !granted.iter().any(|name| ***name == **tool) {
+            if !granted.iter().any(|name| **name == **tool) {
                 let name = tool.escape_debug();
                 return wrong(
                     format!("taint.marks.{name}"),
-                    "is not granted; add the tool to `tools.granted`, or remove its mark"
+                    "is not granted; add the tool to `tools.granted` or the connection to `tools.connections`, or remove the mark"
                         .to_owned(),
                 );
             }
@@ -114,15 +117,26 @@ impl TaintPolicy {
         self.rules.iter().find(asks).map(|rule| &*rule.name)
     }
 
-    /// Returns the rule that a call of `tool` meets, and its effect, for a run that has called the tools `called`. A rule
-    /// that denies comes before one that asks.
-    pub fn judge_call<'a>(
+    /// Returns the rule that a call of a tool or a request over a connection meets, and its effect, for a run with this
+    /// ledger. A rule that denies comes before one that asks. `has_place` states that the ledger counts the call itself
+    /// already, which the run has not seen.
+    pub fn judge_call(
         &self,
         tool: &str,
-        called: impl Iterator<Item = &'a str>,
+        (ledger, has_place): (&BudgetLedger, bool),
     ) -> Option<(&Arc<str>, TaintEffect)> {
+        if self.is_empty() {
+            return None;
+        }
+        let (tools, connections) = (ledger.tool_spending(), ledger.connection_spending());
+        let tools = tools.iter().map(|(name, spent)| (name.to_string(), spent.calls));
+        let connections = connections
+            .iter()
+            .map(|(name, spent)| (format!("{AGENT_PREFIX}{name}"), spent.requests));
+        let own = |name: &str| u64::from(has_place && name == tool);
+        let used = tools.chain(connections).filter(|(name, count)| *count > own(name));
         let seen: BTreeSet<&str> =
-            called.filter_map(|called| Some(&**self.marks.get(called)?)).collect();
+            used.filter_map(|(name, _)| Some(&**self.marks.get(&name)?)).collect();
         let guarding = self.rules.iter().filter(|rule| rule.tools.contains(tool));
         let met = guarding.filter_map(|rule| match rule.when.eval_bool(&SeenMarks(&seen)) {
             Ok(false) => None,
@@ -138,7 +152,7 @@ impl TaintRuleConfig {
     fn compile_rule(
         &self,
         known: &BTreeSet<&str>,
-        granted: &[&Arc<str>],
+        granted: &[Arc<str>],
     ) -> Result<(CompiledTaintRule, BTreeSet<String>), (&'static str, String)> {
         let table = TaintMarkTable { known, tested: Mutex::default() };
         let when = compile_condition(&self.when, &table).map_err(|error| {
@@ -149,14 +163,24 @@ impl TaintRuleConfig {
         for pattern in &self.tools {
             let before = tools.len();
             let fitting = granted.iter().filter(|name| is_match(pattern, name));
-            tools.extend(fitting.map(|name| Arc::clone(name)));
+            tools.extend(fitting.cloned());
             if tools.len() == before {
                 let pattern = pattern.escape_debug();
-                return Err(("tools", format!("`{pattern}` adds no granted tool; remove it")));
+                return Err((
+                    "tools",
+                    format!("`{pattern}` adds no granted tool or connection; remove it"),
+                ));
             }
         }
         if tools.is_empty() {
             return Err(("tools", "names no tool; name those that the rule guards".to_owned()));
+        }
+        let connection = tools.iter().find(|name| is_connection(name));
+        if let (TaintEffect::Ask, Some(name)) = (self.effect, connection) {
+            let problem = format!(
+                "would ask about requests over `{name}`, and no person is asked about a connection; give `deny`, or leave the connection out of `tools`"
+            );
+            return Err(("then", problem));
         }
         if self.matching.is_empty() {
             let problem = "is missing; give the marks of a run that the rule is about";
@@ -235,6 +259,11 @@ fn is_match(pattern: &str, name: &str) -> bool {
         }
     }
     rest.ends_with(last)
+}
+
+/// Returns true if a name is that of a connection. The compiled policy lets no tool have such a name beside connections.
+fn is_connection(name: &str) -> bool {
+    name.starts_with(AGENT_PREFIX)
 }
 
 /// Returns true if a text may be the name of a rule.

@@ -34,6 +34,10 @@ pub(super) fn compile_policy(
         if !is_tool_name(name) {
             return Err(wrong(format!("a tool's name is {TOOL_NAME_RULE}")));
         }
+        if !config.connections.is_empty() && name.starts_with(AGENT_PREFIX) {
+            let problem = format!("`{name}` is a name of connections; give the tool another one");
+            return Err(wrong(problem));
+        }
         if granted.contains_key(name.as_str()) {
             return Err(wrong(format!("`{name}` is granted twice; remove one of the two")));
         }
@@ -79,8 +83,17 @@ pub(super) fn compile_policy(
     let agent = agent.map(|listed| check_agent_list(&listed, &granted)).transpose()?;
     let digest = canonical::digest("tool policy 1", &(config, &agent))
         .map_err(|error| ToolConfigError::new("", error.to_string()))?;
-    let granted_names: Vec<_> = granted.keys().collect();
-    let taint = TaintPolicy::compile_taint(&config.taint, &granted_names, &names)?;
+    let connections = config.connections.keys().map(|name| format!("{AGENT_PREFIX}{name}").into());
+    let guarded: Vec<_> = granted.keys().cloned().chain(connections).collect();
+    let taint = Arc::new(TaintPolicy::compile_taint(&config.taint, &guarded, &names)?);
+    if !taint.is_empty() {
+        // An answer about a call counts only while these rules are the same, too.
+        for tool in granted.values_mut() {
+            tool.rules_digest =
+                canonical::digest("tool taint 1", &(&tool.rules_digest, &config.taint))
+                    .map_err(|error| ToolConfigError::new("taint", error.to_string()))?;
+        }
+    }
     Ok(ToolPolicy { granted, agent, workspace: None, taint, digest })
 }
 

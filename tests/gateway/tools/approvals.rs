@@ -286,11 +286,16 @@ async fn a_tool_that_is_configured_no_more_begins_no_call() {
     // The run of this test has no agent's name.
     let agent = "";
     let rule = format!("[[rules]]\nname = 'more'\ntool = '{CLOCK}'\nprice_usd = '0.1'\n");
+    let taint = format!(
+        "[taint]\nmarks = {{ {CLOCK} = 'seen' }}\n[[taint.rules]]\nname = 'once'\nwhen = 'run.saw.seen'\n\
+         tools = ['{CLOCK}']\nthen = 'deny'\nmatch = [['seen']]\n"
+    );
     for changed in [
         PresentTools::default(),
         present("", agents(agent, "other")),
         present("", agents("other", CLOCK)),
         present(&rule, agents(agent, CLOCK)),
+        present(&taint, agents(agent, CLOCK)),
     ] {
         asking.store.set_present_tools(present("", agents(agent, CLOCK)));
         let pending = asking.ask().await;

@@ -10,6 +10,7 @@ mod programs;
 mod raw_server;
 mod secrets;
 mod server;
+mod taint;
 
 use std::fs;
 use std::net::IpAddr;
