@@ -1,18 +1,24 @@
 //! The connections of tools to servers of the operator's choice.
 
+use std::time::Duration;
+
 use http::Uri;
+use hyper::body::Body;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
 
 use crate::base::interim_limit::InterimLimitConnector;
+
+/// A connector to a server of the operator's choice.
+pub(super) type ServerConnector = InterimLimitConnector<HttpsConnector<HttpConnector>>;
 
 /// Parses the address of a server, and returns a connector for it. An error is the mistake.
 ///
 /// # Errors
 /// Returns an error if the address is not an `http` or `https` URL, or if the system has no authorities for `https`.
-pub(super) fn parse_server_url(
-    url: &str,
-) -> Result<(Uri, InterimLimitConnector<HttpsConnector<HttpConnector>>), &'static str> {
+pub(super) fn parse_server_url(url: &str) -> Result<(Uri, ServerConnector), &'static str> {
     let uri: Uri = url.parse().map_err(|_| "is not a URL; give one such as `https://host/path`")?;
     let is_plain = matches!(uri.scheme_str(), Some("http" | "https"))
         && uri.authority().is_some_and(|authority| !authority.as_str().contains('@'))
@@ -33,3 +39,19 @@ pub(super) fn parse_server_url(
     let connector = builder.https_or_http().enable_http1().build();
     Ok((uri, InterimLimitConnector::new(connector)))
 }
+
+/// Returns a client of one server. It closes an unused connection before the server does, so that few requests meet the
+/// end of their connection.
+pub(super) fn build_client<B>(connector: ServerConnector) -> Client<ServerConnector, B>
+where
+    B: Body + Send,
+    B::Data: Send,
+{
+    Client::builder(TokioExecutor::new())
+        .pool_timer(TokioTimer::new())
+        .pool_idle_timeout(IDLE_TIMEOUT)
+        .build(connector)
+}
+
+/// The time for which an unused connection is kept. Our choice: shorter than the usual 5 s of servers.
+pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(4);

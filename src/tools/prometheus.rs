@@ -9,18 +9,14 @@ use bytes::Bytes;
 use http::uri::{PathAndQuery, Uri};
 use http::{Request, header};
 use http_body_util::{BodyExt, Empty, Limited};
-use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::config::{PrometheusConfig, ToolConfigError};
-use super::http_connector::parse_server_url;
+use super::http_connector::{ServerConnector, build_client, parse_server_url};
 use super::program_error::ToolProgramError;
-use crate::base::interim_limit::InterimLimitConnector;
 use crate::base::log_line_limiter::LogLineLimiter;
 use crate::base::url_component::encode_url_component;
 
@@ -29,7 +25,7 @@ use crate::base::url_component::encode_url_component;
 pub struct PrometheusClient {
     /// The server's address, without a slash at its end.
     base: String,
-    client: legacy::Client<InterimLimitConnector<HttpsConnector<HttpConnector>>, Empty<Bytes>>,
+    client: legacy::Client<ServerConnector, Empty<Bytes>>,
     failure_lines: Arc<LogLineLimiter>,
 }
 
@@ -50,7 +46,7 @@ impl PrometheusClient {
     pub fn new(config: &PrometheusConfig) -> Result<Self, ToolConfigError> {
         let wrong = |problem: &str| ToolConfigError::new("metrics.url", problem);
         let (_, connector) = parse_server_url(&config.url).map_err(wrong)?;
-        let client = legacy::Client::builder(TokioExecutor::new()).build(connector);
+        let client = build_client(connector);
         Ok(Self {
             base: config.url.trim_end_matches('/').to_owned(),
             client,

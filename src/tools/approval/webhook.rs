@@ -15,16 +15,12 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use http::{HeaderMap, Request, StatusCode, Uri, header};
 use http_body_util::Full;
-use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
 use ring::hmac;
 use serde::{Deserialize, Serialize};
 
-use crate::base::interim_limit::InterimLimitConnector;
 use crate::tools::credential_source::CredentialSource;
-use crate::tools::http_connector::parse_server_url;
+use crate::tools::http_connector::{ServerConnector, build_client, parse_server_url};
 
 /// The receiver of messages about questions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,7 +43,7 @@ pub struct WebhookConfig {
 pub struct Webhook {
     config: WebhookConfig,
     url: Uri,
-    client: legacy::Client<InterimLimitConnector<HttpsConnector<HttpConnector>>, Full<Bytes>>,
+    client: legacy::Client<ServerConnector, Full<Bytes>>,
 }
 
 /// A table of a webhook that cannot be used.
@@ -105,7 +101,7 @@ impl Webhook {
         {
             return wrong("approvers", "has the ids of grants by users: `U024BE7LH = \"grant-…\"`");
         }
-        let client = legacy::Client::builder(TokioExecutor::new()).build(connector);
+        let client = build_client(connector);
         Ok(Self { config: config.clone(), url, client })
     }
 

@@ -26,6 +26,7 @@ use super::body::ConnectRequestBody;
 use crate::base::host_reach::{HostReach, HostReachError, resolve_addresses};
 use crate::base::interim_limit::{ConnectionProgress, InterimLimitConnector};
 use crate::base::tls::load_root_store;
+use crate::tools::http_connector::IDLE_TIMEOUT;
 
 /// A look-up of a host's addresses, which blocks.
 pub type HostLookup = Arc<dyn Fn(&str, u16) -> io::Result<Vec<IpAddr>> + Send + Sync>;
@@ -207,9 +208,6 @@ impl fmt::Debug for ConnectionClient {
 
 /// The longest time of a look-up and a connection. Our choice.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// The time for which an unused connection is kept. Our choice: shorter than the usual 5 s of servers.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// The largest head of an answer, in bytes, and the most that is read ahead. Our choice: the memory that a request is counted
 /// with.

@@ -6,21 +6,17 @@ use bytes::Bytes;
 use http::{HeaderName, Request, Response, StatusCode, Uri, header};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
-use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::credential::to_header;
 use super::error::McpServerError;
 use super::request::{McpRequest, McpSession};
-use crate::base::interim_limit::InterimLimitConnector;
 use crate::base::json::check_document;
 use crate::tools::config::McpServerConfig;
 use crate::tools::credential_source::CredentialSource;
-use crate::tools::http_connector::parse_server_url;
+use crate::tools::http_connector::{ServerConnector, build_client, parse_server_url};
 use crate::tools::run_credentials::{EchoGuard, RunCredentials};
 
 /// The client of one address.
@@ -28,7 +24,7 @@ use crate::tools::run_credentials::{EchoGuard, RunCredentials};
 pub(super) struct McpHttpClient {
     uri: Uri,
     credentials: Vec<(HeaderName, CredentialSource)>,
-    client: Client<InterimLimitConnector<HttpsConnector<HttpConnector>>, Full<Bytes>>,
+    client: Client<ServerConnector, Full<Bytes>>,
     secrets: Arc<RunCredentials>,
 }
 
@@ -80,7 +76,7 @@ impl McpHttpClient {
             Ok((parsed, source.clone()))
         });
         let credentials = credentials.collect::<Result<_, _>>()?;
-        let client = Client::builder(TokioExecutor::new()).build(connector);
+        let client = build_client(connector);
         Ok(Self { uri, credentials, client, secrets: Arc::clone(secrets) })
     }
 
