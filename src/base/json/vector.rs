@@ -127,7 +127,7 @@ fn quotes(block: &[u8; BLOCK_BYTES]) -> u32 {
 mod sse2 {
     use std::arch::x86_64::{
         __m128i, _mm_cmpeq_epi8, _mm_cmpgt_epi8, _mm_movemask_epi8, _mm_or_si128, _mm_set_epi64x,
-        _mm_set1_epi8,
+        _mm_set1_epi8, _mm_xor_si128,
     };
 
     use super::BLOCK_BYTES;
@@ -136,25 +136,22 @@ mod sse2 {
     #[inline]
     pub(super) fn stops(block: &[u8; BLOCK_BYTES]) -> u32 {
         let bytes = load_block(block);
-        // The comparison is signed: bytes outside ASCII are negative, so they are below the blank like control
-        // characters.
-        let low = _mm_cmpgt_epi8(broadcast_byte(b' '), bytes);
-        lane_mask(_mm_or_si128(low, quote_lanes(bytes)))
+        // One comparison finds control characters, quotes and bytes outside ASCII. The flipped bit makes a blank of a
+        // quote, moves the blank and `!` above it, and keeps the control characters below it. The comparison is signed:
+        // bytes outside ASCII are negative.
+        let flipped = _mm_xor_si128(bytes, broadcast_byte(b'"' ^ b' '));
+        let low = _mm_cmpgt_epi8(broadcast_byte(b' ' + 1), flipped);
+        lane_mask(_mm_or_si128(low, _mm_cmpeq_epi8(bytes, broadcast_byte(b'\\'))))
     }
 
     #[target_feature(enable = "sse2")]
     #[inline]
     pub(super) fn quotes(block: &[u8; BLOCK_BYTES]) -> u32 {
-        lane_mask(quote_lanes(load_block(block)))
-    }
-
-    #[target_feature(enable = "sse2")]
-    #[inline]
-    fn quote_lanes(bytes: __m128i) -> __m128i {
-        _mm_or_si128(
+        let bytes = load_block(block);
+        lane_mask(_mm_or_si128(
             _mm_cmpeq_epi8(bytes, broadcast_byte(b'"')),
             _mm_cmpeq_epi8(bytes, broadcast_byte(b'\\')),
-        )
+        ))
     }
 
     #[target_feature(enable = "sse2")]
