@@ -6,7 +6,7 @@
 //! to its end is valid JSON.
 
 use super::number::JsonNumberState;
-use super::vector::{MASKED, find_near_quote, find_quote, find_stop, quote_mask};
+use super::vector::{MASKED, find_near_quote, find_near_stop, find_quote, find_stop, quote_mask};
 use super::{is_space, string};
 
 /// A position in a JSON text.
@@ -38,7 +38,8 @@ impl<'a> JsonCursor<'a> {
         loop {
             self.skip_byte(b'"')?;
             let rest = &self.data[self.at..];
-            let key = &rest[..find_stop(rest)?];
+            // Most keys are short: search the first bytes alone.
+            let key = &rest[..find_near_stop(rest).or_else(|| find_stop(rest))?];
             self.at += key.len();
             self.skip_byte_here(b'"')?;
             self.skip_byte(b':')?;

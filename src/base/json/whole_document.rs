@@ -11,7 +11,7 @@ use std::mem;
 use super::keys::JsonKeyBuffer;
 use super::number::JsonNumberState;
 use super::string::{self, JsonStringState};
-use super::vector::find_stop;
+use super::vector::{find_near_stop, find_stop};
 use super::visitor::JsonStringPrefix;
 use super::{JsonDocument, JsonKey, JsonLimits, JsonMember, JsonType, JsonVisitor, is_space};
 
@@ -134,7 +134,8 @@ impl<W: JsonVisitor> WholeDocumentScanner<'_, W> {
         let start = self.at;
         self.skip_byte(b'"')?;
         let rest = &self.data[self.at..];
-        let key = &rest[..find_stop(rest)?];
+        // Most keys are short: search the first bytes alone.
+        let key = &rest[..find_near_stop(rest).or_else(|| find_stop(rest))?];
         self.at += key.len();
         self.skip_byte(b'"')?;
         let first = self.open[self.depth - 1].first;
