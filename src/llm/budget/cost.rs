@@ -66,19 +66,13 @@ impl Nanodollars {
 
     /// Returns the point and the digits after it, and the number of these bytes to display.
     fn fraction_digits(self) -> ([u8; 10], usize) {
-        let mut digits = *b".000000000";
-        let mut rest = self.0 % Self::PER_DOLLAR;
-        let mut length = 0;
-        // The digits are written from the last one. `length` is set at the first digit that is not
-        // zero, so trailing zeros are cut off.
-        for place in (1..digits.len()).rev() {
-            digits[place] = b"0123456789"[(rest % 10) as usize];
-            rest /= 10;
-            if length == 0 && digits[place] != b'0' {
-                length = place + 1;
-            }
-        }
-        (digits, length)
+        // One dollar more makes ten digits; the point takes the place of the first one.
+        let mut number = itoa::Buffer::new();
+        let text = number.format(Self::PER_DOLLAR + self.0 % Self::PER_DOLLAR);
+        let mut digits = *text.as_bytes().first_chunk().expect("a dollar has ten digits");
+        digits[0] = b'.';
+        let last = digits.iter().rposition(|digit| !matches!(digit, b'0' | b'.'));
+        (digits, last.map_or(0, |last| last + 1))
     }
 
     pub fn is_zero(&self) -> bool {
