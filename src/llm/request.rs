@@ -131,7 +131,7 @@ struct EditableMembers {
 /// Returns a [`BodyPolicyError`] if the body requests something that the run may not have. Returns
 /// the same error type if a field that the gateway must understand has an unexpected value.
 pub fn admit_body(policy: &BodyPolicy, body: ScannedBody) -> Result<LlmCall, BodyPolicyError> {
-    let ScannedBody { route, rope, document, found } = body;
+    let ScannedBody { route, rope, document, mut found } = body;
     let bytes = rope.len();
     let mut call = LlmCall {
         route: Some(route),
@@ -144,7 +144,7 @@ pub fn admit_body(policy: &BodyPolicy, body: ScannedBody) -> Result<LlmCall, Bod
     // the body is edited for storage and usage.
     let parsed = ParsedFields::default();
     let parsed = RequestFieldReader { route, policy, call: &mut call, parsed }.apply_fields()?;
-    let mut found = resolve_embedded_media(found, policy, parsed.model.as_deref());
+    resolve_embedded_media(&mut found, policy, parsed.model.as_deref());
     resolve_relative_references(&mut found);
     if let Some(at) = found.modest_search
         && !policy.capabilities.contains(&ProviderCapability::WebSearch)
@@ -187,11 +187,7 @@ pub fn estimate_tokens(bytes: u64) -> Tokens {
 
 /// Counts embedded addresses as fetched unless the model embeds only text. LiteLLM passes such
 /// addresses on as text, so the model decides whether the provider fetches them.
-fn resolve_embedded_media(
-    mut found: BodyFindings,
-    policy: &BodyPolicy,
-    asked: Option<&str>,
-) -> BodyFindings {
+fn resolve_embedded_media(found: &mut BodyFindings, policy: &BodyPolicy, asked: Option<&str>) {
     let asked = asked.unwrap_or_default();
     let upstream = policy.aliases.get(asked).map_or(asked, String::as_str);
     // An unknown model counts as one that fetches: the mistake then costs a refusal, not an unseen
@@ -199,7 +195,6 @@ fn resolve_embedded_media(
     if found.embedded_addresses > 0 && !embeds_text_only(asked, upstream) {
         found.count_embedded_as_fetched();
     }
-    found
 }
 
 /// Counts a relative reference of a schema as an address if a schema of the body has an address as its name, because a
