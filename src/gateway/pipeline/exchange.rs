@@ -100,11 +100,9 @@ enum ExchangeState {
     /// The admission is being written to the audit log. If the exchange ends here, the reservation is
     /// released; the audit log itself settles the record.
     Admitting(BudgetReservation),
-    /// The admission is recorded and the call goes upstream. If the exchange ends here, the call must be
-    /// settled.
-    Sent(BudgetReservation, SentCall),
-    /// The upstream has answered. If the exchange ends here, the call must be settled.
-    Streaming(BudgetReservation, SentCall, Box<ProviderResponse>),
+    /// The admission is recorded and the call goes upstream. The response is there once the upstream has
+    /// answered. If the exchange ends here, the call must be settled.
+    Sent(BudgetReservation, SentCall, Option<Box<ProviderResponse>>),
     /// The admission was recorded, but the call never reached the upstream and its reservation was
     /// released. `None` if the call was not even sent.
     Undelivered(Option<SentCall>),
@@ -403,7 +401,7 @@ impl GatewayExchange {
             known_usage: None,
             permit: call.permit,
         };
-        self.state = ExchangeState::Sent(reservation, sent);
+        self.state = ExchangeState::Sent(reservation, sent, None);
         let request = Box::new(UpstreamCall { head: call.head, body: call.body, deadline });
         Ok(AdmittedCall { request, usage_chunk: call.usage_chunk })
     }
@@ -435,7 +433,7 @@ impl GatewayExchange {
                 context.gateway.metrics.record_upstream_error(rejection.code());
                 // The upstream's status shows that the upstream did nothing, so the call is charged no
                 // tokens.
-                if let ExchangeState::Sent(_, sent) = &mut self.state {
+                if let ExchangeState::Sent(_, sent, _) = &mut self.state {
                     let source = UsageSource::Provider;
                     sent.known_usage = Some(TokenUsage { source, ..TokenUsage::default() });
                 }
@@ -459,7 +457,7 @@ impl GatewayExchange {
     /// Gives back the reservation of a call of which no byte reached the upstream.
     fn release_undelivered(&mut self) {
         self.state = match mem::replace(&mut self.state, ExchangeState::Received) {
-            ExchangeState::Sent(reservation, sent) => {
+            ExchangeState::Sent(reservation, sent, _) => {
                 reservation.release_unspent();
                 self.gateway().run.counts.unreached.fetch_add(1, Ordering::Relaxed);
                 ExchangeState::Undelivered(Some(sent))
@@ -484,19 +482,14 @@ impl GatewayExchange {
                 &upstream::UpstreamError::Malformed(ENCODED_RESPONSE_MESSAGE).into(),
             );
         }
-        let ExchangeState::Sent(reservation, sent) = &self.state else {
+        let ExchangeState::Sent(reservation, sent, response) = &mut self.state else {
             unreachable!("only a call that was sent is answered");
         };
         let status = answer.status;
-        let (mut fields, response) =
+        let (mut fields, begun) =
             self.context.begin_response((reservation, sent), usage_chunk, answer, facts);
+        *response = Some(begun);
         self.context.status = status.as_u16();
-        self.state = match mem::replace(&mut self.state, ExchangeState::Received) {
-            ExchangeState::Sent(reservation, sent) => {
-                ExchangeState::Streaming(reservation, sent, response)
-            }
-            other => other,
-        };
         self.add_budget_headers(&mut fields);
         ClientReply { status, fields, body: ResponseBody::Observed(ObservedBody::new(self)) }
     }
@@ -510,7 +503,7 @@ impl GatewayExchange {
             return;
         }
         let own = match &self.state {
-            ExchangeState::Sent(reservation, _) | ExchangeState::Streaming(reservation, ..) => {
+            ExchangeState::Sent(reservation, ..) => {
                 BudgetAmount { turns: 0, ..reservation.granted_amount() }
             }
             _ => BudgetAmount::default(),
@@ -570,15 +563,14 @@ impl Drop for GatewayExchange {
                 context.record_settlement(&end, TokenUsage::default(), BudgetAmount::default());
                 context.emit_telemetry(&end, None);
             }
-            ExchangeState::Sent(reservation, sent) => {
-                end.sent = Some(&sent);
-                let usage = context.unanswered_usage(&sent, &reservation, end.now);
-                context.settle_call(reservation, &end, usage);
-            }
-            ExchangeState::Streaming(reservation, sent, response) => {
-                (end.sent, end.response) = (Some(&sent), Some(&*response));
-                let usage =
-                    context.answered_usage((&sent, &response), &reservation, (outcome, end.now));
+            ExchangeState::Sent(reservation, sent, response) => {
+                (end.sent, end.response) = (Some(&sent), response.as_deref());
+                let usage = match &response {
+                    Some(response) => {
+                        context.answered_usage((&sent, response), &reservation, (outcome, now))
+                    }
+                    None => context.unanswered_usage(&sent, &reservation, now),
+                };
                 context.settle_call(reservation, &end, usage);
             }
         }

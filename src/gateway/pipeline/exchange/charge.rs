@@ -177,8 +177,10 @@ impl GatewayExchange {
     /// disconnected.
     pub(super) fn should_drain(&self) -> bool {
         let (route, is_stream) = match &self.state {
-            ExchangeState::Sent(_, sent) => (sent.route, sent.is_stream),
-            ExchangeState::Streaming(_, sent, response) => (sent.route, response.is_stream),
+            ExchangeState::Sent(_, sent, response) => {
+                let answered = response.as_ref().map(|response| response.is_stream);
+                (sent.route, answered.unwrap_or(sent.is_stream))
+            }
             _ => return false,
         };
         route.spends_tokens()

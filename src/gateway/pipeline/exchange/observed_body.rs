@@ -68,7 +68,7 @@ impl ObservedBody {
 
     fn response(&self) -> Option<&ProviderResponse> {
         match &self.0.as_ref()?.state {
-            ExchangeState::Streaming(_, _, response) => Some(response),
+            ExchangeState::Sent(_, _, response) => response.as_deref(),
             _ => None,
         }
     }
@@ -77,7 +77,7 @@ impl ObservedBody {
 impl GatewayExchange {
     fn streaming(&mut self) -> Option<(&mut ExchangeContext, &mut ProviderResponse)> {
         match &mut self.state {
-            ExchangeState::Streaming(_, _, response) => Some((&mut self.context, response)),
+            ExchangeState::Sent(_, _, Some(response)) => Some((&mut self.context, response)),
             _ => None,
         }
     }

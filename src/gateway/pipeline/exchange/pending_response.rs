@@ -46,7 +46,7 @@ impl GatewayExchange {
             poll_fn(poll).await
         };
         // The request's bytes are sent, or were dropped together with the call.
-        if let ExchangeState::Sent(_, sent) = &mut self.state {
+        if let ExchangeState::Sent(_, sent, _) = &mut self.state {
             sent.permit.release_bytes();
         }
         if let Some(is_up) = shows_upstream_up(&sent) {
