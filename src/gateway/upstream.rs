@@ -117,9 +117,10 @@ pub struct ProviderAnswer {
     pub body: UpstreamBody,
 }
 
-/// A response body. The body yields one frame per read of the socket.
+/// A response body. The body yields one frame per read of the socket. It is boxed, because the futures that wait for
+/// the response move it from one to the next.
 pub enum UpstreamBody {
-    Plain(http1::Http1Body),
+    Plain(Box<http1::Http1Body>),
     Tls(Box<hyper_client::HyperBody>),
 }
 

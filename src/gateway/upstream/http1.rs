@@ -125,7 +125,7 @@ impl Http1Client {
         // The alarm goes on with the body, so a stream needs one timer for its whole life.
         let timing = body::BodyTimeouts { idle: self.config.idle_timeout, deadline };
         let body = Http1Body::new((stream, rest), &head, timing, alarm, Arc::clone(&self.worker));
-        let body = super::UpstreamBody::Plain(body);
+        let body = super::UpstreamBody::Plain(Box::new(body));
         Ok(ProviderAnswer { status: head.status, fields: head.fields, body })
     }
 
