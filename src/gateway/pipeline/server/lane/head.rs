@@ -23,6 +23,7 @@ pub struct LaneRequest {
     pub length: u64,
     text: Bytes,
     query: Option<TextPlace>,
+    /// The kept fields from the first place on. No place after a free one is used.
     fields: [Option<(ClientField, TextPlace)>; MAX_KEPT],
 }
 
@@ -109,7 +110,7 @@ impl ClientHead for LaneRequest {
     }
 
     fn values(&self, field: ClientField) -> impl Iterator<Item = &[u8]> {
-        let kept = self.fields.iter().flatten();
+        let kept = self.fields.iter().map_while(Option::as_ref);
         kept.filter(move |(other, _)| *other == field).map(|(_, place)| self.text(*place))
     }
 }
@@ -199,7 +200,8 @@ impl<'a> HeadFields<'a> {
 
     fn keep(&mut self, field: ClientField, value: &[u8]) -> Option<()> {
         let may_be_repeated = matches!(field, ClientField::AnthropicBeta | ClientField::OpenaiBeta);
-        let is_there = self.kept.iter().flatten().any(|(other, _)| *other == field);
+        let mut kept = self.kept.iter().map_while(Option::as_ref);
+        let is_there = kept.any(|(other, _)| *other == field);
         if is_there && !may_be_repeated {
             return None;
         }
