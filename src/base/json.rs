@@ -35,7 +35,7 @@ use self::keys::JsonKeyStack;
 pub use self::keys::{JsonKey, MAX_LIVE_KEYS};
 use self::number::JsonNumberState;
 use self::string::JsonStringState;
-pub use self::string::string_length;
+pub use self::string::{is_plain_text, string_length};
 use self::visitor::JsonStringPrefix;
 pub use self::visitor::JsonVisitor;
 use self::visitor::ValueCounter;

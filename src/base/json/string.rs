@@ -260,6 +260,12 @@ fn plain_run(data: &[u8]) -> &[u8] {
     &data[..find_stop(data).unwrap_or(data.len())]
 }
 
+/// Returns true if a text stands in a JSON string as it is. Returns false for a text with bytes outside ASCII, which
+/// may stand there, too.
+pub fn is_plain_text(text: &[u8]) -> bool {
+    find_stop(text).is_none()
+}
+
 /// Returns the length of the string at the start of `data`, which begins after the opening quote. Returns `None` if the
 /// string does not end in `data`, or if the byte-by-byte reader must decide.
 pub fn string_length(data: &[u8]) -> Option<usize> {

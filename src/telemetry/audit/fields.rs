@@ -12,6 +12,7 @@ use serde::Serialize;
 use super::records::{
     AuditRecord, CallAdmittedRecord, CallSettledRecord, MAX_TEXT_BYTES, round_milliseconds,
 };
+use crate::base::json::is_plain_text;
 use crate::llm::budget::{BudgetAmount, Nanodollars, TokenUsage};
 
 impl AuditRecord for CallAdmittedRecord<'_> {
@@ -137,9 +138,7 @@ impl RecordFieldWriter<'_> {
     #[inline]
     fn push_text(&mut self, key: &str, text: &str) {
         self.push_raw(key);
-        // The fold has no branch for each byte, so the compiler can compare many bytes at a time.
-        let needs_escape = |byte: u8| byte < b' ' || byte == b'"' || byte == b'\\';
-        if text.bytes().fold(false, |found, byte| found | needs_escape(byte)) {
+        if !is_plain_text(text.as_bytes()) {
             return self.push_serialized(text);
         }
         self.push_raw("\"");
