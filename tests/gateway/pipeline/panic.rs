@@ -2,12 +2,14 @@
 //!
 //! The log observer of the test panics once in the middle of a call, so the gateway needs no test hook.
 
+use std::env;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::{Value, json};
+use tokio::process::Command;
 use tokio::task;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
@@ -19,6 +21,15 @@ use crate::support::client::post_request;
 /// continue.
 #[tokio::test]
 async fn a_panic_in_one_connection_harms_no_other() {
+    // The observer sees the connections of all tests in its process, so the test runs in a process of its own.
+    if env::var_os(IS_ALONE).is_none() {
+        let mut alone = Command::new(env::current_exe().unwrap());
+        alone.args(["--exact", "pipeline::panic::a_panic_in_one_connection_harms_no_other"]);
+        let ended = alone.env(IS_ALONE, "1").output().await.unwrap();
+        let output = String::from_utf8_lossy(&ended.stdout);
+        assert!(ended.status.success() && output.contains("1 passed"), "{output}");
+        return;
+    }
     tracing::subscriber::set_global_default(PanickingObserver).unwrap();
     let app = TestApp::with(|config| {
         config.workers = 1;
@@ -56,6 +67,9 @@ async fn a_panic_in_one_connection_harms_no_other() {
 fn streamed_body() -> Value {
     json!({"model": "fake/chunks=2;gate=1", "stream": true, "max_tokens": 100, "messages": []})
 }
+
+/// The variable that the test sets for its own process.
+const IS_ALONE: &str = "COGNI_TEST_IS_ALONE";
 
 /// Panics, when armed, at the next HTTP/2 frame that the gateway's side reads.
 struct PanickingObserver;
