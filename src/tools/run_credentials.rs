@@ -214,7 +214,8 @@ mod tests {
         let known = [0, 1, 2, 9999].map(|number| is_known(&secrets, &value(number)));
         assert_eq!(known, [true, false, true, true]);
         // A long value that does not repeat itself, as credentials do not.
-        let long: String = (0..MAX_VALUE_BYTES / 6).map(|number| format!("{number:06}x")).collect();
+        let parts: Vec<_> = (0..MAX_VALUE_BYTES / 6).map(|number| format!("{number:06}")).collect();
+        let long = parts.join("x");
         secrets.add_value(&SecretString::new(&*long));
         assert!(is_known(&secrets, &long) && !is_known(&secrets, &value(9999)));
     }

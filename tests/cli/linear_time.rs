@@ -153,10 +153,9 @@ const READERS: &[TextReader] = &[
         "answer: nearly a secret, a byte in each frame",
         MIB,
         |n| {
-            let spelled: String =
-                GUARDED_SECRET.chars().map(|byte| format!("{}{byte}", "\\".repeat(32))).collect();
-            let spelled = &spelled[..spelled.len() - 1];
-            repeat_piece(spelled, n / spelled.len())
+            let bytes: Vec<_> = GUARDED_SECRET.chars().map(String::from).collect();
+            let spelled = bytes[..bytes.len() - 1].join(&"\\".repeat(32));
+            repeat_piece(&spelled, n / spelled.len())
         },
         guard_answer,
     ),
