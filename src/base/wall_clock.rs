@@ -6,6 +6,7 @@
 //! **Invariant:** the wall clock is trusted after it has advanced with the monotonic clock for an hour, and no longer
 //! after a reading that finds a jump.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 /// A reading of both clocks at the same moment.
@@ -67,6 +68,36 @@ impl WallClock {
         }
         self.anchor = now;
         ClockCheck::Trusted
+    }
+}
+
+/// A clock for the times of stored rows, from which an age counts. A wall clock that is set back must not make a new row
+/// old, so the time is never behind the process's first reading and the time since then.
+#[derive(Debug)]
+pub struct StampClock(Mutex<ClockReading>);
+
+impl Default for StampClock {
+    fn default() -> Self {
+        Self(Mutex::new(ClockReading::read_clocks()))
+    }
+}
+
+impl StampClock {
+    pub fn read_time(&self) -> SystemTime {
+        self.stamp_reading(ClockReading::read_clocks())
+    }
+
+    fn stamp_reading(&self, now: ClockReading) -> SystemTime {
+        let mut anchor = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let expected = anchor.wall + now.monotonic.saturating_duration_since(anchor.monotonic);
+        if expected > now.wall + CLOCK_TOLERANCE {
+            return expected;
+        }
+        // The anchor follows a slow correction of the clock, and does not follow a jump ahead, which may be wrong.
+        if now.wall <= expected + CLOCK_TOLERANCE {
+            *anchor = now;
+        }
+        now.wall
     }
 }
 
@@ -141,6 +172,30 @@ mod tests {
         let mut machine = Machine::new(false);
         let waited = machine.wait(0);
         assert_eq!(waited, 119);
+    }
+
+    /// A new row is never old, whatever the wall clock reads meanwhile; and a clock that was ahead for a moment does not
+    /// move later rows.
+    #[test]
+    fn a_stamp_is_never_behind_the_process() {
+        let first = ClockReading::read_clocks();
+        let clock = StampClock(Mutex::new(first));
+        let minute = Duration::from_mins(1);
+        let days = Duration::from_hours(24 * 40);
+        let stamp = |minutes, wall: fn(SystemTime, Duration) -> SystemTime, by| {
+            let monotonic = first.monotonic + minute * minutes;
+            let wall = wall(first.wall + minute * minutes, by);
+            clock.stamp_reading(ClockReading { wall, monotonic }).duration_since(first.wall)
+        };
+        let back = |time: SystemTime, by| time - by;
+        let ahead = |time: SystemTime, by| time + by;
+        assert_eq!(stamp(1, back, days).unwrap(), minute);
+        assert_eq!(stamp(2, ahead, days).unwrap(), minute * 2 + days);
+        assert_eq!(
+            stamp(3, back, Duration::from_secs(2)).unwrap(),
+            minute * 3 - Duration::from_secs(2)
+        );
+        assert_eq!(stamp(4, back, days).unwrap(), minute * 4 - Duration::from_secs(2));
     }
 
     #[test]

@@ -163,7 +163,7 @@ fn sweep_state(
         let kept = outbox.expire_retained(before)?;
         writeln!(out, "deleted: {kept} held or failed deliveries and kept workspaces")?;
     }
-    let swept = sweep::sweep_relay_state(&state.path(), &outbox, older_than)?;
+    let swept = sweep::sweep_relay_state(&state.path(), &outbox, older_than, SystemTime::now())?;
     let sweep::RelaySweepReport { delivered, works, mirrors } = swept;
     writeln!(out, "removed: {delivered} delivered, {works} directories, {mirrors} mirrors")?;
     Ok(ExitCode::SUCCESS)

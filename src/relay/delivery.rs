@@ -233,12 +233,12 @@ impl DeliveryService {
         Ok(None)
     }
 
-    /// Removes retained work that is older than the settings allow, and returns the number of removed items. Blocks.
+    /// Removes retained work that is older at `now` than the settings allow, and returns the number of removed items. Blocks.
     ///
     /// # Errors
     /// Returns an error if the outbox does not work.
-    pub fn expire_retained(&self) -> Result<usize, DeliveryError> {
-        match SystemTime::now().checked_sub(self.settings.review.kept.age) {
+    pub fn expire_retained(&self, now: SystemTime) -> Result<usize, DeliveryError> {
+        match now.checked_sub(self.settings.review.kept.age) {
             Some(before) => Ok(self.outbox.expire_retained(before)?),
             // The age reaches further back than the clock can express, so nothing is that old.
             None => Ok(0),

@@ -325,17 +325,19 @@ impl RunService {
                 }
                 // 2. Delete by age only while the wall clock is trusted: a clock that jumped ahead would make
                 // everything old.
-                let is_trusted = clock.check_trusted().await;
-                if is_trusted {
-                    self.forget_expired(&stop).await;
+                let now = clock.trusted_time().await;
+                if let Some(now) = now {
+                    self.forget_expired(now, &stop).await;
                 }
                 // 3. The bound of a grant holds for runs of an earlier process and an earlier setting, too.
                 self.0.remove_excess_records().await;
                 // 4. Deliveries have their own retry times and need no trusted clock.
                 self.resume_deliveries(&stop).await;
                 // 5. The purge lists whole directories, so an hour lies between two purges.
-                if is_trusted && thrown.is_none_or(|at| at.elapsed() >= PURGE_INTERVAL) {
-                    Box::pin(self.0.purge_expired(&stop)).await;
+                if let Some(now) = now
+                    && thrown.is_none_or(|at| at.elapsed() >= PURGE_INTERVAL)
+                {
+                    Box::pin(self.0.purge_expired(now, &stop)).await;
                     thrown = Some(Instant::now());
                 }
                 tokio::select! {
@@ -412,9 +414,9 @@ impl RunService {
     }
 
     /// Deletes old runs, unmatched notices and unused workspaces.
-    async fn forget_expired(&self, stop: &CancellationToken) {
+    async fn forget_expired(&self, now: SystemTime, stop: &CancellationToken) {
         // A retention longer than the clock's own range subtracts to `None`; then no run is old enough.
-        let forgotten = SystemTime::now().checked_sub(self.0.settings.retention);
+        let forgotten = now.checked_sub(self.0.settings.retention);
         if let Some(before) = forgotten {
             match self.0.run_store.forget_ended_before(before).await {
                 Ok(0) => (),
@@ -427,7 +429,7 @@ impl RunService {
         {
             tracing::error!(%error, "cannot forget old questions about tool calls");
         }
-        match self.0.billing.purge_waiting(SystemTime::now()).await {
+        match self.0.billing.purge_waiting(now).await {
             Ok(0) => (),
             Ok(notices) => {
                 tracing::warn!(notices, "forgot LiteLLM's notices of calls that never arrived");

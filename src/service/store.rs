@@ -13,6 +13,7 @@
 //! events reach the database a moment later. The memory of one run is bounded; see [`event_feed`].
 
 mod answer_dedup;
+mod clock_note;
 pub mod event;
 pub mod event_feed;
 mod kept_records;
@@ -22,7 +23,7 @@ mod spending;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use futures_util::Stream;
 use futures_util::stream::try_unfold;
@@ -118,7 +119,7 @@ impl RunStore {
     /// Returns an error if the database cannot be written.
     pub async fn mark_running(&self, run: &str, wanted: String) -> Result<(), db::DatabaseError> {
         let (run, now) = (run.to_owned(), now_millis());
-        let begin = "UPDATE run SET state = 'running', started = ?2, wanted = ?3 WHERE id = ?1 AND state = 'queued'";
+        let begin = "UPDATE run SET state = 'running', started = max(?2, created), wanted = ?3 WHERE id = ?1 AND state = 'queued'";
         self.database
             .write_in_transaction(move |change| change.execute(begin, params![run, now, wanted]))
             .await?;
@@ -375,29 +376,6 @@ impl RunStore {
             .write_in_transaction(|change| change.execute("UPDATE run SET id = id WHERE 0", []))
             .await?;
         Ok(())
-    }
-
-    /// Stores the current time, which the caller trusts.
-    ///
-    /// # Errors
-    /// Returns an error if the database cannot be written.
-    pub async fn note_time(&self, now: SystemTime) -> Result<(), db::DatabaseError> {
-        let (note, now) =
-            ("INSERT OR REPLACE INTO clock (one, time) VALUES (1, ?1)", to_millis(now));
-        self.database.write_in_transaction(move |change| change.execute(note, [now])).await?;
-        Ok(())
-    }
-
-    /// Returns the time that was stored last.
-    ///
-    /// # Errors
-    /// Returns an error if the database cannot be read.
-    pub async fn noted_time(&self) -> Result<Option<SystemTime>, db::DatabaseError> {
-        let read = |view: &rusqlite::Connection| {
-            view.query_row("SELECT time FROM clock", [], |row| row.get::<_, i64>(0)).optional()
-        };
-        let noted = self.database.read_committed(read).await?;
-        Ok(noted.map(|time| UNIX_EPOCH + Duration::from_millis(time.max(0).cast_unsigned())))
     }
 
     /// Deletes runs that ended before `ended_before`, frees their pages and returns their number. Each transaction

@@ -214,6 +214,36 @@ async fn an_end_is_definite() {
     assert_eq!((row.state, row.error_code.as_deref()), (RunPhase::Ended, Some("cancelled")));
 }
 
+/// A run that ends while the clock is set back is not old: its end is neither before its own earlier times nor before the
+/// last time at which a service trusted the clock.
+#[tokio::test]
+async fn a_clock_that_is_set_back_makes_no_run_old() {
+    let fixture = StoreFixture::new();
+    let days = Duration::from_hours(24 * 40);
+    // The present clock is 40 days behind the clock that the service trusted, and behind the acceptance of `r2`.
+    let trusted = SystemTime::now() + days;
+    let accepted = trusted + Duration::from_hours(1);
+    let millis = |time: SystemTime| {
+        i64::try_from(time.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis()).unwrap()
+    };
+    fixture.journal.note_time(trusted).await.unwrap();
+    let feeds = [fixture.add("r1").await, fixture.add("r2").await];
+    let file = rusqlite::Connection::open(fixture.directory.path().join("state.db")).unwrap();
+    file.execute("UPDATE run SET created = ?1 WHERE id = 'r2'", [millis(accepted)]).unwrap();
+    for feed in &feeds {
+        fixture.journal.mark_running(feed.run_id(), String::new()).await.unwrap();
+        fixture.journal.finish_run(feed, RunEnd::default()).await.unwrap();
+    }
+    let times = |id: &str| {
+        let times = "SELECT started, ended FROM run WHERE id = ?1";
+        let read = |row: &rusqlite::Row<'_>| Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?));
+        file.query_row(times, [id], read).unwrap()
+    };
+    assert_eq!(times("r1").1, millis(trusted));
+    assert_eq!(times("r2"), (millis(accepted), millis(accepted)));
+    assert_eq!(fixture.journal.forget_ended_before(trusted).await.unwrap(), 0);
+}
+
 #[tokio::test]
 async fn lists_are_newest_first_and_paged() {
     let fixture = StoreFixture::new();

@@ -47,6 +47,7 @@ pub use undelivered::UndeliveredTotals;
 pub use workspace_row::{DeliveryPlan, WorkspaceRow};
 
 use crate::base::dir_tree;
+use crate::base::wall_clock::StampClock;
 use crate::relay::delivery::rules::ReviewRules;
 use crate::relay::repo::BranchKey;
 use crate::relay::repo::repository::RepositoryUrl;
@@ -57,6 +58,7 @@ use job::{JOB_COLUMNS, read_job, to_millis};
 #[derive(Debug)]
 pub struct DeliveryOutbox {
     connection: Mutex<Connection>,
+    clock: StampClock,
 }
 
 /// An error of reading or changing the outbox.
@@ -112,7 +114,7 @@ impl DeliveryOutbox {
         if let Some(state) = std::path::absolute(path).map_err(file)?.parent() {
             relocate::adopt_moved_rows(&mut connection, state)?;
         }
-        Ok(Self { connection: Mutex::new(connection) })
+        Ok(Self { connection: Mutex::new(connection), clock: StampClock::default() })
     }
 
     /// Adds a row for work that came out of a sandbox, and removes the row of the work's workspace. Both happen in one
@@ -129,7 +131,7 @@ impl DeliveryOutbox {
         let removed = change.query_row(cleared, [&artifacts], |row| Ok((row.get(0)?, row.get(1)?)));
         // The job inherits the ID of its workspace row, so that one ID names the work from its run to its delivery.
         let (id, grant) = removed.optional()?.unwrap_or_else(|| (new_id(), None));
-        let job = insert_job(&change, (&id, grant), order)?;
+        let job = insert_job(&change, (&id, grant), order, self.clock.read_time())?;
         change.commit()?;
         Ok(job)
     }
@@ -156,7 +158,12 @@ impl DeliveryOutbox {
             if renamed == 0 {
                 return Err(OutboxError::NoSuchDelivery(row.id.clone()));
             }
-            let job = insert_job(&change, (&row.id, row.plan.grant.clone()), order)?;
+            let job = insert_job(
+                &change,
+                (&row.id, row.plan.grant.clone()),
+                order,
+                self.clock.read_time(),
+            )?;
             change.commit()?;
             job
         };
@@ -409,7 +416,8 @@ impl DeliveryOutbox {
         let change = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let written = change.execute(
             "UPDATE job SET step = :step, verdict = :verdict, reasons = :reasons, head = :head, is_pushed = :is_pushed,
-                 pull_number = :number, pull_url = :url, attempts = :attempts, due = :due, error = :error, updated = :now,
+                 pull_number = :number, pull_url = :url, attempts = :attempts, due = :due, error = :error,
+                 updated = max(:now, updated),
                  code = :code, statement = :statement, mode = :mode, bytes = :bytes
              WHERE id = :id AND step = :old AND fence = :fence",
             named_params! {
@@ -427,7 +435,7 @@ impl DeliveryOutbox {
                 ":statement": new.statement,
                 ":mode": new.mode,
                 ":bytes": bytes,
-                ":now": to_millis(SystemTime::now()),
+                ":now": to_millis(self.clock.read_time()),
                 ":id": old.id,
                 ":old": old.step.as_str(),
                 ":fence": to_sql_integer(old.fence),
@@ -481,6 +489,7 @@ fn insert_job(
     change: &Connection,
     (id, grant): (&str, Option<String>),
     order: &DeliveryRequest,
+    now: SystemTime,
 ) -> Result<DeliveryJob, OutboxError> {
     let artifacts = order.artifacts.display().to_string();
     change.execute(
@@ -494,7 +503,7 @@ fn insert_job(
             ":run": order.facts.run,
             ":order": to_json(order)?,
             ":artifacts": artifacts,
-            ":now": to_millis(SystemTime::now()),
+            ":now": to_millis(now),
             ":grant": grant,
         },
     )?;

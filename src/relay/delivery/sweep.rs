@@ -25,7 +25,7 @@ pub struct RelaySweepReport {
     pub mirrors: usize,
 }
 
-/// Removes state below the relay's directory that is older than `age` and that nothing needs. The artifacts of
+/// Removes state below the relay's directory that is older than `age` at `now` and that nothing needs. The artifacts of
 /// delivered work are removed at any age. Work that is held, has failed, is in progress or is still in a workspace
 /// stays, and so do its mirror and all audit logs. Blocks.
 ///
@@ -35,8 +35,9 @@ pub fn sweep_relay_state(
     state: &Path,
     outbox: &DeliveryOutbox,
     age: Duration,
+    now: SystemTime,
 ) -> Result<RelaySweepReport, DeliveryError> {
-    let before = SystemTime::now().checked_sub(age.max(MIN_AGE));
+    let before = now.checked_sub(age.max(MIN_AGE));
     let before = before.unwrap_or(SystemTime::UNIX_EPOCH);
     let delivered = outbox.remove_delivered(before)?;
     let rows = outbox.list_jobs(false)?;

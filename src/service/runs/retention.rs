@@ -9,7 +9,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use anyhow::Context;
 use tokio::task::spawn_blocking;
@@ -21,21 +21,23 @@ use crate::relay::delivery::{DeliveryService, OUTBOX_FILE, sweep};
 use crate::service::billing::store::{DeletedCalls, OldRuns};
 
 impl RunServiceInner {
-    /// Deletes all expired state. State that cannot be deleted now is tried again at the next purge.
-    pub(super) async fn purge_expired(&self, stop: &CancellationToken) {
+    /// Deletes all state that is expired at `now`, a trusted time. State that cannot be deleted now is tried again at the next purge.
+    pub(super) async fn purge_expired(&self, now: SystemTime, stop: &CancellationToken) {
         if let Some(relay) = self.relay.load_full()
-            && let Err(error) = self.sweep_relay(relay).await
+            && let Err(error) = self.sweep_relay(relay, now).await
         {
             tracing::error!("cannot remove expired relay state: {error:#}");
         }
-        if let Some(age) = self.settings.audit_retention
-            && let Err(error) = self.purge_logs(age).await
+        // A time that reaches further back than the clock can express makes nothing old.
+        let subtract = |age| now.checked_sub(age);
+        if let Some(before) = self.settings.audit_retention.and_then(subtract)
+            && let Err(error) = self.purge_logs(before).await
         {
             tracing::error!("cannot remove old audit logs: {error:#}");
         }
-        if let Some(age) = self.settings.billing_retention {
+        if let Some(before) = self.settings.billing_retention.and_then(subtract) {
             // A shutdown may interrupt the deletion between two runs; the next process continues.
-            let deleted = stop.run_until_cancelled(Box::pin(self.delete_calls(age))).await;
+            let deleted = stop.run_until_cancelled(Box::pin(self.delete_calls(before))).await;
             if let Some(Err(error)) = deleted {
                 tracing::error!("cannot delete old calls from the billing records: {error:#}");
             }
@@ -57,9 +59,8 @@ impl RunServiceInner {
         }
     }
 
-    /// Deletes the calls of runs that are forgotten and whose last call is older than `age`.
-    async fn delete_calls(&self, age: Duration) -> anyhow::Result<()> {
-        let Some(before) = SystemTime::now().checked_sub(age) else { return Ok(()) };
+    /// Deletes the calls of runs that are forgotten and whose last call was before `before`.
+    async fn delete_calls(&self, before: SystemTime) -> anyhow::Result<()> {
         let (mut deleted, mut after) = (DeletedCalls::default(), None);
         loop {
             // Page by page, so that the memory is bounded however many runs the billing store has.
@@ -89,11 +90,15 @@ impl RunServiceInner {
         Ok(())
     }
 
-    async fn sweep_relay(&self, relay: Arc<DeliveryService>) -> anyhow::Result<()> {
+    async fn sweep_relay(
+        &self,
+        relay: Arc<DeliveryService>,
+        now: SystemTime,
+    ) -> anyhow::Result<()> {
         let (state, age) = (self.settings.state_dir.clone(), self.settings.retention);
         let sweep = move || {
-            let kept = relay.expire_retained()?;
-            anyhow::Ok((kept, sweep::sweep_relay_state(&state, relay.outbox(), age)?))
+            let kept = relay.expire_retained(now)?;
+            anyhow::Ok((kept, sweep::sweep_relay_state(&state, relay.outbox(), age, now)?))
         };
         let (kept, swept) = spawn_blocking(sweep).await??;
         if kept > 0 {
@@ -109,8 +114,7 @@ impl RunServiceInner {
         Ok(())
     }
 
-    async fn purge_logs(&self, age: Duration) -> anyhow::Result<()> {
-        let Some(before) = SystemTime::now().checked_sub(age) else { return Ok(()) };
+    async fn purge_logs(&self, before: SystemTime) -> anyhow::Result<()> {
         let (state, relay) = (&self.settings.state_dir, self.relay.load_full());
         if relay.is_none() && state.join(OUTBOX_FILE).exists() {
             tracing::warn!(

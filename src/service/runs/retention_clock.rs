@@ -13,6 +13,7 @@ pub(super) struct RetentionClock {
     run_store: RunStore,
     wall: WallClock,
     noted: Option<Instant>,
+    is_distrust_noted: bool,
 }
 
 impl RetentionClock {
@@ -30,18 +31,23 @@ impl RetentionClock {
                 "the clock is not trusted yet; nothing is deleted by age until it has run steadily for the time in `wait`"
             );
         }
-        Self { run_store, wall: WallClock::new(first, is_trusted), noted: None }
+        let wall = WallClock::new(first, is_trusted);
+        Self { run_store, wall, noted: None, is_distrust_noted: false }
     }
 
-    /// Returns whether the clock is trusted now.
-    pub(super) async fn check_trusted(&mut self) -> bool {
+    /// Returns the present time if the clock is trusted. All ages are measured at that time: a second reading may come from
+    /// a clock that has jumped meanwhile.
+    pub(super) async fn trusted_time(&mut self) -> Option<SystemTime> {
         let now = ClockReading::read_clocks();
-        let (by, jump) = match self.wall.check_clock(now) {
-            ClockCheck::Trusted => {
-                self.note_time(now).await;
-                return true;
-            }
-            ClockCheck::Waiting => return false,
+        let check = self.wall.check_clock(now);
+        if check == ClockCheck::Trusted {
+            self.note_time(now).await;
+            self.is_distrust_noted = false;
+            return Some(now.wall);
+        }
+        self.note_distrust().await;
+        let (by, jump) = match check {
+            ClockCheck::Trusted | ClockCheck::Waiting => return None,
             ClockCheck::Ahead(by) => (by, "the clock has jumped ahead"),
             ClockCheck::Behind(by) => (by, "the clock has jumped back"),
         };
@@ -52,7 +58,21 @@ impl RetentionClock {
             wait = %humantime::format_duration(MIN_STEADY_TIME),
             "{jump}; nothing is forgotten by its age meanwhile"
         );
-        false
+        None
+    }
+
+    /// Lets the next process wait for its own hour, even if the clock is right again by then.
+    async fn note_distrust(&mut self) {
+        self.noted = None;
+        if self.is_distrust_noted {
+            return;
+        }
+        match self.run_store.note_distrust().await {
+            Ok(()) => self.is_distrust_noted = true,
+            Err(error) => {
+                tracing::error!(%error, "cannot write into the run store that the clock is not trusted");
+            }
+        }
     }
 
     async fn note_time(&mut self, now: ClockReading) {
@@ -84,13 +104,16 @@ async fn is_empty(run_store: &RunStore) -> Result<bool, db::DatabaseError> {
     Ok(run_store.list_runs(RunFilter { limit: 1, ..RunFilter::default() }).await?.is_empty())
 }
 
-/// Returns true if the noted time of an earlier process confirms the clock, or if the run store is new.
+/// Returns true if an earlier process trusted the clock at its end and its noted time confirms the clock, or if the run
+/// store is new.
 async fn was_trusted_recently(
     run_store: &RunStore,
     now: SystemTime,
 ) -> Result<bool, db::DatabaseError> {
     match run_store.noted_time().await? {
-        Some(known) => Ok(is_plausible_successor(known, now)),
+        Some(known) => {
+            Ok(is_plausible_successor(known, now) && run_store.was_clock_trusted().await?)
+        }
         None => is_empty(run_store).await,
     }
 }

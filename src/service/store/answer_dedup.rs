@@ -76,8 +76,11 @@ pub(super) fn write_end(
 ) -> rusqlite::Result<bool> {
     let StoredRunEnd { ended, answer, events, replaced_events } = ending;
     let log = ended.log.as_ref();
+    // The retention time counts from the end. A clock that was set back for a moment must not make the run old, so the end
+    // is neither before the run's other times nor before the last time at which a service trusted the clock.
     let moved = change.execute(
-        "UPDATE run SET state = 'ended', ended = :now, error_code = :code, log_records = :records, log_head = :head,
+        "UPDATE run SET state = 'ended', ended = max(:now, created, coalesce(started, 0),
+         coalesce((SELECT time FROM clock), 0)), error_code = :code, log_records = :records, log_head = :head,
          log_key = :key WHERE id = :run AND state <> 'ended'",
         named_params! {
             ":run": run,

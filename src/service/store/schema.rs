@@ -125,6 +125,10 @@ END;
     "
 ALTER TABLE run ADD COLUMN cancelled INTEGER;
 ",
+    // Zero while the service does not trust the clock.
+    "
+ALTER TABLE clock ADD COLUMN is_steady INTEGER NOT NULL DEFAULT 1;
+",
 ];
 
 #[cfg(test)]

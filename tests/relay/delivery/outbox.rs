@@ -612,3 +612,21 @@ fn retained_work_is_counted_and_expires() {
         (RetainedTotals::default(), false)
     );
 }
+
+/// L5: A clock that is set back while work becomes held does not make the work old: its times only advance.
+#[test]
+fn a_clock_that_is_set_back_makes_no_held_work_old() {
+    let place = tempfile::tempdir().unwrap();
+    let outbox = open_outbox(&place);
+    let job = outbox.add_job(&delivery_request("run-1")).unwrap();
+    // The present clock is 40 days behind the clock that wrote the row.
+    let written = SystemTime::now() + Duration::from_hours(24 * 40);
+    let millis = written.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis();
+    let millis = i64::try_from(millis).unwrap();
+    let file = rusqlite::Connection::open(place.path().join("state/relay.sqlite")).unwrap();
+    file.execute("UPDATE job SET created = ?1, updated = ?1", [millis]).unwrap();
+    let held = StepOutcome::Held { code: "policy", why: "it is ours".to_owned() };
+    outbox.advance_job(&job, held).unwrap();
+    assert_eq!(outbox.expire_retained(written - Duration::from_mins(1)).unwrap(), 0);
+    assert_eq!(outbox.retained_totals(None).unwrap().works, 1);
+}

@@ -25,8 +25,13 @@ async fn data_without_a_use_is_removed() {
     assert!(!artifacts.exists());
     // The state after a process was killed between writing the row and removing the directory.
     fs::create_dir(&artifacts).and_then(|()| fs::write(artifacts.join("bundle"), "")).unwrap();
-    let removed =
-        sweep_relay_state(&state_dir(&github), relay.outbox(), Duration::from_hours(2)).unwrap();
+    let removed = sweep_relay_state(
+        &state_dir(&github),
+        relay.outbox(),
+        Duration::from_hours(2),
+        SystemTime::now(),
+    )
+    .unwrap();
     assert_eq!(
         (removed, artifacts.exists()),
         (RelaySweepReport { works: 1, ..RelaySweepReport::default() }, false)
@@ -50,7 +55,7 @@ async fn data_without_a_use_is_removed() {
     fs::create_dir(&left).unwrap();
 
     let age = Duration::from_hours(2);
-    let removed = sweep_relay_state(&state, outbox, age).unwrap();
+    let removed = sweep_relay_state(&state, outbox, age, SystemTime::now()).unwrap();
     assert_eq!(removed, RelaySweepReport::default(), "all is young");
     assert!(!left.exists(), "what a killed run left in quarantine goes at once");
     let mirror = fs::read_dir(state.join("mirrors")).unwrap().map(|entry| entry.unwrap().path());
@@ -58,7 +63,7 @@ async fn data_without_a_use_is_removed() {
     for path in [&state.join("work/kept"), &row.request.artifacts, &mirror.join("relay-made")] {
         grow_old(path);
     }
-    let removed = sweep_relay_state(&state, outbox, age).unwrap();
+    let removed = sweep_relay_state(&state, outbox, age, SystemTime::now()).unwrap();
     assert_eq!(
         removed,
         RelaySweepReport { works: 1, ..RelaySweepReport::default() },
@@ -73,10 +78,13 @@ async fn data_without_a_use_is_removed() {
     // A run that holds a branch has used the mirror, so the mirror is not old.
     let lease =
         BranchLease::try_acquire(&branches, &"busy".to_owned().try_into().unwrap()).unwrap();
-    assert_eq!(sweep_relay_state(&state, outbox, age).unwrap(), RelaySweepReport::default());
+    assert_eq!(
+        sweep_relay_state(&state, outbox, age, SystemTime::now()).unwrap(),
+        RelaySweepReport::default()
+    );
     drop(lease);
     grow_old(&mirror.join("relay-made"));
-    let removed = sweep_relay_state(&state, outbox, age).unwrap();
+    let removed = sweep_relay_state(&state, outbox, age, SystemTime::now()).unwrap();
     assert_eq!(removed, RelaySweepReport { mirrors: 1, ..RelaySweepReport::default() });
     let (_, begun) = make_work(&github, &relay, "done", "run-2").await;
     assert!(begun.state.exists, "the mirror is made anew");
@@ -104,7 +112,7 @@ async fn a_lost_lease_file_ends_no_sweep() {
     }
     fs::create_dir(branches.join("young/objects")).unwrap();
     grow_old(&branches.join("old"));
-    sweep_relay_state(&state, relay.outbox(), Duration::from_hours(2)).unwrap();
+    sweep_relay_state(&state, relay.outbox(), Duration::from_hours(2), SystemTime::now()).unwrap();
     let refs = run_git(&mirror, &["for-each-ref", "--format=%(refname)"]);
     let is_there = |key: &str| refs.contains(&format!("/{key}/"));
     assert_eq!(["old", "young", "other"].map(is_there), [false, true, true], "{refs}");

@@ -47,3 +47,31 @@ async fn nothing_is_removed_while_the_clock_cannot_be_trusted() {
     }
     setup.stop(service);
 }
+
+/// A process that did not trust the clock at its end lets the next process wait, although the clock is right again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restart_does_not_end_the_wait_after_a_jump() {
+    let setup = ServiceSetup::new("").await;
+    let service = setup.start();
+    let run = service.run(&conversation_body("hello")).await;
+    service.ended(&run).await;
+    setup.stop(service);
+    let file = setup.state_dir().join("state.db");
+    let journal = RunStore::new(SqliteDatabase::open_database(&file, &[store::SCHEMA]).unwrap());
+    journal.note_time(SystemTime::now()).await.unwrap();
+    assert!(journal.was_clock_trusted().await.unwrap());
+    journal.note_distrust().await.unwrap();
+    drop(journal);
+    rusqlite::Connection::open(&file).unwrap().execute("UPDATE run SET ended = 0", []).unwrap();
+
+    for _ in 0..2 {
+        let mut service = setup.start();
+        let is_told = |output: &str| output.contains("the clock is not trusted yet");
+        tokio::task::block_in_place(|| service.process.until(is_told));
+        // The first pass of the retention task is over when the next run has ended.
+        let next = service.run(&conversation_body("hello")).await;
+        service.ended(&next).await;
+        assert_eq!(service.get(&format!("/api/v1/runs/{run}")).await.status, 200);
+        setup.stop(service);
+    }
+}

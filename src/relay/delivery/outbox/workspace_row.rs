@@ -100,7 +100,7 @@ impl DeliveryOutbox {
                 ":plan": super::to_json(plan)?,
                 ":artifacts": plan.artifacts.display().to_string(),
                 ":workspace": workspace.display().to_string(),
-                ":now": to_millis(SystemTime::now()),
+                ":now": to_millis(self.clock.read_time()),
                 ":grant": plan.grant,
             },
         )?;
