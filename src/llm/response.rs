@@ -254,6 +254,15 @@ impl ResponseObserver {
         is_in_event || self.report.has_error()
     }
 
+    /// Returns the size of the buffer for an event that is not complete, in bytes, at most [`MAX_EVENT_BYTES`].
+    pub fn buffer_bytes(&self) -> usize {
+        match &self.reader {
+            FormatReader::Sse(blocks) => blocks.buffer_bytes(),
+            FormatReader::Filtered(filter) => filter.buffer_bytes(),
+            FormatReader::Json(_) | FormatReader::Opaque => 0,
+        }
+    }
+
     /// Returns true if the stream wrote more than it was granted. The bytes that
     /// [`Self::read_frame`] returned last have ended the stream for the client, and the upstream's
     /// further bytes are not needed.

@@ -65,6 +65,12 @@ struct HeldReply {
     _permit: RequestPermit,
 }
 
+/// A frame of a response, with its bytes that are returned when the client has taken the frame.
+struct HeldFrame {
+    frame: Bytes,
+    _bytes: BodyBytes,
+}
+
 /// A limit that is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OverloadError {
@@ -150,6 +156,16 @@ impl RunCapacity {
         Ok(RequestPermit(BodyBytes::new(self)))
     }
 
+    /// Takes bytes that are held for the run.
+    ///
+    /// # Errors
+    /// Returns an error if the run or the process has no room for the bytes.
+    pub fn take_bytes(self: &Arc<Self>, count: usize) -> Result<BodyBytes, OverloadError> {
+        let mut bytes = BodyBytes::new(self);
+        bytes.take_bytes(count)?;
+        Ok(bytes)
+    }
+
     /// Takes bytes that all runs share. Returns false if the process has no room, or if the run would
     /// hold more than remains free for all other runs.
     fn take_shared_bytes(&self, count: u64) -> bool {
@@ -184,9 +200,7 @@ impl RequestPermit {
     /// # Errors
     /// Returns an error if the run or the process has no room for the bytes.
     pub fn take_lasting_bytes(&self, count: usize) -> Result<BodyBytes, OverloadError> {
-        let mut bytes = BodyBytes::new(&self.0.capacity);
-        bytes.take_bytes(count)?;
-        Ok(bytes)
+        self.0.capacity.take_bytes(count)
     }
 
     /// Converts a reply of the gateway itself to bytes that hold the permit, and their own number of bytes. A client may
@@ -202,6 +216,16 @@ impl RequestPermit {
 }
 
 impl BodyBytes {
+    /// Returns the number of bytes.
+    pub fn count(&self) -> u64 {
+        self.own_bytes + self.shared_bytes
+    }
+
+    /// Converts a frame of as many bytes to one that holds them until the client has taken it.
+    pub fn hold_frame(self, frame: Bytes) -> Bytes {
+        Bytes::from_owner(HeldFrame { frame, _bytes: self })
+    }
+
     fn new(capacity: &Arc<RunCapacity>) -> Self {
         Self { capacity: Arc::clone(capacity), own_bytes: 0, shared_bytes: 0 }
     }
@@ -233,6 +257,12 @@ impl BodyBytes {
             capacity.process.body_bytes.return_count(shared);
             capacity.process.count_freed_bytes(own + shared);
         }
+    }
+}
+
+impl AsRef<[u8]> for HeldFrame {
+    fn as_ref(&self) -> &[u8] {
+        &self.frame
     }
 }
 

@@ -107,6 +107,11 @@ impl SseParser {
         !self.is_spent && !self.carry.is_empty()
     }
 
+    /// Returns the size of the buffer for an event that is not complete, in bytes.
+    pub(super) fn buffer_bytes(&self) -> usize {
+        self.carry.capacity()
+    }
+
     fn carry_bytes(&mut self, bytes: &[u8]) -> Result<(), EventTooLargeError> {
         if self.splitter.state == SseSplitterState::Comment {
             return Ok(());

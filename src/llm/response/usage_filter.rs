@@ -105,6 +105,11 @@ impl UsageChunkFilter {
         passed.forward_range(frame, at..frame.len());
     }
 
+    /// Returns [`SseParser::buffer_bytes`] of the inner parser.
+    pub(super) fn buffer_bytes(&self) -> usize {
+        self.blocks.buffer_bytes()
+    }
+
     /// Returns [`SseParser::is_in_event`] of the inner parser.
     pub(super) fn is_in_event(&self) -> bool {
         self.blocks.is_in_event()

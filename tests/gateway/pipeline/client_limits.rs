@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use cogni_gateway::fakes::model_provider::AnswerEnd;
+use cogni_gateway::gateway::pipeline::server::LaneMode;
 use cogni_gateway::telemetry::audit::verify;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -264,6 +265,48 @@ async fn an_endless_event_is_bounded() {
         let settled = app.recorded("request.settled", 1).await.remove(0);
         assert_eq!(settled["code"], "upstream_event_too_large", "{path}");
         assert!(settled["response_bytes"].as_u64().unwrap() <= 9 << 20, "{path}");
+        app.stop().await;
+    }
+}
+
+/// G14: The unfinished events of all streams of a run count among its bodies in flight. A stream beyond the limit is cut,
+/// and small events go on.
+#[tokio::test]
+async fn unfinished_events_of_all_streams_are_bounded() {
+    for lane in [LaneMode::On, LaneMode::Off] {
+        let app = TestApp::with(|config| {
+            config.server.lane = lane;
+            config.server.max_run_body_bytes = 6 * 1024 * 1024;
+            config.policy.max_body_bytes = 1024 * 1024;
+        })
+        .await;
+        let small = json!({"model": "fake/gate=1", "stream": true, "messages": []});
+        let small = app.client().open("/v1/chat/completions", &small).await;
+        // Each event grows to 8 MiB, more than all streams together may hold.
+        let large = json!({"model": "fake/chunks=1;size=64MiB", "stream": true, "max_tokens": 9, "input": "x"});
+        let mut streams = vec![];
+        for _ in 0..4 {
+            streams.push(app.client().open("/v1/responses", &large).await);
+        }
+        let mut read = 0;
+        for mut stream in streams {
+            while let Ok(frame) = stream.frame().await {
+                read += frame.expect("the stream ended in order").len();
+            }
+        }
+        // The sockets of a stream that is not read hold little.
+        assert!(read <= 16 * 1024 * 1024, "{read} bytes went to the client");
+        for settled in app.recorded("request.settled", 4).await {
+            assert_eq!(
+                (&settled["code"], &settled["outcome"]),
+                (&json!("overloaded"), &json!("upstream_failed"))
+            );
+        }
+        // All bytes are free again: a body of the largest size fits six times.
+        let body = json!({"model": "fake", "messages": [{"role": "user", "content": "x".repeat(1_000_000)}]});
+        assert_eq!(app.client().post("/v1/chat/completions", &body).await.status, 200);
+        app.upstream.gate.allow_answers(1);
+        assert!(small.rest().await.1, "a stream of small events was cut");
         app.stop().await;
     }
 }

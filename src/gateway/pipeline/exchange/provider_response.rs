@@ -14,6 +14,7 @@ use super::{ExchangeContext, SentCall};
 use crate::base::header_lines::HeaderLines;
 use crate::base::secret_redactor::SecretRedactor;
 use crate::gateway::pipeline::dropped_fields;
+use crate::gateway::pipeline::limits::{BodyBytes, OverloadError};
 use crate::gateway::pipeline::rejection::ABORTED_BY_OPERATOR;
 use crate::gateway::upstream::headers::ResponseMetadata;
 use crate::gateway::upstream::{self, ProviderAnswer};
@@ -31,6 +32,8 @@ pub enum ResponseBodyError {
     Upstream(#[from] upstream::UpstreamError),
     #[error("the upstream sent an event larger than the limit")]
     Oversize,
+    #[error("the stream's unfinished event has no room: {0}")]
+    Overloaded(#[from] OverloadError),
     #[error("an operator has aborted the call")]
     Aborted,
     #[error(transparent)]
@@ -54,6 +57,8 @@ pub(super) struct ProviderResponse {
     pub(super) first_byte: Option<Duration>,
     pub(super) last_frame: Instant,
     pub(super) frames: u64,
+    /// The bytes of a large event that is not complete.
+    event_bytes: Option<BodyBytes>,
     /// The redactor of the upstream's key, set if the response is an error or may become an error.
     redactor: Option<Box<SecretRedactor>>,
     /// The body of a response that is an error.
@@ -117,6 +122,7 @@ impl ExchangeContext {
             first_byte: None,
             last_frame: sent.sent,
             frames: 0,
+            event_bytes: None,
             redactor: is_error.then(|| Box::new(self.new_redactor())),
             error_body,
             error_tokens: Tokens::ZERO,
@@ -219,6 +225,7 @@ impl ProviderResponse {
             context.outcome = Some(CallOutcome::UpstreamFailed);
             ResponseBodyError::Oversize
         })?;
+        self.count_event_bytes(context)?;
         self.silence.record_texts(self.observer.text_count(), self.last_frame);
         // The frame that exceeded the grant passes in the form that ends the stream for the client.
         if self.observer.is_truncated() {
@@ -227,11 +234,53 @@ impl ProviderResponse {
             context.outcome = Some(CallOutcome::CutOff);
         }
         let passed = self.redact_frame(context, passed);
+        // An event that was held back passes as one frame, which the client may leave unread.
+        let passed = if passed.len() > MAX_UNCOUNTED_BYTES {
+            let taken = context.gateway.capacity.take_bytes(passed.len());
+            taken.map_err(|error| self.end_overloaded(context, error))?.hold_frame(passed)
+        } else {
+            passed
+        };
         let Some(error_body) = &mut self.error_body else { return Ok(Some(passed)) };
         // The error is held until it has ended: its length decides whether it passes unchanged.
         error_body.push(&passed);
         self.error_tokens = error_body.tokens();
         Ok(None)
+    }
+
+    /// Counts the buffer of a large event that is not complete among the run's bytes in flight. Usual events are small and
+    /// cost nothing.
+    fn count_event_bytes(
+        &mut self,
+        context: &mut ExchangeContext,
+    ) -> Result<(), ResponseBodyError> {
+        let buffered = self.observer.buffer_bytes();
+        if buffered <= MAX_UNCOUNTED_BYTES {
+            self.event_bytes = None;
+            return Ok(());
+        }
+        let counted = self.event_bytes.as_ref().map_or(0, BodyBytes::count);
+        if counted != buffered as u64 {
+            // The old bytes go back first: the buffer replaces them.
+            self.event_bytes = None;
+            let taken = context.gateway.capacity.take_bytes(buffered);
+            self.event_bytes = Some(taken.map_err(|error| self.end_overloaded(context, error))?);
+        }
+        Ok(())
+    }
+
+    /// Ends a stream for whose bytes the run or the process has no room.
+    fn end_overloaded(
+        &mut self,
+        context: &mut ExchangeContext,
+        error: OverloadError,
+    ) -> ResponseBodyError {
+        self.end = Some(BodyEnd::Early);
+        // The rest of the event is not read, so its text and usage are unknown.
+        self.is_unreadable = true;
+        context.code = Some(error.code());
+        context.outcome = Some(CallOutcome::UpstreamFailed);
+        error.into()
     }
 
     /// Counts a frame that the upstream sent.
@@ -343,6 +392,10 @@ impl ProviderResponse {
         if self.error_body.is_some() && is_cut { SizeHint::default() } else { hint }
     }
 }
+
+/// The bytes that a stream may hold for an event or a frame without being counted. Our choice: usual events are far
+/// smaller, and a frame of a socket is not larger.
+const MAX_UNCOUNTED_BYTES: usize = 64 * 1024;
 
 /// The code of a call whose stream ended with an error event.
 const STREAM_ERROR_CODE: &str = "upstream_stream_error";
