@@ -25,10 +25,8 @@ pub struct AuditLogScan {
     pub whole_bytes: u64,
     /// The run of the records; empty if there are no records.
     pub run: String,
-    /// The time of the first record.
-    pub began: Option<SystemTime>,
-    /// The time of the last record.
-    pub ended: Option<SystemTime>,
+    /// The time that the records span.
+    pub span: RecordedSpan,
     /// The calls of the last minutes before the log's end.
     pub recent: RecentCalls,
     /// The amount that the settled calls were charged.
@@ -44,6 +42,38 @@ pub struct AuditLogScan {
     /// The connections' admissions without a settlement, in their order.
     pub open_connects: Vec<UnsettledConnect>,
 }
+
+/// The time that a log's records span. A run's deadline counts from it, so a clock that was set back takes nothing away:
+/// each stretch of records between two such steps adds its own length.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RecordedSpan {
+    elapsed: Duration,
+    /// The latest time since the clock was set back last.
+    latest: Option<SystemTime>,
+}
+
+impl RecordedSpan {
+    /// Adds the time of the next record.
+    fn add_time(&mut self, time: SystemTime) {
+        let latest = *self.latest.get_or_insert(time);
+        match time.duration_since(latest) {
+            Ok(passed) => self.elapsed = self.elapsed.saturating_add(passed),
+            // Records of concurrent calls may be a moment out of order.
+            Err(behind) if behind.duration() < MIN_STEP_BACK => return,
+            Err(_) => (),
+        }
+        self.latest = Some(time);
+    }
+
+    /// Returns the elapsed time at `now`, which is never less than the records span.
+    fn elapsed_until(mut self, now: SystemTime) -> Duration {
+        self.add_time(now);
+        self.elapsed
+    }
+}
+
+/// The smallest step of a clock that begins a new stretch. Our choice: records lie much closer together.
+const MIN_STEP_BACK: Duration = Duration::from_secs(10);
 
 /// The admitted calls and the charged tokens of the last minute of a log, second by second.
 #[derive(Clone, Debug, Default)]
@@ -139,11 +169,14 @@ pub(super) struct TornTail {
 pub fn scan_log(log: impl BufRead) -> Result<AuditLogScan, read::AuditReadError> {
     let mut reader = AuditReader::new(log);
     let mut builder = AuditVerifyReportBuilder::new(None);
-    let mut recent = RecentCalls::default();
+    let (mut recent, mut span) = (RecentCalls::default(), RecordedSpan::default());
     loop {
         match reader.next_entry() {
             Ok(Some(entry)) => {
                 recent.add_entry(&entry);
+                if let Ok(time) = humantime::parse_rfc3339(&entry.time) {
+                    span.add_time(time);
+                }
                 builder.add_entry(&entry)?;
             }
             // A torn line ends the log. The reader's position is behind the last whole record.
@@ -157,8 +190,6 @@ pub fn scan_log(log: impl BufRead) -> Result<AuditLogScan, read::AuditReadError>
     }
     let end = reader.position();
     let run = builder.run_id().to_owned();
-    let [began, ended] = [builder.first_record_time(), builder.last_record_time()]
-        .map(|time| humantime::parse_rfc3339(time).ok());
     let LogAmounts { spent, open, tools, open_tools, connections, open_connects } =
         builder.into_amounts();
     let (chain, whole_bytes) = (end.chain, end.offset);
@@ -166,8 +197,7 @@ pub fn scan_log(log: impl BufRead) -> Result<AuditLogScan, read::AuditReadError>
         chain,
         whole_bytes,
         run,
-        began,
-        ended,
+        span,
         recent,
         spent,
         open,
@@ -185,11 +215,9 @@ impl AuditLogScan {
     }
 
     /// Returns how long the run has been going on at `now`: the time since its first record, and at least the time
-    /// between its first and its last record, in case the clock was set back.
+    /// that the records span, in case the clock was set back.
     pub fn age(&self, now: SystemTime) -> Duration {
-        let Some(began) = self.began else { return Duration::ZERO };
-        let until = self.ended.map_or(now, |ended| ended.max(now));
-        until.duration_since(began).unwrap_or_default()
+        self.span.elapsed_until(now)
     }
 }
 
@@ -287,3 +315,30 @@ const RATE_WINDOW: Duration = Duration::from_secs(61);
 
 /// The flag with which `open` fails if the last part of the path is a symbolic link (open(2)).
 const OPEN_NO_FOLLOW: i32 = OFlags::NOFOLLOW.bits().cast_signed();
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// G9: A clock that is set back between two processes, and again before the next one, gives a run no time back.
+    #[test]
+    fn no_step_back_of_the_clock_shortens_the_span() {
+        let begun = SystemTime::UNIX_EPOCH + Duration::from_hours(24 * 20_000);
+        let minute = Duration::from_mins(1);
+        let days = Duration::from_hours(24 * 40);
+        let mut span = RecordedSpan::default();
+        assert_eq!(span.elapsed_until(begun), Duration::ZERO);
+        span.add_time(begun);
+        span.add_time(begun + 50 * minute);
+        // A restart under a clock that is 40 days behind.
+        assert_eq!(span.elapsed_until(begun - days), 50 * minute);
+        span.add_time(begun - days);
+        span.add_time(begun - days + 5 * minute);
+        // The next restart still knows both stretches.
+        assert_eq!(span.elapsed_until(begun - days + 6 * minute), 56 * minute);
+        assert_eq!(span.elapsed_until(begun - 2 * days), 55 * minute);
+        // Records that are a moment out of order add nothing twice.
+        span.add_time(begun - days + 5 * minute - Duration::from_secs(1));
+        assert_eq!(span.elapsed_until(begun - days + 5 * minute), 55 * minute);
+    }
+}

@@ -205,16 +205,6 @@ impl AuditVerifyReportBuilder {
         &self.report.run
     }
 
-    /// Returns the time of the first record.
-    pub(super) fn first_record_time(&self) -> &str {
-        &self.report.first
-    }
-
-    /// Returns the time of the last record.
-    pub(super) fn last_record_time(&self) -> &str {
-        &self.report.last
-    }
-
     /// Returns the amounts that the next process of the run continues with.
     pub(super) fn into_amounts(self) -> LogAmounts {
         let mut open: Vec<_> = self.open.into_iter().collect();
