@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use super::relay::StateDirArgs;
 use super::run::AgentsDirArgs;
 use crate::base::db::SqliteDatabase;
+use crate::base::timestamp;
 use crate::gateway::config::GatewayConfig;
 use crate::llm::budget::{BudgetLimits, Nanodollars, Tokens};
 use crate::relay::repo::repository::RepositoryUrl;
@@ -423,7 +424,7 @@ fn parse_dollars(given: &str) -> Result<Nanodollars, &'static str> {
 }
 
 fn format_date(time: SystemTime) -> String {
-    humantime::format_rfc3339_seconds(time).to_string()
+    timestamp::format_rfc3339_seconds(time).to_string()
 }
 
 /// The longest validity of a grant. Our choice: a grant for more than ten years should not expire at all.

@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
 
+use crate::base::timestamp;
 use crate::gateway::run::token::{
     MAX_AUDIENCE_BYTES, MAX_TOKEN_BYTES, RunTokenClaims, RunTokenKeys, is_audience,
 };
@@ -121,7 +122,7 @@ fn format_date(seconds: u64) -> String {
     if seconds > MAX_RFC3339_SECONDS {
         return format!("{seconds} seconds after 1970");
     }
-    humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(seconds)).to_string()
+    timestamp::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(seconds)).to_string()
 }
 
 const NOT_A_TOKEN_MESSAGE: &str =

@@ -40,6 +40,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 
 use crate::base::canonical;
+use crate::base::timestamp;
 use crate::llm::budget::{BudgetAmount, Nanodollars, SpendingLimit, SpendingLimits};
 
 pub use schema::APPROVAL_SCHEMA;
@@ -276,7 +277,7 @@ pub fn to_unix_millis(time: SystemTime) -> i64 {
 /// Formats a time in milliseconds since 1970 as RFC 3339.
 pub fn format_unix_millis(millis: i64) -> String {
     let since = Duration::from_millis(millis.try_into().unwrap_or_default());
-    humantime::format_rfc3339_millis(UNIX_EPOCH + since).to_string()
+    timestamp::format_rfc3339_millis(UNIX_EPOCH + since).to_string()
 }
 
 /// The most requests of a run that wait for a person at the same time. Our choice: further requests are answered at once,

@@ -14,6 +14,7 @@ use super::mcp_server::McpServer;
 use super::program_error::ToolProgramError;
 use super::prometheus::PrometheusClient;
 use crate::base::task_group::TaskGroup;
+use crate::base::timestamp;
 
 /// The programs of a run's tools.
 #[derive(Clone, Default)]
@@ -101,6 +102,6 @@ impl ToolPrograms {
 fn current_time_json() -> String {
     let now = SystemTime::now();
     let seconds = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    let time = humantime::format_rfc3339_millis(now).to_string();
+    let time = timestamp::format_rfc3339_millis(now).to_string();
     json!({"time": time, "unix_seconds": seconds}).to_string()
 }

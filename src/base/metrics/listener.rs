@@ -21,6 +21,7 @@ use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::{sleep, timeout};
 
 use super::discovery::ScrapeTarget;
+use crate::base::timestamp::is_clock_in_range;
 
 /// A page of the listener: its path and its body.
 #[derive(Clone)]
@@ -96,6 +97,7 @@ async fn serve_connection(stream: TcpStream, pages: Arc<[HttpPage]>) {
     });
     let connection = http1::Builder::new()
         .keep_alive(false)
+        .auto_date_header(is_clock_in_range())
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
         .serve_connection(TokioIo::new(stream), service);

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::base::timestamp;
 use crate::service::billing::litellm::SpendLogSource;
 use crate::service::billing::reconcile::{CallDifference, ReconcileReport, UnmatchedCall};
 use crate::service::billing::store::{BillingTotals, DayBill};
@@ -87,7 +88,7 @@ impl BillingOutputFormat {
             return days.iter().try_for_each(|day| write_json_line(day, out));
         }
         for bill in days {
-            let day = humantime::format_rfc3339_seconds(bill.day).to_string();
+            let day = timestamp::format_rfc3339_seconds(bill.day).to_string();
             let (day, _) = day.split_at(DATE_LENGTH);
             let DayBill { calls, billable, receipts, amount, input, output, .. } = bill;
             let (account, input, output) = (PrintableBillText(&bill.account), input.0, output.0);
@@ -120,7 +121,7 @@ impl BillingOutputFormat {
         if self.json {
             return write_json_line(report, out);
         }
-        let [since, until] = [report.since, report.until].map(humantime::format_rfc3339_seconds);
+        let [since, until] = [report.since, report.until].map(timestamp::format_rfc3339_seconds);
         let way = match report.way {
             SpendLogSource::Pages => "/spend/logs/v2",
             SpendLogSource::Days => "/spend/logs",

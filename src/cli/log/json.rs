@@ -11,6 +11,8 @@ use tracing_subscriber::fmt::format::{JsonFields, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormattedFields};
 use tracing_subscriber::registry::{LookupSpan, Scope};
 
+use crate::base::timestamp;
+
 /// The line format. A field of the event overrides a field of its spans.
 pub(super) struct JsonLogFormat;
 
@@ -28,7 +30,7 @@ where
         event: &Event<'_>,
     ) -> fmt::Result {
         let metadata = event.metadata();
-        let time = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
+        let time = timestamp::format_rfc3339_millis(SystemTime::now()).to_string();
         let mut line = JsonLogFields(Map::new());
         // From the outermost span to the event, so that an inner value replaces an outer one.
         for span in context.event_scope().into_iter().flat_map(Scope::from_root) {

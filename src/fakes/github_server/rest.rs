@@ -12,6 +12,8 @@ use super::pull_request::{FakePullRequest, PullRequestContext};
 use super::reply::FakeResponse;
 use super::route::{RestRoute, query_field};
 
+use crate::base::timestamp;
+
 /// The body of a request for a new pull request.
 #[derive(Deserialize)]
 struct CreatePullBody {
@@ -291,7 +293,7 @@ fn issue_token_reply(
         StatusCode::CREATED,
         &json!({
             "token": token,
-            "expires_at": humantime::format_rfc3339_seconds(expires).to_string(),
+            "expires_at": timestamp::format_rfc3339_seconds(expires).to_string(),
             "permissions": scope.permissions,
             "repository_selection": "selected",
         }),

@@ -26,6 +26,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 pub use super::server_config::{HttpServerConfig, HttpServerConfigError, LaneMode, MAX_COUNT};
 use crate::base::socket::ServerStream;
 use crate::base::task_group::TaskGroup;
+use crate::base::timestamp::is_clock_in_range;
 
 /// An error that ended a connection early. Only the log reports this error.
 type ConnectionError = Box<dyn Error + Send + Sync>;
@@ -72,6 +73,7 @@ impl ConnectionServer<'_> {
             let mut http2 = http2::Builder::new(tasks.clone());
             http2
                 .timer(timer)
+                .auto_date_header(is_clock_in_range())
                 .keep_alive_interval(ping)
                 .max_header_list_size(MAX_HTTP2_HEAD_BYTES)
                 .max_concurrent_streams(MAX_HTTP2_STREAMS)
@@ -81,6 +83,7 @@ impl ConnectionServer<'_> {
         }
         let mut http1 = http1::Builder::new();
         http1.timer(timer).header_read_timeout(config.header_timeout);
+        http1.auto_date_header(is_clock_in_range());
         http1.max_buf_size(config.buffer_bytes).max_headers(config.max_headers);
         let connection = http1.serve_connection(stream, service);
         serve_until_shutdown(pin!(connection), tasks).await.map_err(Into::into)

@@ -21,6 +21,7 @@ use super::extract::{AuthenticatedCaller, JsonBody, PathParam, QueryParams};
 use super::result_docs::RunResultDoc;
 use super::run_request::CreateRunBody;
 use super::{ApiState, request_log};
+use crate::base::timestamp;
 use crate::base::trace_context;
 use crate::service::auth::GrantScope;
 use crate::service::runs::{self, AcceptedRun, QueueStanding, RunStartError, RunSubmission};
@@ -403,7 +404,7 @@ struct StoredResultHead {
 /// Formats a time in RFC 3339, to the millisecond.
 fn format_date(millis: i64) -> String {
     let since = Duration::from_millis(millis.try_into().unwrap_or_default());
-    humantime::format_rfc3339_millis(UNIX_EPOCH + since).to_string()
+    timestamp::format_rfc3339_millis(UNIX_EPOCH + since).to_string()
 }
 
 #[cfg(test)]

@@ -23,6 +23,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::ApiState;
 use crate::base::socket::{ServerStream, SocketAcceptor};
 use crate::base::task_group::TaskGroup;
+use crate::base::timestamp::is_clock_in_range;
 use crate::base::unix::{self, SocketPermissions};
 use crate::service::config::ListenAddress;
 
@@ -159,6 +160,7 @@ async fn serve_connection(
     let stream = ServerStream::new(socket, WRITE_TIMEOUT)?;
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
+        .auto_date_header(is_clock_in_range())
         .header_read_timeout(way.timeout)
         .keep_alive(way.may_stay)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(way.router));

@@ -12,6 +12,7 @@ use std::time::SystemTime;
 use serde::{Serialize, Serializer};
 
 use super::BillingError;
+use crate::base::timestamp;
 use crate::llm::budget::{BudgetAmount, Nanodollars, TokenUsage, UsageSource};
 use crate::llm::protocol::GatewayRoute;
 use crate::telemetry::audit::chain::{ChainBreakReason, MAX_UNSETTLED_CALLS};
@@ -453,5 +454,5 @@ pub(super) fn serialize_rfc3339<S: Serializer>(
     time: &SystemTime,
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(&humantime::format_rfc3339_millis(*time))
+    serializer.collect_str(&timestamp::format_rfc3339_millis(*time))
 }

@@ -24,6 +24,7 @@ use super::{ChargeNotice, ChargeSource};
 use crate::base;
 use crate::base::interim_limit::InterimLimitConnector;
 use crate::base::secret::SecretString;
+use crate::base::timestamp;
 use crate::base::url_component::encode_url_component;
 use crate::gateway::upstream::{UpstreamScheme, UpstreamUrl};
 use crate::llm::budget::{Nanodollars, Tokens};
@@ -359,11 +360,11 @@ fn parse_time(text: &str) -> Option<SystemTime> {
 }
 
 fn format_time(time: SystemTime) -> String {
-    humantime::format_rfc3339_seconds(time).to_string().replace('T', "%20").replace('Z', "")
+    timestamp::format_rfc3339_seconds(time).to_string().replace('T', "%20").replace('Z', "")
 }
 
 fn format_date(time: SystemTime) -> String {
-    let text = humantime::format_rfc3339_seconds(time).to_string();
+    let text = timestamp::format_rfc3339_seconds(time).to_string();
     text.split('T').next().unwrap_or_default().to_owned()
 }
 

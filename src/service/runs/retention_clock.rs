@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::base::db;
+use crate::base::timestamp;
 use crate::base::wall_clock::{
     ClockCheck, ClockReading, MIN_STEADY_TIME, WallClock, is_plausible_successor,
 };
@@ -26,7 +27,7 @@ impl RetentionClock {
             });
         if !is_trusted {
             tracing::warn!(
-                now = %humantime::format_rfc3339_seconds(first.wall),
+                now = %timestamp::format_rfc3339_seconds(first.wall),
                 wait = %humantime::format_duration(MIN_STEADY_TIME),
                 "the clock is not trusted yet; nothing is deleted by age until it has run steadily for the time in `wait`"
             );

@@ -18,6 +18,7 @@ use rusqlite::{Connection, OptionalExtension, Transaction, params};
 
 use super::RunStore;
 use crate::base::db::DatabaseError;
+use crate::base::timestamp;
 use crate::llm::budget::Nanodollars;
 
 /// The money that all runs of one grant may cost together. `None` is no limit.
@@ -137,7 +138,7 @@ impl fmt::Display for ExhaustedCap {
         }
         match opens {
             Some(opens) => {
-                write!(f, "ask again from {}", humantime::format_rfc3339_seconds(*opens))
+                write!(f, "ask again from {}", timestamp::format_rfc3339_seconds(*opens))
             }
             None => write!(f, "use another grant"),
         }

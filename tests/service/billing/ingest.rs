@@ -172,7 +172,7 @@ fn format_table(parsed: &ParsedItems) -> String {
         let account = notice.account.as_deref().unwrap_or("-");
         let model = notice.model.as_deref().unwrap_or("-");
         let end = if notice.is_provisional { "failed" } else { "came through" };
-        let ended = humantime::format_rfc3339_millis(notice.ended);
+        let ended = cogni_gateway::base::timestamp::format_rfc3339_millis(notice.ended);
         let (call, amount, input, output) =
             (&notice.call_id, notice.amount, notice.input.0, notice.output.0);
         format!(

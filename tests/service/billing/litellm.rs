@@ -114,7 +114,7 @@ pub(super) fn spend_row(id: &str, run: &str) -> Value {
 }
 
 pub(super) fn row_at(id: &str, time: std::time::SystemTime) -> Value {
-    let time = humantime::format_rfc3339_millis(time).to_string();
+    let time = cogni_gateway::base::timestamp::format_rfc3339_millis(time).to_string();
     json!({
         "request_id": format!("chatcmpl-{id}"), "litellm_call_id": id, "status": "success", "spend": 2.5e-5,
         "prompt_tokens": 11, "completion_tokens": 7, "startTime": time, "endTime": time, "end_user": "acct-42",

@@ -13,6 +13,7 @@ use serde::{Serialize, Serializer};
 
 use super::columns::{FromRow, from_millis, money_column, to_millis, token_column};
 use super::{BillingError, BillingStore};
+use crate::base::timestamp;
 use crate::llm::budget::{Nanodollars, Tokens};
 
 /// A page of runs that may be old enough, and the cursor of the next page.
@@ -284,7 +285,7 @@ fn day_number(time: SystemTime) -> i64 {
 }
 
 fn serialize_date<S: Serializer>(day: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
-    let text = humantime::format_rfc3339_seconds(*day).to_string();
+    let text = timestamp::format_rfc3339_seconds(*day).to_string();
     serializer.serialize_str(text.split('T').next().unwrap_or_default())
 }
 

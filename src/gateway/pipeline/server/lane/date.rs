@@ -3,6 +3,8 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use crate::base::timestamp;
+
 /// The current time in HTTP's format, with the second for which the text was made.
 #[derive(Debug, Default)]
 pub(super) struct HttpDateCache(Mutex<(u64, String)>);
@@ -22,7 +24,7 @@ impl HttpDateCache {
 fn format_imf_fixdate(seconds: u64) -> String {
     let time = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
     // The text is like `2026-11-23T02:01:29Z`; the slices below take its parts.
-    let text = humantime::format_rfc3339_seconds(time).to_string();
+    let text = timestamp::format_rfc3339_seconds(time).to_string();
     let (year, day, clock) = (&text[..4], &text[8..10], &text[11..19]);
     let month = text[5..7].parse().map_or("", |month: usize| MONTHS[month - 1]);
     let weekday = WEEKDAYS[usize::try_from(seconds / 86_400 % 7).unwrap_or_default()];
