@@ -33,6 +33,8 @@ pub(super) struct ResponseReport {
     limit: Option<Box<OutputLimiter>>,
     /// True if a Responses stream ended itself with a failure.
     has_failed: bool,
+    /// The text of the events that repeat a Responses stream's text, in bytes by the kind of event.
+    repeated: Option<Box<[u64; unknown_text::REPEATING_KINDS]>>,
 }
 
 /// The class of an event.
@@ -53,6 +55,7 @@ impl ResponseReport {
             pattern: None,
             limit: None,
             has_failed: false,
+            repeated: None,
         }
     }
 
@@ -200,6 +203,18 @@ impl ResponseReport {
         lone.filter(|lone| carried.only == Some(lone.range.start))
     }
 
+    /// Counts the text of an event that repeats the text of deltas, as far as the events of its kind exceed the text
+    /// seen so far. A stream without deltas has its whole text in such events.
+    fn count_repetition(&mut self, kind: usize, data: &[u8]) {
+        let length = unknown_text::output_text_bytes(data);
+        if length == 0 {
+            return;
+        }
+        let sum = &mut self.repeated.get_or_insert_default()[kind];
+        *sum = sum.saturating_add(length);
+        self.output.add_length(sum.saturating_sub(self.output.text_bytes()));
+    }
+
     /// Counts the output of a response's last event, as far as it exceeds the text seen so far.
     fn count_output(&mut self, response: Option<&RawValue>) {
         let output = response
@@ -254,6 +269,11 @@ impl ResponseReport {
             None => self.count_named(name.unwrap_or_default(), data),
         };
         let lone = self.count_unknown(name.unwrap_or_default(), data, counted, lone);
+        if let Some(kind) = name.and_then(unknown_text::repeating_kind)
+            && self.route.protocol() == LlmProtocol::Responses
+        {
+            self.count_repetition(kind, data);
+        }
         match name {
             // An `error` event is an error whatever its data contains.
             Some(b"error") => self.on_end(StreamEnd::Errored),

@@ -44,8 +44,12 @@ pub(super) fn measure_event(
             ..UnknownTextMeasure::default()
         });
     }
-    let mut walk =
-        EventTextWalker::new(EventKeyKind::classify_event_key, protocol == LlmProtocol::Chat);
+    let classify = if data.len() > MAX_TEXTLESS_BYTES {
+        EventKeyKind::classify_long_event_key
+    } else {
+        EventKeyKind::classify_event_key
+    };
+    let mut walk = EventTextWalker::new(classify, protocol == LlmProtocol::Chat);
     let is_json = walk.walk_strings(data);
     let carried = walk.to_measure();
     Some(UnknownTextMeasure { only: carried.only.filter(|_| is_json), ..carried })
@@ -62,13 +66,16 @@ pub(super) fn output_text_bytes(output: &[u8]) -> u64 {
 fn brings_new_text(protocol: LlmProtocol, name: &[u8], data: &[u8]) -> bool {
     match (protocol, name) {
         (LlmProtocol::Chat, _) => data != b"[DONE]",
-        (_, b"error" | b"ping" | b"keepalive") => false,
+        // The whole event is short in every protocol. A long one brings text, whatever its name says.
+        (_, b"error" | b"ping" | b"keepalive") => data.len() > MAX_TEXTLESS_BYTES,
         // The model read the result of a tool; it did not write the result.
         (LlmProtocol::Messages, b"content_block_start") => TOOL_RESULT_TYPE.find(data).is_none(),
-        (LlmProtocol::Messages, name) => !matches!(
-            name,
-            b"message_start" | b"message_delta" | b"message_stop" | b"content_block_stop"
-        ),
+        (LlmProtocol::Messages, name) => {
+            !matches!(
+                name,
+                b"message_start" | b"message_delta" | b"message_stop" | b"content_block_stop"
+            ) || data.len() > MAX_TEXTLESS_BYTES
+        }
         // A reasoning summary is not the billed reasoning.
         (_, b"response.reasoning_summary_text.delta") => false,
         (LlmProtocol::Responses, name) => {
@@ -76,6 +83,26 @@ fn brings_new_text(protocol: LlmProtocol, name: &[u8], data: &[u8]) -> bool {
         }
     }
 }
+
+/// Returns the kind of a Responses event that contains text which deltas have brought before, as a number below
+/// [`REPEATING_KINDS`]. A summary is not the billed reasoning.
+pub(super) fn repeating_kind(name: &[u8]) -> Option<usize> {
+    match name.strip_prefix(b"response.")? {
+        b"output_item.added" => Some(0),
+        b"content_part.added" => Some(1),
+        b"output_item.done" => Some(2),
+        b"content_part.done" => Some(3),
+        name if name.starts_with(b"reasoning_summary") => None,
+        name => name.ends_with(b".done").then_some(4),
+    }
+}
+
+/// The number of kinds that [`repeating_kind`] tells apart.
+pub(super) const REPEATING_KINDS: usize = 5;
+
+/// The length up to which an event of a kind without text is believed to have none, in bytes. Our choice: it holds any
+/// honest error message.
+const MAX_TEXTLESS_BYTES: usize = 4096;
 
 /// A walk through an event from string to string.
 struct EventTextWalker {
@@ -325,6 +352,11 @@ impl EventKeyKind {
             | b"thinking_blocks" => Self::NoText,
             _ => Self::Text,
         }
+    }
+
+    /// Classifies a key of a long event, whose error counts as text.
+    fn classify_long_event_key(name: &[u8]) -> Self {
+        if name == b"error" { Self::Text } else { Self::classify_event_key(name) }
     }
 
     /// Classifies a key of a response's output. The model read its tools' results, and summaries

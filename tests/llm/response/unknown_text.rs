@@ -148,6 +148,57 @@ fn text_in_the_last_event_of_a_response_counts_once() {
     }
 }
 
+/// G9: The events of a Responses stream that repeat its text count if no delta has brought the text, and not twice.
+#[test]
+fn text_that_only_repeating_events_bring_counts_once() {
+    let words = WORDS.repeat(400);
+    let delta = format!(r#"data: {{"type":"response.output_text.delta","delta":"{words}"}}"#);
+    let done = format!(
+        r#"data: {{"type":"response.output_text.done","item_id":"i","text":"{words}"}}
+
+data: {{"type":"response.content_part.done","part":{{"type":"output_text","text":"{words}","annotations":[]}}}}
+
+data: {{"type":"response.output_item.done","item":{{"id":"i","type":"message","content":[{{"type":"output_text","text":"{words}"}}]}}}}"#
+    );
+    let item = done.rsplit("\n\n").next().unwrap().to_owned();
+    let read = |stream: &str| {
+        ObserverReading::of(showing_observer(GatewayRoute::Responses), stream.as_bytes(), [])
+            .at_least
+    };
+    for stream in [format!("{item}\n\n"), format!("{done}\n\n"), format!("{delta}\n\n{done}\n\n")] {
+        assert_eq!(read(&stream), Tokens(400 * 50 / 16));
+    }
+    // Each item brings its own text.
+    assert_eq!(read(&format!("{item}\n\n{item}\n\n")), Tokens(2 * 400 * 50 / 16));
+    // A summary is not the billed reasoning, and a call's result is not the model's.
+    let summary = item.replace("\"content\"", "\"summary\"");
+    let named =
+        format!(r#"data: {{"type":"response.reasoning_summary_text.done","text":"{words}"}}"#);
+    assert_eq!(read(&format!("{summary}\n\n{named}\n\n")), Tokens::ZERO);
+}
+
+/// G9: A long error is text. A short one, which says what went wrong, costs nothing.
+#[test]
+fn text_in_an_error_counts() {
+    for (repeats, expected) in [(20, Tokens::ZERO), (400, Tokens(400 * 50 / 16))] {
+        let words = WORDS.repeat(repeats);
+        for (route, event) in [
+            (GatewayRoute::Messages, r#"{"type":"error","error":{"message":"WORDS"}}"#),
+            (GatewayRoute::Messages, r#"{"type":"message_stop","more":"WORDS"}"#),
+            (GatewayRoute::Messages, r#"{"type":"ping","more":"WORDS"}"#),
+            (GatewayRoute::Responses, r#"{"type":"error","message":"WORDS"}"#),
+            (GatewayRoute::ChatCompletions, r#"{"error":{"message":"WORDS"}}"#),
+        ] {
+            let stream = format!("data: {}\n\n", event.replace("WORDS", &words));
+            let reading = ObserverReading::of(showing_observer(route), stream.as_bytes(), []);
+            let tokens = reading.at_least;
+            // The error's type counts, too.
+            let is_right = tokens >= expected && tokens.0 <= expected.0 + 1;
+            assert!(is_right, "{route:?} {event}: {tokens:?}");
+        }
+    }
+}
+
 /// G9: An unknown delta in Messages and Responses counts as text. Tool results, citations and signatures do not.
 #[test]
 fn named_events_of_unknown_form_count() {
