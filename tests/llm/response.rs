@@ -263,6 +263,8 @@ fn usage_is_read_from_unary_bodies() {
     chat, cut            Unfinished: unknown
     completions          Terminated: 3 in, 1 out
     embeddings           Terminated: 8 in, 0 out
+    embeddings, total    Terminated: 8 in, 0 out
+    embeddings, no input Terminated: 8 in, 0 out
     messages             Terminated: 19 in, 7 out, 5 read, 3 written
     messages, error      Errored: unknown
     count_tokens         Terminated: unknown
@@ -569,6 +571,16 @@ const BODIES: &[(&str, GatewayRoute, &str)] = &[
         "embeddings",
         GatewayRoute::Embeddings,
         r#"{"object":"list","data":[{"object":"embedding","index":0,"embedding":[-0.017358398,0.0042610168,1e-9,0.25,-0.125]}],"model":"e","usage":{"prompt_tokens":8,"total_tokens":8}}"#,
+    ),
+    (
+        "embeddings, total",
+        GatewayRoute::Embeddings,
+        r#"{"data":[{"embedding":[0.25]}],"usage":{"total_tokens":8}}"#,
+    ),
+    (
+        "embeddings, no input",
+        GatewayRoute::Embeddings,
+        r#"{"data":[{"embedding":[0.25]}],"usage":{"prompt_tokens":0,"total_tokens":8}}"#,
     ),
     (
         "messages",

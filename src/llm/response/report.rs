@@ -16,9 +16,9 @@ use super::output_estimate::OutputEstimate;
 use super::output_limiter::event_pattern::{EventPattern, LoneText};
 use super::output_limiter::{CallAllowance, OutputLimiter, TextEventEffect};
 use super::sse::SseEvent;
-use super::usage_counts::{UsageAccumulator, parse_object};
+use super::usage_counts::{MAX_REPORTED_TOKENS, UsageAccumulator, parse_object};
 use super::{StreamEnd, delta, unknown_text};
-use crate::llm::budget::{Nanodollars, TokenUsage};
+use crate::llm::budget::{Nanodollars, TokenUsage, Tokens};
 use crate::llm::protocol::{GatewayRoute, LlmProtocol};
 
 /// The facts reported so far.
@@ -106,7 +106,13 @@ impl ResponseReport {
     /// Returns the usage reported so far, with zero for missing counts. Returns `None` if nothing
     /// was reported.
     pub(super) fn partial_usage(&self) -> Option<TokenUsage> {
-        self.usage.total_usage(self.route.protocol())
+        let usage = self.usage.total_usage(self.route.protocol())?;
+        if self.route.counts_as_turn() {
+            return Some(usage);
+        }
+        // Embeddings have no output. A provider that reports only the total reports their input.
+        let input = Tokens(usage.input.0.saturating_add(usage.output.0)).min(MAX_REPORTED_TOKENS);
+        Some(TokenUsage { input, output: Tokens::ZERO, ..usage })
     }
 
     /// Returns the reported usage if it is complete. A report with zero input is a placeholder.
