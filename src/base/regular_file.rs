@@ -1,4 +1,4 @@
-//! Reads a file that must be a regular one, within a limit.
+//! Opens a file that must be a regular one, and reads it within a limit.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -7,17 +7,26 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-/// Reads a file of at most `max_bytes` bytes as text. A named pipe is refused: reading it would never end.
+/// Opens a file for reading. A named pipe or a device is refused: reading it would never end.
 ///
 /// # Errors
-/// Returns an error if the file cannot be read, is no regular file, is longer, or is no UTF-8.
-pub fn read_regular_file(path: &Path, max_bytes: u64) -> io::Result<String> {
+/// Returns an error if the file cannot be opened, or is no regular file.
+pub fn open_regular_file(path: &Path) -> io::Result<File> {
     // Opening a named pipe does not wait for a writer.
     let flags = OFlags::NONBLOCK.bits().cast_signed();
     let file = File::options().read(true).custom_flags(flags).open(path)?;
     if !file.metadata()?.is_file() {
         return Err(io::Error::other("it is no regular file"));
     }
+    Ok(file)
+}
+
+/// Reads a file of at most `max_bytes` bytes as text.
+///
+/// # Errors
+/// Returns an error if the file cannot be read, is no regular file, is longer, or is no UTF-8.
+pub fn read_regular_file(path: &Path, max_bytes: u64) -> io::Result<String> {
+    let file = open_regular_file(path)?;
     let mut text = String::new();
     file.take(max_bytes + 1).read_to_string(&mut text)?;
     if text.len() as u64 > max_bytes {

@@ -1,7 +1,6 @@
 //! `cogni-gateway audit`: verifies or prints an audit log.
 
 use std::fmt::{self, Display, Formatter};
-use std::fs::File;
 use std::io::{self, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -9,6 +8,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 
 use crate::base::hidden_characters::is_hidden;
+use crate::base::regular_file::open_regular_file;
 use crate::llm::budget::{BudgetAmount, ConnectionSpending, ToolSpending};
 use crate::telemetry::audit::read::{
     self, AuditConnectAdmissionEvent, AuditConnectRefusalEvent, AuditConnectSettlementEvent,
@@ -81,7 +81,7 @@ fn verify_log(file: &Path, pinned: Option<&str>, out: &mut impl Write) -> anyhow
 }
 
 fn show_log(file: &Path, out: &mut impl Write) -> anyhow::Result<ExitCode> {
-    let log = File::open(file).with_context(|| format!("audit log `{}`", file.display()))?;
+    let log = open_regular_file(file).with_context(|| format!("audit log `{}`", file.display()))?;
     let mut reader = AuditReader::new(BufReader::new(log));
     let mut date = String::new();
     loop {

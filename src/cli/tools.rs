@@ -1,7 +1,6 @@
 //! `cogni-gateway tools`: pins the tools of the servers of MCP, and compares them with what the servers offer now.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,7 +10,9 @@ use anyhow::Context as _;
 use tokio::runtime::Builder;
 
 use crate::base::hidden_characters::is_hidden;
+use crate::base::regular_file::read_regular_file;
 use crate::base::serde_words;
+use crate::gateway::config::GatewayConfig;
 use crate::tools::config::ToolConfig;
 use crate::tools::mcp_server::McpServer;
 use crate::tools::mcp_server::lock_file::{ToolLockFile, unusable_reason};
@@ -67,7 +68,8 @@ pub fn run(command: &ToolsCommand, out: &mut impl Write) -> anyhow::Result<ExitC
 /// Reads the table `[tools]` alone: the rest of the file may need what the lock file is missing.
 fn read_tools_table(args: &ToolsConfigArgs) -> anyhow::Result<ToolConfig> {
     let shown = args.config.display();
-    let text = fs::read_to_string(&args.config).with_context(|| format!("`{shown}`"))?;
+    let text = read_regular_file(&args.config, GatewayConfig::MAX_FILE_BYTES)
+        .with_context(|| format!("`{shown}`"))?;
     let file: toml::Table =
         serde_words::from_toml(&text).map_err(|problem| anyhow::anyhow!("`{shown}`: {problem}"))?;
     let tools = file.get("tools").and_then(toml::Value::as_table);

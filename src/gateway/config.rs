@@ -7,7 +7,6 @@ mod misspelling;
 pub mod setting;
 mod shared_listener;
 
-use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -16,6 +15,7 @@ use anyhow::{Context, anyhow, bail};
 use serde::{Deserialize, Serialize};
 
 use crate::base::canonical;
+use crate::base::regular_file::read_regular_file;
 use crate::base::serde_words;
 use crate::base::time::MAX_TIME;
 use crate::base::unix::SocketPermissions;
@@ -144,12 +144,15 @@ pub struct MetricsConfig {
 }
 
 impl GatewayConfig {
+    /// The largest configuration file. Our choice: it holds hundreds of agents' tools.
+    pub const MAX_FILE_BYTES: u64 = 16 * 1024 * 1024;
+
     /// Reads a TOML file. Settings that the file omits keep their defaults.
     ///
     /// # Errors
     /// Returns an error if the file cannot be read, or is not a valid configuration. The error shows the line.
     pub fn read_file(path: &Path) -> anyhow::Result<Self> {
-        let text = fs::read_to_string(path)
+        let text = read_regular_file(path, Self::MAX_FILE_BYTES)
             .with_context(|| format!("cannot read `{}`", path.display()))?;
         let mut config: Self = serde_words::from_toml(&text)
             .map_err(|said| anyhow!("`{}` is not a valid configuration: {said}", path.display()))?;
@@ -224,6 +227,7 @@ impl GatewayConfig {
             bail!("`WORKERS` is `{}`; give 1 to {MAX_WORKERS}", self.workers);
         }
         self.validate_times()?;
+        self.validate_waits()?;
         self.validate_body_limits()?;
         self.check_models()?;
         self.server.validate()?;
@@ -248,6 +252,29 @@ impl GatewayConfig {
             );
         }
         Ok(())
+    }
+
+    /// Checks that no wait has ended before it begins.
+    fn validate_waits(&self) -> anyhow::Result<()> {
+        let waits = [
+            ("budget.deadline", self.budget.deadline, "to set none"),
+            ("server.header_timeout", Some(self.server.header_timeout), "for the default"),
+            ("server.write_timeout", Some(self.server.write_timeout), "for the default"),
+            ("upstream.connect_timeout", Some(self.upstream.connect_timeout), "for the default"),
+            (
+                "upstream.first_byte_timeout",
+                Some(self.upstream.first_byte_timeout),
+                "for the default",
+            ),
+            ("upstream.idle_timeout", Some(self.upstream.idle_timeout), "for the default"),
+            ("policy.body_timeout", Some(self.policy.body_timeout), "for the default"),
+        ];
+        match waits.into_iter().find(|(_, given, _)| *given == Some(Duration::ZERO)) {
+            Some((name, _, purpose)) => bail!(
+                "`{name}` is `0s`, so every call would fail; give a longer time, or leave it out {purpose}"
+            ),
+            None => Ok(()),
+        }
     }
 
     /// Checks that no duration is too long for the clocks to count to.

@@ -1,12 +1,15 @@
 //! Tests of settings: their sources, their precedence, and the errors of wrong values.
 
 use std::collections::BTreeMap;
+use std::error::Error as _;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use cogni_gateway::cli;
 use cogni_gateway::cli::proxy::load_config;
 use cogni_gateway::gateway::config::{GatewayConfig, SETTINGS};
+use cogni_gateway::llm::budget::price::{PriceConfig, PriceTable};
+use cogni_gateway::telemetry::audit::verify::verify_file;
 
 /// G2: Each setting can be a variable, a flag, or a line of the file, with the same meaning.
 #[test]
@@ -94,6 +97,38 @@ fn a_duration_beyond_every_clock_is_refused() {
         assert!(error.starts_with(&format!("`{table}.{name}` is `")), "{error}");
         assert!(error.ends_with("give at most 36500 days"), "{error}");
     }
+}
+
+/// A time limit of zero ends every call, so it is refused.
+#[test]
+fn a_wait_of_no_time_is_refused() {
+    let error = |table: &str, name: &str| {
+        let file = ConfigTempFile::holding(&format!("[{table}]\n{name} = '0s'"));
+        CommandInput::default().with("CONFIG", file.path()).error()
+    };
+    insta::assert_snapshot!(error("budget", "deadline"), @"`budget.deadline` is `0s`, so every call would fail; give a longer time, or leave it out to set none");
+    insta::assert_snapshot!(error("upstream", "first_byte_timeout"), @"`upstream.first_byte_timeout` is `0s`, so every call would fail; give a longer time, or leave it out for the default");
+    for (table, name) in [
+        ("server", "header_timeout"),
+        ("server", "write_timeout"),
+        ("upstream", "connect_timeout"),
+        ("upstream", "idle_timeout"),
+        ("policy", "body_timeout"),
+    ] {
+        assert!(error(table, name).starts_with(&format!("`{table}.{name}` is `0s`")));
+    }
+}
+
+/// A device or a named pipe in the place of a file never ends, so it is refused at once.
+#[test]
+fn a_file_that_never_ends_is_refused() {
+    let error = CommandInput::default().with("CONFIG", "/dev/zero").error();
+    assert_eq!(error, "cannot read `/dev/zero`: it is no regular file");
+    let prices = PriceConfig { file: Some("/dev/zero".into()), ..PriceConfig::default() };
+    let error = PriceTable::load_table(&prices).unwrap_err();
+    assert_eq!(error.source().unwrap().to_string(), "it is no regular file");
+    let error = verify_file(Path::new("/dev/zero"), None).unwrap_err();
+    assert_eq!(error.source().unwrap().to_string(), "it is no regular file");
 }
 
 /// G15: One body of the maximum size must fit into the run's memory limit.

@@ -11,15 +11,16 @@ mod built_in;
 use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
-use std::{fs, io};
 
 use serde::{Deserialize, Serialize};
 
 use super::cost::Nanodollars;
 use super::usage::{TokenUsage, Tokens};
 use crate::base::digest::sha256_hex;
+use crate::base::regular_file::read_regular_file;
 
 /// A table of prices by model.
 #[derive(Debug)]
@@ -159,7 +160,7 @@ impl PriceTable {
         let Some(path) = &config.file else {
             return Ok(Self::built_in_table(config.unknown.clone()));
         };
-        let text = fs::read_to_string(path)
+        let text = read_regular_file(path, MAX_FILE_BYTES)
             .map_err(|source| PriceTableError::File { path: path.clone(), source })?;
         Self::parse_table(&text, config.unknown.clone())
     }
@@ -425,9 +426,13 @@ fn total_cost(parts: &[(Tokens, u64)]) -> Nanodollars {
 /// The number of tokens for which prices are quoted.
 const TOKENS_PER_PRICE_UNIT: u128 = 1_000_000;
 
+/// The largest price file. Our choice: ten times LiteLLM's table of all models.
+const MAX_FILE_BYTES: u64 = 64 * 1024 * 1024;
+
 #[cfg(test)]
 mod tests {
     use std::fmt::Write;
+    use std::fs;
 
     use super::*;
 

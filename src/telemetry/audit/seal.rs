@@ -4,13 +4,13 @@
 //! log that was closed: the log of another run is valid, too, and so is the beginning of the same log, and a log that a
 //! forger wrote and signed with another key. The holder of an [`AuditLogSeal`] detects all three.
 
-use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::path::Path;
 
 use super::AuditPublicKey;
 use super::read::{self, ChainBreakError};
 use super::verify::{self, AuditVerifyReport};
+use crate::base::regular_file::open_regular_file;
 
 /// The end of a log when its run had ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,7 +64,7 @@ impl AuditLogSeal {
     /// # Errors
     /// Returns the condition that the log does not meet.
     pub fn seal_log(path: &Path, run: &str, key: &AuditPublicKey) -> Result<Self, AuditProofError> {
-        let report = verify_complete(BufReader::new(File::open(path)?), run, Some(key))?;
+        let report = verify_complete(BufReader::new(open_regular_file(path)?), run, Some(key))?;
         let Some(head) = report.head.filter(|_| report.finished) else {
             return Err(AuditProofError::Unfinished);
         };

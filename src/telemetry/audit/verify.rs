@@ -1,7 +1,6 @@
 //! Verifies a log, and reports its content.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 
@@ -15,6 +14,7 @@ use super::read::{
 };
 use super::records::CallOutcome;
 use super::tool_records::ToolOutcome;
+use crate::base::regular_file::open_regular_file;
 use crate::llm::budget::{BudgetAmount, ConnectionSpending, ToolSpending};
 
 /// The content of a verified log.
@@ -96,7 +96,7 @@ pub fn verify_file(
     pinned: Option<&AuditPublicKey>,
 ) -> Result<AuditVerifyReport, AuditError> {
     let failed = |source| AuditError::File { path: path.into(), source };
-    let file = File::open(path).map_err(failed)?;
+    let file = open_regular_file(path).map_err(failed)?;
     let report = verify_log(BufReader::new(file), pinned)
         .map_err(|error| AuditError::from_read_error(path, error))?;
     match pinned {
