@@ -15,6 +15,7 @@ mod command;
 mod hardening;
 mod object_id;
 mod process;
+mod stderr_text;
 
 use std::fs::DirBuilder;
 use std::io;
@@ -32,6 +33,7 @@ pub use command::GitCommand;
 pub(crate) use command::is_plain_path;
 pub use object_id::ObjectId;
 pub use process::{GitInput, GitLimits};
+pub use stderr_text::summarize_stderr;
 
 /// A git program on this machine, found and checked once.
 #[derive(Clone, Debug)]
@@ -54,7 +56,7 @@ pub enum GitError {
     UnsupportedVersion { found: String },
     #[error("git cannot be started, or its output cannot be read")]
     Io(#[from] io::Error),
-    #[error("`git {command}` has failed ({status}){}{stderr}", if stderr.is_empty() { "" } else { ": " })]
+    #[error("`git {command}` has failed ({status}){}{}", if stderr.is_empty() { "" } else { ": " }, summarize_stderr(stderr))]
     Failed { command: String, status: ExitStatus, stderr: String },
     #[error("`git {command}` has taken longer than {}", humantime::format_duration(*.after))]
     Timeout { command: String, after: Duration },
@@ -115,7 +117,8 @@ impl GitProgram {
 }
 
 impl GitError {
-    /// Returns the text on git's standard error, meant for people, if git itself refused.
+    /// Returns the text on git's standard error, in git's order, if git itself refused. [`summarize_stderr`] makes a
+    /// reason for people of it.
     pub fn stderr_text(&self) -> Option<&str> {
         match self {
             Self::Failed { stderr, .. } => Some(stderr),

@@ -2,6 +2,7 @@
 
 mod branch_key;
 mod corpus;
+mod extract_reason;
 mod git;
 mod git_server;
 mod hold;

@@ -12,6 +12,7 @@ use http::uri::Scheme;
 use super::cat_file::{BatchPart, BatchReader};
 use super::hardening::{SAFE_ENVIRONMENT, SAFE_SETTINGS};
 use super::process::{self, GitInput, GitLimits, OutputSink};
+use super::stderr_text::without_hints;
 use super::{GitEnvironment, GitError, OutboundConfig};
 use crate::base::host_reach::{HostReach, HostReachError};
 use crate::base::secret::SecretString;
@@ -212,7 +213,8 @@ impl<'a> GitCommand<'a> {
         let ended = process::run_process(&mut command, input, sink, &self.limits);
         let mut ended = ended.map_err(|fault| fault.into_error(self.subcommand))?;
         // Every result passes here, so no secret leaves this module through git's error messages.
-        ended.stderr = without_hints(&redact_secrets(&ended.stderr, &self.secrets));
+        let stderr = redact_secrets(&ended.stderr, &self.secrets);
+        ended.stderr = without_hints(&stderr).collect::<Vec<_>>().join("\n");
         Ok((ended, self.subcommand))
     }
 
@@ -231,13 +233,6 @@ impl<'a> GitCommand<'a> {
         command.arg(self.subcommand).args(&self.args);
         command
     }
-}
-
-/// Returns git's messages without its hints. Hints tell a person at a terminal what to type next, and are so long that
-/// they hide the reason, which stands before or after them.
-fn without_hints(said: &str) -> String {
-    let lines = said.lines().filter(|line| !line.starts_with("hint:"));
-    lines.collect::<Vec<_>>().join("\n")
 }
 
 impl process::ProcessExit {
@@ -280,15 +275,3 @@ const MIN_SECRET_BYTES: usize = 8;
 
 const HTTPS_PORT: u16 = 443;
 const HTTP_PORT: u16 = 80;
-
-#[cfg(test)]
-mod tests {
-    use super::without_hints;
-
-    #[test]
-    fn a_hint_does_not_hide_the_reason() {
-        let said =
-            "hint: Using 'master' as the name\nhint:\nfatal: unable to write\nhint: try again";
-        assert_eq!(without_hints(said), "fatal: unable to write");
-    }
-}

@@ -9,7 +9,8 @@ pub(super) const SAFE_ENVIRONMENT: &[(&str, &str)] = &[
     ("GIT_ATTR_NOSYSTEM", "1"),
     // A replaced object would show one commit and push another.
     ("GIT_NO_REPLACE_OBJECTS", "1"),
-    ("GIT_GRAFT_FILE", "/dev/null"),
+    // A path that cannot exist. If the file exists, each git and each of its helpers prints a long hint about it.
+    ("GIT_GRAFT_FILE", "/dev/null/none"),
     ("GIT_TERMINAL_PROMPT", "0"),
     ("GIT_ASKPASS", "/bin/false"),
     ("GIT_SSH_COMMAND", "/bin/false"),
@@ -49,7 +50,6 @@ pub(super) const SAFE_SETTINGS: &[&str] = &[
     "push.gpgSign=false",
     "gc.auto=0",
     "maintenance.auto=false",
-    "advice.graftFileDeprecated=false",
     "submodule.recurse=false",
     "fetch.recurseSubmodules=false",
     "protocol.allow=never",

@@ -266,7 +266,8 @@ const GIT_ENVIRONMENT: &[(&str, &str)] = &[
     ("GIT_CONFIG_COUNT", "0"),
     ("GIT_ATTR_NOSYSTEM", "1"),
     ("GIT_NO_REPLACE_OBJECTS", "1"),
-    ("GIT_GRAFT_FILE", "/dev/null"),
+    // A path that cannot exist. If the file exists, each git and each of its helpers prints a long hint about it.
+    ("GIT_GRAFT_FILE", "/dev/null/none"),
     ("GIT_TERMINAL_PROMPT", "0"),
     ("GIT_OPTIONAL_LOCKS", "0"),
     ("GIT_NO_LAZY_FETCH", "1"),

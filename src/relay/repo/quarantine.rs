@@ -393,7 +393,7 @@ impl QuarantineRepo<'_> {
 /// Maps an error of git on the agent's objects: temporary errors are this machine's, and others are the work's.
 pub(super) fn map_git_error(error: git::GitError) -> RepoError {
     let why = error.stderr_text().filter(|stderr| !stderr.is_empty());
-    let why = why.map_or_else(|| error.to_string(), str::to_owned);
+    let why = why.map_or_else(|| error.to_string(), git::summarize_stderr);
     match error {
         error if error.is_transient() => error.into(),
         error if error.is_resource_limit() => QuarantineError::LimitExceeded(why).into(),

@@ -21,12 +21,13 @@ pub(super) fn map_network_error(error: git::GitError) -> RepoError {
         };
     };
     let is = |phrases: &[&str]| phrases.iter().any(|phrase| said.contains(phrase));
+    let said = git::summarize_stderr(said);
     if is(UNAUTHORIZED_MESSAGES) {
         RepoError::Unauthorized { why: format!("{said}; {TOKEN_ADVICE}") }
     } else if is(CERTIFICATE_MESSAGES) {
         RepoError::Unreachable { why: format!("{said}; {CERTIFICATE_ADVICE}") }
     } else {
-        RepoError::Unreachable { why: said.to_owned() }
+        RepoError::Unreachable { why: said }
     }
 }
 

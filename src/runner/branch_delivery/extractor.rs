@@ -19,6 +19,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::guest::init::command_list::{ListedCommand, encode_commands};
 use crate::relay::delivery::DeliveryService;
+use crate::relay::git::summarize_stderr;
 use crate::relay::repo::extract_commands::{
     ExtractCommand, RELAY_REPOSITORY_TARGET, create_stub_repository,
 };
@@ -142,7 +143,7 @@ impl WorkExtractor {
             format!("git took more than {:?} to collect the work", self.time)
         } else {
             let stderr = ended.not_started.unwrap_or(stderr);
-            format!("git cannot collect the work: {}", stderr.trim())
+            format!("git cannot collect the work: {}", summarize_stderr(&stderr))
         };
         Ok(outputs.into_results(&why))
     }

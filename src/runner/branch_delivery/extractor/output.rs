@@ -10,6 +10,7 @@ use anyhow::bail;
 use tokio::io::AsyncWrite;
 
 use crate::guest::init::command_frames::{CommandEnd, FramePart, FrameReader};
+use crate::relay::git::summarize_stderr;
 use crate::relay::repo::RepoError;
 use crate::relay::repo::artifact::BoundedFile;
 use crate::relay::repo::extract_commands::ExtractCommand;
@@ -116,7 +117,8 @@ impl StoredOutput {
             _ => bail!("git cannot collect the work: it prints more than {limit} bytes"),
         };
         if status != 0 {
-            bail!("git cannot collect the work: {}", String::from_utf8_lossy(&stderr).trim());
+            let stderr = String::from_utf8_lossy(&stderr);
+            bail!("git cannot collect the work: {}", summarize_stderr(&stderr));
         }
         if let OutputTarget::File(file) = target {
             file.finish()?;
@@ -165,11 +167,12 @@ mod tests {
         outputs.push(&encode_output(b"aaa"));
         outputs.push(&end(0, false, ""));
         outputs.push(&encode_output(b"bb"));
-        outputs.push(&end(128, false, "fatal: no\n"));
+        let stderr = "hint: Support for grafts\nhint: is deprecated.\nwarning: odd\nfatal: no\n";
+        outputs.push(&end(128, false, stderr));
         let [first, second] = outputs.into_results("it is lost");
         assert_eq!(first.expect("it has ended"), b"");
         assert_eq!(fs::read(temp_dir.path().join("first")).expect("it is there"), b"aaa");
-        assert_eq!(why(second), "git cannot collect the work: fatal: no");
+        assert_eq!(why(second), "git cannot collect the work: fatal: no\nwarning: odd");
     }
 
     /// L3: No more than a command's limit is stored, even if the sandbox does not enforce the limit.
