@@ -71,6 +71,13 @@ impl FetchLimits {
             file_bytes: self.pack_bytes,
         }
     }
+
+    /// Returns the limits of the git that lists the remote's refs. Git holds the whole list in memory before it prints
+    /// anything, and the remote decides how long the list is.
+    fn of_ref_list(self) -> GitLimits {
+        let memory_bytes = (self.memory_bytes / REF_LIST_PART).max(MIN_REF_LIST_BYTES);
+        GitLimits { memory_bytes: memory_bytes.min(self.memory_bytes), ..self.of_git() }
+    }
 }
 
 /// The state of a branch at the remote when a run begins. The state is stored before the agent starts.
@@ -264,9 +271,9 @@ impl RepoMirror {
         let call = call.args(["HEAD", &branch.to_ref()]);
         let call = call.args(base.map(|base| format!("refs/heads/{base}")));
         let text = self
-            .authenticate(call.limits(self.limits.of_git()), token)?
+            .authenticate(call.limits(self.limits.of_ref_list()), token)?
             .output_text()
-            .map_err(|error| self.map_remote_error(error))?;
+            .map_err(|error| self.map_list_error(error, branch))?;
         let mut listed = RemoteRefs::default();
         // With `--symref`, the line of a symbolic ref is `ref: refs/heads/NAME<TAB>HEAD`; all others are `ID<TAB>NAME`.
         for (left, name) in text.lines().filter_map(|line| line.split_once('\t')) {
@@ -289,6 +296,16 @@ impl RepoMirror {
         let call = self.git_command("fetch").args(words).arg(self.remote_url()).args(refspecs);
         let call = self.authenticate(call.limits(self.limits.of_git()), token)?;
         self.run_locked_fetch(|| call.execute())
+    }
+
+    /// Maps an error of the git that lists refs. A list without an end is no error of the network.
+    fn map_list_error(&self, error: super::git::GitError, branch: &SandboxBranch) -> RepoError {
+        let is_timeout = matches!(error, super::git::GitError::Timeout { .. });
+        if is_timeout || !error.is_resource_limit() {
+            return self.map_remote_error(error);
+        }
+        let why = format!("the remote lists too many refs: {error}");
+        RepoError::FetchLimitExceeded { branch: branch.clone(), why, limits: self.limits }
     }
 
     /// Maps an error of git to an error of the remote. A repository of this machine needs no token, so its errors name its
@@ -357,6 +374,12 @@ fn mirror_id(repository: &RepositoryUrl) -> String {
 fn mirror_ref(branch: &SandboxBranch, name: &str) -> String {
     format!("refs/relay/{}/{name}", branch.key())
 }
+
+/// The part of a fetch's memory that a list of refs may take: 512 MiB of 5 GiB, for some two million refs. Our choice.
+const REF_LIST_PART: u64 = 10;
+
+/// The least memory for a list of refs, if a fetch has as much: git and its libraries take a part of it. Our choice.
+const MIN_REF_LIST_BYTES: u64 = 256 << 20;
 
 /// The number of hex digits of a mirror's directory name: 64 bits of the hash.
 const MIRROR_ID_DIGITS: usize = 16;

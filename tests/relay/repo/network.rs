@@ -1,8 +1,9 @@
 //! L6: Tests of git and the API client behind a company's CA and proxy.
 
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
+use std::thread;
 use std::time::Duration;
 
 use cogni_gateway::base::host_reach::HostReach;
@@ -17,6 +18,13 @@ use crate::support::git_server::GitServer;
 use crate::support::process::NO_LISTENER;
 use crate::support::repository;
 use crate::support::test_ca::TestCa;
+
+const REF_LIST_HEAD: &[u8] =
+    b"HTTP/1.1 200 OK\r\nContent-Type: application/x-git-upload-pack-advertisement\r\n\
+    Connection: close\r\n\r\n001e# service=git-upload-pack\n0000";
+
+/// The bytes after which the server gives up: more than a list of refs may take, and less than a fetch.
+const MAX_SENT_BYTES: usize = 1 << 30;
 
 const TOKEN: &str = "ghs_abcdefghijklmnopqrstuvwxyz0123456789";
 
@@ -64,6 +72,34 @@ fn git_uses_the_configured_proxy() {
     let error = company.ask(url, by(NO_LISTENER, "")).unwrap_err();
     assert!(matches!(error, RepoError::Unreachable { .. }), "{error}");
     assert!(!format!("{error} {error:?}").contains(PASSWORD), "{error}");
+}
+
+/// L2: A server that lists refs without end is left at a bound far below the memory of a fetch.
+#[test]
+fn a_list_of_refs_without_end_is_left_early() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/o/site.git", listener.local_addr().unwrap());
+    let server = thread::spawn(move || {
+        let mut stream = listener.accept().unwrap().0;
+        // The request is one packet on this machine, and its content does not matter.
+        let _ = stream.read(&mut [0; 4096]).unwrap();
+        stream.write_all(REF_LIST_HEAD).unwrap();
+        let lines: String =
+            (1..=20_000).map(|n| format!("0046{n:040x} refs/heads/many/{n:08}\n")).collect();
+        let mut sent = 0;
+        while sent < MAX_SENT_BYTES && stream.write_all(lines.as_bytes()).is_ok() {
+            sent += lines.len();
+        }
+        sent
+    });
+    let directory = tempfile::tempdir().unwrap();
+    let git = GitProgram::find(&directory.path().join("git")).unwrap();
+    let repository = RepositoryUrl::parse(&url).unwrap();
+    let mirror = RepoMirror::open(&git, directory.path(), &repository).unwrap();
+    let lease = mirror.lease_branch(&BranchKey::parse("many").unwrap()).unwrap();
+    let error = mirror.ensure_branch(&lease, None, None).unwrap_err();
+    assert!(matches!(error, RepoError::FetchLimitExceeded { .. }), "{error}");
+    assert!(server.join().unwrap() < MAX_SENT_BYTES, "{error}");
 }
 
 /// L6: API calls use the same proxy and CA.
