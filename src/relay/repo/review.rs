@@ -7,6 +7,7 @@ mod commit_claims;
 pub mod diff;
 mod evidence;
 mod existing_branch;
+mod lfs_pointer;
 mod normalize;
 mod pattern;
 mod policy;

@@ -5,6 +5,7 @@ use std::fmt::Write;
 
 use super::ReviewPolicy;
 use super::diff::{self, PathChange};
+use super::lfs_pointer::is_lfs_pointer;
 use super::normalize::fold_case_and_invisible;
 use super::secret::{FoundSecrets, ScanWindow, SecretScanner};
 use crate::base::secret::SecretString;
@@ -117,7 +118,7 @@ impl ReviewEvidence {
                     self.links_outside.insert(change.path.clone());
                 }
                 diff::MODE_SYMLINK => (),
-                _ if beginning.starts_with(LFS_POINTER_PREFIX) => {
+                _ if is_lfs_pointer(beginning) => {
                     self.lfs_pointers.insert(change.path.clone());
                 }
                 _ => (),
@@ -304,7 +305,6 @@ const DIFF_ARGS: &[&str] = &[
     "--no-ext-diff",
     "--ignore-submodules=none",
 ];
-const LFS_POINTER_PREFIX: &[u8] = b"version https://git-lfs.github.com/spec/";
 
 /// The bytes of a blob's beginning that are inspected. No working link is longer.
 const INSPECTED_BYTES: usize = 4096;

@@ -115,6 +115,18 @@ pub(super) const ATTACKS: &[HostileAttack] = &[
             b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
         )
     }),
+    ("LFS pointers of other spellings", |case| {
+        let oid = format!("oid sha256:{}\nsize 1\n", "4d7a2146".repeat(8));
+        let latest = "version https://git-lfs.github.com/spec/v1";
+        for (path, text) in [
+            ("a.bin", format!("version http://git-media.io/v/2\n{oid}")),
+            ("b.bin", format!("version https://hawser.github.com/spec/v1\n{oid}")),
+            ("c.bin", format!("\n \n{latest}\n{oid}")),
+        ] {
+            case.agent().write(path, &text);
+        }
+        commit_file(case, "d.bin", format!("ext-0-x sha256:0\n{latest}\n{oid}").as_bytes())
+    }),
     ("program", |case| {
         let path = case.agent().path.join("src/main.c");
         std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)).unwrap();
