@@ -65,6 +65,11 @@ pub enum RepoError {
     )]
     CheckoutTooLarge { branch: SandboxBranch, what: String },
     #[error(
+        "git cannot write the files of `{branch}`: {why}; remove or rename in the branch what this machine's file system \
+         cannot have, or choose another branch key"
+    )]
+    CheckoutFailed { branch: SandboxBranch, why: String },
+    #[error(
         "`{branch}` cannot be fetched within the relay's limits ({} bytes, {} bytes of memory, {}): {why}; \
          work on a smaller repository, or raise `[fetch]` in the relay's file",
         limits.pack_bytes, limits.memory_bytes, humantime::format_duration(limits.time)

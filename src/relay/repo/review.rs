@@ -8,6 +8,7 @@ pub mod diff;
 mod evidence;
 mod existing_branch;
 mod lfs_pointer;
+mod link_target;
 mod normalize;
 mod pattern;
 mod policy;
@@ -180,6 +181,10 @@ impl PolicyEvaluator<'_> {
                 "it is a link out of the repository",
             );
         }
+        for path in &evidence.impossible_links {
+            let why = "it is a link that no checkout can make: its target is empty or too long";
+            self.add_reason(ReviewAction::Hold, Some(path), why);
+        }
         for path in &evidence.lfs_pointers {
             self.add_reason(
                 self.policy.lfs_pointer,
@@ -247,6 +252,14 @@ impl PolicyEvaluator<'_> {
         if has_strange_characters(&change.path) {
             self.add_reason(self.policy.strange_path, path, "its name has misleading characters");
         }
+        // The removal of such a name makes the branch usable again.
+        if !change.after.is_absent() && is_too_long(&change.path) {
+            let why = format!(
+                "its name is too long for a checkout: {MAX_NAME_BYTES} bytes are possible, and {MAX_PATH_BYTES} with its directories"
+            );
+            // A checkout that cannot be made ends the branch: no later run can begin. So no setting lets it pass.
+            self.add_reason(ReviewAction::Hold, path, &why);
+        }
     }
 
     fn check_mode(&mut self, change: &PathChange) {
@@ -310,6 +323,12 @@ fn has_strange_characters(path: &[u8]) -> bool {
     str::from_utf8(path).map_or(true, |path| path.chars().any(is_hidden) || path.contains('\\'))
 }
 
+/// Returns true if a checkout may be unable to have a path.
+fn is_too_long(path: &[u8]) -> bool {
+    let mut names = path.split(|byte| *byte == b'/');
+    path.len() > MAX_PATH_BYTES || names.any(|name| name.len() > MAX_NAME_BYTES)
+}
+
 /// Escapes and cuts a path for people.
 fn display_path(path: &[u8]) -> String {
     let text: String = String::from_utf8_lossy(path).chars().flat_map(char::escape_debug).collect();
@@ -320,3 +339,9 @@ fn display_path(path: &[u8]) -> String {
 const MAX_REASONS: usize = 50;
 /// The most characters of a path in a reason. Our choice.
 const MAX_PATH_CHARS: usize = 200;
+
+/// The longest name of a file or a directory in bytes: the limit of Linux's usual file systems.
+const MAX_NAME_BYTES: usize = 255;
+
+/// The longest path in bytes. Linux takes 4,095, and the rest is for the directory of a workspace. Our choice.
+const MAX_PATH_BYTES: usize = 3000;

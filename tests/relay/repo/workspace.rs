@@ -326,3 +326,22 @@ fn a_repository_that_is_larger_than_it_looks_is_refused_before_it_is_checked_out
         "{refused}"
     );
 }
+
+/// L2: A branch with a name that no file system can have fails with what to do about it.
+#[test]
+fn a_branch_that_cannot_be_written_says_what_to_do() {
+    let setup = RelaySetup::new();
+    let blob = setup.remote.object("blob", "x");
+    let tree = setup.remote.tree(&[("100644", &[b'a'; 300], &blob)]);
+    let commit = setup.remote.git(["commit-tree", &tree, "-m", "A long name"]);
+    setup.remote.git(["update-ref", "refs/heads/main", &commit]);
+    let lease = setup.mirror.lease_branch(&BranchKey::parse("long").unwrap()).unwrap();
+    let state = setup.mirror.ensure_branch(&lease, None, None).unwrap();
+    let author = CommitAuthor { name: "An Agent".into(), email: "agent@example.com".into() };
+    let made =
+        setup.mirror.checkout_workspace(&lease, &state, &setup.path("long"), (AGENT, &author));
+    let error = made.unwrap_err().to_string().replace(&"a".repeat(300), "[name]");
+    insta::with_settings!({filters => vec![("[0-9a-f]{40}", "[commit]")]}, {
+        insta::assert_snapshot!(error);
+    });
+}

@@ -138,11 +138,23 @@ impl RepoMirror {
         }
         // Links of the repository are created as links. That is safe here: no agent is in the directory yet, and git
         // itself never writes through a link.
-        inside("reset").config("core.symlinks=true").args(["--hard", "--quiet"]).execute()?;
+        let reset = inside("reset").config("core.symlinks=true").args(["--hard", "--quiet"]);
+        reset.execute().map_err(|error| map_checkout_error(error, state))?;
         for (key, value) in [("user.name", &author.name), ("user.email", &author.email)] {
             inside("config").args(["--local", key, value]).execute()?;
         }
         Ok(())
+    }
+}
+
+/// Maps an error of git as it writes the files of a branch. Without a fault of this machine, it is the branch's content
+/// that cannot be written.
+fn map_checkout_error(error: git::GitError, state: &BranchState) -> RepoError {
+    match error.stderr_text().map(git::summarize_stderr) {
+        Some(why) if !error.is_transient() && !error.is_resource_limit() => {
+            RepoError::CheckoutFailed { branch: state.branch.clone(), why }
+        }
+        _ => error.into(),
     }
 }
 

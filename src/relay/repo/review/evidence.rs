@@ -6,7 +6,7 @@ use std::fmt::Write;
 use super::ReviewPolicy;
 use super::diff::{self, PathChange};
 use super::lfs_pointer::is_lfs_pointer;
-use super::normalize::fold_case_and_invisible;
+use super::link_target::{INSPECTED_BYTES, is_impossible_target, leads_outside};
 use super::secret::{FoundSecrets, ScanWindow, SecretScanner};
 use crate::base::secret::SecretString;
 use crate::relay::git::cat_file::BatchPart;
@@ -23,6 +23,8 @@ pub(super) struct ReviewEvidence {
     pub(super) files: usize,
     pub(super) large: BTreeSet<(Vec<u8>, u64)>,
     pub(super) links_outside: BTreeSet<Vec<u8>>,
+    /// The links that no checkout can make.
+    pub(super) impossible_links: BTreeSet<Vec<u8>>,
     pub(super) lfs_pointers: BTreeSet<Vec<u8>>,
     /// The path and the kind of each found secret.
     pub(super) secrets: BTreeSet<(Option<Vec<u8>>, String)>,
@@ -114,6 +116,9 @@ impl ReviewEvidence {
     fn inspect_blob(&mut self, beginning: &[u8], changes: &[&PathChange]) {
         for change in changes {
             match change.after.mode {
+                diff::MODE_SYMLINK if is_impossible_target(beginning) => {
+                    self.impossible_links.insert(change.path.clone());
+                }
                 diff::MODE_SYMLINK if leads_outside(&change.path, beginning) => {
                     self.links_outside.insert(change.path.clone());
                 }
@@ -263,37 +268,6 @@ fn read_blobs(
     call.input(GitInput::Bytes(names.into_bytes())).read_objects(take).map_err(map_git_error)
 }
 
-/// Returns true if a link at `path` with this target may lead out of the tree, or into git's own directory.
-///
-/// Steps up are counted from the link's directory, which is a real directory. A step up after a name counts as outside:
-/// that name may be a link itself, in this commit or in another, so the step may begin anywhere.
-fn leads_outside(path: &[u8], target: &[u8]) -> bool {
-    // The target was cut, so its end is unknown.
-    if target.len() >= INSPECTED_BYTES {
-        return true;
-    }
-    let target = fold_case_and_invisible(target);
-    if target.starts_with(PATH_SEPARATORS) {
-        return true;
-    }
-    let (mut depth, mut is_named) = (memchr::memchr_iter(b'/', path).count(), false);
-    for segment in target.split(PATH_SEPARATORS) {
-        match segment {
-            "" | "." => (),
-            // A step up from the root of the repository, or behind a name, may lead anywhere.
-            ".." if is_named || depth == 0 => return true,
-            ".." => depth -= 1,
-            // `git~1` is the short name of `.git` on file systems of Windows.
-            ".git" | "git~1" => return true,
-            _ => is_named = true,
-        }
-    }
-    false
-}
-
-/// The separators of paths, with the one of other systems.
-const PATH_SEPARATORS: [char; 2] = ['/', '\\'];
-
 /// The arguments of every diff.
 const DIFF_ARGS: &[&str] = &[
     "-r",
@@ -305,6 +279,3 @@ const DIFF_ARGS: &[&str] = &[
     "--no-ext-diff",
     "--ignore-submodules=none",
 ];
-
-/// The bytes of a blob's beginning that are inspected. No working link is longer.
-const INSPECTED_BYTES: usize = 4096;

@@ -10,6 +10,17 @@ pub(super) const ATTACKS: &[HostileAttack] = &[
     (".. in a tree", |case| commit_entry(case, "100644", b"..")),
     ("a path in a tree", |case| commit_entry(case, "100644", b"../../outside")),
     ("an unknown mode", |case| commit_entry(case, "100600", b"odd")),
+    ("a name of 256 bytes", |case| commit_entry(case, "100644", &[b'a'; 256])),
+    ("a name of 255 bytes", |case| commit_entry(case, "100644", &[b'a'; 255])),
+    ("a name of 256 bytes, and away again", |case| {
+        commit_entry(case, "100644", &[b'a'; 256])?;
+        commit_entry(case, "100644", b"short")
+    }),
+    ("a path of 3,000 bytes", |case| commit_deep(case, &[b'f'; 200])),
+    ("a path of 3,001 bytes", |case| commit_deep(case, &[b'f'; 201])),
+    ("link to nothing", |case| commit_link_object(case, "")),
+    ("link to nothing before a NUL", |case| commit_link_object(case, "\0x")),
+    ("link to a target of 4,096 bytes", |case| commit_link_object(case, &"x".repeat(4096))),
     ("link as .gitmodules", |case| commit_entry(case, "120000", b".gitmodules")),
     ("submodule", |case| {
         let tree = case.agent().tree(&[("160000", b"sub", &"1".repeat(40))]);
@@ -80,6 +91,25 @@ fn commit_entry(case: &HostileCase, mode: &str, name: &[u8]) -> AnnouncementClai
     let blob = case.agent().object("blob", "evil\n");
     let tree = case.agent().tree(&[(mode, name, &blob)]);
     case.agent().commit_tree(&tree, "A tree");
+    case.extract()
+}
+
+/// A commit of one file below directories whose names take 2,800 bytes.
+fn commit_deep(case: &HostileCase, name: &[u8]) -> AnnouncementClaim {
+    let blob = case.agent().object("blob", "deep\n");
+    let mut tree = case.agent().tree(&[("100644", name, &blob)]);
+    for _ in 0..14 {
+        tree = case.agent().tree(&[("40000", &[b'd'; 199], &tree)]);
+    }
+    case.agent().commit_tree(&tree, "Deep");
+    case.extract()
+}
+
+/// A commit of a link that no file system can hold.
+fn commit_link_object(case: &HostileCase, target: &str) -> AnnouncementClaim {
+    let blob = case.agent().object("blob", target);
+    let tree = case.agent().tree(&[("120000", b"way", &blob)]);
+    case.agent().commit_tree(&tree, "A link");
     case.extract()
 }
 

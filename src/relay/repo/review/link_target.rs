@@ -1,0 +1,58 @@
+//! Targets of symbolic links, as text: which of them leave the repository, and which no checkout can make.
+
+use super::normalize::fold_case_and_invisible;
+
+/// Returns true if a link at `path` with this target may lead out of the tree, or into git's own directory.
+///
+/// Steps up are counted from the link's directory, which is a real directory. A step up after a name counts as outside:
+/// that name may be a link itself, in this commit or in another, so the step may begin anywhere.
+pub(super) fn leads_outside(path: &[u8], target: &[u8]) -> bool {
+    let target = fold_case_and_invisible(target);
+    if target.starts_with(PATH_SEPARATORS) {
+        return true;
+    }
+    let (mut depth, mut is_named) = (memchr::memchr_iter(b'/', path).count(), false);
+    for segment in target.split(PATH_SEPARATORS) {
+        match segment {
+            "" | "." => (),
+            // A step up from the root of the repository, or behind a name, may lead anywhere.
+            ".." if is_named || depth == 0 => return true,
+            ".." => depth -= 1,
+            // `git~1` is the short name of `.git` on file systems of Windows.
+            ".git" | "git~1" => return true,
+            _ => is_named = true,
+        }
+    }
+    false
+}
+
+/// Returns true if no system can make a link with this target: it is empty, or longer than any path.
+pub(super) fn is_impossible_target(target: &[u8]) -> bool {
+    // A target ends at its first NUL.
+    let length = memchr::memchr(0, target).unwrap_or(target.len());
+    length == 0 || target.len() >= INSPECTED_BYTES
+}
+
+/// The separators of paths, with the one of other systems.
+const PATH_SEPARATORS: [char; 2] = ['/', '\\'];
+
+/// The bytes of a blob's beginning that are inspected. Linux makes no link with a target of this length.
+pub(super) const INSPECTED_BYTES: usize = 4096;
+
+#[cfg(test)]
+mod tests {
+    use super::{INSPECTED_BYTES, is_impossible_target};
+
+    /// L5: A target that Linux refuses is impossible.
+    #[test]
+    fn a_target_that_no_system_takes_is_impossible() {
+        let directory = tempfile::tempdir().expect("there is a place for it");
+        for target in [String::new(), "x".repeat(INSPECTED_BYTES), "x".repeat(INSPECTED_BYTES - 1)]
+        {
+            let path = directory.path().join("link");
+            let made = std::os::unix::fs::symlink(&target, path);
+            assert_eq!(is_impossible_target(target.as_bytes()), made.is_err(), "{}", target.len());
+        }
+        assert!(is_impossible_target(b"\0x"));
+    }
+}
