@@ -33,6 +33,15 @@ pub(super) const ATTACKS: &[HostileAttack] = &[
     ("link up after a name", |case| commit_link(case, "docs/way", "deep/../../README.md")),
     ("link up and down again", |case| commit_link(case, "docs/way", "../src/main.c")),
     ("link with other separators", |case| commit_link(case, "way", "..\\..\\etc\\passwd")),
+    ("link to a drive", |case| {
+        commit_link(case, "one", "C:/Windows/x")?;
+        commit_link(case, "two", "d:x")
+    }),
+    ("link into .git, by ignored ends", |case| {
+        commit_link(case, "one", ".git./hooks")?;
+        commit_link(case, "two", ".git::$INDEX_ALLOCATION/hooks")?;
+        commit_link(case, "three", "docs/... /x")
+    }),
     ("link into .git, by a hidden letter", |case| {
         commit_link(case, "docs/way", "../.g\u{200c}it/hooks")
     }),
