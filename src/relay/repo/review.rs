@@ -9,6 +9,7 @@ mod evidence;
 mod existing_branch;
 mod lfs_pointer;
 mod link_target;
+mod lookalikes;
 mod normalize;
 mod pattern;
 mod policy;
@@ -25,6 +26,7 @@ use crate::base::hidden_characters::is_hidden;
 use crate::base::secret::SecretString;
 use diff::PathChange;
 use evidence::ReviewEvidence;
+use lookalikes::LookalikeFolder;
 
 pub use pattern::PathPattern;
 pub use policy::{PathRule, RelayConfig, RelayConfigError, ReviewAction, ReviewPolicy};
@@ -208,21 +210,21 @@ impl PolicyEvaluator<'_> {
     /// Evaluates the rules about authors, messages, dates and encodings of commits.
     fn check_claims(&mut self, work: &QuarantinedWork) {
         let ReviewPolicy { claims_provenance, strange_date, foreign_encoding, .. } = *self.policy;
-        let now = SystemTime::now();
+        let (now, folder) = (SystemTime::now(), LookalikeFolder::new());
         // These are the agent's own commits. The rewritten ones have the relay's committer and trailers already.
         for commit in &work.commits {
             // 1. The agent must not pass its work off as the relay's, or as another run's.
-            if commit_claims::claims_run_trailer(commit) {
+            if commit_claims::claims_run_trailer(commit, &folder) {
                 let why = "a commit message has a `Sandbox-Run` or `Sandbox-Agent` trailer, which only the relay writes";
                 self.add_reason(claims_provenance, None, why);
             }
             if work.committer.as_ref().is_some_and(|committer| {
-                commit_claims::claims_committer_identity(commit, committer)
+                commit_claims::claims_committer_identity(commit, committer, &folder)
             }) {
                 self.add_reason(
                     claims_provenance,
                     None,
-                    "an author has the relay's name or address",
+                    "an author has the relay's name or address, or one that looks like it",
                 );
             }
             // 2. A reviewer must see the author, the date and the text that git stores.
@@ -230,7 +232,7 @@ impl PolicyEvaluator<'_> {
                 self.add_reason(
                     claims_provenance,
                     None,
-                    "an author's name or address has control characters",
+                    "an author's name or address has control characters, or some that reorder text",
                 );
             }
             if commit_claims::has_implausible_date(commit, now) {

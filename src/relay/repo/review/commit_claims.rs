@@ -3,37 +3,44 @@
 use std::ops::RangeInclusive;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::normalize::fold_case_and_invisible;
+use super::lookalikes::LookalikeFolder;
+use crate::base::hidden_characters::reorders_text;
 use crate::relay::repo::quarantine::TRAILER_NAMES;
 use crate::relay::repo::quarantine::commit::ParsedCommit;
 
 /// Returns true if the message has a line that looks like one of the relay's trailers.
-pub(super) fn claims_run_trailer(commit: &ParsedCommit) -> bool {
-    let message = fold_case_and_invisible(&commit.message);
+pub(super) fn claims_run_trailer(commit: &ParsedCommit, folder: &LookalikeFolder) -> bool {
+    let message = String::from_utf8_lossy(&commit.message);
+    let trailers = TRAILER_NAMES.map(|trailer| folder.fold_text(trailer.as_bytes()));
     message.split(LINE_ENDS).any(|line| {
-        // A full-width colon and other dashes look like the real trailer to people.
-        let name = line.split([':', '\u{ff1a}']).next().unwrap_or_default().trim();
-        let name: String =
-            name.chars().map(|letter| if is_dash(letter) { '-' } else { letter }).collect();
-        TRAILER_NAMES.iter().any(|trailer| name.eq_ignore_ascii_case(trailer))
+        let line = folder.fold_text(line.as_bytes());
+        let name = line.split(':').next().unwrap_or_default().trim();
+        trailers.iter().any(|trailer| name == trailer)
     })
 }
 
-/// Returns true if the author has the name or the address of `committer`, which is the relay's.
-pub(super) fn claims_committer_identity(commit: &ParsedCommit, committer: &str) -> bool {
+/// Returns true if the author has the name or the address of `committer`, which is the relay's, or one that looks like
+/// it.
+pub(super) fn claims_committer_identity(
+    commit: &ParsedCommit,
+    committer: &str,
+    folder: &LookalikeFolder,
+) -> bool {
     let parts = |identity: &[u8]| {
-        let identity = fold_case_and_invisible(identity);
-        let (name, address) = identity.split_once('<').unwrap_or((&identity, ""));
-        (name.trim().to_owned(), address.trim_end_matches('>').trim().to_owned())
+        let at = memchr::memchr(b'<', identity).unwrap_or(identity.len());
+        let (name, address) = identity.split_at(at);
+        [folder.fold_identity(name), folder.fold_identity(address)]
     };
-    let (name, address) = parts(commit.author_and_date().0);
-    let (our_name, our_address) = parts(committer.as_bytes());
-    name == our_name || address == our_address
+    let ours = parts(committer.as_bytes());
+    // The relay's address in the place of a name is a claim, too. Without any letter there is nothing to claim.
+    parts(commit.author_and_date().0).iter().any(|part| !part.is_empty() && ours.contains(part))
 }
 
-/// Returns true if the author's name or address has control characters, which change what a terminal shows.
+/// Returns true if the author's name or address has characters that change what a terminal shows: control characters
+/// and those that reorder text.
 pub(super) fn hides_author(commit: &ParsedCommit) -> bool {
-    String::from_utf8_lossy(&commit.author).chars().any(char::is_control)
+    let author = String::from_utf8_lossy(&commit.author);
+    author.chars().any(|letter| letter.is_control() || reorders_text(letter))
 }
 
 /// Returns true if the commit's date is before 2000, in the future, or in an invalid time zone.
@@ -55,10 +62,6 @@ pub(super) fn has_implausible_date(commit: &ParsedCommit, now: SystemTime) -> bo
 pub(super) fn is_in_foreign_encoding(commit: &ParsedCommit) -> bool {
     let is_text = |bytes: &[u8]| str::from_utf8(bytes).is_ok();
     commit.encoding.is_some() || !is_text(&commit.author) || !is_text(&commit.message)
-}
-
-fn is_dash(letter: char) -> bool {
-    matches!(letter, '\u{2010}'..='\u{2015}' | '\u{2212}' | '\u{fe58}' | '\u{fe63}' | '\u{ff0d}')
 }
 
 /// The characters that end a line for one program or another.

@@ -10,6 +10,21 @@ pub(super) const ATTACKS: &[HostileAttack] = &[
     ("author of the relay's address", |case| {
         commit_as(case, "A <Re\u{ad}lay@Example.com>", AUTHOR, NOW)
     }),
+    ("author who looks like the relay", |case| {
+        commit_as(case, "R\u{435}\u{2113}\u{430}y <x@example.com>", AUTHOR, NOW)
+    }),
+    ("author of an address like the relay's", |case| {
+        commit_as(case, "A <relay\u{ff20}exampl\u{435}.com>", AUTHOR, NOW)
+    }),
+    ("author who is a bot of the relay's", |case| {
+        commit_as(case, "relay [bot] <x@example.com>", AUTHOR, NOW)
+    }),
+    ("author in the other direction", |case| {
+        commit_as(case, "\u{202e}yaleR\u{202c} <a@example.com>", AUTHOR, NOW)
+    }),
+    ("author of another script", |case| {
+        commit_as(case, "\u{418}\u{432}\u{430}\u{43d} <a@example.com>", AUTHOR, NOW)
+    }),
     ("author with control characters", |case| {
         commit_as(case, "A\r\u{1b}[2KRelay <a@example.com>", AUTHOR, NOW)
     }),
@@ -41,6 +56,9 @@ pub(super) const ATTACKS: &[HostileAttack] = &[
     }),
     ("trailer with another hyphen", |case| {
         commit_message(case, "Odd\n\nSandbox\u{2011}Agent: another\n")
+    }),
+    ("trailer in other letters", |case| {
+        commit_message(case, "Odd\n\nS\u{430}ndb\u{43e}\u{445}-Run\u{2236} another\n")
     }),
     ("trailer with a long s", |case| commit_message(case, "Odd\n\n\u{17f}andbox-run : another\n")),
     ("time of 2100", |case| commit_as(case, AUTHOR, AUTHOR, "4102444800 +0000")),
