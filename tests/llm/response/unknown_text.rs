@@ -238,7 +238,7 @@ fn named_events_of_unknown_form_count() {
         (
             GatewayRoute::Responses,
             r#"data: {"type":"response.output_text.done","text":"WORDS"}"#,
-            false,
+            true,
         ),
     ] {
         let reading =
