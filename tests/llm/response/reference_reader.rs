@@ -44,7 +44,11 @@ pub(super) fn read_stream(route: GatewayRoute, hides: bool, stream: &[u8]) -> Ex
             passed.extend(event.iter().flat_map(|line| line.whole));
         }
     }
-    ExpectedUsage { so_far: model.usage(), finish: model.finish, passed }
+    ExpectedUsage {
+        so_far: model.usage().map(|usage| count_without_output(route, usage)),
+        finish: model.finish,
+        passed,
+    }
 }
 
 pub(super) fn read_body(route: GatewayRoute, body: &[u8]) -> ExpectedUsage {
@@ -55,7 +59,20 @@ pub(super) fn read_body(route: GatewayRoute, body: &[u8]) -> ExpectedUsage {
     if !document.is_object() {
         model.finish = StreamEnd::Unfinished;
     }
-    ExpectedUsage { so_far: model.usage(), finish: model.finish, passed: body.to_vec() }
+    ExpectedUsage {
+        so_far: model.usage().map(|usage| count_without_output(route, usage)),
+        finish: model.finish,
+        passed: body.to_vec(),
+    }
+}
+
+/// Embeddings and the other routes without a turn have no output, so all tokens are input.
+fn count_without_output(route: GatewayRoute, usage: TokenUsage) -> TokenUsage {
+    if route.counts_as_turn() {
+        return usage;
+    }
+    let input = Tokens(usage.input.0 + usage.output.0);
+    TokenUsage { input, output: Tokens::ZERO, ..usage }
 }
 
 fn split_lines(mut text: &[u8]) -> Vec<SseLine<'_>> {
