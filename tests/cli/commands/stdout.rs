@@ -36,7 +36,7 @@ fn errors_are_short_and_say_what_to_do() {
     };
     let state = file.to_str().unwrap();
     insta::assert_snapshot!(wrong(&["grant", "list", "--state-dir", state]), @"2: error: no grants found: `[dir]/file/state.db` does not exist; see `--state-dir`, or make a grant with `cogni-gateway grant mint`");
-    insta::assert_snapshot!(wrong(&["audit", "show", "/"]), @"2: error: audit log `/`: Is a directory (os error 21)");
+    insta::assert_snapshot!(wrong(&["audit", "show", "/"]), @"2: error: audit log `/`: it is no regular file");
     insta::assert_snapshot!(wrong(&["run", "--max-runtime", "soon", "--", "true"]), @"
     2: error: invalid value 'soon' for '--max-runtime <TIME>': give a time, such as 30s, 5m or 1h 30m
 

@@ -71,7 +71,7 @@ fn count_without_output(route: GatewayRoute, usage: TokenUsage) -> TokenUsage {
     if route.counts_as_turn() {
         return usage;
     }
-    let input = Tokens(usage.input.0 + usage.output.0);
+    let input = Tokens((usage.input.0 + usage.output.0).min(1_000_000_000));
     TokenUsage { input, output: Tokens::ZERO, ..usage }
 }
 

@@ -177,7 +177,7 @@ async fn a_file_of_a_later_version_is_refused_and_not_changed() {
     let error = output.lines().last().unwrap();
     insta::assert_snapshot!(format!("{status}\n{error}"), @"
     exit status: 2
-    error: cannot serve from `STATE/state.db`: the tables of `journal` are of a later version (9; this program knows 8); use a newer program
+    error: cannot serve from `STATE/state.db`: the tables of `journal` are of a later version (10; this program knows 9); use a newer program
     ");
 
     assert_eq!(list_moods(&setup, later).await, [(run.clone(), "calm".to_owned())]);
