@@ -25,24 +25,15 @@ async fn data_without_a_use_is_removed() {
     assert!(!artifacts.exists());
     // The state after a process was killed between writing the row and removing the directory.
     fs::create_dir(&artifacts).and_then(|()| fs::write(artifacts.join("bundle"), "")).unwrap();
-    let removed = sweep_relay_state(
-        &state_dir(&github),
-        relay.outbox(),
-        Duration::from_hours(2),
-        SystemTime::now(),
-    )
-    .unwrap();
-    assert_eq!(
-        (removed, artifacts.exists()),
-        (RelaySweepReport { works: 1, ..RelaySweepReport::default() }, false)
-    );
+    let (state, outbox, age) = (state_dir(&github), relay.outbox(), Duration::from_hours(2));
+    let works = RelaySweepReport { works: 1, ..RelaySweepReport::default() };
+    let removed = sweep_relay_state(&state, outbox, age, SystemTime::now()).unwrap();
+    assert_eq!((removed, artifacts.exists()), (works, false));
     let held = add_work(&github, "held").await;
-    let outbox = relay.outbox();
     let row = outbox.get(&held).unwrap();
     let row = outbox
         .advance_job(&row, StepOutcome::Held { code: "policy", why: "it is ours".to_owned() })
         .unwrap();
-    let state = state_dir(&github);
     let workspace = state.join("work/kept/workspace");
     fs::create_dir_all(&workspace).unwrap();
     let branches = fs::read_dir(state.join("branches")).unwrap().next().unwrap().unwrap().path();
@@ -54,7 +45,6 @@ async fn data_without_a_use_is_removed() {
     let left = branches.join("done/objects");
     fs::create_dir(&left).unwrap();
 
-    let age = Duration::from_hours(2);
     let removed = sweep_relay_state(&state, outbox, age, SystemTime::now()).unwrap();
     assert_eq!(removed, RelaySweepReport::default(), "all is young");
     assert!(!left.exists(), "what a killed run left in quarantine goes at once");
@@ -64,11 +54,7 @@ async fn data_without_a_use_is_removed() {
         grow_old(path);
     }
     let removed = sweep_relay_state(&state, outbox, age, SystemTime::now()).unwrap();
-    assert_eq!(
-        removed,
-        RelaySweepReport { works: 1, ..RelaySweepReport::default() },
-        "the held work needs its mirror"
-    );
+    assert_eq!(removed, works, "the held work needs its mirror");
     assert!(
         row.request.artifacts.join("bundle").exists() && !workspace.exists() && mirror.exists()
     );

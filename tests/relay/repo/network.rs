@@ -84,10 +84,12 @@ fn a_list_of_refs_without_end_is_left_early() {
         // The request is one packet on this machine, and its content does not matter.
         let _ = stream.read(&mut [0; 4096]).unwrap();
         stream.write_all(REF_LIST_HEAD).unwrap();
-        let lines: String =
-            (1..=20_000).map(|n| format!("0046{n:040x} refs/heads/many/{n:08}\n")).collect();
+        let mut lines = vec![];
+        for number in 1..=20_000 {
+            writeln!(lines, "0046{number:040x} refs/heads/many/{number:08}").unwrap();
+        }
         let mut sent = 0;
-        while sent < MAX_SENT_BYTES && stream.write_all(lines.as_bytes()).is_ok() {
+        while sent < MAX_SENT_BYTES && stream.write_all(&lines).is_ok() {
             sent += lines.len();
         }
         sent

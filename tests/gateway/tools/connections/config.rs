@@ -131,58 +131,67 @@ fn a_sandbox_gets_the_variables_of_its_connections() {
     ");
 }
 
-/// T7: `explain` names the layer and the rule that decide about a request over a connection.
-#[test]
-fn explain_names_the_rule() {
+/// Returns what `explain` says of a request with this first line, to a gateway with one connection.
+fn explain_request(line: &str) -> String {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("gateway.toml");
     let table = "[tools.connections.api]\nurl = 'https://api.example.com'\nallow = ['GET /repos/acme/**']\ndeny = ['* /**/secrets/**']\nprice_usd = '0.001'\n";
     std::fs::write(&file, table).unwrap();
-    let explained = |line: &str| {
-        let arguments = ["explain", "-", "--config", file.to_str().unwrap()];
-        let matches = explain::command().try_get_matches_from(arguments).unwrap();
-        let request = format!("{line} HTTP/1.1\r\nhost: localhost\r\n\r\n");
-        let mut output = vec![];
-        explain::run(&matches, request.as_bytes(), &mut output).unwrap();
-        String::from_utf8(output).unwrap()
-    };
-    insta::assert_snapshot!(explained("GET /connect/api/repos/acme/site"), @r"
+    let arguments = ["explain", "-", "--config", file.to_str().unwrap()];
+    let matches = explain::command().try_get_matches_from(arguments).unwrap();
+    let request = format!("{line} HTTP/1.1\r\nhost: localhost\r\n\r\n");
+    let mut output = vec![];
+    explain::run(&matches, request.as_bytes(), &mut output).unwrap();
+    String::from_utf8(output).unwrap()
+}
+
+/// T7: `explain` names the layer and the rule that decide about a request over a connection.
+#[test]
+fn explain_names_the_rule() {
+    insta::assert_snapshot!(explain_request("GET /connect/api/repos/acme/site"), @r"
     connection api
     allowed    by every layer; rule: allow[0]
     reserves   1 request, $0.001
     ");
-    insta::assert_snapshot!(explained("GET /connect/api/repos/acme/secrets"), @r"
+    insta::assert_snapshot!(explain_request("GET /connect/api/repos/acme/secrets"), @r"
     connection api
     refused    policy_denied: layer connection, rule deny[0]
                the connection's rules do not allow this request
     ");
-    insta::assert_snapshot!(explained("POST /connect/api/repos/acme/site"), @r"
+    insta::assert_snapshot!(explain_request("POST /connect/api/repos/acme/site"), @r"
     connection api
     refused    policy_denied: layer connection, rule allow
                the connection's rules do not allow this request
     ");
-    insta::assert_snapshot!(explained("GET /connect/other/a"), @r"
+    insta::assert_snapshot!(explain_request("GET /connect/other/a"), @r"
     connection other
     refused    policy_denied: layer run, rule granted
                this run may not use this connection; `GET /connect` names the ones that it may use
     ");
-    insta::assert_snapshot!(explained("GET /connect"), @r"
+    insta::assert_snapshot!(explain_request("GET /connect"), @r"
     connections of the run
     allowed    lists: api
     reserves   nothing
     ");
-    insta::assert_snapshot!(explained("POST /connect"), @r"
+    insta::assert_snapshot!(explain_request("POST /connect"), @r"
     connections of the run
     refused    not_found
                the path is not served; there are `GET /connect` and `/connect/NAME/PATH`
     ");
-    insta::assert_snapshot!(explained("GET http://evil.example/connect/api/repos/acme/site"), @r"
+    insta::assert_snapshot!(explain_request("GET http://evil.example/connect/api/repos/acme/site"), @r"
     connection api
     refused    not_found
                the path is not served
     ");
+}
+
+/// T6: `explain` knows what a connection refuses before its rules.
+#[test]
+fn explain_knows_the_checks_of_a_request() {
     let with = |header: &str| {
-        explained(&format!("GET /connect/api/repos/acme/site HTTP/1.1\r\n{header}\r\nx: GET /"))
+        explain_request(&format!(
+            "GET /connect/api/repos/acme/site HTTP/1.1\r\n{header}\r\nx: GET /"
+        ))
     };
     insta::assert_snapshot!(with("host: other"), @r"
     connection api
@@ -204,7 +213,7 @@ fn explain_names_the_rule() {
     refused    foreign_origin
                the request comes from a page of another origin
     ");
-    insta::assert_snapshot!(explained("GET /connect/api//a"), @r"
+    insta::assert_snapshot!(explain_request("GET /connect/api//a"), @r"
     connection api
     refused    ambiguous_path
                the path could be read in two ways: it has an empty segment
