@@ -112,8 +112,11 @@ async fn open_to_all(uids: &[u32]) -> TestApp {
 fn ask_as(app: &TestApp, uid: u32, gid: u32) -> String {
     let binary = app.socket.with_file_name("cogni-gateway");
     if !binary.exists() {
-        // Other users may not read the program where cargo has put it.
-        fs::copy(env!("CARGO_BIN_EXE_cogni-gateway"), &binary).unwrap();
+        // Other users may not read the program where cargo has put it. Another process copies it: a test that starts a
+        // program meanwhile would hand on the copy, open for writing, and the copy could not be executed.
+        let copy =
+            Command::new("cp").arg(env!("CARGO_BIN_EXE_cogni-gateway")).arg(&binary).status();
+        assert!(copy.unwrap().success());
     }
     let mut ask = Command::new(binary);
     ask.args(["health", "--socket-path"]).arg(&app.socket).env_clear().uid(uid).gid(gid);
