@@ -28,7 +28,8 @@ pub struct ServerStream {
     stall_timeout: Duration,
     /// Bytes that were read from the socket, and that the next reads return first.
     unread: Bytes,
-    /// The bytes that the owner has read, at the end of the connection or before its last write.
+    /// The number of bytes that the owner has read since its last write, or, if it has not read since, those that it had
+    /// read up to that write.
     last_read: u32,
     /// True if the owner has written since its last read.
     has_written: bool,

@@ -13,12 +13,13 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 
-use super::open_questions::{OpenQuestionPermit, OpenQuestions, RunOwnerFuture};
+use super::open_questions::{RunOwnerFuture, question_places};
 use super::outbox::{self, Outbox};
 use super::present_tools::PresentTools;
 use super::{ApprovalRow, ApprovalState, to_unix_millis};
 use crate::base::db::{DatabaseError, SqliteDatabase};
 use crate::base::file_digest::FileDigestCache;
+use crate::base::keyed_permits::{KeyedPermit, KeyedPermits};
 use crate::base::log_line_limiter::LogLineLimiter;
 use crate::llm::budget::{Nanodollars, RaiseError, SpendingLimits};
 
@@ -37,7 +38,7 @@ pub struct ApprovalStore {
     failure_lines: Arc<LogLineLimiter>,
     /// The tools of the present configuration; `None` in a process whose configuration stays.
     present: Arc<RwLock<Option<Arc<PresentTools>>>>,
-    open: Arc<OpenQuestions>,
+    places: Arc<KeyedPermits>,
     owner: Arc<dyn Fn(String) -> RunOwnerFuture + Send + Sync>,
 }
 
@@ -46,7 +47,7 @@ pub struct ApprovalWatch {
     id: String,
     store: ApprovalStore,
     state: watch::Receiver<ApprovalState>,
-    _place: OpenQuestionPermit,
+    _place: KeyedPermit,
 }
 
 /// A person's answer.
@@ -105,7 +106,7 @@ impl ApprovalStore {
             files: Arc::default(),
             failure_lines: Arc::default(),
             present: Arc::default(),
-            open: Arc::default(),
+            places: question_places(),
             owner: Arc::new(|_| Box::pin(async { None })),
         }
     }
@@ -131,7 +132,7 @@ impl ApprovalStore {
     /// Returns an error if the database cannot be written; then no person is asked.
     pub async fn ask(&self, row: ApprovalRow) -> Result<Option<ApprovalWatch>, DatabaseError> {
         let owner = (self.owner)(row.run.clone()).await;
-        let Some(place) = self.open.take_place(owner) else { return Ok(None) };
+        let Some(place) = self.places.try_take(owner.as_deref()) else { return Ok(None) };
         // The sender exists before the row, so that no answer is missed.
         let (sender, state) = watch::channel(ApprovalState::Pending);
         self.lock_waiting().insert(row.id.clone(), sender);

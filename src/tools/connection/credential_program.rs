@@ -55,7 +55,7 @@ impl CredentialProgram {
             return Ok(run);
         }
         let permit =
-            self.permits.try_take(&self.command.join("\0")).ok_or(CredentialFault::Busy)?;
+            self.permits.try_take(Some(&self.command.join("\0"))).ok_or(CredentialFault::Busy)?;
         let command = self.command.clone();
         let run: ProgramRun = Box::pin(async move {
             let printed = run_program(&command).await;

@@ -27,14 +27,7 @@ async fn nothing_is_removed_while_the_clock_cannot_be_trusted() {
     let millis = i64::try_from(millis).unwrap();
     file.execute("UPDATE run SET created = ?1, ended = ?1", [millis]).unwrap();
 
-    let mut service = setup.start();
-    let is_told = |output: &str| output.contains("the clock is not trusted yet");
-    tokio::task::block_in_place(|| service.process.until(is_told));
-    // The first pass of the retention task is over when the next run has ended.
-    let next = service.run(&conversation_body("hello")).await;
-    service.ended(&next).await;
-    assert_eq!(service.get(&format!("/api/v1/runs/{run}")).await.status, 200);
-    setup.stop(service);
+    assert_not_forgotten(&setup, &run).await;
 
     // The same age, after a clock that advanced gradually.
     journal().note_time(SystemTime::now()).await.unwrap();
@@ -65,13 +58,18 @@ async fn a_restart_does_not_end_the_wait_after_a_jump() {
     rusqlite::Connection::open(&file).unwrap().execute("UPDATE run SET ended = 0", []).unwrap();
 
     for _ in 0..2 {
-        let mut service = setup.start();
-        let is_told = |output: &str| output.contains("the clock is not trusted yet");
-        tokio::task::block_in_place(|| service.process.until(is_told));
-        // The first pass of the retention task is over when the next run has ended.
-        let next = service.run(&conversation_body("hello")).await;
-        service.ended(&next).await;
-        assert_eq!(service.get(&format!("/api/v1/runs/{run}")).await.status, 200);
-        setup.stop(service);
+        assert_not_forgotten(&setup, &run).await;
     }
+}
+
+/// Asserts that a service that does not trust the clock keeps an old run.
+async fn assert_not_forgotten(setup: &ServiceSetup, run: &str) {
+    let mut service = setup.start();
+    let is_told = |output: &str| output.contains("the clock is not trusted yet");
+    tokio::task::block_in_place(|| service.process.until(is_told));
+    // The first pass of the retention task is over when the next run has ended.
+    let next = service.run(&conversation_body("hello")).await;
+    service.ended(&next).await;
+    assert_eq!(service.get(&format!("/api/v1/runs/{run}")).await.status, 200);
+    setup.stop(service);
 }

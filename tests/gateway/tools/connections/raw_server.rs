@@ -6,11 +6,12 @@ use std::sync::Arc;
 use http::Method;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::{code_of, start_app};
+use crate::support::app::TestApp;
 use crate::support::test_ca::TestCa;
 
 /// A listener over TLS at `localhost`, and the table of a connection to it.
@@ -53,16 +54,22 @@ async fn answer_ok(stream: &mut TlsStream<TcpStream>) {
     stream.flush().await.unwrap();
 }
 
+/// Sends the head of a request with a body of a gigabyte.
+async fn begin_upload(app: &TestApp) -> UnixStream {
+    let mut client = app.client().connect().await;
+    let head =
+        "POST /connect/api/a HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000000\r\n\r\n";
+    client.write_all(head.as_bytes()).await.unwrap();
+    client
+}
+
 /// T6: a client that leaves while its upload is blocked is noticed, although nothing is read from it.
 #[tokio::test]
 async fn a_client_that_leaves_a_blocked_upload_is_noticed() {
     // The server's silence would end the request long after the test.
     let server = RawServer::start("timeout = '1h'").await;
     let app = start_app(&server.table).await;
-    let mut client = app.client().connect().await;
-    let head =
-        "POST /connect/api/a HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000000\r\n\r\n";
-    client.write_all(head.as_bytes()).await.unwrap();
+    let mut client = begin_upload(&app).await;
     let mut stream = server.accept().await;
     assert_eq!(read_head(&mut stream).await, "POST /a HTTP/1.1");
     // The server reads no further, so that every buffer on the way is full at last.
@@ -89,10 +96,7 @@ async fn a_client_that_leaves_a_blocked_upload_is_noticed() {
 async fn a_client_that_leaves_a_blocked_upload_behind_an_answer_is_noticed() {
     let server = RawServer::start("timeout = '1h'").await;
     let app = start_app(&server.table).await;
-    let mut client = app.client().connect().await;
-    let head =
-        "POST /connect/api/a HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000000\r\n\r\n";
-    client.write_all(head.as_bytes()).await.unwrap();
+    let mut client = begin_upload(&app).await;
     let mut stream = server.accept().await;
     read_head(&mut stream).await;
     let begun = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nbegun";
