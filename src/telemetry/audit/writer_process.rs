@@ -12,12 +12,14 @@ use std::path::Path;
 
 use rustix::fs::{major, minor};
 
+use crate::base::regular_file::open_regular_file;
+
 /// Returns the ID of the process that writes a log, or `None` if no process of this PID namespace does.
 ///
 /// # Errors
 /// Returns an error if the log or the list of locks cannot be read.
 pub fn find_writer(log: &Path) -> io::Result<Option<u32>> {
-    let file = File::open(log)?;
+    let file = open_regular_file(log)?;
     let name = lock_name(&file)?;
     Ok(find_lock_holder(&fs::read_to_string(LOCKS_FILE)?, &name))
 }

@@ -37,6 +37,12 @@ fn errors_are_short_and_say_what_to_do() {
     let state = file.to_str().unwrap();
     insta::assert_snapshot!(wrong(&["grant", "list", "--state-dir", state]), @"2: error: no grants found: `[dir]/file/state.db` does not exist; see `--state-dir`, or make a grant with `cogni-gateway grant mint`");
     insta::assert_snapshot!(wrong(&["audit", "show", "/"]), @"2: error: audit log `/`: it is no regular file");
+    // A pipe has no end, so the command must not wait for one.
+    let pipe = place.path().join("pipe");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).unwrap();
+    let pipe = pipe.to_str().unwrap();
+    insta::assert_snapshot!(wrong(&["audit", "show", pipe]), @"2: error: audit log `[dir]/pipe`: it is no regular file");
+    insta::assert_snapshot!(wrong(&["audit", "verify", pipe]), @"2: error: cannot use audit log `[dir]/pipe`: it is no regular file");
     insta::assert_snapshot!(wrong(&["run", "--max-runtime", "soon", "--", "true"]), @"
     2: error: invalid value 'soon' for '--max-runtime <TIME>': give a time, such as 30s, 5m or 1h 30m
 
