@@ -13,6 +13,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::pipeline::smuggling::{AMBIGUOUS, MALFORMED};
 use crate::support::app::TestApp;
+use oracle::ConversationEnd::{EndOfWriting, LastRequest};
 
 /// G3: The lane serves the request heads that common clients send.
 #[test]
@@ -70,10 +71,40 @@ async fn smuggled_requests_are_answered_alike() {
     for (_, head) in AMBIGUOUS {
         let request =
             format!("POST /v1/messages HTTP/1.1\r\nhost: x\r\n{JSON}\r\n{head}\r\n\r\n{BODY}");
-        oracle::compare_servers(&[request.as_bytes(), SECOND]).await;
+        oracle::compare_servers(&[request.as_bytes(), SECOND], LastRequest).await;
     }
     for (_, head) in MALFORMED {
-        oracle::compare_servers(&[format!("{head}\r\n\r\n{BODY}").as_bytes(), SECOND]).await;
+        oracle::compare_servers(&[format!("{head}\r\n\r\n{BODY}").as_bytes(), SECOND], LastRequest)
+            .await;
+    }
+}
+
+/// G3: A client that ends its writing side inside the body gets the same refusal with and without the lane.
+#[tokio::test]
+async fn an_end_of_writing_inside_a_body_is_answered_alike() {
+    let whole = plain_request(BODY);
+    let head = whole.len() - BODY.len();
+    for length in head..whole.len() {
+        let traces = oracle::compare_servers(&[&whole.as_bytes()[..length]], EndOfWriting).await;
+        assert!(traces.answers[0].contains("client_gone"), "{:?}", traces.answers);
+    }
+}
+
+/// G3, G5: A client that ends its writing side behind a whole request leaves. Its call costs something exactly if the
+/// call was sent.
+#[tokio::test]
+async fn an_end_of_writing_behind_a_request_is_a_departure() {
+    for mode in [LaneMode::On, LaneMode::Off] {
+        for model in ["fake", "fake/fault=stall@head"] {
+            let request = plain_request(&json!({"model": model, "messages": []}).to_string());
+            let traces = oracle::run_conversation(mode, &[request.as_bytes()], EndOfWriting).await;
+            let charged: u64 = traces
+                .records
+                .iter()
+                .filter_map(|record| record["charged"]["input"].as_u64())
+                .sum();
+            assert_eq!(charged > 0, !traces.upstream.is_empty(), "{mode:?} {traces:?}");
+        }
     }
 }
 
@@ -89,7 +120,7 @@ fn all_requests_are_answered_alike() {
         at.sort_unstable();
         let pieces: Vec<_> = at.windows(2).map(|cut| &bytes.as_bytes()[cut[0]..cut[1]]).collect();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(oracle::compare_servers(&pieces));
+        runtime.block_on(oracle::compare_servers(&pieces, LastRequest));
     });
 }
 

@@ -27,19 +27,32 @@ pub(crate) struct ConversationTraces {
     pub(crate) records: Vec<Value>,
 }
 
+/// How a client ends a conversation. The client reads to the end in both cases.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum ConversationEnd {
+    /// A last request asks the server to close the connection.
+    LastRequest,
+    /// The client ends its writing side.
+    EndOfWriting,
+}
+
 /// Sends the pieces to both servers and compares the results. Returns the common result.
-pub(crate) async fn compare_servers(pieces: &[&[u8]]) -> ConversationTraces {
+pub(crate) async fn compare_servers(pieces: &[&[u8]], end: ConversationEnd) -> ConversationTraces {
     let (lane, hyper) = tokio::join!(
-        Box::pin(run_conversation(LaneMode::On, pieces)),
-        Box::pin(run_conversation(LaneMode::Off, pieces)),
+        Box::pin(run_conversation(LaneMode::On, pieces, end)),
+        Box::pin(run_conversation(LaneMode::Off, pieces, end)),
     );
     let sent = pieces.iter().map(|piece| piece.escape_ascii().to_string()).collect::<Vec<_>>();
     assert_eq!(lane, hyper, "the lane's on the left: {sent:#?}");
     lane
 }
 
-/// Sends the pieces one after the other, and then a last request, to a new gateway.
-pub(crate) async fn run_conversation(mode: LaneMode, pieces: &[&[u8]]) -> ConversationTraces {
+/// Sends the pieces one after the other to a new gateway, and ends the conversation.
+pub(crate) async fn run_conversation(
+    mode: LaneMode,
+    pieces: &[&[u8]],
+    end: ConversationEnd,
+) -> ConversationTraces {
     let provider =
         FakeProvider::bind(SocketAddr::from(([127, 0, 0, 1], 0)), ProviderScript::default()).await;
     let provider = provider.expect("a free port");
@@ -56,7 +69,7 @@ pub(crate) async fn run_conversation(mode: LaneMode, pieces: &[&[u8]]) -> Conver
         app.serve_until_cancelled(closing).await.expect("an orderly end");
     };
     let exchange = async {
-        let answers = tokio::time::timeout(TEST_TIMEOUT, send_pieces(&socket, pieces)).await;
+        let answers = tokio::time::timeout(TEST_TIMEOUT, send_pieces(&socket, pieces, end)).await;
         stop.cancel();
         answers.expect("the gateway has closed the connection")
     };
@@ -101,17 +114,24 @@ fn configure_run(directory: &Path, upstream: SocketAddr, mode: LaneMode) -> Gate
 }
 
 /// Sends the pieces, and returns all bytes that arrive until the gateway closes the connection.
-async fn send_pieces(socket: &Path, pieces: &[&[u8]]) -> Vec<u8> {
+async fn send_pieces(socket: &Path, pieces: &[&[u8]], end: ConversationEnd) -> Vec<u8> {
     let stream = UnixStream::connect(socket).await.expect("the gateway listens");
     let (mut reader, mut writer) = stream.into_split();
     let mut answers = vec![];
     let written = async {
-        for piece in pieces.iter().copied().chain([LAST]) {
+        let last = match end {
+            ConversationEnd::LastRequest => Some(LAST),
+            ConversationEnd::EndOfWriting => None,
+        };
+        for piece in pieces.iter().copied().chain(last) {
             // The gateway may close before it has read everything.
             let _ = writer.write_all(piece).await;
             for _ in 0..TURNS {
                 tokio::task::yield_now().await;
             }
+        }
+        if let ConversationEnd::EndOfWriting = end {
+            let _ = writer.shutdown().await;
         }
         // An open write half keeps the connection open for all answers.
         writer

@@ -184,8 +184,10 @@ impl LaneConnection<'_> {
         let (rest, must_be_read) = body.into_unread_body();
         let (received, left) = rest.into_parts();
         self.received = received;
-        // Bytes of a pipelined request are here already, so the client counts as having sent more.
-        let mut watch = ClientWatch { has_spoken: !self.received.is_empty() };
+        // Bytes of a pipelined request are here already, so the client counts as having sent more. A client
+        // whose body broke off may have ended only its writing side, and gets its refusal, as from hyper.
+        let has_broken_off = left > 0 && !must_be_read;
+        let mut watch = ClientWatch { has_spoken: has_broken_off || !self.received.is_empty() };
         let answer = answer_received(exchange, call);
         let Some(answer) = watch.wait_while_connected(answer, &self.stream).await else {
             return Ok(false);
