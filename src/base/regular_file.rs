@@ -21,6 +21,14 @@ pub fn open_regular_file(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
+/// Reads a file with a credential or with keys as text.
+///
+/// # Errors
+/// As [`read_regular_file`], with a limit of 1 MiB.
+pub fn read_secret_file(path: &Path) -> io::Result<String> {
+    read_regular_file(path, MAX_SECRET_FILE_BYTES)
+}
+
 /// Reads a file of at most `max_bytes` bytes as text.
 ///
 /// # Errors
@@ -34,6 +42,9 @@ pub fn read_regular_file(path: &Path, max_bytes: u64) -> io::Result<String> {
     }
     Ok(text)
 }
+
+/// The largest file of a secret. Our choice: thousands of keys, and a wrong path cannot fill the memory.
+const MAX_SECRET_FILE_BYTES: u64 = 1 << 20;
 
 #[cfg(test)]
 mod tests {

@@ -1,10 +1,10 @@
 //! The place of a credential. The value is read when it is used, so that it can be replaced.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::base::regular_file::read_secret_file;
 use crate::base::secret::SecretString;
 
 /// The place of a header's value. Exactly one place is given.
@@ -38,8 +38,9 @@ impl CredentialSource {
             (Some(name), _) => {
                 std::env::var(name).map_err(|_| format!("the variable `{name}` is not set"))?
             }
-            (None, Some(path)) => fs::read_to_string(path)
-                .map_err(|error| format!("`{}`: {}", path.display(), error.kind()))?,
+            (None, Some(path)) => {
+                read_secret_file(path).map_err(|error| format!("`{}`: {error}", path.display()))?
+            }
             (None, None) => String::new(),
         };
         let value = value.trim_end_matches(['\r', '\n']);

@@ -1,6 +1,5 @@
 //! The flags of the relay, for every command that has them.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -8,6 +7,7 @@ use http::Uri;
 use http::uri::Scheme;
 
 use crate::base::private_dir;
+use crate::base::regular_file::read_regular_file;
 use crate::base::secret::SecretString;
 use crate::base::shell::quote_word;
 use crate::relay::delivery::{DeliveryConfig, DeliveryService, ForgeAccess, KnownSecret};
@@ -330,5 +330,9 @@ fn read_secret(
 }
 
 fn read_text_file(path: &Path) -> anyhow::Result<String> {
-    fs::read_to_string(path).with_context(|| format!("`{}` cannot be read", path.display()))
+    read_regular_file(path, MAX_FILE_BYTES)
+        .with_context(|| format!("`{}` cannot be read", path.display()))
 }
+
+/// The largest file of options, keys or rules. Our choice: a wrong path cannot fill the memory.
+const MAX_FILE_BYTES: u64 = 1 << 20;

@@ -1,6 +1,6 @@
 //! The named settings. Each setting is an environment variable and a flag; the flag of a secret names a file.
 
-use std::fs;
+use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use serde::de::{DeserializeOwned, IntoDeserializer};
 
 use super::GatewayConfig;
 use crate::base::json::check_document;
+use crate::base::regular_file::read_secret_file;
 use crate::base::secret::SecretString;
 use crate::base::trace_context;
 use crate::gateway::run::{NAME_RULE, is_name};
@@ -74,7 +75,7 @@ impl ConfigSetting {
         if variable(self.name).is_some() {
             return Err(anyhow!("both `{}` and its file are given; give one of them", self.name));
         }
-        let text = fs::read_to_string(&path)
+        let text = read_secret_file(Path::new(&path))
             .with_context(|| format!("`{file_name}` is `{path}`, which cannot be read"))?;
         // Editors end a file with a line break, which is no part of the secret.
         Ok(Some(text.trim_end_matches(['\r', '\n']).to_owned()))

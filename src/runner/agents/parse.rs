@@ -1,6 +1,5 @@
 //! The parser of an agent's file. Each error names the line, the key and the correction.
 
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -8,6 +7,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::definition::{self, AgentDefinition, ExternalFile, FileContent};
 use super::validate::DefinitionKeyError;
+use crate::base::regular_file::read_regular_file;
 
 /// An error of loading the catalog.
 #[derive(Debug, thiserror::Error)]
@@ -81,13 +81,7 @@ fn check_file_name(path: &Path, entry: &AgentDefinition) -> Result<(), Definitio
 
 fn read_file(path: &Path) -> Result<String, CatalogError> {
     let unreadable = |source| CatalogError::Unreadable { path: path.to_owned(), source };
-    // The size is checked before the read, so that a wrong path never fills the memory.
-    let size = fs::metadata(path).map_err(unreadable)?.len();
-    if size > MAX_FILE_BYTES {
-        let why = format!("it has {size} bytes; an agent's files have at most {MAX_FILE_BYTES}");
-        return Err(unreadable(io::Error::other(why)));
-    }
-    fs::read_to_string(path).map_err(unreadable)
+    read_regular_file(path, MAX_FILE_BYTES).map_err(unreadable)
 }
 
 fn toml_message(error: &toml::de::Error) -> String {

@@ -14,7 +14,9 @@ use ring::rand::{SecureRandom, SystemRandom};
 use ring::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
 
 use super::{AuditError, chain::RecordHash};
-use crate::base::{key_bytes::parse_key_bytes, secret::SecretString};
+use crate::base::key_bytes::parse_key_bytes;
+use crate::base::regular_file::read_secret_file;
+use crate::base::secret::SecretString;
 
 /// A key pair that signs checkpoints and other statements of this machine.
 pub struct AuditSigningKey {
@@ -84,10 +86,10 @@ impl AuditPublicKey {
 /// Returns an error if the file cannot be made or read, or does not hold a seed.
 pub fn load_or_create_seed(path: &Path) -> Result<SecretString, AuditError> {
     let failed = |source| AuditError::KeyFile { path: path.to_owned(), source };
-    let text = match fs::read_to_string(path) {
+    let text = match read_secret_file(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             write_new_seed(path, &random_seed()?).map_err(failed)?;
-            fs::read_to_string(path)
+            read_secret_file(path)
         }
         read => read,
     };

@@ -250,6 +250,6 @@ fn a_wrong_webhook_is_refused() {
     `tools.approvals.webhook.approvers`: and `reply_secret` need each other; give both, or none
     `tools.approvals.webhook.approvers`: has the ids of grants by users: `U024BE7LH = "grant-…"`
     `tools.approvals.webhook.secret`: it is not `whsec_` and the Base64 of 24 to 64 bytes
-    `tools.approvals.webhook.secret`: `/nowhere`: entity not found
+    `tools.approvals.webhook.secret`: `/nowhere`: No such file or directory (os error 2)
     "#);
 }

@@ -8,13 +8,13 @@
 //! ```
 
 use std::fmt;
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use ring::hmac;
 
 use crate::base::key_bytes::parse_key_bytes;
+use crate::base::regular_file::read_secret_file;
 
 /// The keys of run tokens: at least one key, of which the first signs. The tokens are for one named audience, or for no
 /// audience.
@@ -57,7 +57,7 @@ impl RunTokenKeys {
     /// # Errors
     /// Returns an error if the file cannot be read or parsed.
     pub fn read_file(path: &Path) -> Result<Self, RunTokenKeysError> {
-        let read = fs::read_to_string(path);
+        let read = read_secret_file(path);
         Self::parse_keys(
             &read.map_err(|source| RunTokenKeysError::Read { path: path.into(), source })?,
         )
