@@ -309,6 +309,7 @@ fn flagged(invalid: GrantTermsError) -> anyhow::Error {
         GrantTermsError::SandboxRequired => "--allow-sandbox",
         GrantTermsError::ZeroRuns => "--max-runs",
         GrantTermsError::ZeroCap => "--max-cost-usd-total, --max-cost-usd-per-day",
+        GrantTermsError::ZeroDeadline => "--deadline",
         GrantTermsError::AmbiguousRepositoryPattern => "--repo",
         GrantTermsError::InvalidName => "--name",
     };

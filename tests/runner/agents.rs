@@ -85,6 +85,7 @@ fn the_error_of_a_mistake_names_its_place() {
         &format!("{PLAIN}\n[limits]\nmax_memory = 'much'\n"),
         &format!("{PLAIN}\n[limits]\npids = 'many'\n"),
         &format!("{PLAIN}\n[budget]\nmax_turns = -1\n"),
+        &format!("{PLAIN}\n[budget]\ndeadline = '0s'\n"),
         &format!("{PLAIN}\n[models]\nallow = ['m']\n\ndefault = 'n'\n"),
         &format!("{PLAIN}\n[policy.body]\nmodels = ['m']\n"),
         &format!("{PLAIN}\n[policy.body]\nunknown_fields = 'keep'\n"),
@@ -118,6 +119,7 @@ fn the_error_of_a_mistake_names_its_place() {
     agents/a.toml:7: `limits.max_memory`: invalid value: string "much", expected a number of bytes, or a text such as "512m"
     agents/a.toml:7: `limits.pids`: invalid type: string "many", expected u32
     agents/a.toml:7: `budget.max_turns`: invalid value: integer `-1`, expected u64
+    agents/a.toml:7: `budget.deadline`: the time is `0s`, so every call would fail; give a longer time, or leave it out to set none
     agents/a.toml:9: `models.default`: `n` is not among those that `allow` has
     agents/a.toml:7: `policy.body.models`: set an agent's models as `allow` in `[models]`
     agents/a.toml:7: `policy.body.unknown_fields`: unknown variant `keep`, expected one of `reject`, `drop`, `pass`
@@ -216,7 +218,7 @@ fn a_directory_is_the_whole_catalog() {
 #[test]
 fn a_file_has_a_maximum_size() {
     let agents = AgentDirectory::new(&format!("{PLAIN}# {}\n", "x".repeat(1 << 20)));
-    insta::assert_snapshot!(agents.load().unwrap_err(), @"cannot read `agents/a.toml`: it has 1048636 bytes; an agent's files have at most 1048576");
+    insta::assert_snapshot!(agents.load().unwrap_err(), @"cannot read `agents/a.toml`: it has more than 1048576 bytes");
 }
 
 /// A1: The digest depends on the values of an entry, not on their spelling.

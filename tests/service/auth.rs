@@ -163,6 +163,10 @@ fn terms_that_allow_nothing_are_refused() {
         GrantTerms { max_runs: Some(0), ..grant_terms() },
         GrantTerms { max_cost_usd_total: Some(Nanodollars::ZERO), ..grant_terms() },
         GrantTerms { max_cost_usd_per_day: Some(Nanodollars::ZERO), ..grant_terms() },
+        GrantTerms {
+            budget: BudgetLimits { deadline: Some(Duration::ZERO), ..BudgetLimits::default() },
+            ..grant_terms()
+        },
     ];
     let messages: Vec<_> =
         wrong.iter().map(|terms| terms.validate().unwrap_err().to_string()).collect();
@@ -174,6 +178,7 @@ fn terms_that_allow_nothing_are_refused() {
     the grant's maximum number of runs is 0; give at least 1, or no limit
     the grant may spend nothing; give a cap of more than $0, or none
     the grant may spend nothing; give a cap of more than $0, or none
+    the deadline of a run is 0s, so every call would fail; give a longer time, or no limit
     ");
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::{Component, PathBuf};
+use std::time::Duration;
 
 use super::definition::{AgentDefinition, DriverChoice, OpenClawConfig, WorkspaceSetup};
 use super::placeholders;
@@ -62,6 +63,10 @@ impl AgentDefinition {
         {
             let why = format!("`{model}` is not among those that `allow` has");
             return wrong("models.default", why);
+        }
+        if self.budget.deadline == Some(Duration::ZERO) {
+            let why = "every call would fail; give a longer time, or leave it out to set none";
+            return wrong("budget.deadline", format!("the time is `0s`, so {why}"));
         }
         self.check_tools()?;
         self.check_setup()?;

@@ -1,6 +1,7 @@
 //! The terms of a grant, as they are stored.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -51,6 +52,10 @@ pub enum GrantTermsError {
     #[error("the grant may spend nothing; give a cap of more than $0, or none")]
     ZeroCap,
     #[error(
+        "the deadline of a run is 0s, so every call would fail; give a longer time, or no limit"
+    )]
+    ZeroDeadline,
+    #[error(
         "a repository's pattern ends in `/*`, or in `:*` for any port: `https://github.com/acme*` would be `acme-evil`'s, too"
     )]
     AmbiguousRepositoryPattern,
@@ -73,6 +78,9 @@ impl GrantTerms {
         let caps = [self.max_cost_usd_total, self.max_cost_usd_per_day];
         if caps.contains(&Some(Nanodollars::ZERO)) {
             return Err(GrantTermsError::ZeroCap);
+        }
+        if self.budget.deadline == Some(Duration::ZERO) {
+            return Err(GrantTermsError::ZeroDeadline);
         }
         if !self.repositories.iter().all(is_bounded) {
             return Err(GrantTermsError::AmbiguousRepositoryPattern);
