@@ -39,9 +39,9 @@ pub struct HttpServerConfig {
 #[serde(rename_all = "snake_case")]
 pub enum LaneMode {
     /// The gateway's own loop, in front of hyper.
+    #[default]
     On,
     /// hyper, which also serves everything else.
-    #[default]
     Off,
 }
 
