@@ -10,12 +10,14 @@ use std::fs;
 use std::io::{self, Write as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::LazyLock;
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use regex::Regex;
 use std::os::unix::net::UnixStream;
 
 use crate::profile::{FunctionCosts, read_costs};
@@ -29,15 +31,15 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_cogni-gateway");
 /// Profiles the program, and writes the script.
 pub(crate) fn write_order() -> Result<()> {
     let functions = executed_functions()?;
-    let sizes = symbol_sizes()?;
-    let patterns = symbol_patterns(&functions, &sizes);
+    let mut known = HashSet::new();
+    let patterns = functions.iter().map(|name| section_pattern(name));
     let mut script = String::from(HEAD);
-    for pattern in &patterns {
-        writeln!(script, "    *(.text.{pattern})")?;
+    for pattern in patterns.filter(|pattern| known.insert(pattern.clone())) {
+        writeln!(script, "    *(.text.{pattern} .text.unlikely.{pattern})")?;
     }
     script.push_str(TAIL);
     fs::write(SCRIPT, script).context("writing the script")?;
-    writeln!(io::stdout(), "{} patterns for {} functions", patterns.len(), functions.len())?;
+    writeln!(io::stdout(), "{} patterns for {} functions", known.len(), functions.len())?;
     Ok(())
 }
 
@@ -46,12 +48,10 @@ pub(crate) fn check_order() -> Result<bool> {
     let script = fs::read_to_string(SCRIPT).context("reading the script")?;
     let patterns: HashSet<_> = script
         .lines()
-        .filter_map(|line| line.trim().strip_prefix("*(.text.")?.strip_suffix("*)"))
+        .filter_map(|line| line.trim().strip_prefix("*(.text.")?.split(' ').next())
         .collect();
     let functions = executed_functions()?;
-    let is_covered = |function: &&String| {
-        patterns.contains(any_instance(function)) || patterns.contains(one_instance(function))
-    };
+    let is_covered = |name: &&String| patterns.contains(&*section_pattern(name));
     let covered = functions.iter().filter(is_covered).count();
     let percent = covered * 100 / functions.len().max(1);
     let is_less = percent < MIN_COVERED_PERCENT;
@@ -133,73 +133,29 @@ fn own_functions(costs: FunctionCosts) -> HashMap<String, u64> {
     for ((object, function), cost) in costs {
         // callgrind marks the levels of a recursion: `name'2`.
         let name = function.split('\'').next().unwrap_or_default();
-        if Path::new(&object) == Path::new(PROGRAM)
-            && (name.starts_with("_ZN") || name.starts_with("_R"))
-        {
+        if Path::new(&object) == Path::new(PROGRAM) && name.starts_with("_R") {
             *own.entry(name.to_owned()).or_default() += cost;
         }
     }
     own
 }
 
-/// Returns the sizes of the program's functions in bytes, by name.
-fn symbol_sizes() -> Result<HashMap<String, u64>> {
-    let listed = Command::new("nm").args(["-S", PROGRAM]).output().context("running nm")?;
-    let mut sizes = HashMap::new();
-    for line in String::from_utf8(listed.stdout)?.lines() {
-        if let [_, size, "t" | "T", name] = line.split(' ').collect::<Vec<_>>()[..] {
-            sizes.insert(name.to_owned(), u64::from_str_radix(size, 16)?);
-        }
-    }
-    ensure!(!sizes.is_empty(), "{PROGRAM} has no symbols");
-    Ok(sizes)
-}
-
-/// Returns the patterns of section names, in the order of the functions.
+/// Returns the pattern of a function's name in the name of its section. The compiler puts a function that it takes to run
+/// seldom into a section of another name, `.text.unlikely.…`.
 ///
-/// The name of a generic function ends with a hash of its types, which depends on the compiler and the profile. A
-/// pattern without the hash fits every build, but it also fits all other instances. So a function with many other
-/// instances is named with its hash; in another build that name fits nothing, and the function stays where it is.
-fn symbol_patterns(functions: &[String], sizes: &HashMap<String, u64>) -> Vec<String> {
-    let mut all: HashMap<&str, u64> = HashMap::new();
-    for (name, size) in sizes {
-        *all.entry(any_instance(name)).or_default() += size;
-    }
-    let mut used: HashMap<&str, u64> = HashMap::new();
-    for name in functions {
-        let size = sizes.get(name).copied().unwrap_or_default();
-        *used.entry(any_instance(name)).or_default() += size;
-    }
-    let mut known = HashSet::new();
-    let pattern = |name: &String| {
-        let any = any_instance(name);
-        let are_most_used = all.get(any).unwrap_or(&0) <= &(2 * used[any] + SMALL_BYTES);
-        let text = if are_most_used { any } else { one_instance(name) };
-        known.insert(text.to_owned()).then(|| format!("{text}*"))
-    };
-    functions.iter().filter_map(pattern).collect()
-}
-
-/// Returns the name without its hash: the common beginning of the names of all instances.
-fn any_instance(name: &str) -> &str {
-    hash_place(name).map_or_else(|| one_instance(name), |place| &name[..place])
-}
-
-/// Returns the name without what the compiler adds to a function that it has moved.
-fn one_instance(name: &str) -> &str {
+/// The name of a generic function has the names of its types, and names a crate by a hash that depends on the compiler
+/// and the profile. The pattern leaves the hashes out. It also leaves out the positions of earlier parts of the name
+/// (`B` and up to two digits), because the length of a hash moves them. The compiler appends `.llvm.` and a number to a
+/// function that it has moved.
+fn section_pattern(name: &str) -> String {
+    static VARIABLE_PART: LazyLock<Regex> =
+        LazyLock::new(|| Regex::new("(Cs)[0-9A-Za-z]+_|(B)[0-9A-Za-z]{1,2}_").unwrap());
     let plain = name.find(".llvm.").map_or(name, |end| &name[..end]);
-    hash_place(plain).map_or(plain, |place| &plain[..place + HASH_LENGTH])
-}
-
-/// Returns the place of a name's hash, behind the `17h` that announces it.
-fn hash_place(name: &str) -> Option<usize> {
-    let place = name.rfind("17h")? + 3;
-    let hash = name.get(place..place + HASH_LENGTH)?;
-    hash.bytes().all(|byte| byte.is_ascii_hexdigit()).then_some(place)
+    format!("{}*", VARIABLE_PART.replace_all(plain, "$1$2*_"))
 }
 
 const HEAD: &str = "/* The functions of the start and of calls, most used first. `docker/link.rs` gives this file to the linker.
-   Made by: cargo bench --locked --bench instructions -- --write-order */
+   Made by: cargo bench --locked --profile dist --bench instructions -- --write-order */
 SECTIONS {
   .text : {
 ";
@@ -209,17 +165,11 @@ const TAIL: &str = "  }
 INSERT BEFORE .fini;
 ";
 
-/// The digits of a hash.
-const HASH_LENGTH: usize = 16;
-
 /// The calls of a profile.
 const CALLS: u32 = 400;
 
 /// The frames of a profile's stream.
 const FRAMES: u32 = 400;
-
-/// The size, in bytes, up to which further instances of a function are taken along.
-const SMALL_BYTES: u64 = 256;
 
 /// The share of the executed functions that the script must cover. Our choice: each function beyond it is a page.
 const MIN_COVERED_PERCENT: usize = 90;
