@@ -193,12 +193,18 @@ impl LongRunningPool {
         spec.workspace = WorkspaceMount::Directory { path, access: MountAccess::ReadWrite };
         let owner = OwnerProcess::this_process().context("`/proc` cannot be read")?;
         let run_directory = RunDirectory::create(&run_dir, &config.identity.run, &owner)?;
-        let agent = agent.map(|agent| agent.with_default_models(models));
-        if let Some(agent) = &agent {
-            // Earlier runs of the key had the workspace.
-            let obstacles = ObstaclePolicy::Remove;
-            agent.prepare_sandbox(&mut spec, &run_directory, target.is_some(), obstacles)?;
-        }
+        let (is_agent, is_repository) = (agent.is_some(), target.is_some());
+        // Earlier runs of the key had the workspace. What they left in the way may take minutes to remove, so no worker
+        // waits for it, and the key stays locked if this run is cancelled meanwhile.
+        let prepare = move || {
+            if let Some(agent) = agent.map(|agent| agent.with_default_models(models)) {
+                let obstacles = ObstaclePolicy::Remove;
+                agent.prepare_sandbox(&mut spec, &run_directory, is_repository, obstacles)?;
+            }
+            anyhow::Ok((guard, spec, run_directory))
+        };
+        let (mut guard, mut spec, run_directory) =
+            spawn_blocking(prepare).await.context("the agent's files were not written")??;
         let (profile, max_runtime) = (SandboxProfile::new(&driver, &spec), spec.limits.max_runtime);
         let requirements = RunRequirements { profile, workspace: home, max_runtime };
         let entry = self.ensure_entry(cancel, &mut guard, requirements, &run_directory).await?;
@@ -230,7 +236,7 @@ impl LongRunningPool {
             request,
             sandbox: SandboxSource::LongRunning(Box::new(session)),
             directories: vec![run_directory],
-            is_agent: agent.is_some(),
+            is_agent,
             target,
             quota: Some(quota),
         })
