@@ -28,6 +28,7 @@ mod run_queue;
 mod standing;
 mod state_dir_lock;
 mod state_gauges;
+pub mod storage;
 pub mod submission;
 mod upstream_models;
 mod usage_recorder;
@@ -493,7 +494,12 @@ fn log_prune_outcome((kept, fate): &(StoredWorkspace, PruneOutcome)) {
 
 impl RunServiceConfig {
     pub(crate) fn audit_log_path(&self, run: &str) -> PathBuf {
-        self.state_dir.join("audit").join(format!("{run}.jsonl"))
+        self.audit_dir().join(format!("{run}.jsonl"))
+    }
+
+    /// Returns the directory of the runs' audit logs.
+    fn audit_dir(&self) -> PathBuf {
+        self.state_dir.join("audit")
     }
 
     fn queue_limits(&self) -> RunQueueLimits {

@@ -215,6 +215,7 @@ impl From<RunStartError> for ApiError {
                 Self::GrantBudget { message, opens_after: exhausted.opens.and_then(after) }
             }
             RunStartError::Store(error) => Self::internal_error(error),
+            RunStartError::Storage(error) => Self::internal_error(error),
         }
     }
 }

@@ -1,8 +1,6 @@
 //! Liveness and readiness of the process.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,10 +11,10 @@ use axum::http::StatusCode;
 use serde::Serialize;
 use tokio::time::timeout;
 use utoipa::ToSchema;
-use uuid::Uuid;
 
 use super::ApiState;
 use crate::service::runs::ServiceStatus;
+use crate::service::runs::storage::check_writable;
 
 /// The answer of the liveness check.
 #[derive(Serialize, ToSchema)]
@@ -70,16 +68,15 @@ pub(super) async fn show_liveness() -> Json<LivenessView> {
 pub(super) async fn show_readiness(
     State(api): State<Arc<ApiState>>,
 ) -> (StatusCode, Json<ReadinessView>) {
+    let database = api.run_service.run_store().check_writable().await;
     let checks = [
         ("accepting", check_accepting(&api)),
         ("agents", check_agents(&api).await),
-        (
-            "database",
-            api.run_service.run_store().check_writable().await.map_err(|error| error.to_string()),
-        ),
-        ("run_dir", check_writable(&api.run_service.settings().host.run_dir)),
-        ("storage", check_writable(&api.run_service.settings().state_dir)),
+        ("database", database.map_err(|error| error.to_string())),
     ];
+    let directories = api.run_service.settings().written_directories();
+    let directories = directories.map(|(what, path)| (what, check_directory(&path)));
+    let checks: Vec<_> = checks.into_iter().chain(directories).collect();
     let ready = checks.iter().all(|(_, found)| found.is_ok());
     let said = |found: Result<(), String>| found.err().unwrap_or_else(|| "ok".to_owned());
     // Runs without a repository need no relay.
@@ -132,14 +129,8 @@ async fn check_agents(api: &ApiState) -> Result<(), String> {
 
 /// Checks that the directory has room for the files of a run. Permission to write does not imply permission to make a
 /// file, and a full disk still has room for an empty file.
-fn check_writable(directory: &Path) -> Result<(), String> {
-    let probe = directory.join(format!("probe-{}", Uuid::now_v7()));
-    let made = File::options().write(true).create_new(true).open(&probe);
-    let tried = made.and_then(|mut file| {
-        let written = file.write_all(&vec![0; MIN_WRITABLE_BYTES]);
-        fs::remove_file(&probe).and(written)
-    });
-    tried.map_err(|error| {
+fn check_directory(directory: &Path) -> Result<(), String> {
+    check_writable(directory).map_err(|error| {
         let path = directory.display();
         tracing::warn!(%path, %error, "a directory of the service cannot be written");
         format!("its directory cannot be written: {error}")
@@ -148,6 +139,3 @@ fn check_writable(directory: &Path) -> Result<(), String> {
 
 /// The maximum wait for the upstream and the forge. A probe of Kubernetes waits one second by default.
 const PATIENCE: Duration = Duration::from_millis(500);
-
-/// The number of bytes that the check writes into a directory.
-const MIN_WRITABLE_BYTES: usize = 64 << 10;

@@ -1,11 +1,14 @@
 //! Accepts or refuses runs. A run is accepted when the run is in the run store, and not before.
 
+use std::io;
+
 use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::queued_run::QueuedRun;
 use super::run_queue::{GrantRunLimits, QueueFullError};
+use super::storage::check_writable;
 use super::{RunService, RunServiceInner, RunSubmission};
 use crate::base::{db, disk};
 use crate::runner::{GatewayServer, RunPlan, agents};
@@ -53,6 +56,9 @@ pub enum RunStartError {
     #[error("the outbox cannot be read: {0}")]
     Outbox(String),
     /// A fault of the service, not of the caller.
+    #[error("a directory of the service cannot be written")]
+    Storage(#[from] io::Error),
+    /// A fault of the service, not of the caller.
     #[error("the run cannot be written into the run store")]
     Store(#[from] db::DatabaseError),
 }
@@ -69,7 +75,8 @@ impl RunStartError {
             Self::Invalid(_) => "invalid_request",
             Self::Conflict(_) => "idempotency_conflict",
             Self::Store(error) if disk::is_disk_full(error) => "storage_full",
-            Self::Outbox(_) | Self::Store(_) => "internal",
+            Self::Storage(error) if disk::is_disk_full(error) => "storage_full",
+            Self::Outbox(_) | Self::Store(_) | Self::Storage(_) => "internal",
         }
     }
 }
@@ -116,6 +123,7 @@ impl RunService {
         if plan.branch.is_some() {
             self.check_retention(&wanted.grant).await?;
         }
+        self.check_storage().await?;
         // 3. Enter the queue before the row is written, so that the queue's bounds hold. A run that is refused below
         // leaves the queue with its entry.
         let entry = self.0.queue.enqueue_new((&wanted.grant, &run), limits)?;
@@ -160,6 +168,13 @@ impl RunService {
             Ok(Err(error)) => Err(RunStartError::Outbox(error.to_string())),
             Err(error) => Err(RunStartError::Outbox(error.to_string())),
         }
+    }
+
+    /// Checks that each directory of a run can be written, so that no run is accepted that a full disk would end.
+    async fn check_storage(&self) -> Result<(), RunStartError> {
+        let directories = self.0.settings.written_directories();
+        let check = move || directories.iter().try_for_each(|(_, path)| check_writable(path));
+        Ok(spawn_blocking(check).await.map_err(io::Error::other)??)
     }
 
     /// Returns the run that an earlier request with the same key started.

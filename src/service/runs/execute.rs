@@ -15,6 +15,7 @@ use super::agent_events::AgentEventParser;
 use super::run_queue::RunPlace;
 use super::usage_recorder::UsageRecorder;
 use super::{RunServiceInner, RunSubmission, outcome};
+use crate::base::disk;
 use crate::gateway::process::RunClosingState;
 use crate::relay::repo;
 use crate::runner::agents::AgentDefinition;
@@ -76,6 +77,7 @@ impl RunFailure {
                 RunErrorCode::WorkspaceFull.as_str()
             }
             Self::NoSandbox(_) => "sandbox_busy",
+            Self::Internal(error) if disk::is_disk_full(error.as_ref()) => "storage_full",
             Self::Internal(_) | Self::Panicked => RunErrorCode::Internal.as_str(),
         }
     }

@@ -112,7 +112,7 @@ impl RunService {
         let newest =
             self.0.run_store.list_runs(RunFilter { limit: 1, ..RunFilter::default() }).await?;
         let Some(newest) = newest.into_iter().next() else { return Ok(()) };
-        let directory = self.0.settings.state_dir.join("audit");
+        let directory = self.0.settings.audit_dir();
         let newer = tokio::task::spawn_blocking(move || newer_runs(&directory, &newest.id));
         let mut logs = 0;
         // Runs of the same millisecond may have ids in another order than their rows, so each run is looked up.

@@ -102,7 +102,7 @@ async fn a_service_without_usable_agents_is_not_ready_and_says_why() {
     wait_until_async(async || setup.client().get("/readyz").await.json()["upstream"] == "ok").await;
     let ready = setup.client().get("/readyz").await;
     assert_eq!(ready.status, 503);
-    insta::assert_snapshot!(ready.text(), @r#"{"ready":false,"checks":{"accepting":"ok","agents":"no agent can run here: it needs the image `no-such-image`, and the driver `embedded` knows no images","database":"ok","forge":"no credential","queue":"ok","relay":"ok","run_dir":"ok","storage":"ok","upstream":"ok"},"upstream":"ok"}"#);
+    insta::assert_snapshot!(ready.text(), @r#"{"ready":false,"checks":{"accepting":"ok","agents":"no agent can run here: it needs the image `no-such-image`, and the driver `embedded` knows no images","audit":"ok","database":"ok","forge":"no credential","queue":"ok","relay":"ok","run_dir":"ok","storage":"ok","upstream":"ok"},"upstream":"ok"}"#);
     setup.stop(service);
 }
 

@@ -91,26 +91,18 @@ async fn the_open_log_of_an_ended_run_is_closed_and_billed() {
     setup.stop(service);
 }
 
-/// G11: A run whose log cannot be opened ends at once, says why, and leaves no log that looks truncated, also with a
-/// warm slot.
+/// A5: No run is accepted whose log would have no room, and the check that names the full disk tells why.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_that_cannot_open_its_log_ends_at_once_and_says_why() {
+async fn a_run_without_room_for_its_log_is_refused() {
     let (setup, disk) = with_audit_disk().await;
-    write_agent(&setup, "slots = 1\n", |entry| entry);
+    write_agent(&setup, "", |entry| entry);
     let mut service = setup.start();
     disk.fill();
-    for _ in 0..2 {
-        let run = service.run(&conversation_body("hello")).await;
-        let row = service.ended(&run).await;
-        let message = row["result"]["error"].as_str().unwrap();
-        assert!(
-            message.contains("cannot use audit log") && message.contains("No space left"),
-            "{row}"
-        );
-        assert!(!setup.audit_log(&run).exists(), "there is a log of a run that never began");
-    }
-    let output = service.process.output();
-    assert!(!output.contains("what a fault has left open is not closed"), "{output}");
+    let refused = service.post("/api/v1/runs", &conversation_body("hello")).await;
+    assert_eq!(refused.json()["error"]["code"], "storage_full", "{}", refused.text());
+    let checks = service.get("/readyz").await.json()["checks"].clone();
+    assert!(checks["audit"].as_str().unwrap().contains("No space left"), "{checks}");
+    assert_eq!(checks["storage"], "ok", "{checks}");
     disk.free();
     let run = service.run(&conversation_body("hello")).await;
     assert_eq!(service.ended(&run).await["error_code"], Value::Null);
