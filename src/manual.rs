@@ -228,4 +228,7 @@ pub mod decisions {
     #[doc = include_str!("manual/rustdoc_links.md")]
     #[doc = include_str!("manual/decisions/0044-inject-credentials-by-route.md")]
     pub mod d0044 {}
+    #[doc = include_str!("manual/rustdoc_links.md")]
+    #[doc = include_str!("manual/decisions/0045-let-a-denial-become-a-standing-approval.md")]
+    pub mod d0045 {}
 }

@@ -8,6 +8,7 @@
 //!   [`rule_facts`] gives them to the operator's conditions.
 //! - [`taint`] judges the call by the tools that the run has called before.
 //! - If a rule says so, [`waiting_call`] lets the call wait for a person, whose answer the store in [`approval`] has.
+//! - [`standing_call`] begins a call that a person has allowed before, and proposes one that a rule denies.
 //! - [`run_tools`] reserves the budget, records the admission, starts the program, and settles once.
 //! - [`call_table`] keeps the calls of a run, so that a client can ask again for a result.
 //! - [`connection`] serves the run's other way out: requests to servers with credentials that the host holds.
@@ -47,6 +48,7 @@ pub mod refusal;
 pub mod rule_facts;
 pub mod run_credentials;
 pub mod run_tools;
+mod standing_call;
 pub mod taint;
 pub mod tool_file;
 mod waiting_call;

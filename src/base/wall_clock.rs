@@ -83,6 +83,12 @@ impl Default for StampClock {
 }
 
 impl StampClock {
+    /// Creates a clock that is never behind a time at which an earlier process has trusted the wall clock.
+    pub fn not_before(known: SystemTime) -> Self {
+        let now = ClockReading::read_clocks();
+        Self(Mutex::new(ClockReading { wall: now.wall.max(known), ..now }))
+    }
+
     pub fn read_time(&self) -> SystemTime {
         self.stamp_reading(ClockReading::read_clocks())
     }

@@ -15,7 +15,7 @@ use crate::tools::approval::budget_questions::{BudgetQuestionParts, BudgetQuesti
 use crate::tools::approval::present_tools::{PresentTool, PresentTools};
 use crate::tools::approval::store::ApprovalStore;
 use crate::tools::approval::webhook::Webhook;
-use crate::tools::approval::{OnBudget, RunApprovals};
+use crate::tools::approval::{OnBudget, OnDenial, RunApprovals};
 use crate::tools::config::{McpServerConfig, ToolConfig};
 use crate::tools::connection::client::HostLookup;
 use crate::tools::connection::environment::connection_environment;
@@ -117,7 +117,8 @@ impl CompiledTools {
             let (definition, rules) = (tool.definition.digest.clone(), tool.rules_digest.clone());
             (tool.definition.name.to_string(), PresentTool { definition, rules, job })
         };
-        PresentTools { tools: self.policy.listed_tools().map(describe).collect(), agents }
+        let tools = self.policy.listed_tools().map(describe).collect();
+        PresentTools { tools, agents, approvals: self.config.approvals.clone() }
     }
 }
 
@@ -150,10 +151,15 @@ impl ToolOpener for RunToolOpener {
             (None, Some(rule)) => anyhow::bail!(
                 "`tools.rules`: the rule `{rule}` has `approve = \"ask\"`, and no person can answer here; take `approve` out, or use `cogni-gateway serve`, where `cogni-gateway approvals` answers"
             ),
-            (Some(store), Some(_)) => {
+            (None, None) if config.approvals.on_denial == OnDenial::Propose => anyhow::bail!(
+                "`tools.approvals.on_denial`: no person can answer here; take `on_denial` out, or use `cogni-gateway serve`, where `cogni-gateway approvals` answers"
+            ),
+            (Some(store), asking)
+                if asking.is_some() || config.approvals.on_denial == OnDenial::Propose =>
+            {
                 Some(RunApprovals::new(store.clone(), config.approvals.clone()))
             }
-            (_, None) => None,
+            (_, _) => None,
         };
         let policy =
             policy.with_workspace(self.jobs.as_ref().and_then(|jobs| jobs.workspace_access()));
@@ -231,6 +237,7 @@ impl RunToolOpener {
                     ttl: config.approvals.ttl,
                     ledger: Arc::clone(&run.ledger),
                     audit: Arc::clone(&run.audit),
+                    metrics: Arc::clone(process.metrics),
                     tasks: process.tasks.clone(),
                 })));
             }

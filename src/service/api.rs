@@ -2,7 +2,7 @@
 //!
 //! Reading order: [`extract`] identifies the caller and parses the request. [`run_request`] turns a body into a run
 //! submission, as far as the grant allows. [`chat`] and [`runs`] start runs, and [`events`] streams the events of a
-//! run. [`approvals`] answers questions about tool calls, and [`approval_reply`] takes signed answers. [`run_records`] serves the records of a run, and [`audit`] proves its audit log. A handler parses the
+//! run. [`approvals`] answers questions about tool calls, and [`approval_reply`] takes signed answers; [`standing_approvals`] serves those that count for later calls. [`run_records`] serves the records of a run, and [`audit`] proves its audit log. A handler parses the
 //! request, checks the grant, calls one module below, and answers.
 //!
 //! The handlers generate the served `OpenAPI` document ([`openapi`]). Error answers that several handlers share are
@@ -15,6 +15,7 @@
 
 mod agents;
 mod approval_reply;
+mod approval_terms;
 mod approvals;
 mod audit;
 mod billing;
@@ -35,6 +36,7 @@ mod run_request;
 mod runs;
 mod server;
 mod share_limiter;
+mod standing_approvals;
 mod work_limiter;
 
 use std::sync::Arc;
@@ -209,6 +211,10 @@ fn all_routes() -> (Router<Arc<ApiState>>, OpenApi) {
         .routes(routes!(approvals::list_approvals))
         .routes(routes!(approvals::show_approval))
         .routes(routes!(approvals::decide_approval))
+        .routes(routes!(standing_approvals::list_standing_approvals))
+        .routes(routes!(standing_approvals::show_standing_approval))
+        .routes(routes!(standing_approvals::grant_proposal))
+        .routes(routes!(standing_approvals::revoke_standing_approval))
         .routes(
             routes!(approval_reply::take_reply)
                 .layer(DefaultBodyLimit::max(approval_reply::MAX_REPLY_BYTES)),

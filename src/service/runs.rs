@@ -188,7 +188,10 @@ impl RunService {
             relay,
             questions,
         } = parts;
-        let approvals = questions.map(|database| open_approvals(database, run_store.clone()));
+        let approvals = match questions {
+            Some(database) => Some(open_approvals(database, run_store.clone()).await?),
+            None => None,
+        };
         // LiteLLM's reports carry this id, so that ingestion accepts only the reports about this billing store.
         config.identity.deployment = Some(billing.deployment_id().await?);
         approvals::add_approvals(&mut config, approvals.as_ref());

@@ -14,6 +14,7 @@
 //!
 //! **Invariant:** counting a frame takes no lock, allocates nothing and looks nothing up.
 
+mod approvals;
 mod collect;
 mod connections;
 mod counters;
@@ -46,9 +47,11 @@ pub use service::{BillingGauges, LiveRunGuard, MAX_AGENTS};
 pub use service_state::{ServiceStateGauges, WorkGauges};
 pub use spans::SpanCounters;
 
+pub use approvals::OpenApprovalGuard;
 pub use connections::SettledConnect;
 pub use tools::SettledToolCall;
 
+use approvals::ApprovalMetrics;
 use collect::SourceCollector;
 use connections::ConnectionMetrics;
 use model::ModelMetricsTable;
@@ -70,6 +73,7 @@ pub struct MetricsRegistry {
     service_state: Arc<ServiceStateSource>,
     tools: ToolMetrics,
     connections: ConnectionMetrics,
+    approvals: ApprovalMetrics,
 }
 
 /// A call that was admitted and has ended, with any outcome.
@@ -145,7 +149,18 @@ impl MetricsRegistry {
         registry.register(Box::new(SourceCollector::new(table::UPSTREAM_FAMILIES, upstream)?))?;
         let tools = ToolMetrics::new(&registry)?;
         let connections = ConnectionMetrics::new(&registry)?;
-        Ok(Self { registry, runs, totals, service, run_queue, service_state, tools, connections })
+        let approvals = ApprovalMetrics::new(&registry)?;
+        Ok(Self {
+            registry,
+            runs,
+            totals,
+            service,
+            run_queue,
+            service_state,
+            tools,
+            connections,
+            approvals,
+        })
     }
 
     /// Returns the handle of a run, made on first use. `budget` is read at each scrape.
@@ -179,6 +194,21 @@ impl MetricsRegistry {
     /// Counts a tool call that was refused, by code.
     pub fn record_tool_refusal(&self, code: &'static str) {
         self.tools.record_refusal(code);
+    }
+
+    /// Counts a question about a call or a budget, which waits for a person until the returned guard is dropped.
+    pub fn record_approval_request(&self, kind: &'static str) -> OpenApprovalGuard {
+        self.approvals.record_request(kind)
+    }
+
+    /// Counts a proposal of a denied call.
+    pub fn record_approval_proposal(&self) {
+        self.approvals.record_proposal();
+    }
+
+    /// Counts a call that begins by a standing approval, by its scope.
+    pub fn record_standing_use(&self, scope: &'static str) {
+        self.approvals.record_use(scope);
     }
 
     /// Schedules the removal of a run's series at `due`, which is [`SERIES_RETENTION`] after its end. A run that is

@@ -10,9 +10,11 @@
 //!          └→ withdrawn
 //! ```
 //!
-//! - [`store`] keeps the questions in a database, one transaction for each arrow.
+//! - [`store`] keeps the questions in a database, one transaction for each arrow; `question_rows` has the statements.
 //! - `waiting_call` asks, waits, checks the whole call again, and runs it.
 //! - [`budget_questions`] asks about a spent limit, and raises it.
+//! - [`standing`] describes approvals that count for later calls, too, and `standing_store` keeps them by the
+//!   statements in `standing_rows`.
 //! - [`open_questions`] bounds the questions that are open at the same time.
 //! - [`present_tools`] tells which tools are still configured.
 //! - [`outbox`] keeps the messages about questions until the receiver of the [`webhook`] has them, and
@@ -21,7 +23,7 @@
 //! **Invariant:** a question moves along these arrows only, and at most one call begins by one question. Expiry, a
 //! restart and the run's end mean no.
 //!
-//! **Invariant:** an answer is about the digest of one call. A call that differs in its run, tool, definition,
+//! **Invariant:** without a wider scope, an answer is about the digest of one call. A call that differs in its run, tool, definition,
 //! arguments or policy has another digest, and the answer does not count for it.
 
 pub mod budget_questions;
@@ -29,7 +31,11 @@ mod message_delivery;
 pub mod open_questions;
 pub mod outbox;
 pub mod present_tools;
+mod question_rows;
 mod schema;
+pub mod standing;
+mod standing_rows;
+mod standing_store;
 pub mod store;
 pub mod webhook;
 
@@ -45,6 +51,7 @@ use crate::llm::budget::{BudgetAmount, Nanodollars, SpendingLimit, SpendingLimit
 
 pub use schema::APPROVAL_SCHEMA;
 
+use standing::{ApprovalScope, MAX_PROPOSALS_PER_RUN, StandingOffer};
 use store::ApprovalStore;
 use webhook::WebhookConfig;
 
@@ -165,6 +172,8 @@ pub struct ApprovalRow {
     pub budget: Option<BudgetQuestion>,
     /// The limits that the person has raised.
     pub raised: Option<SpendingLimits>,
+    /// The standing approval that an answer can make; `None` if an answer is for this call only.
+    pub standing: Option<StandingOffer>,
 }
 
 /// The place where people answer the questions of one run.
@@ -174,9 +183,22 @@ pub struct RunApprovals {
     pub times: ApprovalConfig,
     /// Permits for requests that are held until the answer.
     pub held: Semaphore,
+    /// Permits for the proposals of the run. None is given back.
+    pub proposals: Semaphore,
 }
 
-/// The times of a configuration's approvals.
+/// The effect of a rule that denies a call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnDenial {
+    /// The call is refused.
+    #[default]
+    Refuse,
+    /// The call is refused, and a person may allow the same call for later.
+    Propose,
+}
+
+/// The times and scopes of a configuration's approvals.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ApprovalConfig {
@@ -188,6 +210,15 @@ pub struct ApprovalConfig {
     pub hold: Duration,
     /// The effect of a spent budget of the run.
     pub on_budget: OnBudget,
+    /// The effect of a rule that denies a call.
+    #[serde(skip_serializing_if = "is_refusing")]
+    pub on_denial: OnDenial,
+    /// The calls that an answer may count for.
+    #[serde(skip_serializing_if = "is_once")]
+    pub scopes: Vec<ApprovalScope>,
+    /// The longest time for which a standing approval may be in force.
+    #[serde(with = "humantime_serde", skip_serializing_if = "is_default_validity")]
+    pub max_valid_for: Duration,
     /// The receiver that is told of questions, and may answer them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub webhook: Option<WebhookConfig>,
@@ -195,7 +226,16 @@ pub struct ApprovalConfig {
 
 impl RunApprovals {
     pub fn new(store: ApprovalStore, times: ApprovalConfig) -> Self {
-        Self { store, times, held: Semaphore::new(MAX_HELD_REQUESTS) }
+        let proposals = Semaphore::new(MAX_PROPOSALS_PER_RUN as usize);
+        Self { store, times, held: Semaphore::new(MAX_HELD_REQUESTS), proposals }
+    }
+}
+
+impl ApprovalConfig {
+    /// Returns true if a person can allow more than one call.
+    pub fn has_standing(&self) -> bool {
+        self.on_denial == OnDenial::Propose
+            || self.scopes.iter().any(|scope| *scope != ApprovalScope::Once)
     }
 }
 
@@ -263,9 +303,29 @@ impl Default for ApprovalConfig {
             ttl: Duration::from_mins(30),
             hold: Duration::from_secs(40),
             on_budget: OnBudget::Refuse,
+            on_denial: OnDenial::Refuse,
+            scopes: vec![ApprovalScope::Once],
+            max_valid_for: DEFAULT_MAX_VALID_FOR,
             webhook: None,
         }
     }
+}
+
+// A default is left out of the digest of a policy, so that a new key changes no digest.
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde hands a field to its function by reference"
+)]
+fn is_refusing(on_denial: &OnDenial) -> bool {
+    *on_denial == OnDenial::Refuse
+}
+
+fn is_once(scopes: &[ApprovalScope]) -> bool {
+    *scopes == [ApprovalScope::Once]
+}
+
+fn is_default_validity(longest: &Duration) -> bool {
+    *longest == DEFAULT_MAX_VALID_FOR
 }
 
 /// Returns a time in milliseconds since 1970.
@@ -283,6 +343,9 @@ pub fn format_unix_millis(millis: i64) -> String {
 /// The most requests of a run that wait for a person at the same time. Our choice: further requests are answered at once,
 /// with the id of their call.
 const MAX_HELD_REQUESTS: usize = 8;
+
+/// The longest time of a standing approval, unless the configuration says otherwise. Our choice.
+pub const DEFAULT_MAX_VALID_FOR: Duration = Duration::from_hours(7 * 24);
 
 /// The name in place of a tool's in a question about a budget. A tool's name has `__`.
 pub const BUDGET_TOOL: &str = "budget";

@@ -134,7 +134,9 @@ impl ToolCallTable {
                 Err(ToolRefusal::KeyConflict)
             };
         }
-        if let Some(call) = question.as_ref().and_then(|asked| state.find_same(tool, asked)) {
+        if let Some(call) =
+            question.as_ref().and_then(|asked| state.find_same(tool, &asked.exact_arguments))
+        {
             return Ok(CallSlotOutcome::Joined(call));
         }
         let is_waiting = question.is_some();
@@ -162,6 +164,17 @@ impl ToolCallTable {
         Ok(CallSlotOutcome::Opened(slot))
     }
 
+    /// Returns the call that was made with an idempotency key, while it or its end is kept.
+    pub fn find_keyed_call(&self, key: &str) -> Option<Arc<ToolCall>> {
+        let state = self.lock_state();
+        state.calls.get(state.keys.get(key)?).cloned()
+    }
+
+    /// Returns true if the same call was asked about and still has something to tell.
+    pub fn has_same_call(&self, tool: &Arc<str>, exact_arguments: &str) -> bool {
+        self.lock_state().find_same(tool, exact_arguments).is_some()
+    }
+
     pub fn find_call(&self, id: &str) -> Option<Arc<ToolCall>> {
         self.lock_state().calls.get(id).cloned()
     }
@@ -173,11 +186,11 @@ impl ToolCallTable {
 
 impl ToolCallTableState {
     /// Finds the call with the same tool and the same argument bytes that still has something to tell.
-    fn find_same(&self, tool: &Arc<str>, asked: &CallQuestion) -> Option<Arc<ToolCall>> {
+    fn find_same(&self, tool: &Arc<str>, exact_arguments: &str) -> Option<Arc<ToolCall>> {
         let is_same = |call: &&Arc<ToolCall>| {
             call.tool == *tool
                 && call.question.as_ref().is_some_and(|question| {
-                    question.exact_arguments == asked.exact_arguments
+                    question.exact_arguments == exact_arguments
                         && !question.is_collected.load(Ordering::Relaxed)
                 })
         };

@@ -133,6 +133,9 @@ pub struct ToolRuleConfig {
     /// The mode in which the tool runs. If several rules have a mode, the strictest applies.
     #[serde(default)]
     pub approve: ApprovalMode,
+    /// True if no person may allow a call that the condition does not.
+    #[serde(default, rename = "final", skip_serializing_if = "std::ops::Not::not")]
+    pub is_final: bool,
     /// The arguments that the audit log may hold. No other argument stands in it.
     #[serde(default)]
     pub evidence: Vec<String>,

@@ -54,6 +54,8 @@ pub struct GrantedTool {
 #[derive(Debug)]
 struct CompiledToolRule {
     name: Arc<str>,
+    /// True if no person may allow what the rule denies.
+    is_final: bool,
     when: Option<RuleExpr<ToolFact>>,
 }
 
@@ -163,7 +165,7 @@ impl GrantedTool {
     /// # Errors
     /// Returns the first rule whose condition does not hold or cannot be evaluated.
     pub fn check_rules(&self, facts: &ToolCallFacts<'_>) -> Result<(), ToolDenial> {
-        for CompiledToolRule { name, when } in &self.rules {
+        for CompiledToolRule { name, when, .. } in &self.rules {
             let denial =
                 |fault| ToolDenial { layer: PolicyLayer::Tool, rule: Arc::clone(name), fault };
             match when.as_ref().map(|when| when.eval_bool(facts)) {
@@ -173,6 +175,20 @@ impl GrantedTool {
             }
         }
         Ok(())
+    }
+
+    /// Returns the names of the rules that deny a call whose arguments fit the tool's schema; `None` if no person may allow
+    /// the call in spite of them: one of them is final, or cannot be evaluated.
+    pub fn overridable_rules(&self, facts: &ToolCallFacts<'_>) -> Option<Vec<String>> {
+        let mut denying = vec![];
+        for CompiledToolRule { name, is_final, when } in &self.rules {
+            match when.as_ref().map(|when| when.eval_bool(facts)) {
+                None | Some(Ok(true)) => {}
+                Some(Ok(false)) if !is_final => denying.push(name.to_string()),
+                Some(_) => return None,
+            }
+        }
+        Some(denying)
     }
 
     /// Returns the names of the rules about the tool.

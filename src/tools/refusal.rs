@@ -40,6 +40,11 @@ pub enum ToolRefusal {
     NotGranted(ToolDenial),
     #[error("the rule `{}` does not allow this call", .0.rule)]
     Denied(ToolDenial),
+    /// A rule denies the call, and a person may allow the same call for later.
+    #[error(
+        "the rule `{}` does not allow this call; a person may allow it by the proposal {proposal}, call again when one has", .denial.rule
+    )]
+    Proposed { denial: ToolDenial, proposal: String },
     #[error("the arguments do not fit the tool: {0}")]
     Arguments(#[from] ArgumentError),
     #[error(transparent)]
@@ -85,7 +90,7 @@ impl ToolRefusal {
             Self::InvalidRequest(_) | Self::InvalidToolName => "invalid_request",
             Self::HeaderMismatch(_) => "header_mismatch",
             Self::OtherRun => "run_mismatch",
-            Self::NotGranted(_) | Self::Denied(_) => "policy_denied",
+            Self::NotGranted(_) | Self::Denied(_) | Self::Proposed { .. } => "policy_denied",
             Self::Arguments(_) => "invalid_arguments",
             Self::Budget(error) => error.code(),
             Self::BudgetAsked => "budget_pending",
@@ -114,6 +119,7 @@ impl ToolRefusal {
             | Self::OtherRun
             | Self::NotGranted(_)
             | Self::Denied(_)
+            | Self::Proposed { .. }
             | Self::ApprovalLost(_)
             | Self::Ended => StatusCode::FORBIDDEN,
             Self::Budget(error) if error.is_permanent() => StatusCode::PAYMENT_REQUIRED,
@@ -135,7 +141,17 @@ impl ToolRefusal {
     /// Returns the denial of the policy, if the policy decided.
     pub fn denial(&self) -> Option<&ToolDenial> {
         match self {
-            Self::NotGranted(denial) | Self::Denied(denial) => Some(denial),
+            Self::NotGranted(denial) | Self::Denied(denial) | Self::Proposed { denial, .. } => {
+                Some(denial)
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns the proposal by which a person may allow the call.
+    pub(super) fn proposal(&self) -> Option<&str> {
+        match self {
+            Self::Proposed { proposal, .. } => Some(proposal),
             _ => None,
         }
     }
@@ -145,7 +161,9 @@ impl ToolRefusal {
     pub(super) fn public_decision(&self) -> Option<(&'static str, &str)> {
         match self {
             Self::NotGranted(denial) => Some((PolicyLayer::Run.as_str(), &denial.rule)),
-            Self::Denied(denial) => Some((denial.layer.as_str(), &denial.rule)),
+            Self::Denied(denial) | Self::Proposed { denial, .. } => {
+                Some((denial.layer.as_str(), &denial.rule))
+            }
             _ => None,
         }
     }
@@ -177,6 +195,9 @@ impl ToolRefusal {
         if let Some((layer, rule)) = self.public_decision() {
             error["layer"] = Value::from(layer);
             error["rule"] = Value::from(rule);
+        }
+        if let Some(proposal) = self.proposal() {
+            error["proposal"] = Value::from(proposal);
         }
         LocalReply {
             status: self.status(),

@@ -7,7 +7,8 @@
 //!    the settlement.
 //!
 //! If a rule asks a person, the call [waits](super::waiting_call) after step 4, and takes all the steps again when
-//! the person has allowed it. Between steps 6 and 7 the answer is used up.
+//! the person has allowed it. Between steps 6 and 7 the answer is used up. A call that a rule denies or asks about begins
+//! at step 5 if a [standing approval](super::standing_call) allows it.
 //!
 //! A step that fails gives back what the earlier steps have taken. Steps 6 to 9 run in a task of the run, so a client
 //! that leaves changes nothing: the call goes on within its time, and its result can be asked for.
@@ -82,12 +83,22 @@ pub(super) struct CheckedCall {
     pub(super) pid: Option<u32>,
     /// The subject that a person has approved, for a call that was asked about.
     pub(super) approved: Option<ApprovedSubject>,
+    /// The standing approval that lets the call begin.
+    pub(super) standing: Option<StandingUse>,
 }
 
-/// The digest of an approved call, and the id of the image that it runs.
+/// The digest of an approved call, the digest of its program, and the id of the image that it runs.
+#[derive(PartialEq, Eq)]
 pub(super) struct ApprovedSubject {
     pub(super) digest: String,
+    pub(super) program: Option<String>,
     pub(super) image: Option<String>,
+}
+
+/// A standing approval that a call is about to use, and the subject that it must have been granted for.
+pub(super) struct StandingUse {
+    pub(super) id: String,
+    pub(super) subject: ApprovedSubject,
 }
 
 /// A call that cannot begin, and the reason.
@@ -151,14 +162,36 @@ impl RunTools {
         facts: &mut ToolRequestFacts,
     ) -> Result<Arc<ToolCall>, ToolRefusal> {
         let parts = &self.parts;
-        let digest = facts.set_call(&request, &parts.salt);
-        let tool = check_call(&parts.policy, &parts.run, &request)?;
+        facts.set_call(&request, &parts.salt);
+        let tool = match check_call(&parts.policy, &parts.run, &request) {
+            Ok(tool) => tool,
+            Err(ToolRefusal::Denied(denial)) if parts.approvals.is_some() => {
+                return Box::pin(self.start_denied_call(denial, request, facts)).await;
+            }
+            Err(refusal) => return Err(refusal),
+        };
         if let Some(rule) = parts.find_asking_rule(tool, false)? {
             // The box keeps the future of a call that asks no person small.
-            return Box::pin(self.ask_about_call((tool, &rule), request, facts)).await;
+            return Box::pin(self.start_asking_call((tool, &rule), request, facts)).await;
         }
+        self.begin_call(tool, request, facts, None).await
+    }
+
+    /// Takes a place for a call that every layer or a standing approval allows, admits it, and starts its program.
+    ///
+    /// # Errors
+    /// Returns the reason why the call did not begin. The caller records the refusal.
+    pub(super) async fn begin_call(
+        &self,
+        tool: &GrantedTool,
+        request: ToolExecRequest,
+        facts: &ToolRequestFacts,
+        standing: Option<StandingUse>,
+    ) -> Result<Arc<ToolCall>, ToolRefusal> {
+        let parts = &self.parts;
         let key = request.idempotency_key.as_deref();
-        let slot = match self.calls.open_call(&tool.definition.name, &digest, key)? {
+        let digest = facts.arguments.as_deref().unwrap_or_default();
+        let slot = match self.calls.open_call(&tool.definition.name, digest, key)? {
             CallSlotOutcome::Joined(call) => return Ok(call),
             CallSlotOutcome::Opened(slot) => slot,
         };
@@ -169,6 +202,7 @@ impl RunTools {
             argument_bytes: facts.argument_bytes,
             pid: facts.pid,
             approved: None,
+            standing,
         };
         // A client that leaves now must not tear the admission from its settlement.
         let admission = Arc::clone(parts).admit_call(checked);
@@ -318,7 +352,7 @@ impl RunToolParts {
             arguments: &call.arguments_digest,
             argument_bytes: checked.argument_bytes,
             evidence: &tool.collect_evidence(checked.arguments.members()),
-            approval: call.question.as_ref().map(|question| question.id.as_str()),
+            approval: checked.approval_id(),
             pid: checked.pid,
             reserved: reservation.granted_amount(),
         };
@@ -337,8 +371,9 @@ impl RunToolParts {
 
     /// Runs the program of a call to its end, and settles the call once.
     async fn run_call(&self, checked: CheckedCall, reservation: ToolReservation) {
-        let CheckedCall { slot, arguments, approved, .. } = checked;
-        let image = approved.and_then(|approved| approved.image);
+        let CheckedCall { slot, arguments, approved, standing, .. } = checked;
+        let subject = approved.or(standing.map(|standing| standing.subject));
+        let image = subject.and_then(|subject| subject.image);
         let started = Instant::now();
         let result = match self.policy.find_tool(&slot.call().tool) {
             Ok(tool) => self.run_until_stopped((tool, &slot.call().id, image), &arguments).await,
@@ -408,6 +443,7 @@ impl RunToolParts {
             tool: facts.tool.as_deref(),
             layer: denial.map(|denial| denial.layer.as_str()),
             rule: denial.map(|denial| &*denial.rule),
+            proposal: refusal.proposal(),
             arguments: facts.arguments.as_deref(),
             argument_bytes: facts.argument_bytes,
             pid: facts.pid,
@@ -420,21 +456,28 @@ impl RunToolParts {
     }
 }
 
+impl CheckedCall {
+    /// Returns the question or the standing approval that lets the call begin.
+    fn approval_id(&self) -> Option<&str> {
+        let question = self.slot.call().question.as_ref().map(|question| &*question.id);
+        question.or(self.standing.as_ref().map(|standing| &*standing.id))
+    }
+}
+
 impl ToolRequestFacts {
     pub(super) fn new(pid: Option<u32>) -> Self {
         Self { pid, ..Self::default() }
     }
 
-    /// Takes the facts of a parsed request, and returns the digest of its arguments.
-    fn set_call(&mut self, request: &ToolExecRequest, salt: &str) -> String {
+    /// Takes the facts of a parsed request.
+    fn set_call(&mut self, request: &ToolExecRequest, salt: &str) {
         let mut arguments = Value::Object(request.arguments.members());
         arguments.sort_all_objects();
         let text = arguments.to_string();
         let digest = salted_digest(salt, &text);
         self.tool = Some(request.tool.clone());
         self.argument_bytes = text.len() as u64;
-        self.arguments = Some(digest.clone());
-        digest
+        self.arguments = Some(digest);
     }
 }
 

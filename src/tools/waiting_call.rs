@@ -8,7 +8,7 @@
 //! The task ends with the run, so a waiting call never delays the run's end.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use super::approval::store::ApprovalWatch;
 use super::approval::{
@@ -20,7 +20,7 @@ use super::call_table::{
 };
 use super::exec_request::{ToolArguments, ToolExecRequest};
 use super::policy::{GrantedTool, PolicyLayer};
-use super::program_digest::digest_program;
+use super::program_digest::{DigestedProgram, digest_program};
 use super::refusal::ToolRefusal;
 use super::run_tools::{
     ApprovedSubject, CheckedCall, RunToolParts, RunTools, ToolRequestFacts, UnadmittedCall,
@@ -29,6 +29,7 @@ use super::run_tools::{
 use crate::llm::budget::{Nanodollars, ToolReserveRequest};
 use crate::telemetry::audit::approval_records::{ApprovalRequestedRecord, ApprovalResolvedRecord};
 use crate::telemetry::audit::tool_records::{ToolOutcome, ToolRefusedRecord};
+use crate::telemetry::metrics::OpenApprovalGuard;
 
 /// A call whose question is written.
 struct WaitingCall {
@@ -37,6 +38,7 @@ struct WaitingCall {
     digest: String,
     rule: Arc<str>,
     asked: Instant,
+    open: OpenApprovalGuard,
 }
 
 impl RunTools {
@@ -52,7 +54,7 @@ impl RunTools {
     ) -> Result<Arc<ToolCall>, ToolRefusal> {
         let parts = self.parts();
         let approvals = parts.require_approvals()?;
-        let (asked, now) = (Instant::now(), SystemTime::now());
+        let (asked, now) = (Instant::now(), approvals.store.read_time());
         // 1. A question lives no longer than its run.
         let left = parts.ledger.deadline().map(|end| end.saturating_duration_since(asked));
         let ttl = left.map_or(approvals.times.ttl, |left| left.min(approvals.times.ttl));
@@ -82,6 +84,7 @@ impl RunTools {
             argument_bytes: facts.argument_bytes,
             pid: facts.pid,
             approved: None,
+            standing: None,
         };
         let ask = Arc::clone(self.shared_parts()).ask_person(checked, Arc::clone(rule), asked);
         parts.tasks.run_detached(ask).await?;
@@ -144,7 +147,8 @@ impl RunToolParts {
         };
         // The task below writes the record of the answer, so this record always comes first.
         self.record_question(&row, &checked);
-        let waiting = WaitingCall { checked, watch, digest: row.digest, rule, asked };
+        let open = self.metrics.record_approval_request("call");
+        let waiting = WaitingCall { checked, watch, digest: row.digest, rule, asked, open };
         let own = Arc::clone(&self);
         self.tasks.spawn_task(async move { own.wait_and_run(waiting).await });
         Ok(())
@@ -161,11 +165,13 @@ impl RunToolParts {
         let tool = self.policy.find_tool(&call.tool).map_err(ToolRefusal::NotGranted)?;
         let subject = self.digest_call((tool, question)).await?;
         let row = self.question_row((tool, rule), (question, &subject.digest), &checked.arguments);
+        let standing = self.describe_offer(tool, &checked.arguments, &subject).await?;
+        let requested_ms = self.require_approvals()?.store.now_ms();
         checked.approved = Some(subject);
-        Ok(row)
+        Ok(ApprovalRow { requested_ms, standing, ..row })
     }
 
-    fn require_approvals(&self) -> Result<&RunApprovals, ToolRefusal> {
+    pub(super) fn require_approvals(&self) -> Result<&RunApprovals, ToolRefusal> {
         self.approvals.as_ref().ok_or(ToolRefusal::ApprovalLost(NO_SURFACE))
     }
 
@@ -174,24 +180,7 @@ impl RunToolParts {
         &self,
         (tool, question): (&GrantedTool, &CallQuestion),
     ) -> Result<ApprovedSubject, ToolRefusal> {
-        let store = &self.require_approvals()?.store;
-        // The run keeps its configuration, but a tool that the operator has taken out or changed since needs no answer.
-        let names = (&*self.run.agent, &*tool.definition.name);
-        if !store.has_tool(names, (&tool.definition.digest, &tool.rules_digest)) {
-            return Err(ToolRefusal::ApprovalLost(
-                "the tool, the rules about it or the agent's list were changed since the run began",
-            ));
-        }
-        let files = store.file_digests();
-        let jobs = self.programs.jobs.as_ref();
-        let program = digest_program(&tool.definition, jobs, files).await.map_err(|error| {
-            // A run can ask again and again.
-            if let Some(more) = store.failure_lines().count_event("digest") {
-                let tool = &*tool.definition.name;
-                tracing::error!(tool, %error, more, "a tool's program cannot be digested");
-            }
-            ToolRefusal::ApprovalLost("the tool's program cannot be digested")
-        })?;
+        let program = self.digest_present_program(tool).await?;
         let subject = ApprovalSubject {
             run: &self.run.id,
             attempt: &self.run.attempt,
@@ -204,7 +193,33 @@ impl RunToolParts {
             scope: SCOPE_ONCE,
             not_after_ms: question.not_after_ms,
         };
-        Ok(ApprovedSubject { digest: subject.digest(), image: program.image })
+        let digest = subject.digest();
+        Ok(ApprovedSubject { digest, program: program.digest, image: program.image })
+    }
+
+    /// Digests the program of a tool that is configured as the run has it.
+    pub(super) async fn digest_present_program(
+        &self,
+        tool: &GrantedTool,
+    ) -> Result<DigestedProgram, ToolRefusal> {
+        let store = &self.require_approvals()?.store;
+        // The run keeps its configuration, but a tool that the operator has taken out or changed since needs no answer.
+        let names = (&*self.run.agent, &*tool.definition.name);
+        if !store.has_tool(names, (&tool.definition.digest, &tool.rules_digest)) {
+            return Err(ToolRefusal::ApprovalLost(
+                "the tool, the rules about it or the agent's list were changed since the run began",
+            ));
+        }
+        let files = store.file_digests();
+        let jobs = self.programs.jobs.as_ref();
+        digest_program(&tool.definition, jobs, files).await.map_err(|error| {
+            // A run can ask again and again.
+            if let Some(more) = store.failure_lines().count_event("digest") {
+                let tool = &*tool.definition.name;
+                tracing::error!(tool, %error, more, "a tool's program cannot be digested");
+            }
+            ToolRefusal::ApprovalLost("the tool's program cannot be digested")
+        })
     }
 
     /// Checks that the run and its budget allow a call, and reserves nothing.
@@ -238,7 +253,7 @@ impl RunToolParts {
             evidence: tool.collect_evidence(arguments.members()),
             price: tool.price,
             state: ApprovalState::Pending,
-            requested_ms: to_unix_millis(SystemTime::now()),
+            requested_ms: 0,
             not_after_ms: question.not_after_ms,
             resolved_ms: None,
             by: None,
@@ -246,6 +261,7 @@ impl RunToolParts {
             call: None,
             budget: None,
             raised: None,
+            standing: None,
         }
     }
 
@@ -267,7 +283,7 @@ impl RunToolParts {
     /// Waits until the question is closed, then begins or ends the call.
     async fn wait_and_run(self: Arc<Self>, mut waiting: WaitingCall) {
         let resolved = self.wait_resolved(&mut waiting).await;
-        let WaitingCall { mut checked, watch, digest, rule, asked } = waiting;
+        let WaitingCall { mut checked, watch, digest, rule, asked, open } = waiting;
         drop(watch);
         checked.slot.stop_waiting();
         let call = Arc::clone(checked.slot.call());
@@ -281,6 +297,7 @@ impl RunToolParts {
                 (ApprovalState::Withdrawn, ApprovalState::Withdrawn, None, None)
             }
         };
+        open.record_result(decision.as_str(), asked.elapsed());
         self.audit.record_approval_result(&ApprovalResolvedRecord {
             approval: &id,
             digest: &digest,
@@ -316,7 +333,8 @@ impl RunToolParts {
             let Err(refused) = Arc::clone(self).admit_call(checked).await else { return Ok(()) };
             let question = &refused.0.slot.call().question;
             let not_after_ms = question.as_ref().map_or(0, |question| question.not_after_ms);
-            let left = not_after_ms.saturating_sub(to_unix_millis(SystemTime::now()));
+            let now = self.approvals.as_ref().map_or(0, |approvals| approvals.store.now_ms());
+            let left = not_after_ms.saturating_sub(now);
             let is_over = left <= 0;
             // A spent budget is asked about, and does not lose the answer about the call either.
             if !is_over && !refused.1.is_temporary() {
@@ -367,6 +385,10 @@ impl RunToolParts {
         tool: &GrantedTool,
         checked: &CheckedCall,
     ) -> Result<(), ToolRefusal> {
+        if let Some(standing) = &checked.standing {
+            // The box keeps the future of every other call small.
+            return Box::pin(self.use_standing(tool, checked, standing)).await;
+        }
         let call = checked.slot.call();
         // The run may have seen more since the request: the call that another one follows is in the ledger first.
         let asking_rule = self.find_asking_rule(tool, true)?;
@@ -385,14 +407,14 @@ impl RunToolParts {
         // The digest is made anew from what is about to run, not taken from the question.
         let exact = self.salted_digest(checked.arguments.text());
         let present = CallQuestion::new(question.id.clone(), exact, question.not_after_ms);
-        let ApprovedSubject { digest, image } = self.digest_call((tool, &present)).await?;
-        if digest != approved.digest || image != approved.image {
+        let subject = self.digest_call((tool, &present)).await?;
+        if subject != *approved {
             return Err(ToolRefusal::ApprovalLost(
                 "the tool, its program, its policy or its arguments have changed",
             ));
         }
-        let now = SystemTime::now();
-        if approvals.store.consume(&question.id, &digest, Some(&call.id), now).await? {
+        let (digest, now) = (&subject.digest, approvals.store.read_time());
+        if approvals.store.consume(&question.id, digest, Some(&call.id), now).await? {
             Ok(())
         } else {
             Err(ToolRefusal::ApprovalLost("it is expired, withdrawn or used"))
@@ -401,7 +423,7 @@ impl RunToolParts {
 
     async fn close_question(&self, id: &str, end: (ApprovalState, &'static str)) {
         let Some(approvals) = &self.approvals else { return };
-        if let Err(error) = approvals.store.close(id, end, SystemTime::now()).await {
+        if let Err(error) = approvals.store.close(id, end, approvals.store.read_time()).await {
             tracing::error!(%error, "a question about a tool call cannot be closed");
         }
     }
@@ -415,6 +437,7 @@ impl RunToolParts {
             tool: Some(&call.tool),
             layer: Some(PolicyLayer::Approval.as_str()),
             rule: Some(rule),
+            proposal: None,
             arguments: Some(&call.arguments_digest),
             argument_bytes: checked.argument_bytes,
             pid: checked.pid,

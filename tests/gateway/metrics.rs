@@ -707,6 +707,9 @@ pub(crate) fn record_every_family(metrics: &MetricsRegistry) -> BusyRun {
         duration: Duration::from_millis(50),
     });
     metrics.record_connect_refusal("policy_denied");
+    metrics.record_approval_request("call").record_result("approved", Duration::from_secs(40));
+    metrics.record_approval_proposal();
+    metrics.record_standing_use("run");
     metrics.set_lost_access_log_lines(3);
     metrics.set_lost_access_log_lines(5);
     BusyRun { run, model, _live: a_service(metrics) }

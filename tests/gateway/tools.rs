@@ -9,6 +9,7 @@ mod mcp;
 mod mcp_server;
 mod policy;
 mod recovery;
+mod standing;
 mod taint;
 mod webhook;
 

@@ -16,6 +16,7 @@ mod many_runs;
 mod queue;
 mod recovery;
 mod retention_clock;
+mod standing_approvals;
 mod tool_files;
 mod upgrade;
 

@@ -16,7 +16,7 @@ use crate::sandbox::{InitBinary, UserRange};
 use crate::service::config::{ListenAddress, ServiceConfig};
 use crate::service::runs::{RunServiceConfig, open_webhook};
 use crate::telemetry::audit;
-use crate::tools::approval::OnBudget;
+use crate::tools::approval::{OnBudget, OnDenial};
 
 /// The options of a service, read and checked.
 #[derive(Clone, Debug)]
@@ -152,6 +152,11 @@ fn check_answerable(config: &GatewayConfig, serve: &ServiceConfig) -> anyhow::Re
     if tools.config.approvals.webhook.is_some() && serve.insecure_no_auth {
         bail!(
             "`tools.approvals.webhook`: a service without grants asks no question: take the table or `insecure_no_auth` out"
+        );
+    }
+    if tools.config.approvals.on_denial == OnDenial::Propose && serve.insecure_no_auth {
+        bail!(
+            "`tools.approvals.on_denial`: a service without grants has no person who can answer: take `insecure_no_auth` out, and make a grant with `cogni-gateway grant mint --access approve`"
         );
     }
     open_webhook(config)?;

@@ -114,7 +114,16 @@ pub(super) async fn take_reply(
     };
     let ReplyData { approval, digest, decision, reason, raise, .. } = data;
     let row = store.find(&approval).await?.ok_or_else(|| no_such_approval(&approval))?;
-    let answer = DecisionBody { decision, digest, reason, raise };
+    let answer = DecisionBody {
+        decision,
+        digest,
+        reason,
+        raise,
+        scope: None,
+        max_uses: None,
+        valid_for: None,
+        not_after: None,
+    };
     let decided = api.decide(&grant, (&store, row), answer, Some(reply)).await?;
     Ok(Json(decided.into()))
 }

@@ -4,8 +4,8 @@
 //! the grant that has started the run.
 
 use std::collections::BTreeMap;
+use std::iter;
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use axum::Json;
 use axum::extract::State;
@@ -13,6 +13,9 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::ApiState;
+use super::approval_terms::{
+    ApprovalScopeView, WrittenTerms, check_reason, require_all, too_many_standing, wrong_scope,
+};
 use super::error::{ApiError, ErrorBody};
 use super::error_docs::{AuthErrorResponses, NotFoundResponses, QueryErrorResponses};
 use super::extract::{AuthenticatedCaller, JsonBody, PathParam, QueryParams};
@@ -20,6 +23,7 @@ use crate::llm::budget::{Nanodollars, SpendingLimits, Tokens};
 use crate::service::auth::{AccessDeniedError, AccessGrant, GrantScope};
 use crate::service::runs::BudgetRaiseError;
 use crate::service::store::RunRow;
+use crate::tools::approval::standing::{ApprovalScope, standing_id};
 use crate::tools::approval::store::{
     ApprovalDecision, ApprovalFilter, ApprovalStore, DecisionOutcome,
 };
@@ -82,6 +86,10 @@ pub(super) struct ApprovalView {
     budget: Option<BudgetQuestionView>,
     /// The limits that the answer has raised. Null for any other answer.
     raised: Option<SpendingLimitsView>,
+    /// The scopes that an answer may have.
+    scopes: Vec<ApprovalScopeView>,
+    /// The id of the standing approval that the answer has made. Null for an answer about one call.
+    standing_approval: Option<String>,
 }
 
 /// A spent limit of a run.
@@ -186,6 +194,14 @@ pub(super) struct DecisionBody {
     /// The new values of limits, for a yes to a question about a budget. The spent limit must be among them. Each value
     /// is above the limit in force, and not above the limit of the grant that has started the run.
     pub(super) raise: Option<SpendingLimitsView>,
+    /// The calls that a yes counts for. The default is `once`. A wider scope must be among the question's `scopes`.
+    pub(super) scope: Option<ApprovalScopeView>,
+    /// The number of calls that may begin later, with a wider scope: 1 to 1,000. Needed for `always`.
+    pub(super) max_uses: Option<u32>,
+    /// The time for which later calls may begin, such as `1h`. Either this or `not_after` is needed for `always`.
+    pub(super) valid_for: Option<String>,
+    /// The last moment at which a later call may begin, in RFC 3339.
+    pub(super) not_after: Option<String>,
 }
 
 /// The answer to a question.
@@ -193,7 +209,7 @@ pub(super) struct DecisionBody {
 #[serde(rename_all = "snake_case")]
 #[schema(as = ApprovalDecision)]
 pub(super) enum DecisionWord {
-    /// Let this one call run.
+    /// Let this call run; with a wider `scope`, the same call later, too.
     Approve,
     /// Do not let the call run. The run is not asked about the same call again.
     Deny,
@@ -283,7 +299,7 @@ pub(super) async fn show_approval(
 
 /// Answer a question about a tool call
 ///
-/// The answer is for one call: the call with the digest. A repeated answer is refused. The grant needs the access
+/// The answer is for one call: the call with the digest. With a wider `scope`, it also makes a standing approval. A repeated answer is refused. The grant needs the access
 /// `approve`, and must not be the grant that has started the run.
 #[utoipa::path(
     post,
@@ -295,7 +311,7 @@ pub(super) async fn show_approval(
         (status = 200, description = "The answered question.", body = ApprovalView),
         (status = 400, description = "`invalid_json`: the body is not JSON.", body = ErrorBody),
         (status = 408, description = "`request_timeout`: the body did not arrive in time.", body = ErrorBody),
-        (status = 409, description = "`digest_mismatch`: the question has another digest, read it again. `approval_closed`: the question was answered before, its time is over, or its run has ended.", body = ErrorBody),
+        (status = 409, description = "`digest_mismatch`: the question has another digest, read it again. `approval_closed`: the question was answered before, its time is over, or its run has ended. `too_many_standing_approvals`: revoke some.", body = ErrorBody),
         (status = 413, description = "`body_too_large`: the body is larger than 1 MiB.", body = ErrorBody),
         (status = 415, description = "`unsupported_media_type`: send the body as `application/json`.", body = ErrorBody),
         (status = 402, description = "`grant_budget_exhausted`: the caps of the grant that has started the run do not leave the money for the raise.", body = ErrorBody),
@@ -340,36 +356,45 @@ impl ApiState {
         answer: DecisionBody,
         reply: Option<String>,
     ) -> Result<ApprovalRow, ApiError> {
-        if answer.reason.as_ref().is_some_and(|reason| reason.len() > MAX_REASON_BYTES) {
-            return Err(ApiError::invalid_body(format_args!(
-                "`reason` has more than {MAX_REASON_BYTES} bytes; shorten it"
-            )));
-        }
+        check_reason(answer.reason.as_deref())?;
         // A run whose row is gone has no grant to compare with, and no call that waits.
         let run = self.run_service.run_store().find_run(&row.run).await?;
         let run = run.ok_or_else(|| no_such_approval(&row.id))?;
         if run.grant == grant.id {
             return Err(AccessDeniedError::OwnRun.into());
         }
+        let is_yes = answer.decision == DecisionWord::Approve;
+        let written = WrittenTerms {
+            scope: answer.scope.map_or(ApprovalScope::Once, ApprovalScope::from),
+            max_uses: answer.max_uses,
+            valid_for: answer.valid_for,
+            not_after: answer.not_after,
+        };
+        let standing = written.check_answer(store, &run, is_yes)?;
         let raise = answer.raise.map(SpendingLimits::from);
         if let Some(raise) = &raise {
             self.reserve_raise(&run, (&row, &answer.digest), raise).await?;
         }
         let decision = ApprovalDecision {
-            is_approved: answer.decision == DecisionWord::Approve,
+            is_approved: is_yes,
             digest: answer.digest,
             by: grant.id.clone(),
             reason: answer.reason,
             raise,
+            standing,
             reply,
         };
         let conflict = |code, message| Err(ApiError::Conflict { code, message });
         let id = row.id;
-        match store.decide(&id, decision, SystemTime::now()).await? {
+        match store.decide(&id, decision, store.read_time()).await? {
             DecisionOutcome::Decided(row) => Ok(*row),
             DecisionOutcome::Unknown => Err(no_such_approval(&id)),
             DecisionOutcome::WrongRaise(error) => Err(wrong_raise(&error)),
             DecisionOutcome::RaiseMismatch => Err(wrong_raise(&RAISE_MISMATCH)),
+            DecisionOutcome::ScopeNotOffered => Err(wrong_scope(
+                "the question takes `once` only, or a narrower scope; its `scopes` names them",
+            )),
+            DecisionOutcome::TooManyStanding => Err(too_many_standing()),
             DecisionOutcome::Replayed => {
                 conflict("reply_replayed", "this reply was received before".to_owned())
             }
@@ -409,7 +434,7 @@ impl ApiState {
     }
 
     /// Checks that the caller may see the questions of a run.
-    async fn require_questions_of(
+    pub(super) async fn require_questions_of(
         &self,
         caller: &AuthenticatedCaller,
         run: &str,
@@ -420,13 +445,6 @@ impl ApiState {
         caller.require_read()?;
         self.requested_run(caller, run).await.map(|_| ())
     }
-}
-
-/// Checks that the caller may see the questions of all runs.
-fn require_all(caller: &AuthenticatedCaller) -> Result<(), ApiError> {
-    caller
-        .require_scope(GrantScope::Approve)
-        .or_else(|denied| caller.require_scope(GrantScope::Admin).map_err(|_| denied))
 }
 
 fn wrong_raise(problem: &dyn std::fmt::Display) -> ApiError {
@@ -440,7 +458,12 @@ pub(super) fn no_such_approval(id: &str) -> ApiError {
 
 impl From<ApprovalRow> for ApprovalView {
     fn from(row: ApprovalRow) -> Self {
+        let offered = row.standing.iter().flat_map(|offer| offer.scopes.iter().copied());
+        let scopes = iter::once(ApprovalScope::Once).chain(offered).map(Into::into).collect();
+        let is_standing = row.standing.as_ref().is_some_and(|offer| offer.answered.is_some());
         Self {
+            scopes,
+            standing_approval: is_standing.then(|| standing_id(&row.id)),
             id: row.id,
             state: row.state.into(),
             run: row.run,
@@ -536,6 +559,3 @@ impl From<ApprovalStateView> for ApprovalState {
 /// The problem of a raise that does not fit its question.
 const RAISE_MISMATCH: &str =
     "a yes to a question about a budget needs it, and no other answer may have it";
-
-/// The longest reason of an answer, in bytes. Our choice.
-const MAX_REASON_BYTES: usize = 500;

@@ -27,6 +27,7 @@ use super::result_docs::RunResultDoc;
     ("tool_result" = "#/components/schemas/ToolResultEvent"),
     ("approval_requested" = "#/components/schemas/ApprovalRequestedEvent"),
     ("approval_resolved" = "#/components/schemas/ApprovalResolvedEvent"),
+    ("standing_approval" = "#/components/schemas/StandingApprovalEvent"),
     ("usage_report" = "#/components/schemas/UsageReportEvent"),
     ("assistant_final" = "#/components/schemas/AssistantFinalEvent"),
     ("error" = "#/components/schemas/RunErrorEvent"),
@@ -41,6 +42,7 @@ pub(super) enum RunEventDoc {
     ToolResult(ToolResultEvent),
     ApprovalRequested(ApprovalRequestedEvent),
     ApprovalResolved(ApprovalResolvedEvent),
+    StandingApproval(StandingApprovalEvent),
     UsageReport(UsageReportEvent),
     AssistantFinal(AssistantFinalEvent),
     RunError(RunErrorEvent),
@@ -265,6 +267,50 @@ pub(super) struct ApprovalResolvedData {
     #[serde(skip_serializing_if = "Option::is_none")]
     limit: Option<String>,
     /// The id of the grant that has answered. Null without an answer.
+    by: Option<String>,
+}
+
+/// A denied call was proposed to a person, or a standing approval was granted, used, taken back or spent.
+#[derive(Serialize, ToSchema)]
+pub(super) struct StandingApprovalEvent {
+    /// The number of the event.
+    #[schema(example = "17")]
+    id: String,
+    #[schema(inline)]
+    event: StandingApprovalEventType,
+    /// The data of the event.
+    data: StandingApprovalData,
+}
+
+/// The type of the event.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum StandingApprovalEventType {
+    StandingApproval,
+}
+
+/// The data of the event `standing_approval`.
+#[derive(Serialize, ToSchema)]
+pub(super) struct StandingApprovalData {
+    /// The id of the standing approval.
+    id: String,
+    /// The name of the tool.
+    tool: String,
+    /// The rules that deny the call, or the rule that has asked.
+    rules: Vec<String>,
+    /// The digest of the call, which a grant has to name.
+    digest: String,
+    /// The state: `proposed`, `granted` (also after a use), `spent` or `revoked`.
+    state: String,
+    /// `run` or `always`.
+    scope: String,
+    /// The last moment at which a person may grant the proposal, or a call may begin.
+    expires_at: String,
+    /// The number of calls that have begun.
+    used: u32,
+    /// The number of calls that may begin.
+    max_uses: u32,
+    /// The id of the grant that has allowed the call. Null for a proposal.
     by: Option<String>,
 }
 

@@ -3,13 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::SystemTime;
 
+use anyhow::Context;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use super::{RunService, RunServiceInner};
 use crate::base::db::{DatabaseError, SqliteDatabase};
+use crate::base::wall_clock::StampClock;
 use crate::gateway::config::GatewayConfig;
 use crate::llm::budget::{Nanodollars, RaiseError, SpendingLimits};
 use crate::runner::agents::AgentCatalog;
@@ -18,21 +19,51 @@ use crate::service::auth::GrantStoreError;
 use crate::service::store::{RunEventKind, RunRow, RunStore, SpendingCaps};
 use crate::tools::approval::open_questions::RunOwnerFuture;
 use crate::tools::approval::present_tools::PresentTools;
+use crate::tools::approval::standing::StandingApproval;
 use crate::tools::approval::store::ApprovalStore;
 use crate::tools::approval::webhook::Webhook;
 use crate::tools::approval::{ApprovalRow, ApprovalState, format_unix_millis};
 use crate::tools::config::ToolConfig;
 
 /// Opens the questions of a service. The watchers of a run learn of its questions and of their ends.
-pub(super) fn open_approvals(database: SqliteDatabase, run_store: RunStore) -> ApprovalStore {
+///
+/// # Errors
+/// Returns an error if the run store cannot be read.
+pub(super) async fn open_approvals(
+    database: SqliteDatabase,
+    run_store: RunStore,
+) -> anyhow::Result<ApprovalStore> {
+    // An approval of an earlier process lives no longer because the clock was set back meanwhile.
+    let noted = run_store.noted_time().await.context("cannot read the run store")?;
+    let clock = noted.map_or_else(StampClock::default, StampClock::not_before);
     let owners = run_store.clone();
     let find_grant = move |run: String| -> RunOwnerFuture {
         let owners = owners.clone();
         Box::pin(async move { Some(owners.find_run(&run).await.ok()??.grant) })
     };
-    ApprovalStore::new(database)
+    let standing_watchers = run_store.clone();
+    Ok(ApprovalStore::new(database)
         .with_observer(move |row| publish_row(&run_store, row))
+        .with_standing_observer(move |run, row| publish_standing(&standing_watchers, run, row))
         .with_owners(find_grant)
+        .with_clock(clock))
+}
+
+/// Publishes a step of a standing approval to the watchers of the run that was denied, or that uses it.
+fn publish_standing(run_store: &RunStore, run: &str, row: &StandingApproval) {
+    let data = json!({
+        "id": row.id,
+        "tool": row.tool,
+        "rules": row.rules,
+        "digest": row.digest,
+        "state": row.state.as_str(),
+        "scope": row.scope.as_str(),
+        "expires_at": format_unix_millis(row.not_after_ms),
+        "used": row.used,
+        "max_uses": row.max_uses,
+        "by": row.by,
+    });
+    run_store.publish_event(run, RunEventKind::StandingApproval, &data);
 }
 
 /// Publishes a step of a question. The event has no arguments: who reads events is not always who may approve.
@@ -112,7 +143,7 @@ impl RunService {
     /// came before must not start anything now.
     pub(super) async fn withdraw_earlier_questions(&self) -> anyhow::Result<()> {
         if let Some(approvals) = &self.0.approvals {
-            let withdrawn = approvals.withdraw_all(SystemTime::now()).await?;
+            let withdrawn = approvals.withdraw_all(approvals.read_time()).await?;
             if withdrawn > 0 {
                 tracing::info!(withdrawn, "an earlier process left questions about tool calls");
             }
@@ -126,7 +157,7 @@ impl RunServiceInner {
     /// is for a run whose gateway has failed.
     pub(super) async fn withdraw_questions(&self, run: &str) -> anyhow::Result<()> {
         if let Some(approvals) = &self.approvals {
-            approvals.withdraw_run(run, SystemTime::now()).await?;
+            approvals.withdraw_run(run, approvals.read_time()).await?;
         }
         Ok(())
     }

@@ -37,6 +37,8 @@ pub enum RunEventKind {
     ApprovalRequested,
     /// The question about a tool call is closed.
     ApprovalResolved,
+    /// A denied call was proposed to a person, or a step of a standing approval was made.
+    StandingApproval,
     /// A call of the LLM has been settled.
     UsageReport,
     /// The agent's whole answer.
@@ -67,6 +69,7 @@ impl RunEventKind {
             Self::ToolResult => "tool_result",
             Self::ApprovalRequested => "approval_requested",
             Self::ApprovalResolved => "approval_resolved",
+            Self::StandingApproval => "standing_approval",
             Self::UsageReport => "usage_report",
             Self::AssistantFinal => "assistant_final",
             Self::Error => "error",
@@ -106,6 +109,7 @@ const ALL_KINDS: &[RunEventKind] = &[
     RunEventKind::ToolResult,
     RunEventKind::ApprovalRequested,
     RunEventKind::ApprovalResolved,
+    RunEventKind::StandingApproval,
     RunEventKind::UsageReport,
     RunEventKind::AssistantFinal,
     RunEventKind::Error,

@@ -35,7 +35,8 @@ pub struct ToolAdmittedRecord<'a> {
     /// The argument fields that the operator has listed, with their truncated values.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub evidence: &'a BTreeMap<String, String>,
-    /// The question that a person has answered with yes. This call has used the answer up.
+    /// The question that a person has answered with yes, or the standing approval. This call has used the answer up, or
+    /// counts as a use.
     #[serde(
         serialize_with = "serialize_truncated_option",
         skip_serializing_if = "Option::is_none"
@@ -94,6 +95,12 @@ pub struct ToolRefusedRecord<'a> {
         skip_serializing_if = "Option::is_none"
     )]
     pub rule: Option<&'a str>,
+    /// The proposal by which a person may allow the same call.
+    #[serde(
+        serialize_with = "serialize_truncated_option",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub proposal: Option<&'a str>,
     /// The salted digest of the arguments.
     #[serde(
         serialize_with = "serialize_truncated_option",

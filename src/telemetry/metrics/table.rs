@@ -4,12 +4,14 @@
 //! (status: development) in Prometheus' spelling. Dots become underscores, the unit is appended, and attributes become
 //! labels. If the conventions change, this file must change, too.
 
+pub mod approvals;
 pub mod connections;
 pub mod service;
 pub mod tools;
 
 use prometheus::{HistogramOpts, Opts};
 
+use approvals::APPROVAL_FAMILIES;
 use connections::CONNECTION_FAMILIES;
 use service::{AGENT_FAMILIES, QUEUE_FAMILIES, SERVICE_FAMILIES, STATE_FAMILIES};
 use tools::TOOL_FAMILIES;
@@ -387,6 +389,7 @@ impl MetricFamilySpec {
             AGENT_FAMILIES,
             QUEUE_FAMILIES,
             STATE_FAMILIES,
+            APPROVAL_FAMILIES,
             CONNECTION_FAMILIES,
             TOOL_FAMILIES,
             UPSTREAM_FAMILIES,

@@ -10,7 +10,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use tokio::sync::{Semaphore, watch};
 
@@ -29,6 +29,7 @@ use crate::telemetry::audit::AuditLog;
 use crate::telemetry::audit::approval_records::{
     ApprovalResolvedRecord, BudgetQuestionRecord, BudgetRaisedRecord,
 };
+use crate::telemetry::metrics::MetricsRegistry;
 use crate::tools::rule_facts::ToolRunFacts;
 
 /// The questions about the budget of one run.
@@ -44,6 +45,7 @@ pub struct BudgetQuestionParts {
     pub ttl: Duration,
     pub ledger: Arc<BudgetLedger>,
     pub audit: Arc<AuditLog>,
+    pub metrics: Arc<MetricsRegistry>,
     pub tasks: TaskGroup,
 }
 
@@ -123,8 +125,8 @@ impl BudgetQuestionsShared {
     }
 
     async fn ask_and_wait(&self, id: &str, budget: BudgetQuestion) -> Result<(), DatabaseError> {
-        let BudgetQuestionParts { store, audit, tasks, ledger, ttl, .. } = &self.parts;
-        let (asked, now) = (Instant::now(), SystemTime::now());
+        let BudgetQuestionParts { store, audit, metrics, tasks, ledger, ttl, .. } = &self.parts;
+        let (asked, now) = (Instant::now(), store.read_time());
         // A question lives no longer than its run.
         let left = ledger.deadline().map(|end| end.saturating_duration_since(asked));
         let not_after_ms = to_unix_millis(now + left.map_or(*ttl, |left| left.min(*ttl)));
@@ -134,6 +136,7 @@ impl BudgetQuestionsShared {
             return Ok(());
         };
         record_question(audit, &row);
+        let open = metrics.record_approval_request("budget");
         let run_ends = tasks.shutdown_token().cancelled();
         let resolved = store.wait_resolved(&mut watch, not_after_ms, run_ends).await;
         let (state, decision, by, raise) = match &resolved {
@@ -141,6 +144,7 @@ impl BudgetQuestionsShared {
             // A question that cannot be read counts as one without an answer.
             Ok(None) | Err(_) => (ApprovalState::Withdrawn, ApprovalState::Withdrawn, None, None),
         };
+        open.record_result(decision.as_str(), asked.elapsed());
         audit.record_approval_result(&ApprovalResolvedRecord {
             approval: id,
             digest: &row.digest,
@@ -149,7 +153,7 @@ impl BudgetQuestionsShared {
             after_ms: u64::try_from(asked.elapsed().as_millis()).unwrap_or(u64::MAX),
         });
         if let (ApprovalState::Approved, Some(raise)) = (state, raise)
-            && store.consume(id, &row.digest, None, SystemTime::now()).await?
+            && store.consume(id, &row.digest, None, store.read_time()).await?
         {
             self.raise_limits((id, by), &raise).await;
         }
@@ -169,7 +173,7 @@ impl BudgetQuestionsShared {
             .collect();
         for other in answered {
             let end = (ApprovalState::Withdrawn, RAISED_BY_OTHER);
-            if let Err(error) = store.close(&other, end, SystemTime::now()).await {
+            if let Err(error) = store.close(&other, end, store.read_time()).await {
                 tracing::error!(%error, "a question about a budget cannot be closed");
             }
         }
@@ -211,6 +215,7 @@ impl BudgetQuestionsShared {
             call: None,
             budget: Some(budget),
             raised: None,
+            standing: None,
         }
     }
 

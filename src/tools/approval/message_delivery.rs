@@ -8,7 +8,7 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use rusqlite::{Connection, params};
@@ -59,7 +59,7 @@ impl ApprovalStore {
         let Some(webhook) = self.outbox.webhook() else { return Ok(()) };
         loop {
             // An empty outbox costs a read only.
-            let now = to_unix_millis(SystemTime::now());
+            let now = self.now_ms();
             let due = self.database.read_committed(move |view| due_messages(view, now)).await?;
             if due.is_empty() {
                 return Ok(());
@@ -89,7 +89,7 @@ impl ApprovalStore {
         if is_received || attempts >= MAX_ATTEMPTS {
             return self.delete_message(message.id).await;
         }
-        let due = to_unix_millis(SystemTime::now() + retry_delay(attempts));
+        let due = to_unix_millis(self.read_time() + retry_delay(attempts));
         let update = "UPDATE approval_message SET attempts = ?2, due = ?3 WHERE id = ?1";
         self.database
             .write_in_transaction(move |change| {

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use super::ApprovalConfig;
 use crate::tools::job::ToolJob;
 
 /// The tools that the present configuration grants, and the agents that list them.
@@ -12,6 +13,8 @@ pub struct PresentTools {
     pub tools: BTreeMap<String, PresentTool>,
     /// The tools of each agent, by the `agentId` of its runs.
     pub agents: BTreeMap<String, BTreeSet<String>>,
+    /// The times and scopes of answers.
+    pub approvals: ApprovalConfig,
 }
 
 /// A tool of the present configuration.

@@ -1,10 +1,12 @@
-//! The table of questions about tool calls.
+//! The tables of questions about tool calls and of standing approvals.
 
 use crate::base::db::DatabaseSchema;
 
 /// The schema of the approval store. Times are milliseconds since 1970, money is billionths of a dollar.
-pub const APPROVAL_SCHEMA: DatabaseSchema =
-    DatabaseSchema { module: "approval", migrations: &[MIGRATION_1, MIGRATION_2, MIGRATION_3] };
+pub const APPROVAL_SCHEMA: DatabaseSchema = DatabaseSchema {
+    module: "approval",
+    migrations: &[MIGRATION_1, MIGRATION_2, MIGRATION_3, MIGRATION_4],
+};
 
 // The trigger makes a wrong step fail in every program that writes the file, whatever its code does.
 const MIGRATION_1: &str = "
@@ -63,4 +65,57 @@ CREATE TABLE approval_reply (
     id       TEXT NOT NULL PRIMARY KEY,
     received INTEGER NOT NULL
 ) STRICT;
+";
+
+// The standing approvals, and the salt of their digests: a digest must stay the same in the next process, and must not tell
+// a short argument. `randomblob` reads the generator that SQLite seeds from the system's.
+const MIGRATION_4: &str = "
+ALTER TABLE approval ADD COLUMN standing TEXT;
+CREATE TABLE approval_salt (
+    one  INTEGER NOT NULL PRIMARY KEY CHECK (one = 1),
+    salt TEXT NOT NULL
+) STRICT;
+INSERT INTO approval_salt (one, salt) VALUES (1, lower(hex(randomblob(16))));
+CREATE TABLE standing_approval (
+    id         TEXT NOT NULL PRIMARY KEY,
+    state      TEXT NOT NULL CHECK (state IN ('proposed', 'granted', 'spent', 'revoked', 'expired')),
+    scope      TEXT NOT NULL CHECK (scope IN ('run', 'always')),
+    call_key   TEXT NOT NULL,
+    digest     TEXT NOT NULL,
+    run        TEXT NOT NULL,
+    owner      TEXT,
+    account    TEXT NOT NULL,
+    agent      TEXT NOT NULL,
+    tool       TEXT NOT NULL,
+    rules      TEXT NOT NULL,
+    definition TEXT NOT NULL,
+    arguments  TEXT,
+    evidence   TEXT NOT NULL,
+    price      INTEGER NOT NULL,
+    created    INTEGER NOT NULL,
+    not_after  INTEGER NOT NULL,
+    max_uses   INTEGER NOT NULL,
+    used       INTEGER NOT NULL DEFAULT 0 CHECK (used <= max_uses),
+    granted    INTEGER,
+    granted_by TEXT,
+    reason     TEXT,
+    revoked_by TEXT
+) STRICT;
+CREATE INDEX standing_approval_run ON standing_approval (run);
+CREATE INDEX standing_approval_open ON standing_approval (not_after) WHERE state IN ('proposed', 'granted');
+CREATE INDEX standing_approval_created ON standing_approval (created, id);
+CREATE INDEX standing_approval_granted ON standing_approval (call_key) WHERE state = 'granted';
+CREATE UNIQUE INDEX standing_approval_proposed ON standing_approval (call_key) WHERE state = 'proposed';
+CREATE TRIGGER standing_approval_inserted BEFORE INSERT ON standing_approval
+WHEN new.used <> 0 OR new.state NOT IN ('proposed', 'granted') OR (new.state = 'granted' AND new.granted_by IS NULL) BEGIN
+    SELECT RAISE(ABORT, 'a standing approval begins as a proposal or with an answer');
+END;
+CREATE TRIGGER standing_approval_moved BEFORE UPDATE ON standing_approval WHEN NOT (
+    new.digest = old.digest AND new.call_key = old.call_key AND (
+        (old.state = 'proposed' AND new.used = 0 AND new.state IN ('granted', 'revoked', 'expired'))
+        OR (old.state = 'granted' AND new.state IN ('granted', 'spent', 'revoked', 'expired') AND new.used >= old.used
+            AND new.max_uses = old.max_uses AND new.not_after = old.not_after AND new.granted_by = old.granted_by)))
+BEGIN
+    SELECT RAISE(ABORT, 'a standing approval moves forward only');
+END;
 ";

@@ -2,26 +2,26 @@
 //!
 //! **Invariant:** a caller learns of a step only after its transaction is on disk.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
-use rusqlite::types::Type;
-use rusqlite::{Connection, OptionalExtension, Row, Transaction, named_params, params};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
-use tokio::sync::{Semaphore, SemaphorePermit, watch};
+use rusqlite::{Connection, Transaction, params};
+use tokio::sync::{OnceCell, Semaphore, SemaphorePermit, watch};
 
 use super::open_questions::{RunOwnerFuture, question_places};
-use super::outbox::{self, Outbox};
+use super::outbox::Outbox;
 use super::present_tools::PresentTools;
-use super::{ApprovalRow, ApprovalState, to_unix_millis};
+pub use super::question_rows::{ApprovalDecision, DecisionOutcome, MAX_QUESTIONS_PER_RUN};
+use super::question_rows::{COLUMNS, close_rows, find_row, insert_row, read_row, write_decision};
+use super::standing::StandingApproval;
+use super::{ApprovalRow, ApprovalState, standing_rows, to_unix_millis};
 use crate::base::db::{DatabaseError, SqliteDatabase};
 use crate::base::file_digest::FileDigestCache;
 use crate::base::keyed_permits::{KeyedPermit, KeyedPermits};
 use crate::base::log_line_limiter::LogLineLimiter;
-use crate::llm::budget::{Nanodollars, RaiseError, SpendingLimits};
+use crate::base::wall_clock::StampClock;
 
 /// The questions of one process. Clones share the same questions.
 #[derive(Clone)]
@@ -39,7 +39,11 @@ pub struct ApprovalStore {
     /// The tools of the present configuration; `None` in a process whose configuration stays.
     present: Arc<RwLock<Option<Arc<PresentTools>>>>,
     places: Arc<KeyedPermits>,
-    owner: Arc<dyn Fn(String) -> RunOwnerFuture + Send + Sync>,
+    pub(super) owner: Arc<dyn Fn(String) -> RunOwnerFuture + Send + Sync>,
+    pub(super) standing_observer: Arc<dyn Fn(&str, &StandingApproval) + Send + Sync>,
+    /// The salt of the digests of standing approvals, once it is read.
+    pub(super) salt: Arc<OnceCell<Arc<str>>>,
+    clock: Arc<StampClock>,
 }
 
 /// The state of one question, for the call that waits for it. Dropping the watch forgets the call, not the question.
@@ -48,39 +52,6 @@ pub struct ApprovalWatch {
     store: ApprovalStore,
     state: watch::Receiver<ApprovalState>,
     _place: KeyedPermit,
-}
-
-/// A person's answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ApprovalDecision {
-    pub is_approved: bool,
-    /// The digest of the call that the person has seen.
-    pub digest: String,
-    /// The grant that answers.
-    pub by: String,
-    pub reason: Option<String>,
-    /// The limits that the person raises, for a question about a budget.
-    pub raise: Option<SpendingLimits>,
-    /// The id of the signed reply that the answer came in; it counts once.
-    pub reply: Option<String>,
-}
-
-/// The outcome of an answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DecisionOutcome {
-    /// The answer counts. The row has the new state.
-    Decided(Box<ApprovalRow>),
-    /// The question has another digest.
-    OtherDigest,
-    /// The answer does not raise the limits as the question needs it.
-    WrongRaise(RaiseError),
-    /// The answer raises limits, or must, and the question says otherwise.
-    RaiseMismatch,
-    /// The signed reply was received before.
-    Replayed,
-    /// The question was closed before.
-    Closed(ApprovalState),
-    Unknown,
 }
 
 /// The filter of a list of questions.
@@ -108,6 +79,9 @@ impl ApprovalStore {
             present: Arc::default(),
             places: question_places(),
             owner: Arc::new(|_| Box::pin(async { None })),
+            standing_observer: Arc::new(|_, _| ()),
+            salt: Arc::default(),
+            clock: Arc::default(),
         }
     }
 
@@ -124,6 +98,30 @@ impl ApprovalStore {
         owner: impl Fn(String) -> RunOwnerFuture + Send + Sync + 'static,
     ) -> Self {
         Self { owner: Arc::new(owner), ..self }
+    }
+
+    /// Sets the function that receives each standing approval after a step, and the run that the step is about.
+    #[must_use]
+    pub fn with_standing_observer(
+        self,
+        observer: impl Fn(&str, &StandingApproval) + Send + Sync + 'static,
+    ) -> Self {
+        Self { standing_observer: Arc::new(observer), ..self }
+    }
+
+    /// Sets the clock of all steps.
+    #[must_use]
+    pub fn with_clock(self, clock: StampClock) -> Self {
+        Self { clock: Arc::new(clock), ..self }
+    }
+
+    /// Returns the time of a step. A wall clock that is set back makes no question or approval live longer.
+    pub fn read_time(&self) -> SystemTime {
+        self.clock.read_time()
+    }
+
+    pub fn now_ms(&self) -> i64 {
+        to_unix_millis(self.read_time())
     }
 
     /// Adds a question. Returns `None` if the run has asked too often, or too many questions are open.
@@ -264,6 +262,7 @@ impl ApprovalStore {
         let outbox = Arc::clone(&self.outbox);
         self.database
             .write_in_transaction(move |change| {
+                standing_rows::end_run_approvals(change, (condition, &value))?;
                 let closed = close_rows(change, (condition, &value), end, now)?;
                 for row in &closed {
                     outbox.add_message(change, row, now)?;
@@ -274,15 +273,19 @@ impl ApprovalStore {
             .inspect(|_| self.outbox.wake_sender())
     }
 
-    /// Deletes the closed questions that were asked before a time. Returns their number.
+    /// Deletes the closed questions and standing approvals that were made before a time. Returns the number of questions.
     ///
     /// # Errors
     /// Returns an error if the database cannot be written.
     pub async fn forget_before(&self, before: SystemTime) -> Result<usize, DatabaseError> {
-        let before = to_unix_millis(before);
+        let (before, now) = (to_unix_millis(before), self.now_ms());
         let delete =
             "DELETE FROM approval WHERE requested < ?1 AND state NOT IN ('pending', 'approved')";
-        self.database.write_in_transaction(move |change| change.execute(delete, [before])).await
+        let forget = move |change: &Transaction<'_>| {
+            standing_rows::forget_before(change, (before, now))?;
+            change.execute(delete, [before])
+        };
+        self.database.write_in_transaction(forget).await
     }
 
     /// # Errors
@@ -331,7 +334,7 @@ impl ApprovalStore {
         not_after_ms: i64,
         run_ends: impl Future<Output = ()>,
     ) -> Result<Option<ApprovalRow>, DatabaseError> {
-        let left = not_after_ms.saturating_sub(to_unix_millis(SystemTime::now()));
+        let left = not_after_ms.saturating_sub(self.now_ms());
         let left = Duration::from_millis(left.max(0).cast_unsigned());
         let end = tokio::select! {
             biased;
@@ -342,7 +345,7 @@ impl ApprovalStore {
         match end {
             None => self.find(&watch.id).await,
             // An answer that was written at the same moment stays. The row says which came first.
-            Some(end) => self.close(&watch.id, end, SystemTime::now()).await,
+            Some(end) => self.close(&watch.id, end, self.read_time()).await,
         }
     }
 
@@ -358,6 +361,11 @@ impl ApprovalStore {
     /// Returns true if the present configuration has a tool for an agent, with this definition and these rules.
     pub fn has_tool(&self, names: (&str, &str), digests: (&str, &str)) -> bool {
         self.present_tools().is_none_or(|present| present.has_tool(names, digests))
+    }
+
+    /// Returns true if the present configuration lets people allow more than one call.
+    pub fn allows_standing(&self) -> bool {
+        self.present_tools().is_none_or(|present| present.approvals.has_standing())
     }
 
     pub fn file_digests(&self) -> &Arc<FileDigestCache> {
@@ -407,160 +415,6 @@ impl Drop for ApprovalWatch {
     }
 }
 
-fn insert_row(change: &Transaction<'_>, row: &ApprovalRow) -> rusqlite::Result<bool> {
-    let count = "SELECT count(*) FROM approval WHERE run = ?1";
-    let asked: u32 = change.query_row(count, [&row.run], |found| found.get(0))?;
-    if asked >= MAX_QUESTIONS_PER_RUN {
-        return Ok(false);
-    }
-    let evidence = serde_json::to_string(&row.evidence).unwrap_or_default();
-    let price = i64::try_from(row.price.0).unwrap_or(i64::MAX);
-    change.execute(
-        "INSERT INTO approval (id, run, agent, tool, rule, definition, policy, digest, arguments, evidence, price, state, requested, not_after, budget)
-         VALUES (:id, :run, :agent, :tool, :rule, :definition, :policy, :digest, :arguments, :evidence, :price, 'pending', :requested, :not_after, :budget)",
-        named_params! {
-            ":id": row.id,
-            ":run": row.run,
-            ":agent": row.agent,
-            ":tool": row.tool,
-            ":rule": row.rule,
-            ":definition": row.definition,
-            ":policy": row.policy,
-            ":digest": row.digest,
-            ":arguments": row.arguments,
-            ":evidence": evidence,
-            ":price": price,
-            ":requested": row.requested_ms,
-            ":not_after": row.not_after_ms,
-            ":budget": row.budget.as_ref().map(to_json),
-        },
-    )?;
-    Ok(true)
-}
-
-fn write_decision(
-    change: &Transaction<'_>,
-    id: &str,
-    decision: &ApprovalDecision,
-    now: i64,
-) -> rusqlite::Result<DecisionOutcome> {
-    // 1. A signed reply counts once, whatever it says. The row is read and changed in the same transaction, so that no
-    //    other step comes between.
-    if let Some(reply) = &decision.reply
-        && !outbox::insert_reply(change, reply, now)?
-    {
-        return Ok(DecisionOutcome::Replayed);
-    }
-    let Some(row) = find_row(change, id)? else { return Ok(DecisionOutcome::Unknown) };
-    if row.digest != decision.digest {
-        return Ok(DecisionOutcome::OtherDigest);
-    }
-    if row.state != ApprovalState::Pending {
-        return Ok(DecisionOutcome::Closed(row.state));
-    }
-    // 2. An answer that comes too late is no answer, even if the waiting call has not noticed the time yet.
-    if row.not_after_ms <= now {
-        return Ok(DecisionOutcome::Closed(ApprovalState::Expired));
-    }
-    // 3. A yes to a budget says how far it is raised; every other answer raises nothing.
-    match (&row.budget, &decision.raise) {
-        (Some(budget), Some(raise)) if decision.is_approved => {
-            if let Err(error) = budget.limits.check_raise(raise, budget.limit) {
-                return Ok(DecisionOutcome::WrongRaise(error));
-            }
-        }
-        (Some(_), None) if decision.is_approved => return Ok(DecisionOutcome::RaiseMismatch),
-        (_, Some(_)) => return Ok(DecisionOutcome::RaiseMismatch),
-        (_, None) => {}
-    }
-    // 4. The arguments of a denied call are not needed any more.
-    let ApprovalDecision { is_approved, by, reason, raise, .. } = decision;
-    let raised = raise.as_ref().map(to_json);
-    let (state, arguments) = if *is_approved {
-        (ApprovalState::Approved, row.arguments)
-    } else {
-        (ApprovalState::Denied, None)
-    };
-    change.execute(
-        "UPDATE approval SET state = ?2, arguments = ?3, resolved = ?4, decided_by = ?5, reason = ?6, raised = ?7
-         WHERE id = ?1",
-        params![id, state.as_str(), arguments, now, by, reason, raised],
-    )?;
-    // The row exists: this transaction has just changed it.
-    let decided = find_row(change, id)?;
-    Ok(decided.map_or(DecisionOutcome::Unknown, |row| DecisionOutcome::Decided(Box::new(row))))
-}
-
-/// Closes the open questions that match a condition on `?1`, and returns them. A person's answer stays in the row.
-fn close_rows(
-    change: &Transaction<'_>,
-    (condition, value): (&str, &str),
-    (state, reason): (ApprovalState, &str),
-    now: i64,
-) -> rusqlite::Result<Vec<ApprovalRow>> {
-    let close = format!(
-        "UPDATE approval SET state = ?2, arguments = NULL, resolved = coalesce(resolved, ?3), reason = coalesce(reason, ?4)
-         WHERE {condition} AND state IN ('pending', 'approved') RETURNING {COLUMNS}"
-    );
-    let mut close = change.prepare_cached(&close)?;
-    let closed = close.query_map(params![value, state.as_str(), now, reason], read_row)?;
-    closed.collect()
-}
-
-fn find_row(view: &Connection, id: &str) -> rusqlite::Result<Option<ApprovalRow>> {
-    let query = format!("SELECT {COLUMNS} FROM approval WHERE id = ?1");
-    view.prepare_cached(&query)?.query_row([id], read_row).optional()
-}
-
-fn read_row(row: &Row<'_>) -> rusqlite::Result<ApprovalRow> {
-    let odd = |index, what: &'static str| {
-        rusqlite::Error::FromSqlConversionFailure(index, Type::Text, what.into())
-    };
-    let state: String = row.get("state")?;
-    let state = ApprovalState::ALL.into_iter().find(|known| known.as_str() == state);
-    let evidence: String = row.get("evidence")?;
-    let evidence: BTreeMap<String, String> =
-        serde_json::from_str(&evidence).map_err(|_| odd(8, "no map of evidence"))?;
-    let price: i64 = row.get("price")?;
-    Ok(ApprovalRow {
-        id: row.get("id")?,
-        run: row.get("run")?,
-        agent: row.get("agent")?,
-        tool: row.get("tool")?,
-        rule: row.get("rule")?,
-        definition: row.get("definition")?,
-        policy: row.get("policy")?,
-        digest: row.get("digest")?,
-        arguments: row.get("arguments")?,
-        evidence,
-        price: Nanodollars(price.max(0).cast_unsigned()),
-        state: state.ok_or_else(|| odd(11, "no state of a question"))?,
-        requested_ms: row.get("requested")?,
-        not_after_ms: row.get("not_after")?,
-        resolved_ms: row.get("resolved")?,
-        by: row.get("decided_by")?,
-        reason: row.get("reason")?,
-        call: row.get("call")?,
-        budget: read_json(row, "budget")?,
-        raised: read_json(row, "raised")?,
-    })
-}
-
-fn to_json(value: &impl Serialize) -> String {
-    serde_json::to_string(value).expect("the value has string keys")
-}
-
-fn read_json<T: DeserializeOwned>(row: &Row<'_>, column: &str) -> rusqlite::Result<Option<T>> {
-    let Some(text) = row.get::<_, Option<String>>(column)? else { return Ok(None) };
-    let index = row.as_ref().column_index(column)?;
-    let read = serde_json::from_str(&text).map_err(|error| {
-        rusqlite::Error::FromSqlConversionFailure(index, Type::Text, error.into())
-    });
-    read.map(Some)
-}
-
-const COLUMNS: &str = "id, run, agent, tool, rule, definition, policy, digest, arguments, evidence, price, state, requested, not_after, resolved, decided_by, reason, call, budget, raised";
-
 /// The reason in the row of a question whose run has ended.
 const RUN_ENDED: &str = "the run has ended";
 
@@ -569,6 +423,3 @@ const EXPIRED: &str = "no person has answered in time";
 
 /// The most calls of all runs that wait for a larger budget. Our choice: each holds a connection and its body.
 const MAX_UNFUNDED_CALLS: usize = 1024;
-
-/// The most questions of a run. Our choice: a person answers no more with care.
-pub const MAX_QUESTIONS_PER_RUN: u32 = 256;

@@ -123,6 +123,9 @@ pub(super) fn refusal_reply(id: &RawValue, era: McpEra, refusal: &ToolRefusal) -
         facts["layer"] = layer.into();
         facts["rule"] = rule.into();
     }
+    if let Some(proposal) = refusal.proposal() {
+        facts["proposal"] = proposal.into();
+    }
     let text = format!("{}: {refusal}", refusal.code());
     let reply = result_reply(id, era, tool_result(&text, true, &facts));
     LocalReply { code: Some(refusal.code()), ..reply }

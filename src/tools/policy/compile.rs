@@ -10,6 +10,7 @@ use super::{CompiledToolRule, GrantedTool, LIST_RULE, ToolPolicy};
 use crate::base::canonical;
 use crate::base::condition::{RuleExpr, compile_condition};
 use crate::llm::budget::{Nanodollars, ToolBudgetLimits};
+use crate::tools::approval::standing::ApprovalScope;
 use crate::tools::approval::{ApprovalConfig, ApprovalMode};
 use crate::tools::config::{ToolConfig, ToolConfigError, ToolRuleConfig, ToolRuleExample};
 use crate::tools::connection_config::AGENT_PREFIX;
@@ -105,6 +106,12 @@ fn check_approvals(times: &ApprovalConfig) -> Result<(), ToolConfigError> {
     if times.hold > MAX_APPROVAL_HOLD {
         return wrong("hold", "must be a time such as `40s`, at most `10m`");
     }
+    if !times.scopes.contains(&ApprovalScope::Once) {
+        return wrong("scopes", "must have `once`, and may have `run` and `always`");
+    }
+    if !(MIN_APPROVAL_TTL..=MAX_VALID_FOR).contains(&times.max_valid_for) {
+        return wrong("max_valid_for", "must be a time such as `24h`, from `1s` to `90days`");
+    }
     Ok(())
 }
 
@@ -157,6 +164,9 @@ impl GrantedTool {
                 "has no effect; give `when`, `price_usd`, `budget`, `approve` or `evidence`";
             return Err(key("", remedy));
         }
+        if rule.is_final && rule.when.is_none() {
+            return Err(key("final", "has no effect without `when`; remove it, or give `when`"));
+        }
         self.price = self.price.max(rule.price_usd.unwrap_or_default());
         self.limits = lower_limits(self.limits, rule.budget);
         if self.limits.calls == Some(0) || self.limits.per_minute == Some(0) {
@@ -192,7 +202,8 @@ impl GrantedTool {
         self.rules_digest = canonical::digest("tool rules 1", &(&self.rules_digest, rule))
             .map_err(|error| (String::new(), error.to_string()))?;
         let when = self.compile_when(rule)?;
-        self.rules.push(CompiledToolRule { name: Arc::from(rule.name.as_str()), when });
+        let (name, is_final) = (Arc::from(rule.name.as_str()), rule.is_final);
+        self.rules.push(CompiledToolRule { name, is_final, when });
         Ok(())
     }
 
@@ -273,6 +284,9 @@ fn lower_limits(one: ToolBudgetLimits, other: ToolBudgetLimits) -> ToolBudgetLim
 /// The shortest and the longest time for an answer. Our choice: a call that waits for a week is forgotten.
 const MIN_APPROVAL_TTL: Duration = Duration::from_secs(1);
 const MAX_APPROVAL_TTL: Duration = Duration::from_hours(7 * 24);
+
+/// The longest time that a configuration may allow for a standing approval. Our choice: a season.
+const MAX_VALID_FOR: Duration = Duration::from_hours(90 * 24);
 
 /// The longest wait of one request for a person, which is the longest wait of any request.
 const MAX_APPROVAL_HOLD: Duration = Duration::from_mins(10);

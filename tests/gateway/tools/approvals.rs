@@ -98,6 +98,7 @@ pub(super) fn decision(is_approved: bool, digest: &str) -> ApprovalDecision {
         by,
         reason: Some("because".to_owned()),
         raise: None,
+        standing: None,
         reply: None,
     }
 }
@@ -531,6 +532,7 @@ pub(super) fn question(id: &str) -> ApprovalRow {
         call: None,
         budget: None,
         raised: None,
+        standing: None,
     }
 }
 

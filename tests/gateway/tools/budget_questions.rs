@@ -76,6 +76,7 @@ impl AskingBudget {
             by: "grant-2".to_owned(),
             reason: None,
             raise,
+            standing: None,
             reply: None,
         };
         self.store.decide(&row.id, decision, SystemTime::now()).await.unwrap()
@@ -290,8 +291,15 @@ async fn an_answer_only_raises_and_counts_once() {
         // A yes that does not say how far, and a no that says so.
         for (is_approved, raise) in [(true, None), (false, Some(turns_raise(2)))] {
             let (digest, by) = (row.digest.clone(), "grant-2".to_owned());
-            let decision =
-                ApprovalDecision { is_approved, digest, by, reason: None, raise, reply: None };
+            let decision = ApprovalDecision {
+                is_approved,
+                digest,
+                by,
+                reason: None,
+                raise,
+                standing: None,
+                reply: None,
+            };
             let outcome = asking.store.decide(&row.id, decision, SystemTime::now()).await.unwrap();
             assert_eq!(outcome, DecisionOutcome::RaiseMismatch);
         }

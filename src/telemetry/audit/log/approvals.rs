@@ -2,7 +2,8 @@
 
 use super::AuditLog;
 use crate::telemetry::audit::approval_records::{
-    ApprovalRequestedRecord, ApprovalResolvedRecord, BudgetQuestionRecord, BudgetRaisedRecord,
+    ApprovalProposedRecord, ApprovalRequestedRecord, ApprovalResolvedRecord, ApprovalUsedRecord,
+    BudgetQuestionRecord, BudgetRaisedRecord,
 };
 use crate::telemetry::audit::records::AuditRecord;
 
@@ -28,6 +29,18 @@ impl AuditLog {
     /// Records that a question is closed. The admission of an approved call writes this record before its own. Never
     /// fails and does no I/O.
     pub fn record_approval_result(&self, record: &ApprovalResolvedRecord<'_>) {
+        self.buffer_record(record);
+    }
+
+    /// Records that a denied call is proposed to a person. The number of proposals of a run is bounded. Never fails and does
+    /// no I/O.
+    pub fn record_approval_proposal(&self, record: &ApprovalProposedRecord<'_>) {
+        self.buffer_record(record);
+    }
+
+    /// Records the use of a standing approval. The admission of the call writes this record before its own. Never fails and
+    /// does no I/O.
+    pub fn record_approval_use(&self, record: &ApprovalUsedRecord<'_>) {
         self.buffer_record(record);
     }
 
