@@ -231,4 +231,7 @@ pub mod decisions {
     #[doc = include_str!("manual/rustdoc_links.md")]
     #[doc = include_str!("manual/decisions/0045-let-a-denial-become-a-standing-approval.md")]
     pub mod d0045 {}
+    #[doc = include_str!("manual/rustdoc_links.md")]
+    #[doc = include_str!("manual/decisions/0046-end-tls-in-the-gateway-with-an-authority-for-each-run.md")]
+    pub mod d0046 {}
 }

@@ -115,6 +115,7 @@ pub(super) fn runc_bundle(path: &Path) -> Result<RuntimeBundle, String> {
         volumes: vec![],
         socket_dir: sock,
         init: None,
+        has_tunnels: false,
         task: SandboxTask::Agent,
     };
     let place = OciHostSettings {

@@ -80,6 +80,7 @@ impl OwnDriver {
             volumes: vec![],
             socket_dir: PathBuf::new(),
             init: Some(concat!(env!("OUT_DIR"), "/cogni-init").into()),
+            has_tunnels: false,
             task: SandboxTask::Agent,
         };
         let run_dir = path.join("r");

@@ -6,9 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{Request, Response, request};
 use http_body_util::combinators::UnsyncBoxBody;
 use hyper::body::Incoming;
+use rustls::ServerConfig;
+
+use super::keyed_permits::KeyedPermit;
 
 /// A request whose body has not been read.
 #[derive(Debug)]
@@ -16,6 +19,29 @@ pub struct StreamedRequest {
     pub request: Request<Incoming>,
     /// The calling process, if the kernel reports it.
     pub pid: Option<u32>,
+    /// The name of the tunnel that the request came through; `None` for a request that came without one.
+    pub tunnel: Option<Arc<str>>,
+}
+
+/// The head of a request for a tunnel.
+#[derive(Clone, Copy, Debug)]
+pub struct TunnelRequest<'a> {
+    pub head: &'a request::Parts,
+    /// True if the request has a body, which such a request must not have.
+    pub has_body: bool,
+    /// The calling process, if the kernel reports it.
+    pub pid: Option<u32>,
+}
+
+/// A tunnel that may be opened. The server ends TLS in it, and hands its requests to the endpoint.
+pub struct OpenTunnel {
+    /// The name that the requests of the tunnel have.
+    pub name: Arc<str>,
+    pub tls: Arc<ServerConfig>,
+    /// The future that ends when the tunnel must end, whatever its client does.
+    pub stop: Pin<Box<dyn Future<Output = ()> + Send>>,
+    /// The permit among the open tunnels.
+    pub permit: KeyedPermit,
 }
 
 /// A response whose body is not complete yet.
@@ -37,4 +63,10 @@ pub type StreamedReplyFuture<'a> = Pin<Box<dyn Future<Output = StreamedReply> + 
 pub trait StreamedEndpoint: Send + Sync {
     /// Answers a request. If the client leaves, the server drops the future or the body.
     fn handle_streamed(&self, request: StreamedRequest) -> StreamedReplyFuture<'_>;
+
+    /// Decides about a tunnel.
+    ///
+    /// # Errors
+    /// Returns the reply to a refused request.
+    fn open_tunnel(&self, request: TunnelRequest<'_>) -> Result<OpenTunnel, Box<StreamedReply>>;
 }

@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
+use rustls::server::{
+    NoServerSessionStorage, ResolvesServerCert, VerifierBuilderError, WebPkiClientVerifier,
+};
 use rustls::{RootCertStore, ServerConfig};
 
 /// The files of a TLS server.
@@ -106,6 +108,20 @@ fn open_file(path: &Path) -> Result<BufReader<File>, TlsFileError> {
 
 fn pem_error(path: &Path, error: &pem::Error) -> TlsFileError {
     TlsFileError::Pem { path: path.into(), why: error.to_string() }
+}
+
+/// Returns the server configuration for TLS 1.2 or later with HTTP/1.1 only, and with the certificate that `resolver`
+/// chooses. The server keeps no sessions, so each connection shows the certificate anew and holds no memory afterwards.
+pub fn http1_server_config(resolver: Arc<dyn ResolvesServerCert>) -> Arc<ServerConfig> {
+    let mut config = ServerConfig::builder_with_provider(crypto_provider())
+        .with_safe_default_protocol_versions()
+        .expect("the provider speaks TLS 1.2 and 1.3")
+        .with_no_client_auth()
+        .with_cert_resolver(resolver);
+    config.alpn_protocols = vec![ALPN_HTTP1.to_vec()];
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    Arc::new(config)
 }
 
 /// Returns the provider `ring`. It is named because a process may link more than one provider.

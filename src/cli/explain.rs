@@ -74,7 +74,7 @@ pub fn run(
     let text = read_input(matches.get_one::<String>("FILE").map_or("-", String::as_str), input)?;
     let request =
         ExplainInput::parse(text, matches.get_one::<String>("ROUTE").map(String::as_str))?;
-    if let Some(explanation) = ConnectExplanation::explain_request(&config, &request.request)? {
+    if let Some(explanation) = ConnectExplanation::explain_request(&config, &request)? {
         if matches.get_flag("JSON") {
             writeln!(out, "{}", serde_json::to_string_pretty(&explanation)?)?;
         } else {

@@ -15,6 +15,7 @@ pub mod audience;
 pub mod auth_error;
 pub mod budget_headers;
 mod connect_route;
+pub mod connect_tunnel;
 pub mod dropped_fields;
 pub mod exchange;
 pub mod limits;
@@ -48,6 +49,7 @@ use crate::gateway::upstream::UpstreamClient;
 use crate::gateway::upstream::headers::UpstreamRequestHead;
 use crate::llm::request::{LlmCall, ScannedBody};
 use crate::telemetry::{access_log, metrics};
+use connect_tunnel::{TunnelSlot, asks_for_tunnel};
 use exchange::{
     AdmissionAttempt, ClientReply, EnteredCall, GatewayExchange, PendingResponse, ReservedCall,
     ResponseBody, UnfundedCall,
@@ -88,6 +90,8 @@ pub struct ClientPeer {
     pub pid: Option<u32>,
     /// A watch on the connection's end.
     pub hangup: HangupWatch,
+    /// The place for a tunnel on this connection; `None` if the connection can carry none.
+    pub tunnel: Option<TunnelSlot>,
 }
 
 /// Handles one request.
@@ -101,13 +105,18 @@ pub async fn handle_request(
     let pid = peer.pid;
     // No path of a call to a model begins like the tools' paths. A run without tools pays one test of a pointer.
     if let Some(ToolEndpoints { tools, connections }) = &gateway.tools {
+        if let Some(slot) = peer.tunnel.as_ref().filter(|_| asks_for_tunnel(&request)) {
+            let (slot, own) = (slot.clone(), Arc::clone(&gateway));
+            return Ok(slot.answer_request((own, Arc::clone(connections)), peer, request));
+        }
         if tool_route::is_tool_path(request.uri()) {
             let answer = tool_route::handle_tool_request(&gateway, &**tools, pid, request);
             return Ok(Box::pin(answer).await);
         }
         if connect_route::is_connect_path(request.uri()) {
             let (connections, own) = (Arc::clone(connections), Arc::clone(&gateway));
-            let answer = connect_route::handle_connect_request(own, connections, peer, request);
+            let answer =
+                connect_route::handle_connect_request(own, connections, peer, request, None);
             return Ok(Box::pin(answer).await);
         }
     }

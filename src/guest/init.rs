@@ -4,7 +4,7 @@
 //! reaps orphaned processes, and exits with the agent's exit status. One thread with one loop around poll(2) does all
 //! of this.
 //!
-//! Reading order: [`options`], [`claim`], [`run_socket`] and [`listener`] prepare. [`spawn`] starts the agent, confined
+//! Reading order: [`options`], [`claim`], [`run_socket`], [`tunnel_trust`] and [`listener`] prepare. [`spawn`] starts the agent, confined
 //! by [`seccomp`] and [`landlock`]. [`reaper`] waits, checks the [`accept_queue`] and drives the [`bridge`]. A
 //! [`session_loop`] repeats this for further agents, after a [`cleanup`] to a [`clean_state`]. [`command_runner`]
 //! repeats this for the commands of a [`command_list`], and reports each [`command_output`] in [`command_frames`].
@@ -30,6 +30,7 @@ mod run_socket;
 mod seccomp;
 mod session_loop;
 mod spawn;
+pub mod tunnel_trust;
 
 use std::ffi::OsString;
 use std::fmt::Display;
@@ -116,6 +117,9 @@ fn run_agent(
         GatewayMode::Bridged => {
             socket.wait_until_ready(options.socket_timeout).map_err(InitFailure::socket_failure)?;
             link_tool_client();
+            if options.has_tunnels {
+                tunnel_trust::install_certificate(&socket, options.socket_timeout)?;
+            }
             Some(listener::bind_listener(options.listen)?)
         }
         GatewayMode::None => None,

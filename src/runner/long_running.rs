@@ -470,6 +470,7 @@ impl SandboxProfile {
             limits: SandboxLimits { max_runtime, max_output_bytes, max_workspace, ..spec.limits },
             socket_dir: PathBuf::new(),
             grace: Duration::ZERO,
+            has_tunnels: false,
             ..spec.clone()
         };
         Self { driver: driver.clone(), spec }

@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 
 use super::agent::input_path;
 use super::conversation::MODEL_VARIABLE;
-use super::tool_opener::connection_variables;
+use super::tool_opener::{connection_variables, has_tunnels};
 use super::{AgentInvocation, ChatMessage, ChatRole, GatewayServer, RunPlan};
 use crate::base::{serde_words, trace_context};
 use crate::gateway::config::GatewayConfig;
@@ -279,6 +279,7 @@ impl RunRequest {
             volumes: mem::take(&mut self.volumes),
             socket_dir: PathBuf::new(),
             init,
+            has_tunnels: has_tunnels(&config.tools)?,
             task: SandboxTask::Agent,
         })
     }

@@ -190,6 +190,7 @@ impl SandboxJobRunner {
             // The directory has no socket: the tool has no way to the run's gateway.
             socket_dir: directory.socket_dir(),
             init: self.init.clone(),
+            has_tunnels: false,
             task: SandboxTask::Program,
         };
         let deadline = SystemTime::now() + call.timeout;

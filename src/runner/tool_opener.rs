@@ -18,8 +18,9 @@ use crate::tools::approval::webhook::Webhook;
 use crate::tools::approval::{OnBudget, OnDenial, RunApprovals};
 use crate::tools::config::{McpServerConfig, ToolConfig};
 use crate::tools::connection::client::HostLookup;
-use crate::tools::connection::environment::connection_environment;
+use crate::tools::connection::environment::{connection_environment, listed_connections};
 use crate::tools::connection::policy::{ConnectionHost, ConnectionPolicy};
+use crate::tools::connection::tunnel::RunTunnels;
 use crate::tools::connection::{ConnectionParts, RunConnections};
 use crate::tools::credential_source::CredentialSource;
 use crate::tools::definition::ToolProgramKind;
@@ -168,9 +169,11 @@ impl ToolOpener for RunToolOpener {
         let salt = random_salt()?;
         let secrets = Arc::new(RunCredentials::for_config(&config));
         let servers = open_servers(&config, &secrets)?;
+        let own = self.compile_connections((settings, &config), process)?;
         let connections = RunConnections::new(ConnectionParts {
             secrets,
-            policy: self.compile_connections((settings, &config), process)?,
+            tunnels: RunTunnels::for_run(&own, &run.identity.run, process.tunnels)?,
+            policy: own,
             taint: Arc::clone(policy.taint()),
             ledger: Arc::clone(&run.ledger),
             audit: Arc::clone(&run.audit),
@@ -265,6 +268,16 @@ pub fn connection_variables(settings: &ToolSettings) -> anyhow::Result<BTreeMap<
     let Some(table) = &settings.table else { return Ok(BTreeMap::new()) };
     let config = ToolConfig::from_table(table)?;
     Ok(connection_environment(&config, settings.agent.as_deref())?)
+}
+
+/// Returns true if a connection that a run may use has a tunnel.
+///
+/// # Errors
+/// Returns an error that names the key and the remedy.
+pub fn has_tunnels(settings: &ToolSettings) -> anyhow::Result<bool> {
+    let Some(table) = &settings.table else { return Ok(false) };
+    let config = ToolConfig::from_table(table)?;
+    Ok(listed_connections(&config, settings.agent.as_deref()).any(|(_, own)| own.tunnel))
 }
 
 fn random_salt() -> anyhow::Result<String> {

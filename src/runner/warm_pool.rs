@@ -272,6 +272,7 @@ impl WarmPool {
                 volumes: vec![],
                 socket_dir: directory.socket_dir(),
                 init: Some(init.clone()),
+                has_tunnels: false,
                 task: SandboxTask::Agent,
             },
             labels: OwnerLabels { owner, run_dir: directory.parent(), deadline },

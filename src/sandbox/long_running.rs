@@ -272,6 +272,7 @@ mod tests {
             volumes: vec![],
             socket_dir: "/run".into(),
             init: Some("/cogni-init".into()),
+            has_tunnels: false,
             task: SandboxTask::Agent,
         }
     }

@@ -43,6 +43,8 @@ pub struct SandboxSpec {
     /// The path of `cogni-init` on this machine, the sandbox's first process. Without it, the engine's own init is the
     /// first process, and the image has to bring the bridge to the run's socket.
     pub init: Option<PathBuf>,
+    /// True if the run has tunnels, whose certificate the first process asks the gateway for.
+    pub has_tunnels: bool,
     pub task: SandboxTask,
 }
 

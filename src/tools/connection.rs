@@ -11,6 +11,9 @@
 //!    credential.
 //! 5. The [exchange] settles, once.
 //!
+//! A program that insists on the server's own address opens a [tunnel]. TLS ends here, with a certificate of the run's own
+//! [authority](tunnel_authority), and each request in the tunnel takes the same way.
+//!
 //! **Invariant:** a credential goes to its own host only, over TLS, never after a redirect, and never to the agent.
 //!
 //! **Invariant:** nothing is sent without a durable `connect.admitted` record, and each such record is followed by one
@@ -30,6 +33,9 @@ mod query;
 pub mod refusal;
 pub mod request_path;
 mod reserved_headers;
+pub mod tunnel;
+mod tunnel_address;
+mod tunnel_authority;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -53,15 +59,17 @@ use self::headers::{AnswerFault, answered_headers, forwarded_headers};
 use self::link_rewriter::LinkRewriter;
 use self::policy::{Connection, ConnectionPolicy};
 use self::refusal::{ConnectDenial, ConnectRefusal, fault_response};
+use self::tunnel::RunTunnels;
 use super::connection_config::AGENT_PREFIX;
-use super::origin::is_origin_local;
+use super::origin::is_origin_known;
 use super::refusal::ToolRefusal;
 use super::run_credentials::RunCredentials;
 use super::run_tools::RunSwitches;
 use super::taint::TaintPolicy;
 use crate::base::digest::sha256_hex;
 use crate::base::streamed_endpoint::{
-    StreamedBody, StreamedEndpoint, StreamedReply, StreamedReplyFuture, StreamedRequest,
+    OpenTunnel, StreamedBody, StreamedEndpoint, StreamedReply, StreamedReplyFuture,
+    StreamedRequest, TunnelRequest,
 };
 use crate::base::task_group::TaskGroup;
 use crate::llm::budget::{BudgetLedger, ConnectionReserveRequest};
@@ -78,6 +86,8 @@ pub struct RunConnections(Arc<ConnectionParts>);
 /// The parts of a run that its connections need.
 pub struct ConnectionParts {
     pub policy: ConnectionPolicy,
+    /// The tunnels of the run; `None` if no connection has one.
+    pub tunnels: Option<RunTunnels>,
     /// The rules about what the run has seen.
     pub taint: Arc<TaintPolicy>,
     pub ledger: Arc<BudgetLedger>,
@@ -89,6 +99,14 @@ pub struct ConnectionParts {
     pub tasks: TaskGroup,
     /// The salt of the digests in this process's records of the run.
     pub salt: String,
+}
+
+/// The head of a request, and the tunnel that it came through.
+#[derive(Clone, Copy)]
+struct AskedHead<'a> {
+    head: &'a request::Parts,
+    /// The name of the connection whose tunnel it is.
+    tunnel: Option<&'a str>,
 }
 
 /// The facts of a request that the steps share.
@@ -114,15 +132,13 @@ impl RunConnections {
     }
 
     async fn answer_request(&self, streamed: StreamedRequest) -> StreamedReply {
-        let StreamedRequest { request, pid } = streamed;
+        let StreamedRequest { request, pid, tunnel } = streamed;
         let request_bytes = Arc::new(AtomicU64::new(0));
         let (head, body) = request.into_parts();
-        let (response, code) = match self.check_and_send((&head, body), pid, &request_bytes).await {
+        let asked = AskedHead { head: &head, tunnel: tunnel.as_deref() };
+        let (response, code) = match self.check_and_send((asked, body), pid, &request_bytes).await {
             Ok(answered) => answered,
-            Err(refusal) => {
-                self.0.record_refusal((&refusal, &head), pid);
-                (refusal.to_response().map(full_body), Some(refusal.code()))
-            }
+            Err(refusal) => return self.0.refuse_request((&refusal, asked), pid),
         };
         StreamedReply { response, code, request_bytes }
     }
@@ -130,24 +146,22 @@ impl RunConnections {
     /// Takes a request through all steps. Returns the response, and its code if it is an error of this gateway.
     async fn check_and_send(
         &self,
-        (head, body): (&request::Parts, Incoming),
+        (asked, body): (AskedHead<'_>, Incoming),
         pid: Option<u32>,
         request_bytes: &Arc<AtomicU64>,
     ) -> Result<(Response<StreamedBody>, Option<&'static str>), ConnectRefusal> {
-        check_headers(&head.headers)?;
-        let Some((name, path)) = split_path(head.uri.path()) else {
-            let is_list = head.uri.path() == LIST_PATH && head.method == Method::GET;
-            let listed = is_list.then(|| (self.list_connections().map(full_body), None));
-            return listed.ok_or(ConnectRefusal::NotServed);
+        let (parts, head) = (&self.0, asked.head);
+        let Some((name, path)) = parts.policy.find_target(head, asked.tunnel)? else {
+            return Ok((self.own_answer(head)?.map(full_body), None));
         };
-        let (parts, query) = (&self.0, head.uri.query());
+        let query = head.uri.query();
         let (connection, rule) =
             parts.policy.check_request(name, head.method.as_str(), (path, query))?;
         let call = ConnectCall {
             connection: name.to_owned(),
             method: head.method.clone(),
             rule,
-            path: parts.path_digest(head),
+            path: parts.path_digest(asked),
             announced_bytes: body.size_hint().exact().unwrap_or_default().min(MAX_ANNOUNCED_BYTES),
             pid,
         };
@@ -169,7 +183,7 @@ impl RunConnections {
         let stop = parts.stop_signal();
         let sent = send_until_stopped(connection, request, (&stop, request_bytes)).await;
         let answered = match sent {
-            Ok(answer) => self.pass_answer((connection, head), answer, (exchange, stop)),
+            Ok(answer) => self.pass_answer((connection, asked), answer, (exchange, stop)),
             Err(outcome) => {
                 exchange.outcome = outcome;
                 Err(outcome)
@@ -187,7 +201,7 @@ impl RunConnections {
     /// Returns the response for an answer. An error is the outcome of a request whose answer must not pass.
     fn pass_answer(
         &self,
-        (connection, head): (&Connection, &request::Parts),
+        (connection, asked): (&Connection, AskedHead<'_>),
         answer: Response<Incoming>,
         (mut exchange, stop): (ConnectExchange, StopSignal),
     ) -> Result<Response<StreamedBody>, ConnectOutcome> {
@@ -204,9 +218,10 @@ impl RunConnections {
                 return Err(exchange.outcome);
             }
         };
-        let links = connection
-            .rewrites_links
-            .then(|| self.0.policy.rewritten_links(connection, &sandbox_url(&head.headers)));
+        // A client in a tunnel uses the servers' own addresses.
+        let rewrites_links = connection.rewrites_links && asked.tunnel.is_none();
+        let links = rewrites_links
+            .then(|| self.0.policy.rewritten_links(connection, &sandbox_url(&asked.head.headers)));
         let status = answer.status();
         let links =
             links.and_then(|links| LinkRewriter::rewrite_headers(links, (status, &mut headers)));
@@ -223,15 +238,33 @@ impl RunConnections {
         Ok(response)
     }
 
+    /// Returns the answer to a request that goes to no connection: the list of them, or the certificate of the tunnels.
+    fn own_answer(&self, head: &request::Parts) -> Result<Response<String>, ConnectRefusal> {
+        if head.method != Method::GET {
+            return Err(ConnectRefusal::NotServed);
+        }
+        let (kind, text) = match (head.uri.path(), &self.0.tunnels) {
+            (LIST_PATH, _) => ("application/json", self.list_connections()),
+            (CERTIFICATE_PATH, Some(tunnels)) => {
+                ("application/x-pem-file", tunnels.certificate_pem().to_owned())
+            }
+            _ => return Err(ConnectRefusal::NotServed),
+        };
+        let mut response = Response::new(text);
+        let kind = header::HeaderValue::from_static(kind);
+        response.headers_mut().insert(header::CONTENT_TYPE, kind);
+        Ok(response)
+    }
+
     /// Returns the list of the connections that the run may use.
-    fn list_connections(&self) -> Response<String> {
+    fn list_connections(&self) -> String {
         let spent = self.0.ledger.connection_spending();
         let listed = self.0.policy.listed_connections().map(|connection| {
             let spent = spent.get(&connection.name).copied().unwrap_or_default();
             let limits = &connection.limits;
             let left =
                 |limit: Option<u64>, spent: u64| limit.map(|limit| limit.saturating_sub(spent));
-            json!({
+            let mut listed = json!({
                 "name": &*connection.name,
                 "path": format!("{PREFIX}{}/", connection.name),
                 "price_usd": connection.price,
@@ -242,19 +275,26 @@ impl RunConnections {
                     "bytes_in": left(limits.bytes_in, spent.bytes_in),
                     "cost_usd": limits.cost_usd.map(|limit| limit.saturating_sub(spent.cost)),
                 },
-            })
+            });
+            if let Some(address) = &connection.tunnel {
+                listed["tunnel"] = address.to_text().into();
+            }
+            listed
         });
-        let text = json!({"connections": listed.collect::<Vec<_>>()}).to_string();
-        let mut response = Response::new(text);
-        let kind = header::HeaderValue::from_static("application/json");
-        response.headers_mut().insert(header::CONTENT_TYPE, kind);
-        response
+        json!({"connections": listed.collect::<Vec<_>>()}).to_string()
     }
 }
 
 impl StreamedEndpoint for RunConnections {
     fn handle_streamed(&self, request: StreamedRequest) -> StreamedReplyFuture<'_> {
         Box::pin(self.answer_request(request))
+    }
+
+    fn open_tunnel(&self, request: TunnelRequest<'_>) -> Result<OpenTunnel, Box<StreamedReply>> {
+        self.0.admit_tunnel(&request).map_err(|refusal| {
+            let asked = AskedHead { head: request.head, tunnel: None };
+            Box::new(self.0.refuse_request((&refusal, asked), request.pid))
+        })
     }
 }
 
@@ -352,33 +392,50 @@ impl ConnectionParts {
         }
     }
 
-    fn record_refusal(
+    /// Records a refusal, and returns the reply.
+    fn refuse_request(
         &self,
-        (refusal, head): (&ConnectRefusal, &request::Parts),
+        (refusal, asked): (&ConnectRefusal, AskedHead<'_>),
         pid: Option<u32>,
-    ) {
+    ) -> StreamedReply {
+        self.record_refusal((refusal, asked), pid);
+        let (response, code) = (refusal.to_response().map(full_body), Some(refusal.code()));
+        StreamedReply { response, code, request_bytes: Arc::default() }
+    }
+
+    fn record_refusal(&self, (refusal, asked): (&ConnectRefusal, AskedHead<'_>), pid: Option<u32>) {
         if let ConnectRefusal::Credential(problem) = refusal {
             tracing::warn!(problem, "the credential of a connection cannot be read");
         }
         // Only a name that the configuration has is recorded: the client chooses any other.
-        let name = split_path(head.uri.path()).map(|(name, _)| name);
+        let named = || split_path(asked.head.uri.path()).map(|(name, _)| name);
+        let name = asked.tunnel.or_else(named);
         let connection = name.filter(|name| self.policy.has_connection(name));
         let denial = refusal.denial();
         self.audit.record_connect_refusal(&ConnectRefusedRecord {
             code: refusal.code(),
             status: refusal.status().as_u16(),
             connection,
-            method: head.method.as_str(),
+            method: asked.head.method.as_str(),
             layer: denial.map(|denial| denial.layer),
             rule: denial.map(|denial| &*denial.rule),
-            path: Some(&self.path_digest(head)),
+            path: Some(&self.path_digest(asked)),
             pid,
         });
         self.metrics.record_connect_refusal(refusal.code());
     }
 
-    fn path_digest(&self, head: &request::Parts) -> String {
-        let target = head.uri.path_and_query().map_or("/", |target| target.as_str());
+    fn path_digest(&self, AskedHead { head, tunnel }: AskedHead<'_>) -> String {
+        let target = match (head.uri.authority(), head.uri.path_and_query()) {
+            (Some(authority), _) if head.method == Method::CONNECT => authority.as_str(),
+            (_, Some(target)) => target.as_str(),
+            (_, None) => "/",
+        };
+        // One path has one digest at one server, whether it came through a tunnel or not.
+        let target = match tunnel {
+            Some(name) => format!("{PREFIX}{name}{}", self.policy.path_below_url(name, target)),
+            None => target.to_owned(),
+        };
         sha256_hex(format!("connect path 1\n{}\n{target}", self.salt).as_bytes())
     }
 }
@@ -411,11 +468,12 @@ async fn send_until_stopped(
 }
 
 /// Checks the headers of a request that are not about its connection: the page that it comes from, and its protocol.
+/// `own_origin` is the origin of the server, if the request came through a tunnel.
 ///
 /// # Errors
 /// Returns [`ConnectRefusal::ForeignOrigin`] or [`ConnectRefusal::Upgrade`].
-pub fn check_headers(headers: &HeaderMap) -> Result<(), ConnectRefusal> {
-    if !is_origin_local(headers) {
+fn check_headers(headers: &HeaderMap, own_origin: Option<&str>) -> Result<(), ConnectRefusal> {
+    if !is_origin_known(headers, own_origin) {
         return Err(ConnectRefusal::ForeignOrigin);
     }
     if requests_upgrade(headers) {
@@ -424,8 +482,13 @@ pub fn check_headers(headers: &HeaderMap) -> Result<(), ConnectRefusal> {
     Ok(())
 }
 
+/// Returns true if a path belongs to connections: their list, the certificate of tunnels, or a path at a server.
+pub fn is_connect_path(path: &str) -> bool {
+    path == LIST_PATH || path.starts_with(PREFIX)
+}
+
 /// Splits the path of a request into the connection's name and the path at its server; `None` for another path.
-pub fn split_path(path: &str) -> Option<(&str, &str)> {
+fn split_path(path: &str) -> Option<(&str, &str)> {
     let rest = path.strip_prefix(PREFIX)?;
     let end = rest.find('/').unwrap_or(rest.len());
     Some((&rest[..end], &rest[end..]))
@@ -459,6 +522,9 @@ const MAX_ANNOUNCED_BYTES: u64 = 1 << 48;
 
 /// The path of the list of connections.
 pub const LIST_PATH: &str = "/connect";
+
+/// The path of the certificate that the programs of a sandbox must trust to use tunnels.
+pub const CERTIFICATE_PATH: &str = "/connect/ca.pem";
 
 /// The beginning of the path of a request over a connection.
 const PREFIX: &str = "/connect/";

@@ -47,6 +47,9 @@ pub struct ConnectionConfig {
     /// and `link`.
     #[serde(default)]
     pub rewrite_links: bool,
+    /// True if programs in the sandbox may reach the server by its own address, through a tunnel (`CONNECT`).
+    #[serde(default)]
+    pub tunnel: bool,
     /// Variables of the sandbox. `${URL}` is the connection's address there.
     #[serde(default)]
     pub env: BTreeMap<String, String>,

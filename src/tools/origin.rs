@@ -8,8 +8,15 @@ use http::{HeaderMap, HeaderValue, header};
 /// Returns true if a request has no `Origin`, or only `http` and `https` origins of this machine, at any port, and if its
 /// browser does not name another site.
 pub(super) fn is_origin_local(headers: &HeaderMap) -> bool {
+    is_origin_known(headers, None)
+}
+
+/// Returns true if a request could be local, or if its page has this origin.
+pub(super) fn is_origin_known(headers: &HeaderMap, known: Option<&str>) -> bool {
     let is_own_site = |site: &HeaderValue| OWN_SITES.contains(&site.as_bytes());
-    headers.get_all(header::ORIGIN).iter().all(|origin| is_local(origin).unwrap_or(false))
+    let is_known = |origin: &HeaderValue| known.is_some_and(|known| *origin == known);
+    let is_own = |origin| is_known(origin) || is_local(origin).unwrap_or(false);
+    headers.get_all(header::ORIGIN).iter().all(is_own)
         && headers.get_all("sec-fetch-site").iter().all(is_own_site)
 }
 

@@ -7,6 +7,7 @@ mod landlock;
 mod options;
 mod processes;
 mod seccomp;
+mod tunnel_trust;
 
 use std::net::SocketAddr;
 use std::os::unix::net::UnixListener;

@@ -78,6 +78,16 @@ fn the_first_process_waits_for_the_runners_grace() {
     assert!(String::from_utf8_lossy(&spec.encode_claim()).contains("--max-runtime\x00390s\0"));
 }
 
+/// T6: The first process of a run with tunnels is told so, in every form of its start.
+#[test]
+fn the_first_process_knows_of_tunnels() {
+    let spec = SandboxSpec { has_tunnels: true, ..full_spec() };
+    assert!(docker_request(&spec)["Entrypoint"].to_string().contains(r#""--tunnels""#));
+    assert!(String::from_utf8_lossy(&spec.encode_claim()).contains("--tunnels\0"));
+    let claim = String::from_utf8_lossy(&full_spec().encode_claim()).into_owned();
+    assert!(!claim.contains("--tunnels"), "{claim}");
+}
+
 /// R1: A specification that makes no sense is refused before anything is made.
 #[test]
 fn a_wrong_spec_is_refused_with_a_remedy() {
@@ -185,6 +195,7 @@ pub(crate) fn example_spec() -> SandboxSpec {
         volumes: vec![],
         socket_dir: PathBuf::from("/run/cogni/run-1/sock"),
         init: None,
+        has_tunnels: false,
         task: SandboxTask::Agent,
     }
 }

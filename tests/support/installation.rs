@@ -81,6 +81,7 @@ impl TestInstallation {
             volumes: vec![],
             socket_dir: PathBuf::new(),
             init: Some(docker_engine::init_path().into()),
+            has_tunnels: false,
             task: SandboxTask::Agent,
         }
     }

@@ -41,16 +41,16 @@ struct ConnectBody {
 }
 
 /// The facts of a line in the access log. Its drop writes the line.
-struct ConnectLogLine {
+pub(super) struct ConnectLogLine {
     gateway: Arc<RunGateway>,
     method: Method,
-    uri: Option<&'static str>,
+    uri: &'static str,
     started: Instant,
     /// The status that was sent. As in nginx, 499 means that the client left before.
-    status: u16,
-    bytes: u64,
+    pub(super) status: u16,
+    pub(super) bytes: u64,
     request_bytes: Arc<AtomicU64>,
-    outcome: &'static str,
+    pub(super) outcome: &'static str,
 }
 
 /// The future that ends when the client has left.
@@ -61,24 +61,26 @@ pub(super) fn is_connect_path(target: &Uri) -> bool {
     target.path() == LIST_PATH || target.path().starts_with(PREFIX)
 }
 
-/// Handles one request over a connection. Never fails.
+/// Returns the path of a request as the access log has it: without the parts that a client chooses.
+fn route_template(target: &Uri, is_tunnelled: bool) -> &'static str {
+    match target.path() {
+        _ if is_tunnelled => "https://HOST/PATH",
+        LIST_PATH => LIST_PATH,
+        CERTIFICATE_PATH => CERTIFICATE_PATH,
+        _ => "/connect/NAME/PATH",
+    }
+}
+
+/// Handles one request over a connection. `tunnel` is the name of the tunnel that it came through. Never fails.
 pub(super) async fn handle_connect_request(
     gateway: Arc<RunGateway>,
     endpoint: Arc<dyn StreamedEndpoint>,
     peer: ClientPeer,
     request: Request<Incoming>,
+    tunnel: Option<Arc<str>>,
 ) -> Response<ResponseBody> {
-    let is_list = request.uri().path() == LIST_PATH;
-    let mut line = ConnectLogLine {
-        gateway: Arc::clone(&gateway),
-        method: request.method().clone(),
-        uri: Some(if is_list { LIST_PATH } else { "/connect/NAME/PATH" }),
-        started: Instant::now(),
-        status: 499,
-        bytes: 0,
-        request_bytes: Arc::default(),
-        outcome: "client_gone",
-    };
+    let uri = route_template(request.uri(), tunnel.is_some());
+    let mut line = ConnectLogLine::new(Arc::clone(&gateway), request.method().clone(), uri);
     let permit = match admit_request(&gateway, &request) {
         Ok(permit) => permit,
         Err(rejection) => {
@@ -88,10 +90,10 @@ pub(super) async fn handle_connect_request(
         }
     };
     // hyper sees the end of a connection only while it reads, and it does not read while the body cannot go on.
-    let ClientPeer { pid, hangup } = peer;
+    let ClientPeer { pid, hangup, .. } = peer;
     let mut hangup: Option<HangupFuture> =
         (!request.body().is_end_stream()).then(|| Box::pin(hangup.wait_hangup()) as HangupFuture);
-    let answering = endpoint.handle_streamed(StreamedRequest { request, pid });
+    let answering = endpoint.handle_streamed(StreamedRequest { request, pid, tunnel });
     let reply = tokio::select! {
         biased;
         reply = answering => reply,
@@ -177,12 +179,28 @@ impl Body for ConnectBody {
     }
 }
 
+impl ConnectLogLine {
+    /// Begins the line of a request that has no response yet.
+    pub(super) fn new(gateway: Arc<RunGateway>, method: Method, uri: &'static str) -> Self {
+        Self {
+            gateway,
+            method,
+            uri,
+            started: Instant::now(),
+            status: 499,
+            bytes: 0,
+            request_bytes: Arc::default(),
+            outcome: "client_gone",
+        }
+    }
+}
+
 impl Drop for ConnectLogLine {
     fn drop(&mut self) {
         self.gateway.access_log.write_entry(&AccessLogEntry {
             time: SystemTime::now(),
             method: self.method.as_str(),
-            uri: self.uri,
+            uri: Some(self.uri),
             status: self.status,
             bytes: self.bytes,
             request_bytes: self.request_bytes.load(Ordering::Relaxed),
@@ -201,6 +219,9 @@ impl Drop for ConnectLogLine {
 
 /// The path of the list of connections.
 const LIST_PATH: &str = "/connect";
+
+/// The path of the certificate of the run's tunnels.
+const CERTIFICATE_PATH: &str = "/connect/ca.pem";
 
 /// The beginning of the paths of requests over connections.
 const PREFIX: &str = "/connect/";

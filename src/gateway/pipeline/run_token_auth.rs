@@ -178,7 +178,8 @@ impl ConnectionState {
 
     /// Returns the client. A client over a network has no process that is known here.
     fn peer(&self) -> ClientPeer {
-        ClientPeer { pid: None, hangup: self.hangup.clone() }
+        // The token of each request tells the run, and a tunnel would carry requests without one.
+        ClientPeer { pid: None, hangup: self.hangup.clone(), tunnel: None }
     }
 
     /// Returns true if the connection has shown a valid token and holds a permit of its run.

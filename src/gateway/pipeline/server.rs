@@ -7,6 +7,7 @@
 pub mod lane;
 pub mod run_socket;
 pub mod shared_listener;
+mod tunnel;
 
 use std::error::Error;
 use std::os::fd::OwnedFd;
@@ -19,7 +20,6 @@ use hyper::body::{Body, Incoming};
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulConnection;
 use rustix::net::SendFlags;
 use tokio::io::{AsyncRead, AsyncWrite};
 
@@ -79,14 +79,18 @@ impl ConnectionServer<'_> {
                 .max_concurrent_streams(MAX_HTTP2_STREAMS)
                 .max_send_buf_size(config.buffer_bytes);
             let connection = http2.serve_connection(stream, service);
-            return serve_until_shutdown(pin!(connection), tasks).await.map_err(Into::into);
+            let shut_down = http2::Connection::graceful_shutdown;
+            let served = serve_until_shutdown(pin!(connection), tasks, shut_down).await;
+            return served.map_err(Into::into);
         }
         let mut http1 = http1::Builder::new();
         http1.timer(timer).header_read_timeout(config.header_timeout);
         http1.auto_date_header(is_clock_in_range());
         http1.max_buf_size(config.buffer_bytes).max_headers(config.max_headers);
-        let connection = http1.serve_connection(stream, service);
-        serve_until_shutdown(pin!(connection), tasks).await.map_err(Into::into)
+        // A connection on which a tunnel was opened ends here, and the tunnel has its stream.
+        let connection = http1.serve_connection(stream, service).with_upgrades();
+        let shut_down = http1::UpgradeableConnection::graceful_shutdown;
+        serve_until_shutdown(pin!(connection), tasks, shut_down).await.map_err(Into::into)
     }
 }
 
@@ -99,20 +103,21 @@ fn send_overloaded(socket: &OwnedFd) {
 }
 
 /// Serves a connection until the first of three events: the client ends the connection, the last
-/// exchange after the start of a shutdown ends, or the shutdown is forced.
-async fn serve_until_shutdown<C>(
+/// exchange after the start of a shutdown ends, or the shutdown is forced. `shut_down` tells the connection of a shutdown.
+async fn serve_until_shutdown<C, E>(
     mut connection: Pin<&mut C>,
     tasks: &TaskGroup,
-) -> Result<(), C::Error>
+    shut_down: impl FnOnce(Pin<&mut C>),
+) -> Result<(), E>
 where
-    C: GracefulConnection,
+    C: Future<Output = Result<(), E>>,
 {
     // Phase 1: serve until a shutdown begins. The connection is polled first, so a finished connection
     // wins.
     tokio::select! {
         biased;
         done = connection.as_mut() => return done,
-        () = tasks.shutdown_token().cancelled() => connection.as_mut().graceful_shutdown(),
+        () = tasks.shutdown_token().cancelled() => shut_down(connection.as_mut()),
     }
     // Phase 2: no new requests; finish the open exchanges. A forced shutdown drops the connection and
     // its exchanges.

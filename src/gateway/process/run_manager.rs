@@ -52,6 +52,7 @@ struct RunManagerShared {
     metrics: Arc<MetricsRegistry>,
     /// Permits for the programs that print the credentials of connections.
     programs: Arc<KeyedPermits>,
+    tunnels: Arc<KeyedPermits>,
     tracer: ProcessTracer,
     /// The access log for lines that belong to no run. The runs' lines go to the same file.
     access_log: access_log::AccessLog,
@@ -140,6 +141,7 @@ impl RunManager {
             upstreams,
             metrics,
             programs: Arc::new(KeyedPermits::new(MAX_PROGRAMS, MAX_SAME_PROGRAMS)),
+            tunnels: Arc::new(KeyedPermits::new(MAX_TUNNELS, MAX_RUN_TUNNELS)),
             tracer,
             access_log: access_log::AccessLog::open_with_format(
                 &config.access_log,
@@ -419,8 +421,8 @@ impl RunManagerShared {
         let tasks = self.tasks.child_group();
         let process = Arc::clone(&self.capacity);
         let capacity = Arc::new(RunCapacity::new(&self.server, self.share.run_requests, process));
-        let (metrics_of_all, programs) = (&self.metrics, &self.programs);
-        let process = ToolProcess { tasks: &tasks, metrics: metrics_of_all, programs };
+        let (metrics_of_all, programs, tunnels) = (&self.metrics, &self.programs, &self.tunnels);
+        let process = ToolProcess { tasks: &tasks, metrics: metrics_of_all, programs, tunnels };
         let tools = config.tools.open_tools(run, process)?;
         // Budget, policy, metrics and limits belong to the run; only the upstream client belongs to the worker.
         let gateway = |upstream: &Arc<UpstreamClient>| {
@@ -472,3 +474,8 @@ impl Drop for RunOpeningGuard<'_> {
 /// of this machine, which an agent's request starts.
 const MAX_PROGRAMS: usize = 16;
 const MAX_SAME_PROGRAMS: usize = 4;
+
+/// The most open tunnels of all runs and of one run. Our choice: npm opens about 15 connections to a host, and each tunnel
+/// holds the buffers of TLS, about 100 KiB.
+const MAX_TUNNELS: usize = 1024;
+const MAX_RUN_TUNNELS: usize = 64;

@@ -65,6 +65,8 @@ pub struct ToolProcess<'a> {
     pub metrics: &'a Arc<MetricsRegistry>,
     /// Permits for the programs of this machine that print credentials for the runs of the process.
     pub programs: &'a Arc<KeyedPermits>,
+    /// Permits for the open tunnels of the runs of the process, with the run's name as the key.
+    pub tunnels: &'a Arc<KeyedPermits>,
 }
 
 impl ToolSettings {

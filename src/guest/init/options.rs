@@ -17,6 +17,8 @@ pub(crate) struct InitOptions {
     /// The run's socket.
     pub(crate) socket: PathBuf,
     pub(crate) gateway: GatewayMode,
+    /// True if the run has tunnels, which the agent's programs must trust.
+    pub(crate) has_tunnels: bool,
     /// The time that the socket has to answer before the agent starts.
     pub(crate) socket_timeout: Duration,
     /// The time after which the agent is ended, even if its runner no longer does so.
@@ -64,6 +66,7 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<Ini
         listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
         socket: PathBuf::from("/llm-sock/llm.sock"),
         gateway: GatewayMode::Bridged,
+        has_tunnels: false,
         socket_timeout: Duration::from_secs(5),
         max_runtime: None,
         grace: Duration::from_secs(2),
@@ -92,6 +95,7 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<Ini
             "--socket" => options.socket = PathBuf::from(value()?),
             "--socket-timeout" => options.socket_timeout = parse_duration(name, &value()?)?,
             "--no-gateway" => options.gateway = GatewayMode::None,
+            "--tunnels" => options.has_tunnels = true,
             "--max-runtime" => options.max_runtime = Some(parse_duration(name, &value()?)?),
             "--grace" => options.grace = parse_duration(name, &value()?)?,
             "--env" => options.env.push(parse_variable(value()?)?),
@@ -166,6 +170,7 @@ Options:
   --socket PATH          the run's socket [default: /llm-sock/llm.sock]
   --socket-timeout TIME  how long the socket may take to answer before the agent starts [default: 5s]
   --no-gateway           the run has no socket: do not listen, and start the agent at once
+  --tunnels              the run has tunnels: write their certificate to /run, and set the variables of programs for it
   --max-runtime TIME     end the agent after this time, also without its runner [default: none]
   --grace TIME           time between SIGTERM and SIGKILL [default: 2s]
   --env NAME=VALUE       a variable for the agent; it overrides an inherited one

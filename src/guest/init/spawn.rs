@@ -13,6 +13,7 @@ use rustix::process::{self, Pid, Signal};
 use rustix::thread;
 
 use super::options::{InitOptions, UnixSocketPolicy};
+use super::tunnel_trust::tunnel_variables;
 use super::{
     EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, EXIT_SETUP_FAILED, InitFailure, landlock, reaper, seccomp,
 };
@@ -61,8 +62,12 @@ struct AgentExecArgs {
 }
 
 impl AgentExecArgs {
-    fn new(InitOptions { argv, env, .. }: &InitOptions) -> Result<Self, InitFailure> {
-        let env = merged_environment(env);
+    fn new(options: &InitOptions) -> Result<Self, InitFailure> {
+        let InitOptions { argv, env, .. } = options;
+        let mut env = merged_environment(env);
+        if options.has_tunnels {
+            add_tunnel_variables(&mut env, options.listen.port());
+        }
         let path = env.iter().find_map(|variable| variable.as_bytes().strip_prefix(b"PATH="));
         let strings = || -> Result<Self, std::ffi::NulError> {
             Ok(Self {
@@ -174,6 +179,21 @@ fn merged_environment(agent_variables: &[OsString]) -> Vec<OsString> {
         variable
     });
     own.chain(agent_variables.iter().cloned()).collect()
+}
+
+/// Adds the variables of tunnels that are not set yet. The operator's choice stays.
+fn add_tunnel_variables(env: &mut Vec<OsString>, port: u16) {
+    for (name, value) in tunnel_variables(&format!("http://localhost:{port}")) {
+        let is_set = |variable: &OsString| {
+            variable
+                .as_bytes()
+                .strip_prefix(name.as_bytes())
+                .is_some_and(|rest| rest.starts_with(b"="))
+        };
+        if !env.iter().any(is_set) {
+            env.push(format!("{name}={value}").into());
+        }
+    }
 }
 
 fn c_string(text: OsString) -> Result<CString, std::ffi::NulError> {

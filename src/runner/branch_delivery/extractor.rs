@@ -102,6 +102,7 @@ impl WorkExtractor {
             mounts: vec![],
             volumes: vec![],
             init: Some(init),
+            has_tunnels: false,
             task: SandboxTask::Commands,
             // Git has nothing to save at its end, and a program that a hostile file made git start gets no time.
             grace: Duration::ZERO,
@@ -247,6 +248,7 @@ mod tests {
             volumes: vec![],
             socket_dir: run.join("sock"),
             init: Some(own("cogni-init")),
+            has_tunnels: false,
             task: SandboxTask::Agent,
         };
         let owner = sandbox::OwnerProcess::this_process().expect("it is there");

@@ -195,6 +195,7 @@ async fn recover_workspace(
         volumes: vec![],
         socket_dir: directory.socket_dir(),
         init: None,
+        has_tunnels: false,
         task: SandboxTask::Commands,
     };
     let request = sandbox::SandboxRequest {

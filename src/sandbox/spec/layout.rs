@@ -77,6 +77,7 @@ impl SandboxSpec {
         let after = (self.limits.max_runtime + self.grace + WATCHDOG_DELAY).as_secs();
         let mut options = vec!["--max-runtime".to_owned(), format!("{after}s")];
         match self.task {
+            SandboxTask::Agent if self.has_tunnels => options.push("--tunnels".to_owned()),
             SandboxTask::Agent => {}
             SandboxTask::Program => options.push("--no-gateway".to_owned()),
             SandboxTask::Commands => options.push("--commands".to_owned()),

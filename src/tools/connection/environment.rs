@@ -3,11 +3,12 @@
 
 use std::collections::BTreeMap;
 
+use crate::guest::init::tunnel_trust::tunnel_variables;
 use crate::tools::config::{ToolConfig, ToolConfigError};
 use crate::tools::connection_config::{AGENT_PREFIX, ConnectionConfig};
 
 /// Returns the variables for a sandbox whose agent may use these tools; `None` stands for a run without an agent of
-/// the catalog.
+/// the catalog. A connection's own variable replaces the one that tunnels need.
 ///
 /// # Errors
 /// Returns an error if a variable has a wrong name, or two connections set one variable.
@@ -18,10 +19,8 @@ pub fn connection_environment(
     let (mut variables, mut replaced) = (BTreeMap::new(), vec![]);
     for (name, connection) in &config.connections {
         check_variables(name, connection)?;
-        let listed = format!("{AGENT_PREFIX}{name}");
-        if agent.is_some_and(|agent| !agent.contains(&listed)) {
-            continue;
-        }
+    }
+    for (name, connection) in listed_connections(config, agent) {
         let url = format!("{SANDBOX_URL}/connect/{name}");
         for (variable, value) in &connection.env {
             let value = value.replace(URL_PLACEHOLDER, &url);
@@ -34,6 +33,11 @@ pub fn connection_environment(
         let pairs = connection.git.iter().map(|address| (format!("url.{url}/.insteadOf"), address));
         replaced.extend(pairs);
     }
+    if listed_connections(config, agent).any(|(_, connection)| connection.tunnel) {
+        for (variable, value) in tunnel_variables(SANDBOX_URL) {
+            variables.entry(variable.to_owned()).or_insert(value);
+        }
+    }
     if !replaced.is_empty() {
         variables.insert("GIT_CONFIG_COUNT".to_owned(), replaced.len().to_string());
     }
@@ -42,6 +46,18 @@ pub fn connection_environment(
         variables.insert(format!("GIT_CONFIG_VALUE_{number}"), address.clone());
     }
     Ok(variables)
+}
+
+/// Returns the connections that an agent's list names; `None` stands for a run without an agent of the catalog.
+pub fn listed_connections<'a>(
+    config: &'a ToolConfig,
+    agent: Option<&'a [String]>,
+) -> impl Iterator<Item = (&'a String, &'a ConnectionConfig)> {
+    let is_listed = move |name: &String| {
+        let listed = format!("{AGENT_PREFIX}{name}");
+        agent.is_none_or(|agent| agent.contains(&listed))
+    };
+    config.connections.iter().filter(move |(name, _)| is_listed(name))
 }
 
 fn check_variables(name: &str, connection: &ConnectionConfig) -> Result<(), ToolConfigError> {

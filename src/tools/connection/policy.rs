@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::uri::Authority;
-use http::{HeaderName, Uri};
+use http::{HeaderName, Uri, request};
 
 use super::client::{ConnectionClient, HostLookup, system_lookup};
 use super::credential::ConnectionCredential;
@@ -16,6 +16,8 @@ use super::query::find_credential_parameter;
 use super::refusal::{ConnectDenial, ConnectRefusal};
 use super::request_path::RequestPath;
 use super::reserved_headers::is_reserved_header;
+use super::tunnel_address::TunnelAddress;
+use super::{CERTIFICATE_PATH, check_headers, split_path};
 use crate::base::host_reach::HostReach;
 use crate::base::keyed_permits::KeyedPermits;
 use crate::llm::budget::{ConnectionLimits, Nanodollars};
@@ -53,6 +55,8 @@ pub struct Connection {
     pub(super) client: ConnectionClient,
     pub(super) timeout: Duration,
     pub(super) rewrites_links: bool,
+    /// The address of the server for tunnels; `None` for a connection without them.
+    pub(super) tunnel: Option<TunnelAddress>,
     allow: Vec<ConnectRule>,
     deny: Vec<ConnectRule>,
 }
@@ -102,6 +106,7 @@ impl ConnectionPolicy {
         let agent = agent.filter(|_| !connections.is_empty());
         let policy = Self { connections, agent };
         policy.check_agent()?;
+        policy.check_tunnels()?;
         Ok(policy)
     }
 
@@ -116,6 +121,24 @@ impl ConnectionPolicy {
                 ),
             )),
         }
+    }
+
+    /// Checks that each address belongs to one tunnel: nothing but the address tells which connection a client means.
+    fn check_tunnels(&self) -> Result<(), ToolConfigError> {
+        let mut names = BTreeMap::new();
+        for own in self.connections.values() {
+            let Some(address) = &own.tunnel else { continue };
+            if let Some(other) = names.insert(address, &own.name) {
+                let problem = format!(
+                    "has the address of the tunnel of `{other}`; take `tunnel` out of one of them"
+                );
+                return Err(ToolConfigError::new(
+                    format!("connections.{}.tunnel", own.name),
+                    problem,
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Returns the connection of a name, if every layer names it.
@@ -138,6 +161,66 @@ impl ConnectionPolicy {
     /// Returns the connections that every layer names, in the order of their names.
     pub fn listed_connections(&self) -> impl Iterator<Item = &Connection> {
         self.connections.values().filter(|own| self.find_connection(&own.name).is_ok())
+    }
+
+    /// Returns the connections whose tunnels the run may use.
+    pub fn tunnelled_connections(&self) -> impl Iterator<Item = &Connection> {
+        self.listed_connections().filter(|own| own.tunnel.is_some())
+    }
+
+    /// Decides about a `CONNECT` request. The function has no side effect, so `explain` gives the answer of a real
+    /// request.
+    ///
+    /// # Errors
+    /// Returns the first reason against the tunnel.
+    pub fn check_tunnel(&self, target: &Uri) -> Result<&Connection, ConnectRefusal> {
+        let address = TunnelAddress::from_target(target).map_err(ConnectRefusal::InvalidTunnel)?;
+        let own = self.connections.values().find(|own| own.tunnel.as_ref() == Some(&address));
+        let denial = |layer| ConnectDenial { layer, rule: Arc::from(LIST_RULE) };
+        let own = own.ok_or_else(|| ConnectRefusal::NoTunnel(denial("run")))?;
+        self.find_connection(&own.name).map_err(ConnectRefusal::NoTunnel)
+    }
+
+    /// Checks the parts of a head that are not about a connection's rules, and returns the name of the connection that it
+    /// is for and the path at its server; `None` for a request that goes to no server. `tunnel` is the name of the
+    /// connection whose tunnel it came through.
+    ///
+    /// # Errors
+    /// Returns the first reason against the request.
+    pub fn find_target<'a>(
+        &self,
+        head: &'a request::Parts,
+        tunnel: Option<&'a str>,
+    ) -> Result<Option<(&'a str, &'a str)>, ConnectRefusal> {
+        let Some(name) = tunnel else {
+            check_headers(&head.headers, None)?;
+            let path = head.uri.path();
+            return Ok(Some(path).filter(|path| *path != CERTIFICATE_PATH).and_then(split_path));
+        };
+        let connection = self.find_connection(name).map_err(ConnectRefusal::NoTunnel)?;
+        let address = connection.tunnel.as_ref();
+        let address = address.ok_or(ConnectRefusal::NotServed)?;
+        check_headers(&head.headers, Some(&address.origin()))?;
+        address.check_head(head).map_err(ConnectRefusal::TunnelMismatch)?;
+        let path = head.uri.path().strip_prefix(&*connection.base_path);
+        let path = path.filter(|path| path.starts_with('/')).ok_or_else(|| {
+            let (layer, rule) = ("connection", Arc::from(URL_RULE));
+            ConnectRefusal::Denied(ConnectDenial { layer, rule })
+        })?;
+        Ok(Some((name, path)))
+    }
+
+    /// Returns the name of the connection that a request is for, whether there is such a connection or not; empty for a
+    /// request that goes to no server.
+    pub fn named_connection<'a>(path: &'a str, tunnel: Option<&'a str>) -> &'a str {
+        let named = || Some(path).filter(|path| *path != CERTIFICATE_PATH).and_then(split_path);
+        tunnel.or_else(|| named().map(|(name, _)| name)).unwrap_or_default()
+    }
+
+    /// Returns a path at the server of a connection without the beginning that the connection's address has.
+    pub(super) fn path_below_url<'a>(&self, name: &str, path: &'a str) -> &'a str {
+        let base = self.connections.get(name).map_or("", |own| &*own.base_path);
+        path.strip_prefix(base).unwrap_or(path)
     }
 
     /// Returns the links to the run's connections, for an answer over `answering`. That connection comes first: of several
@@ -210,6 +293,8 @@ impl Connection {
         if config.timeout.is_zero() {
             return Err(wrong("timeout", "is 0; give a time such as `1m`".to_owned()));
         }
+        let tunnel = config.tunnel.then(|| TunnelAddress::from_authority(&authority)).transpose();
+        let tunnel = tunnel.map_err(|problem| wrong("tunnel", problem.to_owned()))?;
         let price = config.price_usd.unwrap_or_default();
         Ok(Self {
             name: name.into(),
@@ -222,6 +307,7 @@ impl Connection {
             client,
             timeout: config.timeout,
             rewrites_links: config.rewrite_links,
+            tunnel,
             allow: parse_rules("allow", &config.allow)?,
             deny: parse_rules("deny", &config.deny)?,
         })
@@ -344,6 +430,9 @@ const LIST_RULE: &str = "granted";
 
 /// The rule of a denial because no rule allows the request.
 const NO_RULE: &str = "allow";
+
+/// The rule of a denial because the path of a request through a tunnel is not below the connection's `url`.
+const URL_RULE: &str = "url";
 
 /// The most connections and rules. Our choice: a person must be able to read them.
 const MAX_CONNECTIONS: usize = 64;

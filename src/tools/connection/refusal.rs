@@ -22,6 +22,17 @@ pub enum ConnectRefusal {
     /// A layer does not name the connection. The message is the same for a connection that does not exist.
     #[error("this run may not use this connection; `GET /connect` names the ones that it may use")]
     NotGranted(ConnectDenial),
+    /// No connection that every layer names has a tunnel to the address. The message is the same for an unknown address.
+    #[error(
+        "no connection of this run has a tunnel to this host and port; `GET /connect` names the tunnels that it may use"
+    )]
+    NoTunnel(ConnectDenial),
+    #[error("the `CONNECT` request {0}; send `CONNECT HOST:PORT` without a body")]
+    InvalidTunnel(&'static str),
+    #[error("the request in the tunnel {0}; open a tunnel for each host")]
+    TunnelMismatch(&'static str),
+    #[error("this run or its gateway has too many tunnels open; close one, or try again")]
+    TooManyTunnels,
     #[error("the path could be read in two ways: it {0}")]
     AmbiguousPath(&'static str),
     #[error("the connection's rules do not allow this request")]
@@ -62,7 +73,10 @@ impl ConnectRefusal {
             Self::NotServed => "not_found",
             Self::ForeignOrigin => "foreign_origin",
             Self::Upgrade => "upgrade_refused",
-            Self::NotGranted(_) | Self::Denied(_) => "policy_denied",
+            Self::NotGranted(_) | Self::NoTunnel(_) | Self::Denied(_) => "policy_denied",
+            Self::InvalidTunnel(_) => "invalid_tunnel",
+            Self::TunnelMismatch(_) => "tunnel_mismatch",
+            Self::TooManyTunnels => "too_many_tunnels",
             Self::AmbiguousPath(_) => "ambiguous_path",
             Self::ClientCredential(_) => "client_credential",
             Self::Budget(error) => error.code(),
@@ -77,15 +91,19 @@ impl ConnectRefusal {
     pub fn status(&self) -> StatusCode {
         match self {
             Self::NotServed => StatusCode::NOT_FOUND,
-            Self::AmbiguousPath(_) => StatusCode::BAD_REQUEST,
+            Self::AmbiguousPath(_) | Self::InvalidTunnel(_) => StatusCode::BAD_REQUEST,
+            Self::TunnelMismatch(_) => StatusCode::MISDIRECTED_REQUEST,
             Self::ForeignOrigin
             | Self::Upgrade
             | Self::NotGranted(_)
+            | Self::NoTunnel(_)
             | Self::Denied(_)
             | Self::ClientCredential(_)
             | Self::Ended => StatusCode::FORBIDDEN,
             Self::Budget(error) if error.is_permanent() => StatusCode::PAYMENT_REQUIRED,
-            Self::Budget(_) | Self::Overloaded | Self::Paused => StatusCode::TOO_MANY_REQUESTS,
+            Self::Budget(_) | Self::Overloaded | Self::TooManyTunnels | Self::Paused => {
+                StatusCode::TOO_MANY_REQUESTS
+            }
             Self::Credential(_) => StatusCode::BAD_GATEWAY,
             Self::Audit(_) => StatusCode::SERVICE_UNAVAILABLE,
         }
@@ -94,7 +112,9 @@ impl ConnectRefusal {
     /// Returns the denial of the policy, if the policy decided.
     pub fn denial(&self) -> Option<&ConnectDenial> {
         match self {
-            Self::NotGranted(denial) | Self::Denied(denial) => Some(denial),
+            Self::NotGranted(denial) | Self::NoTunnel(denial) | Self::Denied(denial) => {
+                Some(denial)
+            }
             _ => None,
         }
     }
@@ -106,7 +126,11 @@ impl ConnectRefusal {
                 Some(*retry_after)
             }
             Self::Budget(error) if error.is_permanent() => None,
-            Self::Budget(_) | Self::Overloaded | Self::Paused | Self::Audit(_) => Some(RETRY_DELAY),
+            Self::Budget(_)
+            | Self::Overloaded
+            | Self::TooManyTunnels
+            | Self::Paused
+            | Self::Audit(_) => Some(RETRY_DELAY),
             _ => None,
         }
     }
@@ -116,7 +140,7 @@ impl ConnectRefusal {
         let mut error = error_object(self.code(), &self.to_string());
         if let Some(denial) = self.denial() {
             // A client does not learn whose list does not name a connection.
-            let is_list = matches!(self, Self::NotGranted(_));
+            let is_list = matches!(self, Self::NotGranted(_) | Self::NoTunnel(_));
             error["layer"] = Value::from(if is_list { "run" } else { denial.layer });
             error["rule"] = Value::from(&*denial.rule);
         }

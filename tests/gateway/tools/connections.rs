@@ -11,6 +11,10 @@ mod raw_server;
 mod secrets;
 mod server;
 mod taint;
+mod tunnel;
+mod tunnel_clients;
+mod tunnel_config;
+mod tunnel_ends;
 
 use std::fs;
 use std::net::IpAddr;

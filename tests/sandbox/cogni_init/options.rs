@@ -52,6 +52,7 @@ fn help_and_version_are_printed() {
       --socket PATH          the run's socket [default: /llm-sock/llm.sock]
       --socket-timeout TIME  how long the socket may take to answer before the agent starts [default: 5s]
       --no-gateway           the run has no socket: do not listen, and start the agent at once
+      --tunnels              the run has tunnels: write their certificate to /run, and set the variables of programs for it
       --max-runtime TIME     end the agent after this time, also without its runner [default: none]
       --grace TIME           time between SIGTERM and SIGKILL [default: 2s]
       --env NAME=VALUE       a variable for the agent; it overrides an inherited one

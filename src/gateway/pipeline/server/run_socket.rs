@@ -14,6 +14,7 @@ use super::{ConnectionError, ConnectionServer, HttpServerConfig, LaneMode, send_
 use crate::base::cancel_watch::CancelWatch;
 use crate::base::socket::{ServerStream, SocketAcceptor};
 use crate::base::unix::PeerCredentials;
+use crate::gateway::pipeline::connect_tunnel::TunnelSlot;
 use crate::gateway::pipeline::{ClientPeer, RunGateway, handle_request};
 use crate::gateway::run::RequestId;
 use crate::telemetry::audit::records;
@@ -111,10 +112,16 @@ impl RunSocketServer {
             },
         };
         let gateway = Arc::clone(&self.gateway);
-        let peer = ClientPeer { pid, hangup: stream.watch_hangup() };
+        // Only a run with connections has tunnels. HTTP/2 would carry them in streams of one connection.
+        let tunnel = (gateway.tools.is_some() && !is_http2).then(TunnelSlot::default);
+        let peer = ClientPeer { pid, hangup: stream.watch_hangup(), tunnel: tunnel.clone() };
         let answer = move |request| handle_request(Arc::clone(&gateway), peer.clone(), request);
         // Boxed, because most connections never reach this point.
-        Box::pin(connections.serve_connection(stream, is_http2, answer)).await
+        Box::pin(connections.serve_connection(stream, is_http2, answer)).await?;
+        match tunnel.and_then(|slot| slot.take_tunnel()) {
+            Some(tunnel) => Box::pin(connections.serve_tunnel(tunnel)).await,
+            None => Ok(()),
+        }
     }
 
     /// Serves a connection in the lane as long as possible. Returns the connection if hyper must

@@ -167,6 +167,14 @@ fn check_bytes(
 }
 
 impl BudgetLedger {
+    /// Checks that the run's time is not over, for work that is charged later.
+    ///
+    /// # Errors
+    /// Returns an error if the deadline has passed.
+    pub fn check_time(&self) -> Result<(), ConnectionBudgetError> {
+        Ok(self.check_deadline(&self.lock_state().limits)?)
+    }
+
     /// Reserves everything that a request needs, or nothing.
     ///
     /// # Errors

@@ -21,13 +21,14 @@ use crate::tools::tool_settings;
 
 /// The environment of a sandbox: a port of this machine that leads to the run's socket, and the variables of the run's
 /// connections.
-struct SandboxPort {
-    variables: BTreeMap<String, String>,
+pub(super) struct SandboxPort {
+    pub(super) variables: BTreeMap<String, String>,
     home: TempDir,
 }
 
 impl SandboxPort {
-    async fn open(app: &TestApp, table: &str) -> Self {
+    /// Opens the port, and writes the certificate of the run's tunnels if it has some.
+    pub(super) async fn open(app: &TestApp, table: &str) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let socket = app.socket.clone();
@@ -42,18 +43,25 @@ impl SandboxPort {
         });
         let port = format!("localhost:{port}");
         let mut variables = connection_variables(&tool_settings(table)).unwrap();
+        let home = tempfile::tempdir().unwrap();
+        let certificate = home.path().join("tunnel-ca.pem");
         for text in variables.values_mut() {
             *text = text.replace("localhost:8080", &port);
+            *text = text.replace("/run/tunnel-ca.pem", certificate.to_str().unwrap());
         }
-        Self { variables, home: tempfile::tempdir().unwrap() }
+        let answer = app.client().get("/connect/ca.pem").await;
+        if answer.status == 200 {
+            fs::write(certificate, &answer.body).unwrap();
+        }
+        Self { variables, home }
     }
 
-    fn home(&self) -> &Path {
+    pub(super) fn home(&self) -> &Path {
         self.home.path()
     }
 
     /// Runs a program with the variables of the sandbox only.
-    async fn run(&self, program: &str, arguments: &[&str]) -> Output {
+    pub(super) async fn run(&self, program: &str, arguments: &[&str]) -> Output {
         let mut command = Command::new(program);
         command.args(arguments).current_dir(self.home()).env_clear();
         command.envs(&self.variables).env("HOME", self.home());
@@ -67,13 +75,13 @@ impl SandboxPort {
     }
 }
 
-fn shown(output: &Output) -> String {
+pub(super) fn shown(output: &Output) -> String {
     let [out, error] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
     format!("{}\n{out}\n{error}", output.status)
 }
 
 /// Returns all files below a directory as one text.
-fn all_text(directory: &Path) -> String {
+pub(super) fn all_text(directory: &Path) -> String {
     let mut text = String::new();
     for entry in fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
@@ -91,20 +99,26 @@ fn run_host(directory: &Path, program: &str, arguments: &[&str]) {
     assert!(output.status.success(), "{}", shown(&output));
 }
 
+fn run_git(directory: &Path, arguments: &[&str]) {
+    let own = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"];
+    run_host(directory, "git", &[&own, arguments].concat());
+}
+
+/// Makes a repository `acme/site.git` with one commit below a directory.
+pub(super) fn make_repository(root: &Path) {
+    run_git(root, &["init", "-q", "work"]);
+    let work = root.join("work");
+    fs::write(work.join("file.txt"), "private text\n".repeat(5000)).unwrap();
+    run_git(&work, &["add", "."]);
+    run_git(&work, &["commit", "-q", "-m", "one"]);
+    run_git(root, &["clone", "-q", "--bare", "work", "acme/site.git"]);
+}
+
 /// T6: git clones a private repository by its usual address, and a push that no rule allows is refused.
 #[tokio::test(flavor = "multi_thread")]
 async fn git_clones_by_the_usual_address() {
     let root = tempfile::tempdir().unwrap();
-    let git = |directory: &Path, arguments: &[&str]| {
-        let own = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"];
-        run_host(directory, "git", &[&own, arguments].concat());
-    };
-    git(root.path(), &["init", "-q", "work"]);
-    let work = root.path().join("work");
-    fs::write(work.join("file.txt"), "private text\n".repeat(5000)).unwrap();
-    git(&work, &["add", "."]);
-    git(&work, &["commit", "-q", "-m", "one"]);
-    git(root.path(), &["clone", "-q", "--bare", "work", "acme/site.git"]);
+    make_repository(root.path());
     let ca = TestCa::new();
     let server = GitServer::start_tls(root.path(), SECRET, ca.server("localhost", &["http/1.1"]));
     let secret = SecretFile::new(SECRET, ", basic = 'x-access-token'");
@@ -123,7 +137,7 @@ async fn git_clones_by_the_usual_address() {
     let site = sandbox.home().join("site");
     let text = fs::read_to_string(site.join("file.txt")).unwrap();
     assert!(text.starts_with("private text"));
-    git(&site, &["commit", "-q", "--allow-empty", "-m", "two"]);
+    run_git(&site, &["commit", "-q", "--allow-empty", "-m", "two"]);
     let pushed = sandbox.run("git", &["-C", "site", "push", "origin", "main"]).await;
     assert!(!pushed.status.success() && shown(&pushed).contains("403"), "{}", shown(&pushed));
     let evil = ["clone", "https://git.example.com/evil/site.git", "evil"];
@@ -136,7 +150,10 @@ async fn git_clones_by_the_usual_address() {
 }
 
 /// Answers like a private index of packages: only clients with the credential receive something.
-fn index_answer(seen: &ConnectedRequest, files: &BTreeMap<String, (String, Vec<u8>)>) -> Answer {
+pub(super) fn index_answer(
+    seen: &ConnectedRequest,
+    files: &BTreeMap<String, (String, Vec<u8>)>,
+) -> Answer {
     let is_known = seen
         .headers
         .get("authorization")
@@ -152,25 +169,30 @@ fn index_answer(seen: &ConnectedRequest, files: &BTreeMap<String, (String, Vec<u
     }
 }
 
-/// T6: pip installs a package from a private index.
-#[tokio::test(flavor = "multi_thread")]
-async fn pip_installs_from_a_private_index() {
+/// Makes a wheel, and returns the page of an index that links to it, and its content.
+pub(super) fn make_wheel() -> (String, Vec<u8>) {
     let place = tempfile::tempdir().unwrap();
-    let wheel = "demo_pkg-1.0-py3-none-any.whl";
     let make = format!(
-        "import zipfile\nz = zipfile.ZipFile('{wheel}', 'w')\nz.writestr('demo_pkg.py', 'VALUE = 42\\n')\n\
+        "import zipfile\nz = zipfile.ZipFile('{WHEEL}', 'w')\nz.writestr('demo_pkg.py', 'VALUE = 42\\n')\n\
          d = 'demo_pkg-1.0.dist-info/'\nz.writestr(d + 'METADATA', 'Metadata-Version: 2.1\\nName: demo-pkg\\nVersion: 1.0\\n')\n\
          z.writestr(d + 'WHEEL', 'Wheel-Version: 1.0\\nGenerator: x\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n')\n\
          z.writestr(d + 'RECORD', '')\nz.close()\n"
     );
     run_host(place.path(), "python3", &["-c", &make]);
     let link = format!(
-        "<!DOCTYPE html><html><body><a href=\"../../files/{wheel}\">{wheel}</a></body></html>"
+        "<!DOCTYPE html><html><body><a href=\"../../files/{WHEEL}\">{WHEEL}</a></body></html>"
     );
-    let content = fs::read(place.path().join(wheel)).unwrap();
+    let content = fs::read(place.path().join(WHEEL)).unwrap();
+    (link, content)
+}
+
+/// T6: pip installs a package from a private index.
+#[tokio::test(flavor = "multi_thread")]
+async fn pip_installs_from_a_private_index() {
+    let (link, content) = make_wheel();
     let files = BTreeMap::from([
         ("/root/simple/demo-pkg/".to_owned(), ("text/html".to_owned(), link.into_bytes())),
-        (format!("/root/files/{wheel}"), ("application/octet-stream".to_owned(), content)),
+        (format!("/root/files/{WHEEL}"), ("application/octet-stream".to_owned(), content)),
     ]);
     let server = SecureServer::answering(move |seen| index_answer(seen, &files)).await;
     let secret = SecretFile::new(SECRET, "");
@@ -203,9 +225,8 @@ async fn pip_installs_from_a_private_index() {
     app.stop().await;
 }
 
-/// T6: npm installs a package of a scope from a private registry whose links are absolute.
-#[tokio::test(flavor = "multi_thread")]
-async fn npm_installs_from_a_private_registry() {
+/// Makes the archive of a package of npm.
+pub(super) fn make_package() -> Vec<u8> {
     let place = tempfile::tempdir().unwrap();
     let package = place.path().join("package");
     fs::create_dir(&package).unwrap();
@@ -213,7 +234,13 @@ async fn npm_installs_from_a_private_registry() {
     fs::write(package.join("package.json"), manifest).unwrap();
     fs::write(package.join("index.js"), "module.exports = 42\n").unwrap();
     run_host(place.path(), "tar", &["czf", "demo.tgz", "package"]);
-    let content = fs::read(place.path().join("demo.tgz")).unwrap();
+    fs::read(place.path().join("demo.tgz")).unwrap()
+}
+
+/// T6: npm installs a package of a scope from a private registry whose links are absolute.
+#[tokio::test(flavor = "multi_thread")]
+async fn npm_installs_from_a_private_registry() {
+    let content = make_package();
     let registry = Arc::new(Mutex::new(String::new()));
     let own_url = Arc::clone(&registry);
     let server = SecureServer::answering(move |seen| {
@@ -255,3 +282,6 @@ async fn npm_installs_from_a_private_registry() {
     assert!(!(all_text(sandbox.home()) + &shown(&installed)).contains(SECRET));
     app.stop().await;
 }
+
+/// The name of the wheel.
+pub(super) const WHEEL: &str = "demo_pkg-1.0-py3-none-any.whl";

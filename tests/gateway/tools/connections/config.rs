@@ -58,6 +58,10 @@ fn a_wrong_connection_names_its_key_and_a_remedy() {
         with("env = { '1A' = '${URL}' }"),
         with("env = { GIT_CONFIG_COUNT = '1' }"),
         with("git = ['github.com']"),
+        with("tunnel = true\nallow_private_addresses = true")
+            .replace("api.example.com", "10.0.0.1"),
+        with("tunnel = true\n")
+            + &with("tunnel = true").replace("connections.api", "connections.same"),
         with(
             "env = { A = '1' }\n[connections.two]\nurl = 'https://example.com'\nenv = { A = '2' }",
         ),

@@ -16,8 +16,9 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::support::test_ca::TestCa;
 
-/// A server over TLS at `localhost`.
+/// A server over TLS with a name, which is usually `localhost`.
 pub(super) struct SecureServer {
+    name: &'static str,
     pub(super) address: SocketAddr,
     pub(super) ca: TestCa,
     seen: Arc<Mutex<Vec<ConnectedRequest>>>,
@@ -65,10 +66,17 @@ impl SecureServer {
     pub(super) async fn answering(
         answer: impl Fn(&ConnectedRequest) -> Answer + Send + Sync + 'static,
     ) -> Self {
+        Self::named("localhost", answer).await
+    }
+
+    pub(super) async fn named(
+        name: &'static str,
+        answer: impl Fn(&ConnectedRequest) -> Answer + Send + Sync + 'static,
+    ) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         let ca = TestCa::new();
-        let tls = TlsAcceptor::from(Arc::new(ca.server("localhost", &["http/1.1"])));
+        let tls = TlsAcceptor::from(Arc::new(ca.server(name, &["http/1.1"])));
         let seen = Arc::<Mutex<Vec<ConnectedRequest>>>::default();
         let (log, answer): (_, AnswerMaker) = (Arc::clone(&seen), Arc::new(answer));
         tokio::spawn(async move {
@@ -84,7 +92,7 @@ impl SecureServer {
                 });
             }
         });
-        Self { address, ca, seen }
+        Self { name, address, ca, seen }
     }
 
     pub(super) fn seen(&self) -> Vec<ConnectedRequest> {
@@ -92,7 +100,12 @@ impl SecureServer {
     }
 
     pub(super) fn url(&self) -> String {
-        format!("https://localhost:{}", self.address.port())
+        format!("https://{}", self.authority())
+    }
+
+    /// Returns the name and the port.
+    pub(super) fn authority(&self) -> String {
+        format!("{}:{}", self.name, self.address.port())
     }
 
     /// Returns the table of a connection to this server, without rules and credential.
