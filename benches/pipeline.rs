@@ -19,7 +19,8 @@ use cogni_gateway::gateway::run::RequestId;
 use cogni_gateway::gateway::upstream::headers::{InjectedHeaders, UpstreamRequestHead};
 use cogni_gateway::llm::budget::price::{self, PriceTable};
 use cogni_gateway::llm::budget::{
-    BudgetLedger, BudgetLimits, Nanodollars, PriorUsage, ReserveRequest, TokenUsage, Tokens,
+    BudgetAmount, BudgetLedger, BudgetLimits, Nanodollars, PriorUsage, ReserveRequest, TokenUsage,
+    Tokens,
 };
 use cogni_gateway::llm::protocol::GatewayRoute;
 use cogni_gateway::telemetry::access_log::AccessLogDestination;
@@ -95,7 +96,7 @@ fn bench_stages(criterion: &mut Criterion) {
     let usage = TokenUsage { input: Tokens(612), output: Tokens(44), ..TokenUsage::default() };
     let mut group = criterion.benchmark_group("budget");
     group.bench_function("price of a model", |bencher| {
-        bencher.iter(|| prices.price_for(black_box("claude-opus-4-5"), true));
+        bencher.iter(|| prices.price_for(black_box("claude-opus-4-5"), || true));
     });
     group.bench_function("reserve and settle", |bencher| {
         bencher.iter(|| {
@@ -106,7 +107,10 @@ fn bench_stages(criterion: &mut Criterion) {
     group.bench_function("headers of what is left", |bencher| {
         bencher.iter(|| {
             let mut fields = HeaderLines::default();
-            budget_headers::insert_budget_headers(&mut fields, &ledger.budget_status());
+            budget_headers::insert_budget_headers(
+                &mut fields,
+                &ledger.remainder_excluding(BudgetAmount::default()),
+            );
             fields
         });
     });

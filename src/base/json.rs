@@ -429,7 +429,8 @@ impl<W: JsonVisitor> JsonScanner<W> {
 /// The number of bytes of the quotes around a key.
 const KEY_QUOTE_BYTES: u64 = 2;
 
-fn is_space(byte: u8) -> bool {
+/// Returns true for white space between the values of a document.
+pub fn is_space(byte: u8) -> bool {
     matches!(byte, b' ' | b'\n' | b'\r' | b'\t')
 }
 

@@ -55,6 +55,9 @@ impl SecretRedactor {
 
     /// Returns true if a text contains a secret, in any spelling. The text is searched once for all secrets.
     pub fn contains_secret(&self, text: &[u8]) -> bool {
+        if self.table.is_too_short(text) {
+            return false;
+        }
         let mut has_found = false;
         SpellingSearch::default().search_piece(&self.table, text, |_| {
             has_found = true;

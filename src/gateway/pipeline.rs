@@ -121,8 +121,9 @@ pub async fn handle_request(
         }
     }
     let (request, mut body) = IncomingRequestBody::split_request(request);
-    let abort = gateway.watch_abort();
-    let mut exchange = GatewayExchange::begin(Arc::clone(&gateway), abort, pid, request.method());
+    let (policy, abort) = (gateway.policy.load_full(), gateway.watch_abort());
+    let (own, method) = (Arc::clone(&gateway), request.method());
+    let mut exchange = GatewayExchange::begin(own, policy, abort, pid, method);
     let received = match receive_head(&mut exchange, request) {
         Ok(ReceivedHead::Call(call)) => receive_body(&mut exchange, call, &mut body).await,
         Ok(ReceivedHead::LocalResponse(response)) => Ok(ReceivedRequest::LocalResponse(response)),
@@ -186,8 +187,8 @@ fn receive_head(
 ) -> Result<ReceivedHead, CallRejection> {
     let route = request.route()?;
     exchange.set_route(route, &request);
-    let policy = Arc::clone(exchange.policy());
-    if let Some(response) = local_response::own(exchange.gateway(), &policy, route, &request)? {
+    let (gateway, policy) = (exchange.gateway(), exchange.policy());
+    if let Some(response) = local_response::own(gateway, policy, route, &request)? {
         return Ok(ReceivedHead::LocalResponse(response));
     }
     // The route and the audience are now known, so every rejection below has the shape of the client's

@@ -98,7 +98,7 @@ pub struct UpstreamClient {
 
 enum UpstreamTransport {
     Plain(http1::Http1Client),
-    Tls(Box<hyper_client::HyperClient>),
+    Tls(Arc<hyper_client::HyperClient>),
 }
 
 /// A call that is ready to be sent: its head, its body and its deadline.
@@ -107,6 +107,8 @@ pub struct UpstreamCall {
     pub body: SplicedBytes,
     /// The run's deadline, at which the client aborts the call.
     pub deadline: Option<Instant>,
+    /// The time at which the call is sent. The timeouts begin then.
+    pub begun: Instant,
 }
 
 /// The response of the provider to one call.
@@ -117,10 +119,16 @@ pub struct ProviderAnswer {
     pub body: UpstreamBody,
 }
 
-/// A response body. The body yields one frame per read of the socket. It is boxed, because the futures that wait for
-/// the response move it from one to the next.
+/// A call whose answer has not arrived. Dropping it cancels the call.
+pub enum PendingAnswer {
+    /// `None` after the answer has arrived: the call is then the body of the answer.
+    Plain(Option<Box<http1::Http1Call>>),
+    Tls(Pin<Box<dyn Future<Output = Result<ProviderAnswer, UpstreamError>> + Send>>),
+}
+
+/// A response body. The body yields one frame per read of the socket.
 pub enum UpstreamBody {
-    Plain(Box<http1::Http1Body>),
+    Plain(Box<http1::Http1Call>),
     Tls(Box<hyper_client::HyperBody>),
 }
 
@@ -165,7 +173,7 @@ impl UpstreamClient {
                 UpstreamTransport::Plain(http1::Http1Client::new(config.clone()))
             }
             UpstreamScheme::Https | UpstreamScheme::H2c => {
-                UpstreamTransport::Tls(Box::new(hyper_client::HyperClient::new(config.clone())?))
+                UpstreamTransport::Tls(Arc::new(hyper_client::HyperClient::new(config.clone())?))
             }
         };
         Ok(Self { client, failures })
@@ -194,15 +202,15 @@ impl UpstreamClient {
         &self.failures
     }
 
-    /// Sends a call and waits for the head of its response. Dropping the future cancels the call.
-    pub async fn send_call(
-        &self,
-        call: Box<UpstreamCall>,
-    ) -> Result<ProviderAnswer, UpstreamError> {
+    /// Begins a call. The result sends the call when it is polled, and waits for the head of the response.
+    pub fn send_call(&self, call: UpstreamCall) -> PendingAnswer {
         // Two clients, one contract: each applies the same timeouts and returns the same kind of body.
         match &self.client {
-            UpstreamTransport::Plain(client) => client.send_call(*call).await,
-            UpstreamTransport::Tls(client) => client.send_call(call).await,
+            UpstreamTransport::Plain(client) => PendingAnswer::Plain(Some(client.begin_call(call))),
+            UpstreamTransport::Tls(client) => {
+                let client = Arc::clone(client);
+                PendingAnswer::Tls(Box::pin(async move { client.send_call(call).await }))
+            }
         }
     }
 }
@@ -228,6 +236,25 @@ impl UpstreamError {
     }
 }
 
+impl Future for PendingAnswer {
+    type Output = Result<ProviderAnswer, UpstreamError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.get_mut() {
+            Self::Plain(pending) => {
+                let mut call = pending.take().expect("an answer is taken once");
+                let Poll::Ready(head) = call.poll_head(cx) else {
+                    *pending = Some(call);
+                    return Poll::Pending;
+                };
+                let http1::ResponseHead { status, fields, .. } = head?;
+                Poll::Ready(Ok(ProviderAnswer { status, fields, body: UpstreamBody::Plain(call) }))
+            }
+            Self::Tls(answer) => answer.as_mut().poll(cx),
+        }
+    }
+}
+
 impl UpstreamBody {
     /// Polls for the next bytes. They may lie in the worker's read buffer, which is free for the next read only when
     /// they are dropped. So the caller keeps a copy of bytes for which it must wait.
@@ -236,8 +263,17 @@ impl UpstreamBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Bytes, UpstreamError>>> {
         match self {
-            Self::Plain(body) => body.poll_frame(cx),
+            Self::Plain(call) => call.body.poll_frame(cx),
             Self::Tls(body) => body.poll_frame(cx),
+        }
+    }
+
+    /// Returns the time at which the bytes of the last poll arrived.
+    pub fn arrival_time(&self) -> std::time::Instant {
+        match self {
+            Self::Plain(call) => call.body.last_read().into_std(),
+            // hyper reads in a task of its own and does not tell when.
+            Self::Tls(_) => std::time::Instant::now(),
         }
     }
 }
@@ -256,7 +292,7 @@ impl hyper::body::Body for UpstreamBody {
 
     fn is_end_stream(&self) -> bool {
         match self {
-            Self::Plain(body) => body.is_end_stream(),
+            Self::Plain(call) => call.body.is_end_stream(),
             // hyper's body needs one more poll to learn of its end.
             Self::Tls(_) => false,
         }
@@ -264,7 +300,7 @@ impl hyper::body::Body for UpstreamBody {
 
     fn size_hint(&self) -> SizeHint {
         match self {
-            Self::Plain(body) => body.size_hint(),
+            Self::Plain(call) => call.body.size_hint(),
             Self::Tls(body) => body.size_hint(),
         }
     }

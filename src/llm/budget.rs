@@ -21,8 +21,8 @@ mod usage;
 pub use budget_error::BudgetError;
 pub use cost::Nanodollars;
 pub use ledger::{
-    BudgetAnswer, BudgetAsker, BudgetLedger, BudgetReservation, BudgetStatus, ByteDirection,
-    CallKind, ConnectionBudgetError, ConnectionLimits, ConnectionReservation,
+    BudgetAnswer, BudgetAsker, BudgetLedger, BudgetRemainder, BudgetReservation, BudgetStatus,
+    ByteDirection, CallKind, ConnectionBudgetError, ConnectionLimits, ConnectionReservation,
     ConnectionReserveRequest, ConnectionSpending, OpenCallPermit, PriorUsage, ReserveRequest,
     ToolBudgetError, ToolBudgetLimits, ToolReservation, ToolReserveRequest, ToolSpending,
 };

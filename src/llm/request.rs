@@ -144,7 +144,8 @@ pub fn admit_body(policy: &BodyPolicy, body: ScannedBody) -> Result<LlmCall, Bod
     // the body is edited for storage and usage.
     let parsed = ParsedFields::default();
     let parsed = RequestFieldReader { route, policy, call: &mut call, parsed }.apply_fields()?;
-    resolve_embedded_media(&mut found, policy, parsed.model.as_deref());
+    let asked = parsed.model.as_ref().map(|(name, _)| &**name);
+    resolve_embedded_media(&mut found, policy, asked);
     resolve_relative_references(&mut found);
     if let Some(at) = found.modest_search
         && !policy.capabilities.contains(&ProviderCapability::WebSearch)
@@ -326,15 +327,17 @@ impl LlmCall {
     fn select_model(
         &mut self,
         policy: &BodyPolicy,
-        model: Option<Arc<str>>,
+        model: Option<(Arc<str>, ModelNameFacts)>,
     ) -> Result<Option<ProviderCapability>, BodyPolicyError> {
-        let Some(model) = model else { return Err(BodyPolicyError::NoModel) };
+        let Some((model, mut facts)) = model else { return Err(BodyPolicyError::NoModel) };
         if !policy.models.is_empty() && !policy.models.iter().any(|allowed| **allowed == *model) {
             let (model, allowed) = ((*model).into(), policy.models.clone());
             return Err(BodyPolicyError::ModelNotAllowed { model, allowed });
         }
         let name = policy.aliases.get(&*model);
-        let (_, facts) = ModelNameFacts::of_name(name.map_or(&*model, String::as_str));
+        if let Some(name) = name {
+            (_, facts) = ModelNameFacts::of_name(name);
+        }
         // An operator who lists or aliases a model accepts what the model does. Only a name that
         // the client chose freely needs the capability.
         if policy.models.is_empty() && name.is_none() {

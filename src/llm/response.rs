@@ -112,7 +112,8 @@ pub struct EventTooLargeError;
 enum FormatReader {
     Sse(SseParser),
     Filtered(UsageChunkFilter),
-    Json(Box<JsonUsageScanner>),
+    /// The scanner is made for a body that does not arrive in one frame.
+    Json(Option<Box<JsonUsageScanner>>),
     Opaque,
 }
 
@@ -149,7 +150,7 @@ impl ResponseObserver {
                 FormatReader::Filtered(UsageChunkFilter::default())
             }
             (ResponseFormat::Sse, _) => FormatReader::Sse(SseParser::default()),
-            (ResponseFormat::Json, _) => FormatReader::Json(Box::default()),
+            (ResponseFormat::Json, _) => FormatReader::Json(None),
             (ResponseFormat::Opaque, _) => FormatReader::Opaque,
         };
         Self { reader, report: ResponseReport::new(route) }
@@ -190,7 +191,7 @@ impl ResponseObserver {
         match &mut self.reader {
             FormatReader::Sse(blocks) => return observe_events(blocks, frame, &mut self.report),
             FormatReader::Filtered(filter) => return filter.filter_frame(frame, &mut self.report),
-            FormatReader::Json(body) => body.read_frame(&frame, &mut self.report),
+            FormatReader::Json(scanner) => read_json_frame(scanner, &frame, &mut self.report),
             FormatReader::Opaque => (),
         }
         Ok(frame)
@@ -287,6 +288,18 @@ impl ResponseObserver {
     /// text.
     pub fn text_count(&self) -> u64 {
         self.report.output_estimate().text_count()
+    }
+}
+
+/// Reads a frame of a JSON body. The first frame is nearly always the whole body, and then needs no scanner.
+fn read_json_frame(
+    scanner: &mut Option<Box<JsonUsageScanner>>,
+    frame: &[u8],
+    report: &mut ResponseReport,
+) {
+    // Once there is a scanner, it has the state of the earlier frames, and no frame is a whole body.
+    if scanner.is_some() || !whole_body::read_whole_body(frame, report) {
+        scanner.get_or_insert_default().read_frame(frame, report);
     }
 }
 

@@ -212,7 +212,8 @@ fn unsafe_code_stays_where_it_is_listed() {
         .collect();
     found.sort();
     let listed = [
-        ("src/base/json/vector.rs", 2, 2),
+        ("src/base/json/string.rs", 1, 1),
+        ("src/base/json/vector.rs", 3, 3),
         ("src/base/memory.rs", 1, 1),
         ("src/base/socket.rs", 3, 3),
         ("src/base/unix/peer.rs", 1, 1),

@@ -554,7 +554,7 @@ fn model_price(model: &str) -> Arc<ModelPrice> {
         long = { input = "0.001", output = "0.001", long = { above_input_tokens = 30, input = "0.009", output = "0.03" } }
     "#;
     let prices = PriceTable::parse_table(table, UnknownPricePolicy::Reject).unwrap();
-    prices.price_for(model, true).unwrap().unwrap()
+    prices.price_for(model, || true).unwrap().unwrap()
 }
 
 fn is_within(limits: &BudgetLimits, held: BudgetAmount, open_before: usize) -> bool {

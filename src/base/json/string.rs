@@ -7,6 +7,8 @@
 
 use super::JsonError;
 use super::keys::JsonKeyBuffer;
+#[cfg(target_arch = "x86_64")]
+use super::vector::stop_mask_avx2;
 use super::vector::{MASKED, find_near_stop, find_stop, stop_mask};
 
 /// The state of a string that is being read.
@@ -184,6 +186,32 @@ fn skim_blocks(data: &[u8]) -> Result<usize, usize> {
     if let Some(end) = find_near_stop(data).filter(|end| data[*end] == b'"') {
         return Err(end);
     }
+    #[cfg(target_arch = "x86_64")]
+    if data.len() >= WIDE_BYTES && is_x86_feature_detected!("avx2") {
+        // SAFETY: the processor has AVX2.
+        #[expect(
+            unsafe_code,
+            reason = "the compiler asks for it wherever a processor's extension is used"
+        )]
+        return unsafe { skim_blocks_avx2(data) };
+    }
+    skim_blocks_with(stop_mask, data)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn skim_blocks_avx2(data: &[u8]) -> Result<usize, usize> {
+    skim_blocks_with(|block| stop_mask_avx2(block), data)
+}
+
+/// Scans whole blocks, each with a mask of its bytes that are not plain text. The function is a part of each of its
+/// callers, so that it uses the caller's vectors.
+#[expect(
+    clippy::inline_always,
+    reason = "a function of its own would not use its caller's vectors"
+)]
+#[inline(always)]
+fn skim_blocks_with(stop_mask: impl Fn(&[u8; MASKED]) -> u64, data: &[u8]) -> Result<usize, usize> {
     let mut at = 0;
     while let Some(block) = data[at..].first_chunk() {
         let (mut stops, mut passed) = (stop_mask(block), MASKED);
@@ -272,3 +300,8 @@ pub fn string_length(data: &[u8]) -> Option<usize> {
     let length = scan_valid_prefix(data);
     (data.get(length) == Some(&b'"')).then_some(length)
 }
+
+/// The least length of a text that is searched by AVX2. Our choice: for shorter texts the choice of vectors costs more
+/// than it brings.
+#[cfg(target_arch = "x86_64")]
+const WIDE_BYTES: usize = 4 * MASKED;

@@ -6,8 +6,6 @@
 //! **Invariant:** if this reader returns a document, a scanner returns the same document, and both send the same events
 //! to their visitor in the same order.
 
-use std::mem;
-
 use super::keys::JsonKeyBuffer;
 use super::number::JsonNumberState;
 use super::string::{self, JsonStringState};
@@ -32,7 +30,6 @@ pub fn read_whole<W: JsonVisitor>(
         open,
         keys: [(0, 0); MAX_LIVE_KEYS],
         live: 0,
-        member: JsonMember::default(),
         members: Vec::with_capacity(USUAL_MEMBERS),
         watch,
     };
@@ -51,7 +48,7 @@ struct WholeDocumentScanner<'a, W> {
     /// range.
     keys: [(u32, u32); MAX_LIVE_KEYS],
     live: usize,
-    member: JsonMember,
+    /// The members so far. The last one may be incomplete.
     members: Vec<JsonMember>,
     watch: W,
 }
@@ -154,9 +151,12 @@ impl<W: JsonVisitor> WholeDocumentScanner<'_, W> {
             if self.members.len() >= usize::from(self.limits.members) {
                 return None;
             }
-            self.member.key = JsonKey::from_short(key);
-            self.member.start = start as u64;
-            self.member.is_plain = true;
+            self.members.push(JsonMember {
+                key: JsonKey::from_short(key),
+                start: start as u64,
+                is_plain: true,
+                ..JsonMember::default()
+            });
         }
         self.skip_space();
         self.skip_byte(b':')?;
@@ -176,10 +176,10 @@ impl<W: JsonVisitor> WholeDocumentScanner<'_, W> {
             _ => JsonType::Number,
         };
         let is_wanted = self.watch.on_value(self.depth, kind, self.at as u64);
-        match self.depth {
-            1 => self.member.start_member(self.at as u64, kind),
-            2 if kind.counts_as_entry() => {
-                self.member.entries = self.member.entries.saturating_add(1);
+        match (self.depth, self.members.last_mut()) {
+            (1, Some(member)) => member.start_member(self.at as u64, kind),
+            (2, Some(member)) if kind.counts_as_entry() => {
+                member.entries = member.entries.saturating_add(1);
             }
             _ => (),
         }
@@ -243,9 +243,10 @@ impl<W: JsonVisitor> WholeDocumentScanner<'_, W> {
     }
 
     fn end_value(&mut self) {
-        if self.depth == 1 {
-            self.member.value.end = self.at as u64;
-            self.members.push(mem::take(&mut self.member));
+        if self.depth == 1
+            && let Some(member) = self.members.last_mut()
+        {
+            member.value.end = self.at as u64;
         }
     }
 

@@ -26,6 +26,8 @@ pub(super) struct SecretTable {
     starts: [u64; 4],
     /// The pairs of bytes with which a spelling can begin: a set of hashes, so that few other pairs are in it.
     pairs: Box<[u64]>,
+    /// The length of the shortest secret, in bytes.
+    shortest: usize,
 }
 
 /// The state of a search between two bytes of its text.
@@ -86,11 +88,17 @@ impl SecretTable {
             (each().flatten().copied().collect(), each().map(|secret| secret[0]).collect());
         let words = (secrets.len().next_power_of_two()).clamp(MIN_PAIR_WORDS, MAX_PAIR_WORDS);
         let pairs = vec![0; words].into_boxed_slice();
-        let mut table = Self { bytes, ends, firsts, starts: [0; 4], pairs };
+        let shortest = each().map(<[u8]>::len).min().unwrap_or(usize::MAX);
+        let mut table = Self { bytes, ends, firsts, starts: [0; 4], pairs, shortest };
         for secret in each() {
             table.add_starts(secret[0], secret.get(1).copied());
         }
         table
+    }
+
+    /// Returns true if a text is too short to contain a secret. No spelling of a secret is shorter than the secret.
+    pub(super) fn is_too_short(&self, text: &[u8]) -> bool {
+        text.len() < self.shortest
     }
 
     fn secret(&self, number: u32) -> &[u8] {

@@ -145,6 +145,18 @@ impl ServerStream {
         }
     }
 
+    /// Returns what [`poll_peer_spoke`](Self::poll_peer_spoke) finds, if the runtime knows of an event, and `None`
+    /// otherwise. Registers no task.
+    pub fn try_peer_spoke(&self) -> Option<bool> {
+        let peek = |socket: &Arc<OwnedFd>| {
+            Ok(rustix::net::recv(socket, &mut [0; 1], RecvFlags::PEEK)?.0 > 0)
+        };
+        match self.socket.try_io(Interest::READABLE, peek) {
+            Err(error) if is_retried(&error) => None,
+            spoke => Some(spoke.unwrap_or(false)),
+        }
+    }
+
     /// Writes once with `write`, as soon as the socket has room. Fails if the peer has stalled.
     fn poll_write_with(
         &mut self,
@@ -281,6 +293,10 @@ impl AsyncWrite for ServerStream {
         }
         closed.map(Ok)
     }
+}
+
+fn is_retried(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
 /// The least size of a request whose client may still write. Smaller requests fit into the buffer of any socket.

@@ -105,7 +105,7 @@ impl CallAdmission<'_> {
     ) -> Result<ReserveRequest, CallRejection> {
         let model = call.model.as_deref().unwrap_or_default();
         let (price, input, input_bound) = if route.spends_tokens() {
-            let price = self.policy.prices.price_for(model, self.ledger.counts_cost())?;
+            let price = self.policy.prices.price_for(model, || self.ledger.counts_cost())?;
             (price, call.input_estimate, call.input_bound)
         } else {
             (None, Tokens::ZERO, Tokens::ZERO)

@@ -39,7 +39,7 @@ use crate::base::header_lines::HeaderLines;
 use crate::base::rope::SplicedBytes;
 use crate::gateway::run::RequestId;
 use crate::gateway::upstream::headers::{ClientHead, UpstreamRequestHead};
-use crate::gateway::upstream::{self, ProviderAnswer, UpstreamCall};
+use crate::gateway::upstream::{self, PendingAnswer, ProviderAnswer, UpstreamCall};
 use crate::llm::budget::{
     BudgetAmount, BudgetReservation, OpenCallPermit, TokenUsage, UsageSource,
 };
@@ -135,8 +135,8 @@ pub(super) struct ReservedCall {
 /// A call whose budget is reserved and whose admission is durable. Only this file makes such a call, and no other call
 /// can be sent.
 pub(super) struct AdmittedCall {
-    /// Boxed, because each of the futures that send the call would hold it.
-    request: Box<UpstreamCall>,
+    /// Nothing is sent before the first poll.
+    answer: PendingAnswer,
     usage_chunk: UsageChunkMode,
 }
 
@@ -170,16 +170,18 @@ impl EnteredCall {
 }
 
 impl GatewayExchange {
-    /// Begins the exchange of a request. `abort` is the result of [`RunGateway::watch_abort`].
+    /// Begins the exchange of a request. `policy` is the policy in force, and `abort` the result of
+    /// [`RunGateway::watch_abort`].
     pub(super) fn begin(
         gateway: Arc<RunGateway>,
+        policy: Arc<GatewayPolicy>,
         abort: Arc<CancelWatch>,
         pid: Option<u32>,
         method: &Method,
     ) -> Box<Self> {
         let in_flight = gateway.metrics.track_request();
         let context = ExchangeContext {
-            policy: gateway.policy.load_full(),
+            policy,
             gateway,
             id: RequestId::new(),
             method: method.clone(),
@@ -391,10 +393,11 @@ impl GatewayExchange {
         for change in call.changes.iter().filter(is_dropped) {
             gateway.metrics.record_dropped_field(call.route, change.why.as_str());
         }
-        let deadline = gateway.run.ledger.deadline().map(Into::into);
+        let deadline = reservation.deadline().map(Into::into);
+        let now = Instant::now();
         let sent = SentCall {
             route: call.route,
-            sent: Instant::now(),
+            sent: now,
             is_stream: call.is_stream,
             choices: call.choices,
             dropped: dropped_fields::named(&call.changes),
@@ -402,8 +405,9 @@ impl GatewayExchange {
             permit: call.permit,
         };
         self.state = ExchangeState::Sent(reservation, sent, None);
-        let request = Box::new(UpstreamCall { head: call.head, body: call.body, deadline });
-        Ok(AdmittedCall { request, usage_chunk: call.usage_chunk })
+        let (head, body, begun) = (call.head, call.body, now.into());
+        let answer = gateway.upstream.send_call(UpstreamCall { head, body, deadline, begun });
+        Ok(AdmittedCall { answer, usage_chunk: call.usage_chunk })
     }
 
     /// Ends the exchange with a response of the gateway itself, which costs nothing.
@@ -510,7 +514,7 @@ impl GatewayExchange {
         };
         budget_headers::insert_budget_headers(
             fields,
-            &self.gateway().run.ledger.status_excluding(own),
+            &self.gateway().run.ledger.remainder_excluding(own),
         );
     }
 }

@@ -139,7 +139,9 @@ impl RunTokenAuth {
             // The exchange is dropped at `finish_rejected`, which writes the audit record, the metrics
             // and the access log.
             let abort = gateway.watch_abort();
-            let mut exchange = GatewayExchange::begin(gateway, abort, None, request.method());
+            let policy = gateway.policy.load_full();
+            let mut exchange =
+                GatewayExchange::begin(gateway, policy, abort, None, request.method());
             if let Some(route) = route {
                 exchange.set_route(route, request);
             }

@@ -1,5 +1,7 @@
 //! A decoder for the chunked transfer coding that works in place (RFC 9112, section 7.1).
 
+use std::ops::Range;
+
 /// A decoder for a chunked body. The body may arrive in pieces of any size.
 #[derive(Debug, Default)]
 pub(super) struct ChunkedDecoder {
@@ -73,6 +75,12 @@ impl ChunkedDecoder {
                 } else {
                     ChunkDecoderState::Payload { left }
                 };
+            } else if let Some(chunk) = self.whole_chunk(&buffer[read..]) {
+                let (start, end) = (read + chunk.start, read + chunk.end);
+                buffer.copy_within(start..end, payload);
+                payload += end - start;
+                read = end + LINE_END.len();
+                self.overhead = LINE_END.len();
             } else {
                 self.state = self.decode_byte(buffer[read])?;
                 read += 1;
@@ -83,6 +91,29 @@ impl ChunkedDecoder {
             consumed: read,
             complete: self.state == ChunkDecoderState::Complete,
         })
+    }
+
+    /// Returns the place of the payload, if `data` begins with a whole chunk without an extension. Nearly every event of
+    /// a stream is such a chunk. Anything else is read byte by byte.
+    fn whole_chunk(&self, data: &[u8]) -> Option<Range<usize>> {
+        if self.state != ChunkDecoderState::default() || self.overhead > LINE_END.len() {
+            return None;
+        }
+        let (mut size, mut digits) = (0, 0);
+        while let Some(digit) = char::from(*data.get(digits)?).to_digit(16) {
+            size = size << 4 | usize::try_from(digit).ok()?;
+            digits += 1;
+            if digits > MAX_SHORT_DIGITS {
+                return None;
+            }
+        }
+        let start = digits + LINE_END.len();
+        let end = start + size;
+        // A size of 0 ends the chunks, and a size without digits is an error.
+        let is_whole = size > 0
+            && data[digits..].starts_with(LINE_END)
+            && data.get(end..).is_some_and(|rest| rest.starts_with(LINE_END));
+        is_whole.then_some(start..end)
     }
 
     /// Reads one byte of framing and returns the next state.
@@ -144,6 +175,12 @@ impl Default for ChunkDecoderState {
     }
 }
 
+const LINE_END: &[u8] = b"\r\n";
+
+/// The largest number of hexadecimal digits in the size of a chunk that is read as a whole. No buffer holds a chunk with
+/// more digits.
+const MAX_SHORT_DIGITS: usize = 6;
+
 /// The largest number of hexadecimal digits in a size. Fifteen digits are 2^60 bytes; one digit more could overflow
 /// sums.
 const MAX_SIZE_DIGITS: u8 = 15;
@@ -151,3 +188,59 @@ const MAX_SIZE_DIGITS: u8 = 15;
 /// The largest number of framing bytes in a row. Real servers send no extensions or trailers of that size; hyper allows
 /// 16 KiB of each.
 const MAX_OVERHEAD_BYTES: usize = 16 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::ChunkedDecoder;
+
+    /// Decodes a body in pieces of a size. Returns the payload, and the result of each piece's decoding.
+    fn decode(body: &[u8], piece: usize) -> (Vec<u8>, Result<bool, &'static str>) {
+        let (mut decoder, mut payload, mut is_complete) =
+            (ChunkedDecoder::default(), vec![], false);
+        for piece in body.chunks(piece) {
+            let mut buffer = piece.to_vec();
+            match decoder.decode_buffer(&mut buffer) {
+                Ok(decoded) => {
+                    payload.extend_from_slice(&buffer[..decoded.payload]);
+                    is_complete = decoded.complete;
+                }
+                Err(why) => return (payload, Err(why)),
+            }
+        }
+        (payload, Ok(is_complete))
+    }
+
+    fn body() -> impl Strategy<Value = Vec<u8>> {
+        let piece = prop::sample::select(vec![
+            "5\r\nhello\r\n",
+            "00A\r\n0123456789\r\n",
+            "1\r\n\r\r\n",
+            "3;x=y\r\nabc\r\n",
+            "0\r\n",
+            "\r\n",
+            "a: b\r\n",
+            "2",
+            "\r",
+            "\n",
+            "0000003\r\nabc\r\n",
+            "ffffff",
+            "x",
+        ]);
+        prop::collection::vec(piece, 0..8).prop_map(|pieces| pieces.concat().into_bytes())
+    }
+
+    proptest! {
+        /// A chunk that is read as a whole is read as it is byte by byte.
+        #[test]
+        fn pieces_of_any_size_decode_to_the_same_body(body in body(), piece in 1_usize..40) {
+            let (bytewise, end) = decode(&body, 1);
+            let (payload, other_end) = decode(&body, piece);
+            prop_assert_eq!(end, other_end);
+            if end.is_ok() {
+                prop_assert_eq!(bytewise, payload);
+            }
+        }
+    }
+}

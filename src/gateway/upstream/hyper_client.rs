@@ -73,11 +73,11 @@ impl HyperClient {
 
     pub(super) async fn send_call(
         &self,
-        call: Box<UpstreamCall>,
+        call: UpstreamCall,
     ) -> Result<ProviderAnswer, UpstreamError> {
         let deadline = call.deadline;
         let limit = self.config.first_byte_timeout;
-        let until = super::http1::min_deadline(Instant::now() + limit.min(MAX_TIME), deadline);
+        let until = super::http1::min_deadline(call.begun + limit.min(MAX_TIME), deadline);
         let length = call.body.len();
         let mut request = call.head.to_hyper_request(&self.config.url, length);
         let mut body = call.body;

@@ -69,7 +69,12 @@ async fn request_models(config: &UpstreamConfig) -> Result<Vec<String>, ModelLis
         &RequestId::new(),
     );
     let response = upstream
-        .send_call(Box::new(UpstreamCall { head, body: SplicedBytes::default(), deadline: None }))
+        .send_call(UpstreamCall {
+            head,
+            body: SplicedBytes::default(),
+            deadline: None,
+            begun: Instant::now(),
+        })
         .await?;
     if !response.status.is_success() {
         return Err(ModelListError::Refused(response.status));

@@ -78,6 +78,18 @@ pub struct BudgetStatus {
     pub time_left: Option<Duration>,
 }
 
+/// The amounts that a run may still spend. `None` means no limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BudgetRemainder {
+    /// The number of turns that can still be reserved.
+    pub turns: Option<u64>,
+    pub input_tokens: Option<Tokens>,
+    pub output_tokens: Option<Tokens>,
+    pub total_tokens: Option<Tokens>,
+    pub cost_usd: Option<Nanodollars>,
+    pub time: Option<Duration>,
+}
+
 /// The budget of a run. Limits and counters change under one lock, which is never held across an await.
 #[derive(Debug)]
 pub struct BudgetLedger {
@@ -116,6 +128,7 @@ pub struct BudgetReservation {
     /// The estimate of the input, which is at most the granted input.
     input_estimate: Tokens,
     output_limit: Option<Tokens>,
+    deadline: Option<Instant>,
     price: Option<Arc<ModelPrice>>,
     open: bool,
 }
@@ -302,28 +315,40 @@ impl BudgetLedger {
     }
 
     pub fn budget_status(&self) -> BudgetStatus {
-        self.status_excluding(BudgetAmount::default())
-    }
-
-    /// Returns the status as if an open call had not reserved `own`.
-    pub fn status_excluding(&self, own: BudgetAmount) -> BudgetStatus {
         let state = self.lock_state();
-        let held = (state.spent + state.reserved).saturating_sub(own);
-        let limits = state.limits.clone();
-        let left =
-            |limit: Option<Tokens>, held: Tokens| limit.map(|limit| limit.saturating_sub(held));
-        let end = self.deadline_under(&limits);
+        let left = self.remainder_beside(&state, state.spent + state.reserved);
         BudgetStatus {
-            turns_left: limits.max_turns.map(|limit| limit.saturating_sub(held.turns)),
-            input_tokens_left: left(limits.max_input_tokens, held.input),
-            output_tokens_left: left(limits.max_output_tokens, held.output),
-            total_tokens_left: left(limits.max_total_tokens, held.total_tokens()),
-            cost_left_usd: limits.max_cost_usd.map(|limit| limit.saturating_sub(held.cost)),
-            time_left: end.map(|end| end.saturating_duration_since(Instant::now())),
-            limits,
+            limits: state.limits.clone(),
             spent: state.spent,
             reserved: state.reserved,
             open_calls: state.open_calls,
+            turns_left: left.turns,
+            input_tokens_left: left.input_tokens,
+            output_tokens_left: left.output_tokens,
+            total_tokens_left: left.total_tokens,
+            cost_left_usd: left.cost_usd,
+            time_left: left.time,
+        }
+    }
+
+    /// Returns the remainder as if an open call had not reserved `own`.
+    pub fn remainder_excluding(&self, own: BudgetAmount) -> BudgetRemainder {
+        let state = self.lock_state();
+        self.remainder_beside(&state, (state.spent + state.reserved).saturating_sub(own))
+    }
+
+    fn remainder_beside(&self, state: &LedgerState, held: BudgetAmount) -> BudgetRemainder {
+        let limits = &state.limits;
+        let left =
+            |limit: Option<Tokens>, held: Tokens| limit.map(|limit| limit.saturating_sub(held));
+        let end = self.deadline_under(limits);
+        BudgetRemainder {
+            turns: limits.max_turns.map(|limit| limit.saturating_sub(held.turns)),
+            input_tokens: left(limits.max_input_tokens, held.input),
+            output_tokens: left(limits.max_output_tokens, held.output),
+            total_tokens: left(limits.max_total_tokens, held.total_tokens()),
+            cost_usd: limits.max_cost_usd.map(|limit| limit.saturating_sub(held.cost)),
+            time: end.map(|end| end.saturating_duration_since(Instant::now())),
         }
     }
 
@@ -335,10 +360,15 @@ impl BudgetLedger {
     }
 
     /// Ends an open call with its charge. Every call ends here, and once.
-    fn close_reservation(&self, reservation: &BudgetReservation, charge: BudgetAmount) {
+    fn close_reservation(
+        &self,
+        reservation: &BudgetReservation,
+        charge: BudgetAmount,
+        now: Instant,
+    ) {
         let BudgetReservation { kind, started, granted, .. } = *reservation;
         let estimate = reservation.rated_estimate();
-        let (mut state, now) = (self.lock_state(), Instant::now());
+        let mut state = self.lock_state();
         // The reservation is replaced by the charge under one lock, so no other call sees both or neither.
         state.reserved = state.reserved.saturating_sub(granted);
         state.spent = state.spent + charge;
@@ -389,7 +419,7 @@ impl OpenCallPermit {
         let started = Instant::now();
         let reserved = self.try_reserve(ask, started);
         // On an error the permit stays in `self` and is released when `self` is dropped.
-        let (granted, output_limit) = reserved?;
+        let (granted, output_limit, deadline) = reserved?;
         let ledger = self.ledger.take().expect("a place is there until it is used");
         let (kind, price) = (self.kind, ask.price.clone());
         let (input_estimate, open) = (ask.input, true);
@@ -400,6 +430,7 @@ impl OpenCallPermit {
             granted,
             input_estimate,
             output_limit,
+            deadline,
             price,
             open,
         };
@@ -410,7 +441,7 @@ impl OpenCallPermit {
         &self,
         ask: &ReserveRequest,
         now: Instant,
-    ) -> Result<(BudgetAmount, Option<Tokens>), BudgetError> {
+    ) -> Result<(BudgetAmount, Option<Tokens>, Option<Instant>), BudgetError> {
         let ledger = self.ledger.as_ref().expect("a place is there until it is used");
         // One lock holds from the first check to the reservation. So two calls cannot both take the last tokens.
         let mut state = ledger.lock_state();
@@ -422,7 +453,7 @@ impl OpenCallPermit {
             let is_alone = state.is_input_free();
             state.rates.take_tokens(estimate, excess, is_alone, now)?;
             state.reserved = state.reserved + granted;
-            Ok((granted, output_limit))
+            Ok((granted, output_limit, ledger.deadline_under(&state.limits)))
         });
         match &reserved {
             Ok(_) => state.is_denied = false,
@@ -462,9 +493,20 @@ impl BudgetReservation {
         self.output_limit
     }
 
+    /// Returns the time at which the run must end. Returns `None` for a deadline beyond the range of the clock.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
     /// Charges the usage and gives back the rest of the reservation.
     #[must_use = "the charge belongs into the audit"]
-    pub fn settle_usage(mut self, usage: &TokenUsage) -> BudgetAmount {
+    pub fn settle_usage(self, usage: &TokenUsage) -> BudgetAmount {
+        self.settle_usage_at(usage, Instant::now())
+    }
+
+    /// Charges the usage like [`settle_usage`](Self::settle_usage). The call ended at `now`.
+    #[must_use = "the charge belongs into the audit"]
+    pub fn settle_usage_at(mut self, usage: &TokenUsage, now: Instant) -> BudgetAmount {
         let cost = self.price.as_ref().map(|price| price.call_cost(usage)).unwrap_or_default();
         let charge = BudgetAmount {
             turns: self.granted.turns,
@@ -474,14 +516,14 @@ impl BudgetReservation {
         };
         // The flag is cleared first: `self` is dropped at the end of this function and must not be charged again.
         self.open = false;
-        self.ledger.close_reservation(&self, charge);
+        self.ledger.close_reservation(&self, charge, now);
         charge
     }
 
     /// Gives the whole reservation back. The caller has proof that no byte of the call was delivered upstream.
     pub fn release_unspent(mut self) {
         self.open = false;
-        self.ledger.close_reservation(&self, BudgetAmount::default());
+        self.ledger.close_reservation(&self, BudgetAmount::default(), Instant::now());
     }
 }
 
@@ -490,7 +532,7 @@ impl Drop for BudgetReservation {
         // The call was neither settled nor released, because its task was dropped or has panicked. The upstream may have
         // done all of its work, so the whole reservation is charged.
         if self.open {
-            self.ledger.close_reservation(self, self.granted);
+            self.ledger.close_reservation(self, self.granted, Instant::now());
         }
     }
 }

@@ -211,14 +211,14 @@ impl PriceTable {
     pub fn price_for(
         &self,
         model: &str,
-        counts_cost: bool,
+        counts_cost: impl FnOnce() -> bool,
     ) -> Result<Option<Arc<ModelPrice>>, UnknownPriceError> {
         match (self.find_price(model), &self.unknown) {
             (Some(price), _) => Ok(Some(price)),
             (None, UnknownPricePolicy::Price(price)) => Ok(Some(Arc::clone(price))),
             // Without a cost budget the price is only informative, so a missing one refuses
             // nothing.
-            (None, UnknownPricePolicy::Reject) if counts_cost => {
+            (None, UnknownPricePolicy::Reject) if counts_cost() => {
                 Err(UnknownPriceError { model: model.into() })
             }
             (None, UnknownPricePolicy::Reject | UnknownPricePolicy::TokensOnly) => Ok(None),
@@ -318,7 +318,7 @@ impl ModelPrice {
         let rates = self.rates_for(input);
         // The input's maximum cost is set aside first. A rate of zero allows unlimited output.
         let left = money.saturating_sub(self.max_cost(input, Tokens::ZERO));
-        let tokens = (u128::from(left.0) * TOKENS_PER_PRICE_UNIT)
+        let tokens = (u128::from(left.0) * u128::from(TOKENS_PER_PRICE_UNIT))
             .checked_div(rates.max_output_rate().into());
         Tokens(tokens.map_or(u64::MAX, |tokens| u64::try_from(tokens).unwrap_or(u64::MAX)))
     }
@@ -420,11 +420,16 @@ fn split_off(whole: &mut Tokens, part: Tokens) -> Tokens {
 fn total_cost(parts: &[(Tokens, u64)]) -> Nanodollars {
     let parts = parts.iter().map(|(tokens, rate)| u128::from(tokens.0) * u128::from(*rate));
     let total: u128 = parts.fold(0, u128::saturating_add);
-    Nanodollars(u64::try_from(total.div_ceil(TOKENS_PER_PRICE_UNIT)).unwrap_or(u64::MAX))
+    // Nearly every sum fits into 64 bits, and a division of 128 bits takes far longer.
+    let Ok(small) = u64::try_from(total) else {
+        let cost = total.div_ceil(TOKENS_PER_PRICE_UNIT.into());
+        return Nanodollars(u64::try_from(cost).unwrap_or(u64::MAX));
+    };
+    Nanodollars(small.div_ceil(TOKENS_PER_PRICE_UNIT))
 }
 
 /// The number of tokens for which prices are quoted.
-const TOKENS_PER_PRICE_UNIT: u128 = 1_000_000;
+const TOKENS_PER_PRICE_UNIT: u64 = 1_000_000;
 
 /// The largest price file. Our choice: ten times LiteLLM's table of all models.
 const MAX_FILE_BYTES: u64 = 64 * 1024 * 1024;

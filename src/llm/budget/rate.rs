@@ -197,13 +197,12 @@ impl RateLimiter {
         let Some(limit) = self.limit else { return Ok(()) };
         let (limit, capacity) = (limit.get(), to_parts(limit.get().into()));
         // `min(capacity)`: a call larger than the bucket needs only a full bucket.
-        let missing = (self.used + to_parts(count).min(capacity))
-            .saturating_sub(capacity)
-            .div_ceil(limit.into());
+        let missing = (self.used + to_parts(count).min(capacity)).saturating_sub(capacity);
         if missing == 0 {
             return Ok(());
         }
-        let retry_after = Duration::from_nanos(u64::try_from(missing).unwrap_or(u64::MAX));
+        let wait = missing.div_ceil(limit.into());
+        let retry_after = Duration::from_nanos(u64::try_from(wait).unwrap_or(u64::MAX));
         Err(BudgetError::Rate { kind, limit, retry_after })
     }
 

@@ -17,7 +17,7 @@ use crate::llm::protocol::GatewayRoute;
 /// The values of a body's fields that admission needs.
 #[derive(Default)]
 pub(super) struct ParsedFields {
-    pub(super) model: Option<Arc<str>>,
+    pub(super) model: Option<(Arc<str>, ModelNameFacts)>,
     pub(super) stream: bool,
     /// The index of the member.
     pub(super) stream_options: Option<usize>,
@@ -48,25 +48,38 @@ impl RequestFieldReader<'_> {
         // Members are addressed by index: rules edit the draft, so no borrow of a member can live
         // across a rule.
         for at in 0..self.call.draft.members().len() {
-            let member = self.member_at(at);
-            let (key, is_plain) = (member.key, member.is_plain);
-            // Nearly every field stands in a table. Only another key is checked and read as a text.
-            let listed = key.as_bytes().and_then(|key| field::find_listed_field(self.route, key));
-            let name = listed.map(|field| field.name).or_else(|| key.as_str());
-            let find = || field::find_field(self.route, name?);
-            match (listed.or_else(find), name) {
-                (Some(field), name) => {
-                    self.apply_field(&field, name.unwrap_or(field.name), at)?;
-                    // A known key written with escapes is rewritten plainly, so that the upstream
-                    // reads the same name. A dropped member needs no rewriting.
-                    if !is_plain && !matches!(field.rule, FieldRule::Drop(_)) {
-                        self.normalize_key(at, field.name.into());
-                    }
-                }
-                (None, name) => self.apply_unknown(at, name, is_plain)?,
+            let key = self.member_at(at).key.as_bytes();
+            // Nearly every field stands in a table. Only another key is copied, and read as a text.
+            match key.and_then(|key| field::find_listed_field(self.route, key)) {
+                Some(field) => self.apply_known(&field, field.name, at)?,
+                None => self.apply_unlisted(at)?,
             }
         }
         Ok(self.parsed)
+    }
+
+    fn apply_unlisted(&mut self, at: usize) -> Result<(), BodyPolicyError> {
+        let key = self.member_at(at).key;
+        let name = key.as_str();
+        match name.and_then(|name| field::find_field(self.route, name)) {
+            Some(field) => self.apply_known(&field, name.unwrap_or(field.name), at),
+            None => self.apply_unknown(at, name),
+        }
+    }
+
+    fn apply_known(
+        &mut self,
+        field: &RequestField,
+        name: &str,
+        at: usize,
+    ) -> Result<(), BodyPolicyError> {
+        self.apply_field(field, name, at)?;
+        // A known key written with escapes is rewritten plainly, so that the upstream reads the same
+        // name. A dropped member needs no rewriting.
+        if !self.member_at(at).is_plain && !matches!(field.rule, FieldRule::Drop(_)) {
+            self.normalize_key(at, field.name.into());
+        }
+        Ok(())
     }
 
     fn apply_field(
@@ -128,7 +141,7 @@ impl RequestFieldReader<'_> {
         if !facts.is_valid {
             return Err(field.invalid_error());
         }
-        self.parsed.model = Some(name);
+        self.parsed.model = Some((name, facts));
         self.call.editable.model = Some(at);
         Ok(())
     }
@@ -208,12 +221,7 @@ impl RequestFieldReader<'_> {
 
     /// Treats a field that stands in no table. Even if the policy passes unknown fields, a known
     /// field's name in another case does not pass: some upstreams take `Model` for `model`.
-    fn apply_unknown(
-        &mut self,
-        at: usize,
-        name: Option<&str>,
-        is_plain: bool,
-    ) -> Result<(), BodyPolicyError> {
+    fn apply_unknown(&mut self, at: usize, name: Option<&str>) -> Result<(), BodyPolicyError> {
         // A forbidden name in another case is refused, as the forbidden name itself would be.
         let small = name.unwrap_or_default().to_ascii_lowercase();
         if let Some(FieldRule::Refuse(why)) =
@@ -228,7 +236,7 @@ impl RequestFieldReader<'_> {
             }
             // The name passes only if it is known on no route, in any case.
             (UnknownFieldPolicy::Pass, Some(name)) if is_safe_unknown_name(name) => {
-                if !is_plain {
+                if !self.member_at(at).is_plain {
                     self.normalize_key(at, name.to_owned().into());
                 }
             }

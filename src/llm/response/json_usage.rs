@@ -4,7 +4,7 @@
 //! streams. Strings and inner values are skipped, and only the top-level `usage` is copied. The
 //! texts of an answer are counted by their length, as a lower bound for the reported usage. The
 //! scanner is no validator: it finds nothing in a body that is not JSON, and its memory is bounded.
-//! [`whole_body`] reads a body that arrives in one frame.
+//! [`whole_body`](super::whole_body) reads a body that arrives in one frame.
 //!
 //! **Invariant:** the findings are the same however the body is split into frames.
 
@@ -12,15 +12,13 @@ use std::mem;
 
 use memchr::memchr2;
 
+use super::StreamEnd;
 use super::answer_keys::{KEPT_NAME_BYTES, KEY_BYTES, MAX_USAGE_BYTES, is_text_key};
 use super::report::ResponseReport;
-use super::{StreamEnd, whole_body};
 
 /// A scanner that reads a body frame by frame.
 #[derive(Debug, Default)]
 pub(super) struct JsonUsageScanner {
-    /// True after the first frame.
-    has_begun: bool,
     /// The number of open arrays and objects.
     depth: u64,
     state: UsageScanState,
@@ -75,16 +73,8 @@ enum UsageStringState {
 }
 
 impl JsonUsageScanner {
-    /// Reads the next frame. The first frame is nearly always the whole body.
+    /// Reads the next frame.
     pub(super) fn read_frame(&mut self, bytes: &[u8], report: &mut ResponseReport) {
-        // A later frame cannot take the whole-body path: the scanner holds state from the first
-        // frame.
-        if mem::replace(&mut self.has_begun, true) || !whole_body::read_whole_body(bytes, report) {
-            self.scan_bytes(bytes, report);
-        }
-    }
-
-    fn scan_bytes(&mut self, bytes: &[u8], report: &mut ResponseReport) {
         let mut at = 0;
         // The offset in this frame at which the value of `usage` begins or continues.
         let mut usage = 0;

@@ -16,7 +16,7 @@ use super::output_estimate::OutputEstimate;
 use super::output_limiter::event_pattern::{EventPattern, LoneText};
 use super::output_limiter::{CallAllowance, OutputLimiter, TextEventEffect};
 use super::sse::SseEvent;
-use super::usage_counts::{MAX_REPORTED_TOKENS, UsageAccumulator, parse_object};
+use super::usage_counts::{MAX_REPORTED_TOKENS, ReportedUsage, UsageAccumulator, parse_object};
 use super::{StreamEnd, delta, unknown_text};
 use crate::llm::budget::{Nanodollars, TokenUsage, Tokens};
 use crate::llm::protocol::{GatewayRoute, LlmProtocol};
@@ -150,6 +150,15 @@ impl ResponseReport {
             limit.on_repeated_event(&repeated);
         }
         Some(repeated.consumed)
+    }
+
+    pub(super) fn protocol(&self) -> LlmProtocol {
+        self.route.protocol()
+    }
+
+    /// Adds the content of a usage object.
+    pub(super) fn add_usage(&mut self, reported: &ReportedUsage) {
+        self.usage.add_report(reported);
     }
 
     /// Reads the text of a usage object. Returns `false` if the text is not a usage object.

@@ -28,7 +28,7 @@ pub(super) struct UsageAccumulator {
 
 /// The content of one usage object.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct ReportedUsage {
+pub(super) struct ReportedUsage {
     input: Option<u64>,
     output: Option<u64>,
     total: Option<u64>,
@@ -87,7 +87,13 @@ impl UsageAccumulator {
         else {
             return false;
         };
-        self.read_rare_counts(&reported);
+        self.add_report(&reported);
+        true
+    }
+
+    /// Adds the content of a usage object.
+    pub(super) fn add_report(&mut self, reported: &ReportedUsage) {
+        self.read_rare_counts(reported);
         keep_larger(&mut self.input, reported.input);
         keep_larger(&mut self.output, reported.whole_output(self.input));
         keep_larger(&mut self.cache_read, reported.cache_read);
@@ -95,7 +101,6 @@ impl UsageAccumulator {
         keep_larger(&mut self.cache_write_1h, reported.cache_write_1h);
         keep_larger(&mut self.reasoning, reported.reasoning);
         keep_larger(&mut self.cost, reported.cost);
-        true
     }
 
     /// Returns the counts in the gateway's meaning: the input includes the cache, and no part
@@ -173,6 +178,12 @@ impl UsageAccumulator {
 }
 
 impl ReportedUsage {
+    /// Reads a usual usage object at the start of `text`, and returns its length, too. Returns `None` for any other
+    /// object and any other text.
+    pub(super) fn read_usual(protocol: LlmProtocol, text: &[u8]) -> Option<(Self, usize)> {
+        fast_path::read_usual_prefix(protocol, text)
+    }
+
     /// Returns the whole output, given that `input` was read. OpenAI includes the reasoning in the
     /// output. The compatible APIs of Gemini and xAI leave the reasoning out of the output. They
     /// report it only in the total, or in a detail that exceeds the output.

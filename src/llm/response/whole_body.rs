@@ -15,15 +15,25 @@ use std::ops::Range;
 use super::StreamEnd;
 use super::answer_keys::{KEY_BYTES, MAX_USAGE_BYTES, has_text_under};
 use super::report::ResponseReport;
-use crate::base::json::split_string;
+use super::usage_counts::ReportedUsage;
+use crate::base::json::{is_space, split_string};
+use crate::llm::protocol::LlmProtocol;
 
 /// The findings of a body's walk.
 #[derive(Default)]
 struct WholeBodyFindings {
-    usage: Option<Range<usize>>,
+    usage: Option<WholeBodyUsage>,
     has_error: bool,
     /// The length of the answer's texts, in bytes.
     texts: u64,
+}
+
+/// The usage report of a body.
+enum WholeBodyUsage {
+    /// A usual report, which the walk has read.
+    Read(ReportedUsage),
+    /// The place of another value.
+    Place(Range<usize>),
 }
 
 /// The position of the walk in the top-level object.
@@ -39,19 +49,23 @@ enum WholeBodyPosition {
 /// reporting nothing.
 pub(super) fn read_whole_body(bytes: &[u8], report: &mut ResponseReport) -> bool {
     // The walk only collects; the report is changed after the whole body is accepted.
-    let Some(found) = scan_body(bytes) else { return false };
+    let Some(found) = scan_body(report.protocol(), bytes) else { return false };
     if found.has_error {
         report.on_end(StreamEnd::Errored);
     }
     report.count_text(found.texts);
-    if let Some(usage) = found.usage {
-        report.parse_usage(&bytes[usage]);
+    match found.usage {
+        Some(WholeBodyUsage::Read(usage)) => report.add_usage(&usage),
+        Some(WholeBodyUsage::Place(place)) => {
+            report.parse_usage(&bytes[place]);
+        }
+        None => {}
     }
     report.on_end(StreamEnd::Terminated);
     true
 }
 
-fn scan_body(bytes: &[u8]) -> Option<WholeBodyFindings> {
+fn scan_body(protocol: LlmProtocol, bytes: &[u8]) -> Option<WholeBodyFindings> {
     // If the frame is only the first part of a longer body, it rarely ends with the closing brace.
     bytes.trim_ascii_end().strip_suffix(b"}").filter(|_| bytes.len() <= MAX_WALK_BYTES)?;
     let mut found = WholeBodyFindings::default();
@@ -84,10 +98,15 @@ fn scan_body(bytes: &[u8]) -> Option<WholeBodyFindings> {
                     is_answer =
                         matches!(inside.first_chunk(), Some(b"choic" | b"conte" | b"outpu"));
                     if inside == b"usage" {
-                        place = WholeBodyPosition::Usage(at);
                         // A second report is ambiguous, so the frame-by-frame reader decides.
                         if found.usage.is_some() {
                             return None;
+                        }
+                        if let Some((usage, length)) = read_usual_usage(protocol, &bytes[at..]) {
+                            found.usage = Some(WholeBodyUsage::Read(usage));
+                            at += length;
+                        } else {
+                            place = WholeBodyPosition::Usage(at);
                         }
                     }
                     // The value `null` begins with `n` and states no error.
@@ -104,9 +123,10 @@ fn scan_body(bytes: &[u8]) -> Option<WholeBodyFindings> {
             byte @ (b',' | b'}') if depth == 1 => {
                 // A longer report is not read; the other reader then gives the same result.
                 if let WholeBodyPosition::Usage(start) = place {
-                    let is_short = at - start <= MAX_USAGE_BYTES;
-                    found.usage = Some(start..at).filter(|_| is_short);
-                    found.usage.as_ref()?;
+                    if at - start > MAX_USAGE_BYTES {
+                        return None;
+                    }
+                    found.usage = Some(WholeBodyUsage::Place(start..at));
                 }
                 if byte == b'}' {
                     // If other bytes follow the object, the body is declined.
@@ -120,6 +140,15 @@ fn scan_body(bytes: &[u8]) -> Option<WholeBodyFindings> {
         }
         at += 1;
     }
+}
+
+/// Reads a usual usage report at the start of `text`. Returns the report, and its length with the white space up to the
+/// byte that ends the member. Returns `None` if the report is unusual or long, or if the member does not end behind it.
+fn read_usual_usage(protocol: LlmProtocol, text: &[u8]) -> Option<(ReportedUsage, usize)> {
+    let (usage, length) = ReportedUsage::read_usual(protocol, text)?;
+    let end = length + text[length..].iter().take_while(|byte| is_space(**byte)).count();
+    let is_ended = matches!(text.get(end), Some(b',' | b'}')) && end <= MAX_USAGE_BYTES;
+    is_ended.then_some((usage, end))
 }
 
 fn skip_space(bytes: &[u8], mut at: usize) -> usize {

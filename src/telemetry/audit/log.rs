@@ -515,14 +515,15 @@ impl AuditLogState {
     fn write_lines(&mut self) -> io::Result<()> {
         // On an error, the lines that were not written stay in the buffer for the next attempt.
         let result = self.tail.write_lines(&mut self.lines);
-        let run = self.run.trim_matches('"');
         // Only a change is logged: a full disk would else fill the log with one line per call.
-        match &result {
-            Err(error) if !self.failing => {
-                tracing::error!(run, %error, "the audit log cannot be written; nothing is admitted");
+        if self.failing != result.is_err() {
+            let run = self.run.trim_matches('"');
+            match &result {
+                Err(error) => {
+                    tracing::error!(run, %error, "the audit log cannot be written; nothing is admitted");
+                }
+                Ok(()) => tracing::info!(run, "the audit log can be written again"),
             }
-            Ok(()) if self.failing => tracing::info!(run, "the audit log can be written again"),
-            _ => (),
         }
         self.failing = result.is_err();
         self.lines.shrink_to(RETAINED_BUFFER_BYTES);

@@ -66,7 +66,7 @@ proptest! {
             BudgetLimits { max_cost_usd: Some(Nanodollars(limit)), ..BudgetLimits::default() };
         let ledger = Arc::new(BudgetLedger::new(limits, PriorUsage::default()));
         let price_table = PriceTable::load_table(&PriceConfig::default()).unwrap();
-        let model_price = price_table.price_for("claude-opus-4-5", true).unwrap().unwrap();
+        let model_price = price_table.price_for("claude-opus-4-5", || true).unwrap().unwrap();
         let names: [Arc<str>; 2] = ["one".into(), "two".into()];
         let (cost, requests, bytes_out, bytes_in) = own;
         let own = ConnectionLimits {

@@ -74,7 +74,7 @@ fn sound_has_its_price_and_no_model_is_free() {
 fn an_unknown_price_is_a_policy() {
     let of = |unknown: &str, counts_cost| {
         let config: PriceConfig = toml::from_str(&format!("unknown = {unknown}")).unwrap();
-        PriceTable::load_table(&config).unwrap().price_for("vendor/unknown", counts_cost)
+        PriceTable::load_table(&config).unwrap().price_for("vendor/unknown", || counts_cost)
     };
     let refused = of("\"reject\"", true).unwrap_err();
     insta::assert_snapshot!(refused, @"model `vendor/unknown` has no price, and this run has a cost budget; an operator can add the model to the price table or set `prices.unknown`");
@@ -92,7 +92,7 @@ fn a_reservation_allocates_nothing() {
         BudgetLimits { max_cost_usd: Some(Nanodollars(u64::MAX)), ..BudgetLimits::default() };
     let ledger = Arc::new(BudgetLedger::new(limits, PriorUsage::default()));
     let call = || {
-        let price = prices.price_for("anthropic/claude-opus-4-5", true).unwrap();
+        let price = prices.price_for("anthropic/claude-opus-4-5", || true).unwrap();
         let ask = ReserveRequest {
             is_turn: true,
             input: Tokens(600),

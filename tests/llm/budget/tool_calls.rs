@@ -149,5 +149,5 @@ fn a_tool_has_a_rate_of_its_own() {
 
 fn model_price() -> Arc<ModelPrice> {
     let prices = PriceTable::load_table(&PriceConfig::default()).unwrap();
-    prices.price_for("claude-opus-4-5", true).unwrap().unwrap()
+    prices.price_for("claude-opus-4-5", || true).unwrap().unwrap()
 }

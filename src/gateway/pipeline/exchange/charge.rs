@@ -135,11 +135,19 @@ impl ExchangeContext {
         let until = if has_finished { response.last_frame } else { now };
         let continues = !has_finished && self.upstream_continues(sent.route, response.is_stream);
         let at_least = response.observer.output_lower_bound();
+        let reported = response.reported_usage(is_final);
+        // A final report needs no estimate.
+        let is_reported = reported.is_some_and(|usage| usage.source != UsageSource::Estimated);
+        let unseen = if is_reported {
+            Tokens::ZERO
+        } else {
+            response.silence.estimate_tokens(until, sent.choices)
+        };
         ChargeBasis {
             reserved,
             input_estimate: reservation.input_estimate(),
             status: Some(self.status),
-            reported: response.reported_usage(is_final),
+            reported,
             // The event that caused the cutoff may exceed the grant. The manual documents this excess
             // as the error of the estimate, and the run is not charged for it.
             at_least: match outcome {
@@ -147,7 +155,7 @@ impl ExchangeContext {
                 _ => at_least,
             },
             estimate: response.observer.output_estimate(),
-            unseen: response.silence.estimate_tokens(until, sent.choices),
+            unseen,
             error_tokens: response.error_tokens,
             is_seen: response.is_stream && !continues && !response.is_unreadable && !is_whole,
         }

@@ -1,7 +1,6 @@
 //! A call that was sent upstream and whose client may disconnect before the response.
 
-use std::future::{Future, poll_fn};
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
@@ -12,43 +11,35 @@ use super::observed_body::DrainPermit;
 use super::{AdmittedCall, ExchangeState, GatewayExchange};
 use crate::gateway::pipeline::RunGateway;
 use crate::gateway::pipeline::rejection::CallRejection;
-use crate::gateway::upstream::{self, UpstreamError};
+use crate::gateway::upstream::{self, PendingAnswer, UpstreamError};
 use crate::llm::response::UsageChunkMode;
 
 impl GatewayExchange {
     /// Sends an admitted call and passes the response to the client.
     ///
-    /// Dropping the future cancels the call, except if the call must be drained and the run has a free
-    /// drain permit. Then a task waits for the response and reads it, to learn the usage. The future is
-    /// boxed, so that a connection does not hold its memory while the response streams.
+    /// Dropping the result cancels the call, except if the call must be drained and the run has a free
+    /// drain permit. Then a task waits for the response and reads it, to learn the usage.
     pub(in crate::gateway::pipeline) fn send_call(
         self: Box<Self>,
         call: AdmittedCall,
     ) -> PendingResponse {
         let drains = self.should_drain().then(|| Arc::clone(&self.context.gateway));
-        let AdmittedCall { request, usage_chunk } = call;
-        PendingResponse { answer: Some(Box::pin(self.on_response(usage_chunk, request))), drains }
+        let AdmittedCall { answer, usage_chunk } = call;
+        let waiting = WaitingExchange { call: Some((answer, self)), usage_chunk };
+        PendingResponse { waiting: Some(waiting), drains }
     }
 
-    async fn on_response(
+    /// Ends the wait for an answer.
+    fn on_answer(
         mut self: Box<Self>,
         usage_chunk: UsageChunkMode,
-        call: Box<upstream::UpstreamCall>,
+        sent: Result<upstream::ProviderAnswer, CallRejection>,
     ) -> ClientReply {
-        let gateway = Arc::clone(&self.context.gateway);
-        let sent = {
-            let mut answer = pin!(gateway.upstream.send_call(call));
-            // The response wins if the response and an abort are ready in the same poll.
-            let poll = |cx: &mut Context<'_>| match answer.as_mut().poll(cx) {
-                Poll::Ready(sent) => Poll::Ready(sent.map_err(CallRejection::from)),
-                Poll::Pending => self.context.abort.poll(cx).map(|()| Err(CallRejection::Aborted)),
-            };
-            poll_fn(poll).await
-        };
         // The request's bytes are sent, or were dropped together with the call.
         if let ExchangeState::Sent(_, sent, _) = &mut self.state {
             sent.permit.release_bytes();
         }
+        let gateway = &self.context.gateway;
         if let Some(is_up) = shows_upstream_up(&sent) {
             gateway.metrics.record_upstream_contact(is_up);
         }
@@ -80,25 +71,56 @@ fn is_credential_rejection(status: StatusCode) -> bool {
 
 /// A call that was sent, whose answer has not arrived.
 pub(in crate::gateway::pipeline) struct PendingResponse {
-    answer: Option<Pin<Box<dyn Future<Output = ClientReply> + Send>>>,
+    /// `None` after the answer has arrived.
+    waiting: Option<WaitingExchange>,
     /// The gateway of the call, if the response is read even after the client has disconnected.
     drains: Option<Arc<RunGateway>>,
+}
+
+/// An exchange that waits for the upstream's answer.
+struct WaitingExchange {
+    /// `None` after the answer has arrived. The answer is dropped first: its connection is closed when the exchange
+    /// settles.
+    call: Option<(PendingAnswer, Box<GatewayExchange>)>,
+    usage_chunk: UsageChunkMode,
+}
+
+impl Future for WaitingExchange {
+    type Output = ClientReply;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<ClientReply> {
+        let (mut answer, exchange) = self.call.take().expect("an answer is awaited once");
+        let sent = match Pin::new(&mut answer).poll(cx) {
+            Poll::Ready(sent) => sent.map_err(CallRejection::from),
+            // The response wins if the response and an abort are ready in the same poll.
+            Poll::Pending if exchange.context.abort.poll(cx).is_ready() => {
+                Err(CallRejection::Aborted)
+            }
+            Poll::Pending => {
+                self.call = Some((answer, exchange));
+                return Poll::Pending;
+            }
+        };
+        // The connection of an aborted call is closed before the exchange ends.
+        drop(answer);
+        Poll::Ready(exchange.on_answer(self.usage_chunk, sent))
+    }
 }
 
 impl Future for PendingResponse {
     type Output = ClientReply;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let answer = self.answer.as_mut().expect("a finished response is not polled again");
-        let response = ready!(answer.as_mut().poll(cx));
-        self.answer = None;
+        let waiting = self.waiting.as_mut().expect("a finished response is not polled again");
+        let response = ready!(Pin::new(waiting).poll(cx));
+        self.waiting = None;
         Poll::Ready(response)
     }
 }
 
 impl Drop for PendingResponse {
     fn drop(&mut self) {
-        let (Some(answer), Some(gateway)) = (self.answer.take(), self.drains.take()) else {
+        let (Some(answer), Some(gateway)) = (self.waiting.take(), self.drains.take()) else {
             return;
         };
         // Without a free permit, `answer` is dropped here: the call is cancelled and settled without a report.

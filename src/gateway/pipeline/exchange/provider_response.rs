@@ -285,7 +285,7 @@ impl ProviderResponse {
 
     /// Counts a frame that the upstream sent.
     fn count_frame(&mut self, context: &mut ExchangeContext, length: usize) {
-        let now = Instant::now();
+        let now = self.body.arrival_time();
         // The first frame has no gap; the time before that frame is recorded as the time to the first
         // byte.
         let gap = self.first_byte.map(|_| now.duration_since(self.last_frame));

@@ -54,7 +54,7 @@ impl ExchangeContext {
         usage: TokenUsage,
     ) {
         let reserved = reservation.granted_amount();
-        let charged = reservation.settle_usage(&usage);
+        let charged = reservation.settle_usage_at(&usage, end.now);
         self.record_settlement(end, usage, charged);
         // If a crash loses the settlement, the reservation is charged in its place. That would give a larger charge back
         // in part, so the settlement does not wait in the buffer.
@@ -179,14 +179,19 @@ impl ExchangeContext {
         if usage.is_none() && trace.is_none() {
             return;
         }
-        let metered = end.response.and_then(|response| response.metered.clone());
-        let model = metered.unwrap_or_else(|| {
-            self.gateway.metrics.existing_model_metrics(self.model.as_deref().unwrap_or_default())
-        });
+        let existing;
+        let metered = end.response.and_then(|response| response.metered.as_ref());
+        let model = if let Some(metered) = metered {
+            metered
+        } else {
+            let name = self.model.as_deref().unwrap_or_default();
+            existing = self.gateway.metrics.existing_model_metrics(name);
+            &existing
+        };
         let (_, header_cost) = end.litellm_headers();
         let settled = metrics::SettledCall {
             route: sent.route,
-            model: &model,
+            model,
             status: self.status,
             outcome: end.outcome,
             usage: &usage.unwrap_or_default(),

@@ -29,6 +29,7 @@ use crate::base::cancel_watch::CancelWatch;
 use crate::base::scratch::ScratchBuffer;
 use crate::base::socket::ServerStream;
 use crate::gateway::pipeline::exchange::GatewayExchange;
+use crate::gateway::pipeline::policy::GatewayPolicy;
 use crate::gateway::pipeline::read_body::{IncomingRequestBody, discard_rest_of_body};
 use crate::gateway::pipeline::{
     ReceivedHead, ReceivedRequest, RunGateway, answer_received, receive_body, receive_head,
@@ -139,12 +140,13 @@ impl LaneConnection<'_> {
                     return Ok(None);
                 }
             }
-            let most = self.lane.gateway.policy.load().config.max_body_bytes;
+            let policy = self.lane.gateway.policy.load_full();
+            let most = policy.config.max_body_bytes;
             let Some(head) = head::parse_head(&mut self.received, self.lane.max_fields, most)
             else {
                 return Ok(Some(self.stream.with_unread(self.received)));
             };
-            if !self.serve_call(head).await? {
+            if !self.serve_call(head, policy).await? {
                 return Ok(None);
             }
         }
@@ -154,7 +156,11 @@ impl LaneConnection<'_> {
     ///
     /// The futures before the response are boxed, so that a connection does not hold their memory while
     /// the response streams.
-    async fn serve_call(&mut self, head: LaneRequest) -> io::Result<bool> {
+    async fn serve_call(
+        &mut self,
+        head: LaneRequest,
+        policy: Arc<GatewayPolicy>,
+    ) -> io::Result<bool> {
         let gateway = &self.lane.gateway;
         let received = std::mem::take(&mut self.received);
         let mut body = LaneBody::new(self.lane, &self.stream, received, head.length);
@@ -163,7 +169,7 @@ impl LaneConnection<'_> {
             self.abort = gateway.watch_abort();
         }
         let (gateway, abort) = (Arc::clone(gateway), Arc::clone(&self.abort));
-        let mut exchange = GatewayExchange::begin(gateway, abort, self.pid, &Method::POST);
+        let mut exchange = GatewayExchange::begin(gateway, policy, abort, self.pid, &Method::POST);
         let head = receive_head(&mut exchange, head);
         // Most bodies have arrived with their heads. Only the others need a future.
         let whole = if let Ok(ReceivedHead::Call(_)) = head { body.take_whole() } else { None };
@@ -224,11 +230,29 @@ impl ClientWatch {
         stream: &ServerStream,
     ) -> Option<F::Output> {
         // Check the client first. Returning `None` drops the answer's future, which cancels the call.
-        poll_fn(|cx| match self.poll_gone(stream, cx) {
-            Poll::Ready(()) => Poll::Ready(None),
-            Poll::Pending => Pin::new(&mut answer).poll(cx).map(Some),
+        poll_fn(|cx| {
+            if self.is_gone(stream) {
+                return Poll::Ready(None);
+            }
+            match Pin::new(&mut answer).poll(cx) {
+                Poll::Ready(answer) => Poll::Ready(Some(answer)),
+                Poll::Pending => self.poll_gone(stream, cx).map(|()| None),
+            }
         })
         .await
+    }
+
+    /// Returns true if it is known already that the client has disconnected. Unlike [`poll_gone`](Self::poll_gone),
+    /// the function registers no task, so it costs little before a poll that need not wait.
+    fn is_gone(&mut self, stream: &ServerStream) -> bool {
+        if !self.has_spoken {
+            match stream.try_peer_spoke() {
+                Some(true) => self.has_spoken = true,
+                Some(false) => return true,
+                None => {}
+            }
+        }
+        false
     }
 
     /// Returns ready if the client has disconnected.

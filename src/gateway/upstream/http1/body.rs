@@ -1,8 +1,8 @@
-//! The body of a response, decoded as the body arrives.
+//! The connection of a call, and the body of its response, decoded as the body arrives.
 
+use std::io;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use hyper::body::SizeHint;
@@ -15,28 +15,26 @@ use super::{UpstreamError, WorkerConnections, min_deadline};
 use crate::base::alarm::Alarm;
 use crate::base::time::MAX_TIME;
 
-/// A body and its connection. A body that is dropped before its end closes the connection, which cancels the call.
-pub struct Http1Body {
-    stream: Option<TcpStream>,
+/// A body and its connection.
+pub(in super::super) struct Http1Body {
+    pub(super) stream: Option<TcpStream>,
     progress: BodyProgress,
-    /// Bytes that were read from the socket and are not decoded yet.
-    rest: BytesMut,
-    timing: BodyTimeouts,
-    last_read: Instant,
-    alarm: Alarm,
-    worker: Arc<WorkerConnections>,
-    reusable: bool,
-}
-
-/// The longest silence of a body, and the instant at which the body must be complete.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct BodyTimeouts {
-    pub(super) idle: Duration,
+    /// Bytes that were read from the socket and are not parsed or decoded yet.
+    pub(super) rest: BytesMut,
+    /// The instant at which the body must be complete.
     pub(super) deadline: Option<Instant>,
+    /// The time of the last read of the body. Before the head, the time at which the call was sent.
+    last_read: Instant,
+    /// The alarm of the call. A stream needs one timer for its whole life.
+    pub(super) alarm: Alarm,
+    pub(super) worker: Arc<WorkerConnections>,
+    reusable: bool,
 }
 
 #[derive(Debug)]
 enum BodyProgress {
+    /// The head of the response has not arrived.
+    BeforeHead,
     Length(u64),
     Chunked(ChunkedDecoder),
     UntilClose,
@@ -44,27 +42,45 @@ enum BodyProgress {
 }
 
 impl Http1Body {
+    /// Creates the body of a call that begins now.
     pub(super) fn new(
-        (stream, rest): (TcpStream, BytesMut),
-        head: &ResponseHead,
-        timing: BodyTimeouts,
-        alarm: Alarm,
         worker: Arc<WorkerConnections>,
+        deadline: Option<Instant>,
+        begun: Instant,
     ) -> Self {
-        let progress = match head.framing {
+        Self {
+            stream: None,
+            progress: BodyProgress::BeforeHead,
+            rest: BytesMut::new(),
+            deadline,
+            last_read: begun,
+            alarm: Alarm::new(&worker.alarms),
+            worker,
+            reusable: false,
+        }
+    }
+
+    /// Begins the body behind the head of the response.
+    pub(super) fn begin_body(&mut self, head: &ResponseHead) {
+        self.progress = match head.framing {
             BodyFraming::Length(0) => BodyProgress::Complete,
             BodyFraming::Length(length) => BodyProgress::Length(length),
             BodyFraming::Chunked => BodyProgress::Chunked(ChunkedDecoder::default()),
             BodyFraming::UntilClose => BodyProgress::UntilClose,
         };
-        let (last_read, reusable) = (Instant::now(), head.keeps_alive);
-        let stream = Some(stream);
-        let mut body = Self { stream, progress, rest, timing, last_read, alarm, worker, reusable };
+        (self.last_read, self.reusable) = (Instant::now(), head.keeps_alive);
         // A body of length 0 needs no read, so its connection goes back to the pool at once.
-        if body.is_end_stream() {
-            body.finish_body();
+        if self.is_end_stream() {
+            self.finish_body();
         }
-        body
+    }
+
+    /// Reads once from the connection. The result is empty at the end of the stream.
+    pub(super) fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<BytesMut>> {
+        match &mut self.stream {
+            Some(stream) => self.worker.poll_read(stream, cx),
+            None => Poll::Ready(Ok(BytesMut::new())),
+        }
     }
 
     pub(in super::super) fn poll_frame(
@@ -81,12 +97,10 @@ impl Http1Body {
                     frame => return Poll::Ready(Some(frame)),
                 }
             }
-            let Some(stream) =
-                self.stream.as_mut().filter(|_| !matches!(self.progress, BodyProgress::Complete))
-            else {
+            if self.stream.is_none() || matches!(self.progress, BodyProgress::Complete) {
                 return Poll::Ready(None);
-            };
-            match self.worker.poll_read(&mut stream.split().0, cx) {
+            }
+            match self.poll_read(cx) {
                 Poll::Ready(Ok(read)) if read.is_empty() => {
                     return Poll::Ready(self.handle_eof().transpose());
                 }
@@ -116,8 +130,15 @@ impl Http1Body {
         match self.progress {
             BodyProgress::Length(length) => SizeHint::with_exact(length),
             BodyProgress::Complete => SizeHint::with_exact(0),
-            BodyProgress::Chunked(_) | BodyProgress::UntilClose => SizeHint::default(),
+            BodyProgress::BeforeHead | BodyProgress::Chunked(_) | BodyProgress::UntilClose => {
+                SizeHint::default()
+            }
         }
+    }
+
+    /// Returns the time of the last read of the body. Before the head, it is the time at which the call was sent.
+    pub(in super::super) fn last_read(&self) -> Instant {
+        self.last_read
     }
 
     /// Decodes the bytes of the last read and returns their payload as one slice.
@@ -139,7 +160,7 @@ impl Http1Body {
             }
             // The server ends such a body by closing, so the connection cannot be used again in any case.
             BodyProgress::UntilClose => (read.len(), false),
-            BodyProgress::Complete => (0, true),
+            BodyProgress::BeforeHead | BodyProgress::Complete => (0, true),
         };
         read.truncate(payload);
         // The connection goes back before the last frame is handed on: the next call need not wait for a slow client.
@@ -161,7 +182,7 @@ impl Http1Body {
 
     /// Becomes ready with the error when the upstream has been silent for too long or the deadline has passed.
     fn poll_timeout(&mut self, cx: &mut Context<'_>) -> Poll<UpstreamError> {
-        let BodyTimeouts { idle, deadline } = self.timing;
+        let (idle, deadline) = (self.worker.config.idle_timeout, self.deadline);
         let due = min_deadline(self.last_read + idle.min(MAX_TIME), deadline);
         ready!(self.alarm.poll(due, cx));
         Poll::Ready(if deadline == Some(due) {

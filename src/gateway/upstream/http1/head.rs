@@ -9,10 +9,10 @@ use crate::gateway::upstream::headers;
 
 /// A parsed response head.
 #[derive(Debug)]
-pub(super) struct ResponseHead {
-    pub(super) status: StatusCode,
+pub(in super::super) struct ResponseHead {
+    pub(in super::super) status: StatusCode,
     /// The fields that [`headers::kept_header_name`] knows. Other fields are never copied.
-    pub(super) fields: HeaderLines,
+    pub(in super::super) fields: HeaderLines,
     pub(super) framing: BodyFraming,
     pub(super) keeps_alive: bool,
 }

@@ -10,8 +10,18 @@ use crate::llm::protocol::LlmProtocol;
 /// Reads a usage object that has only whole numbers and details of whole numbers. Returns `None`
 /// for any other object.
 pub(super) fn read_usual_usage(protocol: LlmProtocol, usage: &[u8]) -> Option<ReportedUsage> {
+    let (reported, length) = read_usual_prefix(protocol, usage)?;
+    JsonCursor::new(&usage[length..]).expect_end()?;
+    Some(reported)
+}
+
+/// Reads a usage object like [`read_usual_usage`] at the start of `text`, and returns its length, too.
+pub(super) fn read_usual_prefix(
+    protocol: LlmProtocol,
+    text: &[u8],
+) -> Option<(ReportedUsage, usize)> {
     let mut found = UsageMemberCounts::new();
-    let mut cursor = JsonCursor::new(usage);
+    let mut cursor = JsonCursor::new(text);
     cursor.read_members(|key, value| {
         let name = match key {
             b"prompt_tokens" => UsageMember::PromptTokens,
@@ -38,8 +48,7 @@ pub(super) fn read_usual_usage(protocol: LlmProtocol, usage: &[u8]) -> Option<Re
         };
         found.read_count(name, value)
     })?;
-    cursor.expect_end()?;
-    found.to_reported_usage(protocol)
+    Some((found.to_reported_usage(protocol)?, cursor.offset()))
 }
 
 /// A member that is a count.

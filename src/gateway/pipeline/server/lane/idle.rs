@@ -149,7 +149,7 @@ impl IdleConnection<'_> {
 
     /// Returns true if the connection must end after the current call.
     pub(super) fn is_closing(&self) -> bool {
-        self.state.closing.is_cancelled()
+        self.closing.is_cancelled()
     }
 }
 

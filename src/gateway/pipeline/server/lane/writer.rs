@@ -134,13 +134,16 @@ impl<'a> LaneResponseWriter<'a> {
     /// Polls for the next step. Like hyper, the writer checks for a disconnect before it polls the
     /// body.
     fn poll_step(&mut self, cx: &mut Context<'_>) -> Poll<WriterStep> {
-        if self.watch.poll_gone(self.stream, cx).is_ready() {
+        if self.watch.is_gone(self.stream) {
             return Poll::Ready(WriterStep::ClientGone);
         }
         if let Some(body) = &mut self.body
             && let Poll::Ready(data) = body.poll_data(cx)
         {
             return Poll::Ready(WriterStep::Take(data));
+        }
+        if self.watch.poll_gone(self.stream, cx).is_ready() {
+            return Poll::Ready(WriterStep::ClientGone);
         }
         // The body has nothing more now: write what is queued instead of waiting. The polls above have
         // registered the task for the next event, so nothing is polled again after the write.
