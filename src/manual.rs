@@ -234,4 +234,7 @@ pub mod decisions {
     #[doc = include_str!("manual/rustdoc_links.md")]
     #[doc = include_str!("manual/decisions/0046-end-tls-in-the-gateway-with-an-authority-for-each-run.md")]
     pub mod d0046 {}
+    #[doc = include_str!("manual/rustdoc_links.md")]
+    #[doc = include_str!("manual/decisions/0047-sign-requests-for-aws.md")]
+    pub mod d0047 {}
 }

@@ -23,6 +23,7 @@
 
 pub mod approval;
 pub mod argument_schema;
+mod aws_credential;
 pub mod call_table;
 pub mod config;
 pub mod connection;

@@ -69,4 +69,8 @@ pub trait StreamedEndpoint: Send + Sync {
     /// # Errors
     /// Returns the reply to a refused request.
     fn open_tunnel(&self, request: TunnelRequest<'_>) -> Result<OpenTunnel, Box<StreamedReply>>;
+
+    /// Returns the most bytes of a request's body that the endpoint keeps in memory at one time, beside the piece that
+    /// passes.
+    fn kept_bytes(&self, request: &StreamedRequest) -> u64;
 }

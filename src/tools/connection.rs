@@ -19,6 +19,8 @@
 //! **Invariant:** nothing is sent without a durable `connect.admitted` record, and each such record is followed by one
 //! `connect.settled` record.
 
+pub mod aws_signature;
+mod aws_signing;
 mod body;
 pub mod client;
 mod credential;
@@ -157,6 +159,7 @@ impl RunConnections {
         let query = head.uri.query();
         let (connection, rule) =
             parts.policy.check_request(name, head.method.as_str(), (path, query))?;
+        connection.check_signing(&head.headers, (path, query), body.size_hint().exact())?;
         let call = ConnectCall {
             connection: name.to_owned(),
             method: head.method.clone(),
@@ -177,11 +180,9 @@ impl RunConnections {
         (*request.method_mut(), *request.uri_mut()) = (head.method.clone(), uri);
         *request.headers_mut() =
             forwarded_headers(&head.headers, &connection.headers, credential.is_some());
-        if let Some(ReadCredential { header, value, .. }) = credential {
-            request.headers_mut().insert(header, value);
-        }
         let stop = parts.stop_signal();
-        let sent = send_until_stopped(connection, request, (&stop, request_bytes)).await;
+        let asking = (request, credential);
+        let sent = send_until_stopped(connection, asking, (&stop, request_bytes)).await;
         let answered = match sent {
             Ok(answer) => self.pass_answer((connection, asked), answer, (exchange, stop)),
             Err(outcome) => {
@@ -296,6 +297,14 @@ impl StreamedEndpoint for RunConnections {
             Box::new(self.0.refuse_request((&refusal, asked), request.pid))
         })
     }
+
+    fn kept_bytes(&self, request: &StreamedRequest) -> u64 {
+        let StreamedRequest { request, tunnel, .. } = request;
+        let named = ConnectionPolicy::named_connection(request.uri().path(), tunnel.as_deref());
+        let found = self.0.policy.find_connection(named).ok();
+        let length = request.body().size_hint().exact();
+        found.and_then(Connection::signing).map_or(0, |signing| signing.kept_bytes(length))
+    }
 }
 
 impl ConnectionParts {
@@ -326,7 +335,7 @@ impl ConnectionParts {
             None => None,
             Some(credential) => match credential.read_credential().await {
                 Ok(read) => {
-                    self.secrets.add_value(&read.secret);
+                    read.secrets().into_iter().for_each(|secret| self.secrets.add_value(secret));
                     Some(read)
                 }
                 Err(fault) => {
@@ -440,10 +449,10 @@ impl ConnectionParts {
     }
 }
 
-/// Sends a request, and waits for the head of the answer. An error is the outcome of the request.
+/// Sends a request with its credential, and waits for the head of the answer. An error is the outcome of the request.
 async fn send_until_stopped(
     connection: &Connection,
-    request: Request<ConnectRequestBody>,
+    (mut request, credential): (Request<ConnectRequestBody>, Option<ReadCredential>),
     (stop, request_bytes): (&StopSignal, &AtomicU64),
 ) -> Result<Response<Incoming>, ConnectOutcome> {
     // A server is silent only while no byte of the request's body passes, either.
@@ -455,10 +464,16 @@ async fn send_until_stopped(
         }
     };
     let reservation = request.body().reservation();
+    let sending = async {
+        if let Some(credential) = credential {
+            credential.authorize_request(&mut request).await?;
+        }
+        connection.client.send_request(request).await
+    };
     tokio::select! {
         biased;
         outcome = stop.wait_stopped() => Err(outcome),
-        answer = connection.client.send_request(request) => answer.map_err(|fault| match fault {
+        answer = sending => answer.map_err(|fault| match fault {
             SendFault::Address => ConnectOutcome::AddressRefused,
             SendFault::Failed if reservation.is_cut() => ConnectOutcome::BudgetCut,
             SendFault::Failed => ConnectOutcome::UpstreamFailed,

@@ -78,6 +78,22 @@ pub struct ConnectionCredentialConfig {
     /// `Authorization: Bearer`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub header: Option<String>,
+    /// The signatures of AWS: the value is the JSON of a `credential_process`, and signs each request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub aws: Option<AwsSigningConfig>,
+}
+
+/// The signatures that a credential of AWS makes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AwsSigningConfig {
+    /// The region, such as `eu-central-1`.
+    pub region: String,
+    /// The name of the service in signatures, such as `s3`.
+    pub service: String,
+    /// The operations that clients may name in `x-amz-target`, such as `DynamoDB_20120810.GetItem`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub targets: Vec<String>,
 }
 
 /// The limits of a connection within a run. A limit that is not given does not exist.

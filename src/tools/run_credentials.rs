@@ -9,10 +9,12 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
 
+use super::aws_credential::AwsCredential;
 use super::config::ToolConfig;
 use super::connection_config::ConnectionCredentialConfig;
 use super::credential_source::CredentialSource;
@@ -25,6 +27,8 @@ use crate::base::secret_redactor::SecretRedactor;
 pub struct RunCredentials {
     /// The variables and files whose values the run may send.
     sources: Vec<CredentialSource>,
+    /// Those of keys of AWS, whose values have more than one secret.
+    aws_sources: Vec<CredentialSource>,
     known: Mutex<KnownSecrets>,
 }
 
@@ -55,9 +59,14 @@ impl RunCredentials {
     pub fn for_config(config: &ToolConfig) -> Self {
         let headers = config.mcp.values().flat_map(|server| server.headers.values().cloned());
         let connections = config.connections.values().filter_map(|own| own.credential.as_ref());
-        let sources = connections.map(ConnectionCredentialConfig::source).chain(headers);
-        let sources = sources.filter(CredentialSource::has_one_place).collect();
-        Self { sources, known: Mutex::default() }
+        let (aws, others): (Vec<_>, Vec<_>) = connections.partition(|own| own.aws.is_some());
+        let sources = others.into_iter().map(ConnectionCredentialConfig::source).chain(headers);
+        let aws_sources = aws.into_iter().map(ConnectionCredentialConfig::source);
+        Self {
+            sources: sources.filter(CredentialSource::has_one_place).collect(),
+            aws_sources: aws_sources.filter(CredentialSource::has_one_place).collect(),
+            known: Mutex::default(),
+        }
     }
 
     /// Adds a value that is about to be sent. Beyond the limits, the values that were used longest ago are forgotten.
@@ -83,6 +92,12 @@ impl RunCredentials {
         // The values that another request may send while the answer comes. A value that cannot be read is not sent.
         for value in self.sources.iter().filter_map(|source| source.read_value().ok()) {
             self.add_value(&value);
+        }
+        for value in self.aws_sources.iter().filter_map(|source| source.read_value().ok()) {
+            let parsed = AwsCredential::parse_valid(&value, SystemTime::now());
+            for secret in parsed.iter().flat_map(AwsCredential::secrets) {
+                self.add_value(secret);
+            }
         }
         let search = self.current_search()?;
         let redactor = search.redactor.clone();

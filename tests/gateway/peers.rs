@@ -1,6 +1,7 @@
 //! Tests of the gateway with third-party programs: LiteLLM as its upstream, the OpenAI and Anthropic SDKs as its
 //! clients, and Prometheus.
 
+mod aws_sdk;
 mod cut_streams;
 pub(crate) mod setup;
 mod spoof;

@@ -4,7 +4,7 @@ mod approval_list;
 mod approvals;
 mod approved_programs;
 mod budget_questions;
-mod connections;
+pub(crate) mod connections;
 mod mcp;
 mod mcp_server;
 mod policy;
@@ -42,7 +42,7 @@ fn tool_settings(table: &str) -> ToolSettings {
     }
 }
 
-async fn start_app(table: &str) -> TestApp {
+pub(crate) async fn start_app(table: &str) -> TestApp {
     app_with(table, |_| ()).await
 }
 

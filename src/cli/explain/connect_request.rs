@@ -5,7 +5,7 @@ use std::fmt::{self, Display, Formatter};
 use std::process::ExitCode;
 
 use anyhow::Context;
-use http::{Method, Request, request};
+use http::{Method, Request, header, request};
 use serde::Serialize;
 
 use super::explain_input::ExplainInput;
@@ -114,6 +114,7 @@ impl ConnectExplanation {
         };
         let asked = (path, head.uri.query());
         let (found, rule) = policy.check_request(name, head.method.as_str(), asked)?;
+        found.check_signing(&head.headers, asked, announced_length(head))?;
         Ok(Self {
             connection: name.to_owned(),
             allowed: true,
@@ -155,6 +156,14 @@ impl ConnectExplanation {
 
     pub(super) fn exit_code(&self) -> ExitCode {
         if self.allowed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    }
+}
+
+/// Returns the length of a request's body, as its headers announce it; `None` for a body whose length they do not tell.
+fn announced_length(head: &request::Parts) -> Option<u64> {
+    match head.headers.get(header::CONTENT_LENGTH) {
+        Some(length) => length.to_str().ok()?.parse().ok(),
+        None => (!head.headers.contains_key(header::TRANSFER_ENCODING)).then_some(0),
     }
 }
 

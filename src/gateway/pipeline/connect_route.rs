@@ -81,7 +81,9 @@ pub(super) async fn handle_connect_request(
 ) -> Response<ResponseBody> {
     let uri = route_template(request.uri(), tunnel.is_some());
     let mut line = ConnectLogLine::new(Arc::clone(&gateway), request.method().clone(), uri);
-    let permit = match admit_request(&gateway, &request) {
+    let ClientPeer { pid, hangup, .. } = peer;
+    let request = StreamedRequest { request, pid, tunnel };
+    let permit = match admit_request(&gateway, &*endpoint, &request) {
         Ok(permit) => permit,
         Err(rejection) => {
             let response = rejected_response(&rejection);
@@ -90,10 +92,9 @@ pub(super) async fn handle_connect_request(
         }
     };
     // hyper sees the end of a connection only while it reads, and it does not read while the body cannot go on.
-    let ClientPeer { pid, hangup, .. } = peer;
-    let mut hangup: Option<HangupFuture> =
-        (!request.body().is_end_stream()).then(|| Box::pin(hangup.wait_hangup()) as HangupFuture);
-    let answering = endpoint.handle_streamed(StreamedRequest { request, pid, tunnel });
+    let mut hangup: Option<HangupFuture> = (!request.request.body().is_end_stream())
+        .then(|| Box::pin(hangup.wait_hangup()) as HangupFuture);
+    let answering = endpoint.handle_streamed(request);
     let reply = tokio::select! {
         biased;
         reply = answering => reply,
@@ -122,12 +123,14 @@ async fn wait_optional(future: &mut Option<HangupFuture>) {
 
 fn admit_request(
     gateway: &RunGateway,
-    request: &Request<Incoming>,
+    endpoint: &dyn StreamedEndpoint,
+    request: &StreamedRequest,
 ) -> Result<RequestPermit, CallRejection> {
-    request_head::check_host(request)?;
+    request_head::check_host(&request.request)?;
     let mut permit = gateway.capacity.admit_request()?;
-    // The bodies of both directions pass in pieces that are not kept.
-    permit.take_bytes(STREAM_BYTES)?;
+    // The bodies of both directions pass in pieces. A body that is signed is kept until then.
+    let kept = usize::try_from(endpoint.kept_bytes(request)).unwrap_or(usize::MAX);
+    permit.take_bytes(STREAM_BYTES.saturating_add(kept))?;
     Ok(permit)
 }
 

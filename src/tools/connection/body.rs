@@ -21,11 +21,19 @@ use crate::tools::run_credentials::EchoGuard;
 
 /// The body of a request on its way to the server. Each byte is taken from the budget before it passes.
 pub(super) struct ConnectRequestBody {
-    /// The client's body; `None` for a request that is sent again, which has none.
-    inner: Option<Incoming>,
+    inner: RequestSource,
     reservation: SharedReservation,
     /// The bytes that have passed, for the caller's records.
     passed: Arc<AtomicU64>,
+}
+
+/// The place that the bytes of a request's body come from.
+enum RequestSource {
+    Client(Incoming),
+    /// The whole body, which has been taken from the budget.
+    Collected(Bytes),
+    /// A request that is sent again, or a body that has ended.
+    Nothing,
 }
 
 /// The error of a body that was cut off.
@@ -39,12 +47,20 @@ impl ConnectRequestBody {
         reservation: SharedReservation,
         passed: Arc<AtomicU64>,
     ) -> Self {
-        Self { inner: Some(inner), reservation, passed }
+        Self { inner: RequestSource::Client(inner), reservation, passed }
     }
 
     /// Returns a body without bytes, for a request that is sent again.
     pub(super) fn to_empty(&self) -> Self {
-        Self { inner: None, reservation: self.reservation(), passed: Arc::clone(&self.passed) }
+        let (inner, reservation) = (RequestSource::Nothing, self.reservation());
+        Self { inner, reservation, passed: Arc::clone(&self.passed) }
+    }
+
+    /// Reads the whole body, which stays here to be sent. The caller has bounded its announced length.
+    pub(super) async fn collect_bytes(&mut self) -> Result<Bytes, Box<dyn Error + Send + Sync>> {
+        let collected = BodyExt::collect(&mut *self).await?.to_bytes();
+        self.inner = RequestSource::Collected(collected.clone());
+        Ok(collected)
     }
 
     pub(super) fn reservation(&self) -> SharedReservation {
@@ -61,7 +77,15 @@ impl Body for ConnectRequestBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         loop {
-            let Some(inner) = &mut self.inner else { return Poll::Ready(None) };
+            let inner = match &mut self.inner {
+                RequestSource::Client(inner) => inner,
+                RequestSource::Collected(bytes) => {
+                    let frame = Frame::data(std::mem::take(bytes));
+                    self.inner = RequestSource::Nothing;
+                    return Poll::Ready(Some(Ok(frame)));
+                }
+                RequestSource::Nothing => return Poll::Ready(None),
+            };
             let frame = match ready!(Pin::new(inner).poll_frame(cx)) {
                 None => return Poll::Ready(None),
                 Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
@@ -79,11 +103,19 @@ impl Body for ConnectRequestBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.inner.as_ref().is_none_or(Body::is_end_stream)
+        match &self.inner {
+            RequestSource::Client(inner) => inner.is_end_stream(),
+            RequestSource::Collected(bytes) => bytes.is_empty(),
+            RequestSource::Nothing => true,
+        }
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.inner.as_ref().map_or(SizeHint::with_exact(0), Body::size_hint)
+        match &self.inner {
+            RequestSource::Client(inner) => inner.size_hint(),
+            RequestSource::Collected(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            RequestSource::Nothing => SizeHint::with_exact(0),
+        }
     }
 }
 

@@ -5,7 +5,7 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue, Response, header};
 
-use super::reserved_headers::is_reserved_header;
+use super::reserved_headers::{is_aws_header, is_reserved_header};
 use crate::tools::run_credentials::EchoGuard;
 
 /// Returns the client's headers that pass to the server, and the ones that are made here.
@@ -23,7 +23,9 @@ pub(super) fn forwarded_headers(
         let is_listed = PASSED_HEADERS.contains(&name.as_str()) || listed.contains(name);
         // A client that asks for ranges could receive an echoed credential in pieces that no guard finds.
         let is_range = matches!(*name, header::RANGE | header::IF_RANGE) && !has_credential;
-        if (is_listed && !is_reserved_header(name)) || is_range {
+        // A header of AWS is on the list only of a connection that signs it.
+        let is_allowed = !is_reserved_header(name) || is_aws_header(name);
+        if (is_listed && is_allowed) || is_range {
             passed.append(name, value.clone());
         }
     }

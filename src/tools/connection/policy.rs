@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::uri::Authority;
-use http::{HeaderName, Uri, request};
+use http::{HeaderMap, HeaderName, Uri, request};
 
+use super::aws_signing::{AwsSigning, TARGET};
 use super::client::{ConnectionClient, HostLookup, system_lookup};
 use super::credential::ConnectionCredential;
 use super::link_rewriter::RewrittenLink;
@@ -15,7 +16,7 @@ use super::path_rule::{ConnectRule, is_served_method};
 use super::query::find_credential_parameter;
 use super::refusal::{ConnectDenial, ConnectRefusal};
 use super::request_path::RequestPath;
-use super::reserved_headers::is_reserved_header;
+use super::reserved_headers::{is_aws_header, is_reserved_header};
 use super::tunnel_address::TunnelAddress;
 use super::{CERTIFICATE_PATH, check_headers, split_path};
 use crate::base::host_reach::HostReach;
@@ -286,7 +287,9 @@ impl Connection {
             let dot = if key.is_empty() { "" } else { "." };
             (format!("credential{dot}{key}"), problem)
         })?;
-        let headers = parse_headers(&config.headers, credential.as_ref())?;
+        let mut headers = parse_headers(&config.headers, credential.as_ref())?;
+        let signing = credential.as_ref().and_then(ConnectionCredential::signing);
+        headers.extend(signing.filter(|own| own.has_targets()).map(|_| TARGET));
         let client =
             ConnectionClient::new(reach, config.ca_file.as_deref(), Arc::clone(&host.lookup))
                 .map_err(|problem| wrong("ca_file", problem))?;
@@ -311,6 +314,24 @@ impl Connection {
             allow: parse_rules("allow", &config.allow)?,
             deny: parse_rules("deny", &config.deny)?,
         })
+    }
+
+    /// Checks what a signature needs of a request; a connection that does not sign takes every request. `length` is the
+    /// announced length of its body. The function has no side effect.
+    ///
+    /// # Errors
+    /// Returns the first reason against the request.
+    pub fn check_signing(
+        &self,
+        headers: &HeaderMap,
+        asked: (&str, Option<&str>),
+        length: Option<u64>,
+    ) -> Result<(), ConnectRefusal> {
+        self.signing().map_or(Ok(()), |signing| signing.check_request(headers, asked, length))
+    }
+
+    pub(super) fn signing(&self) -> Option<&AwsSigning> {
+        self.credential.as_ref()?.signing()
     }
 
     /// Asks the rules about a request: a rule that denies wins, and without a rule that allows the request is denied.
@@ -377,12 +398,17 @@ fn parse_headers(
     names: &[String],
     credential: Option<&ConnectionCredential>,
 ) -> Result<Vec<HeaderName>, (String, String)> {
+    let signs = credential.is_some_and(|own| own.signing().is_some());
+    let is_free = |name: &HeaderName| {
+        (!is_reserved_header(name) || (signs && is_aws_header(name)))
+            && credential.is_none_or(|own| own.header() != name)
+    };
     let parse = |(number, name): (usize, &String)| match HeaderName::try_from(name) {
-        Ok(name)
-            if !is_reserved_header(&name) && credential.is_none_or(|own| *own.header() != name) =>
-        {
-            Ok(name)
-        }
+        Ok(name) if signs && name == TARGET => Err((
+            format!("headers[{number}]"),
+            "names operations; list them in `credential.aws.targets` instead".to_owned(),
+        )),
+        Ok(name) if is_free(&name) => Ok(name),
         _ => Err((
             format!("headers[{number}]"),
             format!("`{}` is not a header that a client may set; remove it", name.escape_debug()),

@@ -14,6 +14,15 @@ pub(super) fn find_credential_parameter(query: &str) -> Option<&'static str> {
     })
 }
 
+/// Returns true if a parameter has the beginning of those with which AWS presigns addresses. S3 reads headers from such
+/// parameters, too.
+pub(super) fn has_aws_parameter(query: &str) -> bool {
+    query.split(['&', ';']).any(|parameter| {
+        let name: Vec<u8> = percent_decode_str(parameter).collect();
+        name.trim_ascii_start().to_ascii_lowercase().starts_with(b"x-amz-")
+    })
+}
+
 /// Names of parameters that carry a credential at well-known services, in small letters.
 const CREDENTIAL_PARAMETERS: [&str; 27] = [
     "access_token",

@@ -41,6 +41,12 @@ pub enum ConnectRefusal {
         "the query has the parameter `{0}`, which carries a credential; leave it out, the host adds its own"
     )]
     ClientCredential(&'static str),
+    #[error("the request cannot be signed for AWS: {0}")]
+    Unsignable(&'static str),
+    #[error("the body has no announced length; send `content-length`")]
+    LengthRequired,
+    #[error("the body is longer than 1 MiB, the most that is signed for a service other than S3")]
+    TooLarge,
     #[error(transparent)]
     Budget(#[from] ConnectionBudgetError),
     /// The text is for the operator.
@@ -79,6 +85,9 @@ impl ConnectRefusal {
             Self::TooManyTunnels => "too_many_tunnels",
             Self::AmbiguousPath(_) => "ambiguous_path",
             Self::ClientCredential(_) => "client_credential",
+            Self::Unsignable(_) => "unsignable_request",
+            Self::LengthRequired => "length_required",
+            Self::TooLarge => "request_too_large",
             Self::Budget(error) => error.code(),
             Self::Credential(_) => "credential_unavailable",
             Self::Overloaded => "overloaded",
@@ -91,8 +100,12 @@ impl ConnectRefusal {
     pub fn status(&self) -> StatusCode {
         match self {
             Self::NotServed => StatusCode::NOT_FOUND,
-            Self::AmbiguousPath(_) | Self::InvalidTunnel(_) => StatusCode::BAD_REQUEST,
+            Self::AmbiguousPath(_) | Self::InvalidTunnel(_) | Self::Unsignable(_) => {
+                StatusCode::BAD_REQUEST
+            }
             Self::TunnelMismatch(_) => StatusCode::MISDIRECTED_REQUEST,
+            Self::LengthRequired => StatusCode::LENGTH_REQUIRED,
+            Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::ForeignOrigin
             | Self::Upgrade
             | Self::NotGranted(_)

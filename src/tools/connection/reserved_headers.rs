@@ -15,6 +15,31 @@ pub(super) fn is_credential_header(name: &HeaderName) -> bool {
     CREDENTIAL_HEADERS.contains(&name.as_str())
 }
 
+/// Returns true for a header that a client may set over a connection that signs for AWS, if the operator says so. The
+/// others are made here, frame the body, or name an object that no rule has checked.
+pub(super) fn is_aws_header(name: &HeaderName) -> bool {
+    let name = name.as_str();
+    name.starts_with("x-amz-")
+        && !MADE_AWS_HEADERS.contains(&name)
+        && !SOURCE_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// The headers of AWS that no list can let pass.
+const MADE_AWS_HEADERS: [&str; 9] = [
+    "x-amz-access-token",
+    "x-amz-content-sha256",
+    "x-amz-date",
+    "x-amz-decoded-content-length",
+    "x-amz-mfa",
+    "x-amz-s3session-token",
+    "x-amz-security-token",
+    "x-amz-signature",
+    "x-amz-trailer",
+];
+
+/// The beginnings of the headers with which S3 reads an object of another path.
+const SOURCE_PREFIXES: [&str; 2] = ["x-amz-copy-source", "x-amz-rename-source"];
+
 /// The usual headers of API keys and tokens.
 const CREDENTIAL_HEADERS: [&str; 16] = [
     "api-key",

@@ -1,7 +1,8 @@
 //! T6: Tests of a run's connections: what is sent, to which address, with whose credential, and what comes back.
 
+pub(crate) mod aws;
 mod budgets;
-mod clients;
+pub(crate) mod clients;
 mod config;
 mod guard;
 mod heads;
@@ -9,7 +10,7 @@ mod paths;
 mod programs;
 mod raw_server;
 mod secrets;
-mod server;
+pub(crate) mod server;
 mod taint;
 mod tunnel;
 mod tunnel_clients;

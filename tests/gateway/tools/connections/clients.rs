@@ -21,14 +21,14 @@ use crate::tools::tool_settings;
 
 /// The environment of a sandbox: a port of this machine that leads to the run's socket, and the variables of the run's
 /// connections.
-pub(super) struct SandboxPort {
-    pub(super) variables: BTreeMap<String, String>,
+pub(crate) struct SandboxPort {
+    pub(crate) variables: BTreeMap<String, String>,
     home: TempDir,
 }
 
 impl SandboxPort {
     /// Opens the port, and writes the certificate of the run's tunnels if it has some.
-    pub(super) async fn open(app: &TestApp, table: &str) -> Self {
+    pub(crate) async fn open(app: &TestApp, table: &str) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let socket = app.socket.clone();
@@ -61,7 +61,7 @@ impl SandboxPort {
     }
 
     /// Runs a program with the variables of the sandbox only.
-    pub(super) async fn run(&self, program: &str, arguments: &[&str]) -> Output {
+    pub(crate) async fn run(&self, program: &str, arguments: &[&str]) -> Output {
         let mut command = Command::new(program);
         command.args(arguments).current_dir(self.home()).env_clear();
         command.envs(&self.variables).env("HOME", self.home());
@@ -75,7 +75,7 @@ impl SandboxPort {
     }
 }
 
-pub(super) fn shown(output: &Output) -> String {
+pub(crate) fn shown(output: &Output) -> String {
     let [out, error] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
     format!("{}\n{out}\n{error}", output.status)
 }

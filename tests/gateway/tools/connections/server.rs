@@ -17,41 +17,41 @@ use tokio_rustls::TlsAcceptor;
 use crate::support::test_ca::TestCa;
 
 /// A server over TLS with a name, which is usually `localhost`.
-pub(super) struct SecureServer {
+pub(crate) struct SecureServer {
     name: &'static str,
-    pub(super) address: SocketAddr,
-    pub(super) ca: TestCa,
+    pub(crate) address: SocketAddr,
+    pub(crate) ca: TestCa,
     seen: Arc<Mutex<Vec<ConnectedRequest>>>,
 }
 
 /// A request that has arrived.
 #[derive(Clone, Debug)]
-pub(super) struct ConnectedRequest {
-    pub(super) method: Method,
+pub(crate) struct ConnectedRequest {
+    pub(crate) method: Method,
     /// The path and the query.
-    pub(super) target: String,
-    pub(super) headers: HeaderMap,
-    pub(super) body: Bytes,
+    pub(crate) target: String,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
 }
 
 /// An answer: each frame is a chunk of its own.
 #[derive(Clone, Debug)]
-pub(super) struct Answer {
-    pub(super) status: u16,
-    pub(super) headers: Vec<(String, String)>,
-    pub(super) frames: Vec<Vec<u8>>,
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) headers: Vec<(String, String)>,
+    pub(crate) frames: Vec<Vec<u8>>,
     /// True if the body never ends.
-    pub(super) is_open: bool,
+    pub(crate) is_open: bool,
 }
 
 type AnswerMaker = Arc<dyn Fn(&ConnectedRequest) -> Answer + Send + Sync>;
 
 impl Answer {
-    pub(super) fn text(text: impl Into<Vec<u8>>) -> Self {
+    pub(crate) fn text(text: impl Into<Vec<u8>>) -> Self {
         Self { status: 200, headers: vec![], frames: vec![text.into()], is_open: false }
     }
 
-    pub(super) fn with(mut self, name: &str, value: &str) -> Self {
+    pub(crate) fn with(mut self, name: &str, value: &str) -> Self {
         self.headers.push((name.to_owned(), value.to_owned()));
         self
     }
@@ -59,11 +59,11 @@ impl Answer {
 
 impl SecureServer {
     /// Starts a server that answers `ok`.
-    pub(super) async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         Self::answering(|_| Answer::text("ok")).await
     }
 
-    pub(super) async fn answering(
+    pub(crate) async fn answering(
         answer: impl Fn(&ConnectedRequest) -> Answer + Send + Sync + 'static,
     ) -> Self {
         Self::named("localhost", answer).await
@@ -95,21 +95,21 @@ impl SecureServer {
         Self { name, address, ca, seen }
     }
 
-    pub(super) fn seen(&self) -> Vec<ConnectedRequest> {
+    pub(crate) fn seen(&self) -> Vec<ConnectedRequest> {
         self.seen.lock().unwrap().clone()
     }
 
-    pub(super) fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("https://{}", self.authority())
     }
 
     /// Returns the name and the port.
-    pub(super) fn authority(&self) -> String {
+    pub(crate) fn authority(&self) -> String {
         format!("{}:{}", self.name, self.address.port())
     }
 
     /// Returns the table of a connection to this server, without rules and credential.
-    pub(super) fn table(&self, name: &str, more: &str) -> String {
+    pub(crate) fn table(&self, name: &str, more: &str) -> String {
         let (url, ca) = (self.url(), self.ca.file.display());
         format!(
             "[connections.{name}]\nurl = '{url}'\nca_file = '{ca}'\nallow_private_addresses = true\n{more}\n"
