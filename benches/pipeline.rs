@@ -1,4 +1,5 @@
-//! Measures the cost of one call: its head alone, and the whole exchange from socket to socket.
+//! Measures the cost of one call: its head alone, and the whole exchange from socket to socket, of a call to a model and
+//! of a call of a built-in tool.
 //!
 //! The gateway runs in one thread with its client and its provider, so the figure is the sum of all three;
 //! `side_by_side` separates them. Audit log, budget, metrics and access log are on.
@@ -15,7 +16,7 @@ use cogni_gateway::fakes::model_provider::FakeProvider;
 use cogni_gateway::gateway::config::GatewayConfig;
 use cogni_gateway::gateway::pipeline::{budget_headers, request_head};
 use cogni_gateway::gateway::process::GatewayProcess;
-use cogni_gateway::gateway::run::RequestId;
+use cogni_gateway::gateway::run::{RequestId, ToolSettings};
 use cogni_gateway::gateway::upstream::headers::{InjectedHeaders, UpstreamRequestHead};
 use cogni_gateway::llm::budget::price::{self, PriceTable};
 use cogni_gateway::llm::budget::{
@@ -23,6 +24,7 @@ use cogni_gateway::llm::budget::{
     Tokens,
 };
 use cogni_gateway::llm::protocol::GatewayRoute;
+use cogni_gateway::runner::tool_opener::RunToolOpener;
 use cogni_gateway::telemetry::access_log::AccessLogDestination;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use http::Request;
@@ -121,7 +123,10 @@ fn bench_exchange(criterion: &mut Criterion) {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.expect("a runtime");
-    let mut client = runtime.block_on(start_gateway(directory.path()));
+    let mut client = runtime.block_on(start_gateway(directory.path(), ToolSettings::default()));
+    // The tools have a gateway of their own, so that the figures of calls to a model stay those of a run without tools.
+    let tool_directory = tempfile::tempdir().expect("a temporary directory");
+    let mut tool_client = runtime.block_on(start_gateway(tool_directory.path(), tool_settings()));
     let mut group = criterion.benchmark_group("exchange");
     for (name, size) in
         [("unary 2 KB", 2 << 10), ("unary 100 KB", 100 << 10), ("unary 1 MB", 1 << 20)]
@@ -136,16 +141,20 @@ fn bench_exchange(criterion: &mut Criterion) {
     group.bench_function("stream of 100 chunks", |bencher| {
         bencher.iter(|| make_call(&runtime, &mut client, chat_request("hello", true)));
     });
+    group.throughput(Throughput::Elements(1));
+    group.bench_function("tool call", |bencher| {
+        bencher.iter(|| make_call(&runtime, &mut tool_client, tool_request()));
+    });
     group.finish();
 }
 
 /// Starts a provider, a gateway and a client's connection on the current runtime.
-async fn start_gateway(directory: &Path) -> SendRequest<RequestBody> {
+async fn start_gateway(directory: &Path, tools: ToolSettings) -> SendRequest<RequestBody> {
     let script = format!("chunks={STREAM_CHUNKS}").parse().expect("a valid script");
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let provider = FakeProvider::bind(address, script).await.expect("a free port");
-    let app = GatewayProcess::build_process(run_config(directory, provider.addr()))
-        .expect("a valid configuration");
+    let config = GatewayConfig { tools, ..run_config(directory, provider.addr()) };
+    let app = GatewayProcess::build_process(config).expect("a valid configuration");
     let socket =
         UnixStream::connect(app.socket_path().expect("one run")).await.expect("a bound socket");
     let tasks = TaskGroup::default();
@@ -184,6 +193,21 @@ fn chat_request(prompt: &str, is_stream: bool) -> Request<RequestBody> {
         .expect("a valid request")
 }
 
+/// Grants a tool of the gateway itself, which does nothing but look at the clock.
+fn tool_settings() -> ToolSettings {
+    let table = "granted = ['core__get_current_time']".parse().expect("a valid table");
+    let opener = Some(Arc::new(RunToolOpener::default()) as _);
+    ToolSettings { table: Some(table), opener, ..ToolSettings::default() }
+}
+
+fn tool_request() -> Request<RequestBody> {
+    Request::post("/tool/exec")
+        .header("host", "localhost")
+        .header("content-type", "application/json")
+        .body(Full::from(r#"{"tool":"core__get_current_time","arguments":{}}"#))
+        .expect("a valid request")
+}
+
 fn run_config(directory: &Path, upstream: SocketAddr) -> GatewayConfig {
     let mut config = GatewayConfig::default();
     "bench".clone_into(&mut config.identity.run);
@@ -192,6 +216,8 @@ fn run_config(directory: &Path, upstream: SocketAddr) -> GatewayConfig {
     config.upstream.url = upstream.to_string().parse().expect("an address is a target");
     config.upstream.api_key = SecretString::new("sk-bench");
     config.budget.max_turns = Some(u64::MAX);
+    // Calls of tools have a rate in every run.
+    config.budget.free_calls_per_minute = Some(u32::MAX);
     config.audit.path = Some(directory.join("audit.jsonl"));
     config.access_log = AccessLogDestination::File(directory.join("access.log"));
     config

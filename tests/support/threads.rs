@@ -40,6 +40,20 @@ impl ThreadClient {
         while read_chunk(&mut self.socket) > 0 {}
     }
 
+    /// Calls a tool without arguments, and reads its whole answer.
+    pub(crate) fn call_tool(&mut self, tool: &str) {
+        let body = format!(r#"{{"tool":"{tool}","arguments":{{}}}}"#);
+        let request = format!(
+            "POST /tool/exec HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        self.socket.get_mut().write_all(request.as_bytes()).unwrap();
+        let mut answer = vec![0; read_head(&mut self.socket).unwrap()];
+        self.socket.read_exact(&mut answer).unwrap();
+        let answer = String::from_utf8(answer).unwrap();
+        assert!(answer.contains(r#""status":"completed""#), "{answer}");
+    }
+
     /// Begins a call with a streamed answer, and reads its first frame.
     pub(crate) fn open_stream(&mut self) {
         self.begin(2);

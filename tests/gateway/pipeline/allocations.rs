@@ -5,14 +5,17 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::{Mutex, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 
 use allocation_counter::AllocationInfo;
 use cogni_gateway::gateway::config::GatewayConfig;
 use cogni_gateway::gateway::pipeline::server::LaneMode;
 use cogni_gateway::gateway::process::GatewayProcess;
+use cogni_gateway::gateway::run::ToolSettings;
 use cogni_gateway::llm::budget::{Nanodollars, Tokens};
+use cogni_gateway::runner::tool_opener::RunToolOpener;
+use cogni_gateway::tools::definition::CURRENT_TIME_TOOL;
 use tokio::runtime::Builder;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
@@ -22,14 +25,28 @@ use crate::support::threads::{ThreadClient, start_provider};
 
 /// The counts with the lane and with hyper. A commit that changes a count also changes the figure here.
 const FIGURES: [AllocationFigures; 2] = [
-    AllocationFigures { lane: LaneMode::On, per_call: 10, per_frame: 1, bytes_per_stream: 5_997 },
-    AllocationFigures { lane: LaneMode::Off, per_call: 24, per_frame: 1, bytes_per_stream: 27_349 },
+    AllocationFigures {
+        lane: LaneMode::On,
+        per_call: 10,
+        per_tool_call: 72,
+        per_frame: 1,
+        bytes_per_stream: 5_997,
+    },
+    AllocationFigures {
+        lane: LaneMode::Off,
+        per_call: 24,
+        per_tool_call: 72,
+        per_frame: 1,
+        bytes_per_stream: 27_349,
+    },
 ];
 
 struct AllocationFigures {
     lane: LaneMode,
     /// Allocations of a unary call, including reallocations.
     per_call: u64,
+    /// Allocations of a call of a built-in tool without arguments, the same way.
+    per_tool_call: u64,
     /// Allocations per frame of a chat stream with an output limit.
     per_frame: u64,
     /// Bytes that an open stream holds, including its connections.
@@ -43,6 +60,17 @@ fn a_unary_call_allocates_no_more_than_its_figure() {
         let calls =
             count_allocations(figures.lane, |client| (0..CALLS).for_each(|_| client.call(0)));
         (calls.count_total / u64::from(CALLS), figures.per_call)
+    });
+}
+
+/// G14, T5: A call of a tool allocates no more than its figure, plus 5 %.
+#[test]
+fn a_tool_call_allocates_no_more_than_its_figure() {
+    check_figures("allocations a tool call", |figures| {
+        let calls = count_allocations(figures.lane, |client| {
+            (0..CALLS).for_each(|_| client.call_tool(CURRENT_TIME_TOOL));
+        });
+        (calls.count_total / u64::from(CALLS), figures.per_tool_call)
     });
 }
 
@@ -131,6 +159,12 @@ fn limited_config(directory: &Path, upstream: SocketAddr, lane: LaneMode) -> Gat
     config.budget.max_turns = Some(u64::MAX);
     config.budget.max_total_tokens = Some(Tokens(u64::MAX / 2));
     config.budget.max_cost_usd = Some(Nanodollars(u64::MAX / 2));
+    let granted = format!("granted = ['{CURRENT_TIME_TOOL}']");
+    config.tools = ToolSettings {
+        table: Some(granted.parse().unwrap()),
+        opener: Some(Arc::new(RunToolOpener::default())),
+        ..ToolSettings::default()
+    };
     config
 }
 
