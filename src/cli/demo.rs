@@ -5,6 +5,7 @@
 
 mod agent;
 mod client;
+mod connections;
 mod tools;
 
 use std::io::Write;
@@ -24,6 +25,7 @@ use crate::gateway::config::GatewayConfig;
 use crate::gateway::process::GatewayProcess;
 use crate::telemetry::access_log::AccessLogDestination;
 use client::{DemoHttpClient, DemoResponse};
+use connections::{DemoApi, SeenToken};
 
 /// Runs the demo and removes its temporary directory.
 pub fn run(out: &mut impl Write) -> anyhow::Result<ExitCode> {
@@ -47,7 +49,9 @@ async fn run_demo(directory: &Path, out: &mut impl Write) -> anyhow::Result<()> 
         FakeProvider::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), ProviderScript::default())
             .await?;
     let (upstream, seen) = (provider.addr(), provider.request_log());
-    let app = GatewayProcess::build_process(demo_config(directory, upstream)?)?;
+    let api = DemoApi::bind(directory).await?;
+    let token = api.seen_token();
+    let app = GatewayProcess::build_process(demo_config(directory, upstream, &api.table()?)?)?;
     let stop = CancellationToken::new();
     writeln!(
         out,
@@ -55,17 +59,18 @@ async fn run_demo(directory: &Path, out: &mut impl Write) -> anyhow::Result<()> 
     )?;
     writeln!(out, "The run may take {MAX_TURNS} turns. The agent holds no key.")?;
     let socket = app.socket_path().context("the demo has one run")?.to_path_buf();
-    let agent = DemoAgent { socket, seen };
+    let agent = DemoAgent { socket, seen, token };
     // The narration ends both servers: the token stops them when the calls are done, also after an error.
     let narration = async {
         let result = narrate_calls(&agent, out).await;
         stop.cancel();
         result
     };
-    // All three run on this thread: the gateway, the provider and the narration.
-    let (served, (), result) = tokio::join!(
+    // All of them run on this thread: the gateway, the provider, the API and the narration.
+    let (served, (), (), result) = tokio::join!(
         app.serve_until_cancelled(stop.clone()),
         provider.serve(stop.clone()),
+        api.serve(stop.clone()),
         narration
     );
     // An error of the narration is more specific than an error of the servers.
@@ -113,8 +118,9 @@ async fn narrate_calls(agent: &DemoAgent, out: &mut impl Write) -> anyhow::Resul
 
     narrate_refusals(agent, out).await?;
     tools::narrate_tools(&agent.client(), out).await?;
+    connections::narrate_connections(&agent.client(), &agent.token, out).await?;
 
-    write_heading(out, "7. The last call of the budget, and one more")?;
+    write_heading(out, "8. The last call of the budget, and one more")?;
     let plain = json!({"model": "demo", "messages": []});
     let answer = agent.call_llm(&plain, &[]).await?;
     writeln!(out, "  agent saw      {}", answer.status)?;
@@ -170,6 +176,8 @@ async fn narrate_refusals(agent: &DemoAgent, out: &mut impl Write) -> anyhow::Re
 struct DemoAgent {
     socket: PathBuf,
     seen: Arc<ProviderRequestLog>,
+    /// What the API behind the connection has received.
+    token: SeenToken,
 }
 
 impl DemoAgent {
@@ -224,7 +232,11 @@ impl Drop for DemoTempDir {
     }
 }
 
-fn demo_config(directory: &Path, upstream: SocketAddr) -> anyhow::Result<GatewayConfig> {
+fn demo_config(
+    directory: &Path,
+    upstream: SocketAddr,
+    connection: &str,
+) -> anyhow::Result<GatewayConfig> {
     let mut config = GatewayConfig::default();
     "demo-run".clone_into(&mut config.identity.run);
     "acct-demo".clone_into(&mut config.identity.account);
@@ -233,7 +245,7 @@ fn demo_config(directory: &Path, upstream: SocketAddr) -> anyhow::Result<Gateway
     // The narration shows that this key never reaches the agent.
     config.upstream.api_key = SecretString::new("sk-real-key");
     config.budget.max_turns = Some(MAX_TURNS);
-    config.tools = tools::demo_tools()?;
+    config.tools = tools::demo_tools(connection)?;
     config.audit.path = Some(directory.join(AUDIT_LOG));
     // The lines of the access log would appear between the lines of the narration.
     config.access_log = AccessLogDestination::Off;

@@ -55,7 +55,7 @@ struct DemoEnvironment {
 
 impl DemoEnvironment {
     async fn narrate_run(&self, out: &mut impl Write) -> anyhow::Result<()> {
-        write_heading(out, "8. An agent in a sandbox: it looks around, and commits its work")?;
+        write_heading(out, "9. An agent in a sandbox: it looks around, and commits its work")?;
         let url = format!("{}/{REPOSITORY_NAME}.git", self.hub.url());
         let mut flags = vec!["--agent", "sandbox:agent", "--message", "Say what you see."];
         // With a repository, the run delivers its commits and opens a pull request.
@@ -85,7 +85,7 @@ impl DemoEnvironment {
         )?;
         self.narrate_delivery(&result, out)?;
 
-        write_heading(out, "9. The same agent with a budget of one call")?;
+        write_heading(out, "10. The same agent with a budget of one call")?;
         let mut flags = vec!["--agent", "sandbox:agent", "--message", "Again.", "--max-turns", "1"];
         if !is_root {
             flags.push("--allow-unlimited");
@@ -93,7 +93,7 @@ impl DemoEnvironment {
         let Some(result) = self.run_command(&flags, out).await? else { return Ok(()) };
         writeln!(out, "  the run is     ok: {}, {}", result["ok"], result["error_code"])?;
 
-        write_heading(out, "10. What is left of the sandboxes")?;
+        write_heading(out, "11. What is left of the sandboxes")?;
         // A removed sandbox leaves no directory behind.
         let left = fs::read_dir(self.directory.join("r"))?.count();
         writeln!(

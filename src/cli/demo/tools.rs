@@ -11,9 +11,9 @@ use crate::gateway::run::ToolSettings;
 use crate::runner::tool_opener::RunToolOpener;
 use crate::tools::definition::{CURRENT_TIME_TOOL, METRICS_QUERY_TOOL};
 
-/// Returns the settings of the demo's tools, as the table `[tools]` of a file.
-pub(super) fn demo_tools() -> anyhow::Result<ToolSettings> {
-    let table = Some(toml::from_str(TOOLS_TABLE)?);
+/// Returns the settings of the demo's tools and of its connection, as the table `[tools]` of a file.
+pub(super) fn demo_tools(connection: &str) -> anyhow::Result<ToolSettings> {
+    let table = Some(toml::from_str(&format!("{TOOLS_TABLE}{connection}"))?);
     Ok(ToolSettings {
         table,
         opener: Some(Arc::new(RunToolOpener::default())),
