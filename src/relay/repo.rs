@@ -75,6 +75,12 @@ pub enum RepoError {
         limits.pack_bytes, limits.memory_bytes, humantime::format_duration(limits.time)
     )]
     FetchLimitExceeded { branch: SandboxBranch, why: String, limits: FetchLimits },
+    #[error(
+        "the repository's notes (`refs/notes/cogni`) cannot be fetched within the relay's limits ({} bytes, {} bytes of \
+         memory): {why}; remove that ref at the remote, or raise `[fetch]` in the relay's file",
+        limits.pack_bytes, limits.memory_bytes
+    )]
+    NotesTooLarge { why: String, limits: FetchLimits },
     #[error("`{}` cannot be used: {why}", path.display())]
     StateUnusable { path: PathBuf, why: &'static str },
     #[error("cannot use `{}`", path.display())]

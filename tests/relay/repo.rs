@@ -3,6 +3,7 @@
 mod branch_key;
 mod corpus;
 mod extract_reason;
+mod fetch_lock;
 mod git;
 mod git_server;
 mod hold;

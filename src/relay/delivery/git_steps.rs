@@ -197,7 +197,7 @@ impl DeliveryService {
     }
 
     /// Pushes the note. A refusal by the remote is a result and no error, because a later attempt would be refused,
-    /// too.
+    /// too. The same holds for notes of the remote's that are too large to be fetched.
     fn put_statement_note(
         &self,
         job: &DeliveryJob,
@@ -213,6 +213,7 @@ impl DeliveryService {
             Err(
                 repo::RepoError::RemoteRejected { why } | repo::RepoError::Unauthorized { why },
             ) => Ok(format!("none: the remote does not take it: {why}")),
+            Err(error @ repo::RepoError::NotesTooLarge { .. }) => Ok(format!("none: {error}")),
             Err(error) => Err(error.into()),
         }
     }

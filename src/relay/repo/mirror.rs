@@ -193,17 +193,7 @@ impl RepoMirror {
         if let Some(base) = base {
             self.check_branch_name(base)?;
         }
-        if self.is_full()? {
-            let why = format!(
-                "its mirror on this machine has more than {} bytes, until `cogni-gateway relay sweep` has packed it",
-                self.limits.mirror_bytes
-            );
-            return Err(RepoError::FetchLimitExceeded {
-                branch: branch.clone(),
-                why,
-                limits: self.limits,
-            });
-        }
+        self.check_not_full(branch)?;
         let listed = self.list_remote_refs(branch, base, token)?;
         let Some(base) = base.map(str::to_owned).or(listed.default.clone()) else {
             return Err(RepoError::UnknownBase { base: "HEAD".to_owned() });
@@ -267,11 +257,10 @@ impl RepoMirror {
         base: Option<&str>,
         token: Option<&SecretString>,
     ) -> Result<RemoteRefs, RepoError> {
-        let call = self.git_command("ls-remote").args(["--symref", "--"]).arg(self.remote_url());
-        let call = call.args(["HEAD", &branch.to_ref()]);
-        let call = call.args(base.map(|base| format!("refs/heads/{base}")));
+        let mut names = vec!["HEAD".to_owned(), branch.to_ref()];
+        names.extend(base.map(|base| format!("refs/heads/{base}")));
         let text = self
-            .authenticate(call.limits(self.limits.of_ref_list()), token)?
+            .ref_list_command(&["--symref"], &names, token)?
             .output_text()
             .map_err(|error| self.map_list_error(error, branch))?;
         let mut listed = RemoteRefs::default();
@@ -292,9 +281,7 @@ impl RepoMirror {
         refspecs: &[String],
         token: Option<&SecretString>,
     ) -> Result<Result<(), super::git::GitError>, RepoError> {
-        let words = ["--quiet", "--no-tags", "--no-write-fetch-head", "--refmap=", "--"];
-        let call = self.git_command("fetch").args(words).arg(self.remote_url()).args(refspecs);
-        let call = self.authenticate(call.limits(self.limits.of_git()), token)?;
+        let call = self.fetch_command(refspecs, token)?;
         self.run_locked_fetch(|| call.execute())
     }
 
@@ -350,6 +337,11 @@ impl RepoMirror {
     /// Builds a git command in the mirror.
     pub(super) fn git_command(&self, subcommand: &'static str) -> GitCommand<'_> {
         self.git.subcommand(subcommand).repository(&self.git_dir)
+    }
+
+    /// Returns the limits of fetches into this mirror.
+    pub(super) fn fetch_limits(&self) -> FetchLimits {
+        self.limits
     }
 
     /// Returns the directory of the mirror's objects.

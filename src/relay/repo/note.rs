@@ -1,6 +1,9 @@
 //! The note beside a commit: a git note, on a ref that has only the relays' notes.
 //!
 //! **Invariant:** notes of other machines stay: the ref only moves forwards, from where this machine has found it.
+//!
+//! **Invariant:** the remote's notes are fetched under the lock and the limits of every other fetch: the remote decides
+//! how many there are.
 
 use super::git::{self, GitCommand, GitInput};
 use super::push::RefUpdateStatus;
@@ -22,20 +25,21 @@ impl RepoMirror {
     /// Writes a note beside a commit at the remote, unless the note is already there.
     ///
     /// # Errors
-    /// Returns [`RepoError::RemoteRejected`] if the remote refuses notes, and otherwise the errors of a
-    /// [push](super::ApprovedWork::push_branch).
+    /// Returns [`RepoError::RemoteRejected`] if the remote refuses notes, [`RepoError::NotesTooLarge`] if its notes
+    /// exceed the limits of a fetch, [`RepoError::FetchLimitExceeded`] if the mirror is full, and otherwise the errors
+    /// of a [push](super::ApprovedWork::push_branch).
     pub fn put_note(
         &self,
         note: CommitNote<'_>,
         token: Option<&SecretString>,
     ) -> Result<(), RepoError> {
-        let own_ref = format!("refs/notes/relay/{}", note.branch.key());
+        let own_ref = note_ref(note.branch);
         // One writer at a time on this machine. Writers on other machines are noticed by the push's lease.
         let _lock = self.lock_file("notes")?;
-        let writer =
-            NoteWriter { mirror: self, own_ref: &own_ref, committer: note.committer, token };
+        let writer = NoteWriter { mirror: self, own_ref: &own_ref, note, token };
         for _ in 0..MAX_ATTEMPTS {
-            if writer.try_write(note.head, note.text)? {
+            // The whole attempt writes objects into the mirror, and the last of them is what the push reads.
+            if self.run_locked_fetch(|| writer.try_write())?? {
                 return Ok(());
             }
         }
@@ -48,22 +52,23 @@ impl RepoMirror {
 /// The writer of one note.
 struct NoteWriter<'a> {
     mirror: &'a RepoMirror,
-    /// The local ref of the notes while one is added. Each branch has its own.
+    /// The [ref](note_ref) of the notes in the mirror. Each branch has its own.
     own_ref: &'a str,
-    committer: &'a str,
+    note: CommitNote<'a>,
     token: Option<&'a SecretString>,
 }
 
 impl NoteWriter<'_> {
     /// Adds the note to the remote's notes. Returns false if another machine has changed them in the meantime.
-    fn try_write(&self, head: ObjectId, note: &str) -> Result<bool, RepoError> {
+    fn try_write(&self) -> Result<bool, RepoError> {
+        let CommitNote { head, text, .. } = self.note;
         let before = self.fetch_notes()?;
-        if before.is_some() && self.read_note(head)?.as_deref() == Some(note) {
+        if before.is_some() && self.read_note(head)?.as_deref() == Some(text) {
             return Ok(true);
         }
         // `--reuse-message` takes a blob unchanged; `--file` would drop empty lines of the text in git before 2.42.
         let blob = self.mirror.git_command("hash-object").args(["-w", "--stdin"]);
-        let blob = blob.input(GitInput::Bytes(note.as_bytes().to_vec())).output_text()?;
+        let blob = blob.input(GitInput::Bytes(text.as_bytes().to_vec())).output_text()?;
         let reuse = format!("--reuse-message={}", blob.trim_end());
         self.notes_command().args(["add", "--force", &reuse, &head.to_string()]).execute()?;
         // With an empty `before`, the lease demands that the remote has no notes ref yet.
@@ -89,28 +94,34 @@ impl NoteWriter<'_> {
 
     /// Fetches the remote's notes into the local ref. Returns their commit, or `None` if the remote has none.
     fn fetch_notes(&self) -> Result<Option<ObjectId>, RepoError> {
-        let url = self.mirror.remote_url();
-        let list = self.mirror.git_command("ls-remote").arg("--").arg(&url).arg(NOTES_REF);
-        let listed =
-            self.mirror.authenticate(list, self.token)?.output_text().map_err(map_network_error)?;
-        let tip = listed.split('\t').next().and_then(|name| ObjectId::parse(name.as_bytes()));
+        let names = [NOTES_REF.to_owned()];
+        let list = self.mirror.ref_list_command(&[], &names, self.token)?;
+        let listed = list.output_text().map_err(|error| self.map_fetch_error(error))?;
+        // Git also lists a ref whose name only ends with this one.
+        let mut lines = listed.lines().filter_map(|line| line.split_once('\t'));
+        let has_notes = lines.any(|(_, name)| name == NOTES_REF);
         // A leftover local ref would bring old notes back to a remote that has removed its notes.
-        if tip.is_none() {
+        if !has_notes {
             self.mirror.git_command("update-ref").args(["-d", self.own_ref]).execute()?;
             return Ok(None);
         }
-        let words = ["--quiet", "--no-tags", "--no-write-fetch-head", "--refmap=", "--"];
-        let call = self
-            .mirror
-            .git_command("fetch")
-            .args(words)
-            .arg(url)
-            .arg(format!("+{NOTES_REF}:{}", self.own_ref));
-        self.mirror.authenticate(call, self.token)?.execute().map_err(map_network_error)?;
+        self.mirror.check_not_full(self.note.branch)?;
+        let refspecs = [format!("+{NOTES_REF}:{}", self.own_ref)];
+        let fetch = self.mirror.fetch_command(&refspecs, self.token)?;
+        fetch.execute().map_err(|error| self.map_fetch_error(error))?;
         // The push builds on what was fetched, which may be newer than what `ls-remote` has listed.
         let tip =
             self.mirror.git_command("rev-parse").args(["--verify", self.own_ref]).output_text()?;
         Ok(ObjectId::parse(tip.trim_end().as_bytes()))
+    }
+
+    /// Maps an error of the git that lists or fetches the notes. A later attempt would reach the same limit, unless it is
+    /// the limit of time.
+    fn map_fetch_error(&self, error: git::GitError) -> RepoError {
+        if matches!(error, git::GitError::Timeout { .. }) || !error.is_resource_limit() {
+            return map_network_error(error);
+        }
+        RepoError::NotesTooLarge { why: error.to_string(), limits: self.mirror.fetch_limits() }
     }
 
     /// Returns the present note of a commit, or `None` if there is none.
@@ -124,7 +135,8 @@ impl NoteWriter<'_> {
 
     /// Builds a `git notes` command on the local ref, with the committer as its author.
     fn notes_command(&self) -> GitCommand<'_> {
-        let (name, email) = self.committer.split_once(" <").unwrap_or((self.committer, ""));
+        let CommitNote { committer, .. } = self.note;
+        let (name, email) = committer.split_once(" <").unwrap_or((committer, ""));
         let email = email.trim_end_matches('>');
         self.mirror
             .git_command("notes")
@@ -134,6 +146,11 @@ impl NoteWriter<'_> {
             .env("GIT_COMMITTER_NAME", name)
             .env("GIT_COMMITTER_EMAIL", email)
     }
+}
+
+/// Returns the ref of the notes in the mirror while a note of this branch's work is added.
+pub(super) fn note_ref(branch: &SandboxBranch) -> String {
+    format!("refs/notes/relay/{}", branch.key())
 }
 
 /// The ref of the notes at the remote.

@@ -10,7 +10,10 @@ use cogni_gateway::base::host_reach::HostReach;
 use cogni_gateway::base::secret::SecretString;
 use cogni_gateway::relay::git::{HttpProxy, OutboundConfig};
 use cogni_gateway::relay::github::client::{GithubClient, GithubConfig, GithubError, RetryPolicy};
-use cogni_gateway::relay::repo::{BranchKey, GitProgram, RepoError, RepoMirror, RepositoryUrl};
+use cogni_gateway::relay::repo::{
+    BranchKey, CommitNote, GitProgram, ObjectId, RepoError, RepoMirror, RepositoryUrl,
+    SandboxBranch,
+};
 
 use super::setup::RelaySetup;
 use crate::support::connect_proxy::ConnectProxy;
@@ -74,34 +77,48 @@ fn git_uses_the_configured_proxy() {
     assert!(!format!("{error} {error:?}").contains(PASSWORD), "{error}");
 }
 
-/// L2: A server that lists refs without end is left at a bound far below the memory of a fetch.
+/// L2: A server that lists refs without end is left at a bound far below the memory of a fetch, by whatever lists its
+/// refs.
 #[test]
 fn a_list_of_refs_without_end_is_left_early() {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("http://{}/o/site.git", listener.local_addr().unwrap());
-    let server = thread::spawn(move || {
-        let mut stream = listener.accept().unwrap().0;
-        // The request is one packet on this machine, and its content does not matter.
-        let _ = stream.read(&mut [0; 4096]).unwrap();
-        stream.write_all(REF_LIST_HEAD).unwrap();
-        let mut lines = vec![];
-        for number in 1..=20_000 {
-            writeln!(lines, "0046{number:040x} refs/heads/many/{number:08}").unwrap();
-        }
-        let mut sent = 0;
-        while sent < MAX_SENT_BYTES && stream.write_all(&lines).is_ok() {
-            sent += lines.len();
-        }
-        sent
-    });
-    let directory = tempfile::tempdir().unwrap();
-    let git = GitProgram::find(&directory.path().join("git")).unwrap();
-    let repository = RepositoryUrl::parse(&url).unwrap();
-    let mirror = RepoMirror::open(&git, directory.path(), &repository).unwrap();
-    let lease = mirror.lease_branch(&BranchKey::parse("many").unwrap()).unwrap();
-    let error = mirror.ensure_branch(&lease, None, None).unwrap_err();
-    assert!(matches!(error, RepoError::FetchLimitExceeded { .. }), "{error}");
-    assert!(server.join().unwrap() < MAX_SENT_BYTES, "{error}");
+    let begin = |mirror: &RepoMirror| {
+        let lease = mirror.lease_branch(&BranchKey::parse("many").unwrap()).unwrap();
+        mirror.ensure_branch(&lease, None, None).map(drop)
+    };
+    let note = |mirror: &RepoMirror| {
+        let branch = SandboxBranch::from_key(BranchKey::parse("many").unwrap());
+        let (head, committer) = (ObjectId::NONE, "Relay <relay@example.com>");
+        mirror.put_note(CommitNote { branch: &branch, head, text: "proved", committer }, None)
+    };
+    for ask in [begin, note] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}/o/site.git", listener.local_addr().unwrap());
+        let server = thread::spawn(move || list_refs_without_end(&listener));
+        let directory = tempfile::tempdir().unwrap();
+        let git = GitProgram::find(&directory.path().join("git")).unwrap();
+        let repository = RepositoryUrl::parse(&url).unwrap();
+        let mirror = RepoMirror::open(&git, directory.path(), &repository).unwrap();
+        let error = ask(&mirror).unwrap_err();
+        assert!(error.to_string().contains("raise `[fetch]`"), "{error}");
+        assert!(server.join().unwrap() < MAX_SENT_BYTES, "{error}");
+    }
+}
+
+/// Answers one request with refs, until the client leaves. Returns the number of sent bytes.
+fn list_refs_without_end(listener: &TcpListener) -> usize {
+    let mut stream = listener.accept().unwrap().0;
+    // The request is one packet on this machine, and its content does not matter.
+    let _ = stream.read(&mut [0; 4096]).unwrap();
+    stream.write_all(REF_LIST_HEAD).unwrap();
+    let mut lines = vec![];
+    for number in 1..=20_000 {
+        writeln!(lines, "0046{number:040x} refs/heads/many/{number:08}").unwrap();
+    }
+    let mut sent = 0;
+    while sent < MAX_SENT_BYTES && stream.write_all(&lines).is_ok() {
+        sent += lines.len();
+    }
+    sent
 }
 
 /// L6: API calls use the same proxy and CA.

@@ -1,4 +1,5 @@
-//! The lock that fetches of one mirror share, and the disk space that fetches may take together.
+//! The lock that fetches of one mirror share, with everything else that writes objects into it, and the disk space that
+//! fetches may take together.
 //!
 //! A git that is killed at a limit leaves the pack that it was writing, up to the whole limit. Such files have random
 //! names, so only the lock tells them from those of a fetch that is under way.
@@ -9,12 +10,20 @@ use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use super::{RepoError, RepoMirror};
+use super::{RepoError, RepoMirror, SandboxBranch};
 use crate::base::dir_tree;
 use crate::relay::git::GitError;
+use crate::relay::repo::remote_error::map_network_error;
 
-/// The lock of one or more fetches, or of one that removes what fetches have left.
+/// The lock of one or more gits that write objects, or of one that removes what they have left.
 pub(super) struct FetchLock(File);
+
+/// Closing the file is not enough: a child process that another thread just starts may have inherited the file.
+impl Drop for FetchLock {
+    fn drop(&mut self) {
+        let _ = self.0.unlock();
+    }
+}
 
 impl FetchLock {
     /// Acquires the lock for a fetch, and waits at most `max_wait` for a process that packs the mirror. The first of
@@ -34,6 +43,16 @@ impl FetchLock {
                 }
                 Err(TryLockError::WouldBlock) => sleep(POLL_INTERVAL),
             }
+        }
+    }
+
+    /// Acquires the lock beside fetches, if no process packs the mirror alone.
+    pub(super) fn try_acquire_shared(git_dir: &Path) -> io::Result<Option<Self>> {
+        let file = File::create(git_dir.with_extension(EXTENSION))?;
+        match file.try_lock_shared() {
+            Ok(()) => Ok(Some(Self(file))),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Error(error)) => Err(error),
         }
     }
 
@@ -84,18 +103,19 @@ impl From<io::Error> for FetchLockError {
 }
 
 impl RepoMirror {
-    /// Runs `fetch` under the lock, and removes what it leaves unfinished. The outer error is of the disk, and the
-    /// inner one is git's.
-    pub(super) fn run_locked_fetch(
+    /// Runs `fetch`, or anything else that writes objects into the mirror, under the lock. Removes what it leaves
+    /// unfinished. The outer error is of the lock or the disk, and the inner one is that of `fetch`.
+    pub(in crate::relay::repo) fn run_locked_fetch<T, E>(
         &self,
-        fetch: impl FnOnce() -> Result<(), GitError>,
-    ) -> Result<Result<(), GitError>, RepoError> {
+        fetch: impl FnOnce() -> Result<T, E>,
+    ) -> Result<Result<T, E>, RepoError> {
         let disk = |source| RepoError::Io { path: self.git_dir.clone(), source };
         let lock = match FetchLock::acquire_shared(&self.git_dir, self.limits.time) {
             Ok(lock) => lock,
             Err(FetchLockError::Io(error)) => return Err(disk(error)),
             Err(FetchLockError::Timeout(after)) => {
-                return Ok(Err(GitError::Timeout { command: "fetch".to_owned(), after }));
+                let command = "fetch".to_owned();
+                return Err(map_network_error(GitError::Timeout { command, after }));
             }
         };
         let fetched = fetch();
@@ -108,15 +128,21 @@ impl RepoMirror {
         Ok(fetched)
     }
 
-    /// Returns true if the mirror takes more bytes than it may. Then the next sweep packs it as tightly as git can.
-    pub(super) fn is_full(&self) -> Result<bool, RepoError> {
+    /// Returns an error if the mirror takes more bytes than it may. Then the next sweep packs it as tightly as git can.
+    pub(in crate::relay::repo) fn check_not_full(
+        &self,
+        branch: &SandboxBranch,
+    ) -> Result<(), RepoError> {
         let disk = |source| RepoError::Io { path: self.git_dir.clone(), source };
         let max_bytes = self.limits.mirror_bytes;
-        let is_full = dir_tree::disk_usage(&self.git_dir, max_bytes).map_err(disk)? > max_bytes;
-        if is_full {
-            File::create(self.git_dir.join(FULL_MARKER)).map_err(disk)?;
+        if dir_tree::disk_usage(&self.git_dir, max_bytes).map_err(disk)? <= max_bytes {
+            return Ok(());
         }
-        Ok(is_full)
+        File::create(self.git_dir.join(FULL_MARKER)).map_err(disk)?;
+        let why = format!(
+            "its mirror on this machine has more than {max_bytes} bytes, until `cogni-gateway relay sweep` has packed it"
+        );
+        Err(RepoError::FetchLimitExceeded { branch: branch.clone(), why, limits: self.limits })
     }
 }
 

@@ -31,6 +31,28 @@ impl RepoMirror {
         Ok(call.http_header(&self.remote_url(), &SecretString::new(basic)).redact_secret(token))
     }
 
+    /// Prepares the git that lists the remote's refs with these names.
+    pub(in crate::relay::repo) fn ref_list_command(
+        &self,
+        options: &[&str],
+        names: &[String],
+        token: Option<&SecretString>,
+    ) -> Result<GitCommand<'_>, RepoError> {
+        let call = self.git_command("ls-remote").args(options).arg("--").arg(self.remote_url());
+        self.authenticate(call.args(names).limits(self.limits.of_ref_list()), token)
+    }
+
+    /// Prepares the git that fetches refs of the remote. It must run under the [fetch lock](Self::run_locked_fetch).
+    pub(in crate::relay::repo) fn fetch_command(
+        &self,
+        refspecs: &[String],
+        token: Option<&SecretString>,
+    ) -> Result<GitCommand<'_>, RepoError> {
+        let words = ["--quiet", "--no-tags", "--no-write-fetch-head", "--refmap=", "--"];
+        let call = self.git_command("fetch").args(words).arg(self.remote_url()).args(refspecs);
+        self.authenticate(call.limits(self.limits.of_git()), token)
+    }
+
     /// Returns the URL that git gets.
     pub(in crate::relay::repo) fn remote_url(&self) -> String {
         self.repository.clone_url()

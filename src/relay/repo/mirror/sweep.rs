@@ -8,6 +8,7 @@ use std::time::SystemTime;
 use super::fetch_lock::{FULL_MARKER, FetchLock};
 use super::{COMPLETE_MARKER, FetchLimits, mirror_id, mirror_ref};
 use crate::relay::git::GitProgram;
+use crate::relay::repo::note::note_ref;
 use crate::relay::repo::{BranchKey, BranchLease, RepoError, RepositoryUrl};
 
 /// Removes the mirrors below `state` that no run has used since `before`, except those of `kept`. The next run at such
@@ -67,8 +68,9 @@ fn gc_mirror(
         // The lease is held while its refs are removed, so that no run begins at the branch in between.
         let lease_if_old = (used < before).then(|| try_lease(&entry)).transpose()?.flatten();
         let Some(lease) = lease_if_old else { continue };
-        for name in ["base", "branch"] {
-            let words = ["-d".to_owned(), mirror_ref(lease.branch(), name)];
+        let [base, branch] = ["base", "branch"].map(|name| mirror_ref(lease.branch(), name));
+        for name in [base, branch, note_ref(lease.branch())] {
+            let words = ["-d".to_owned(), name];
             git.subcommand("update-ref").repository(mirror).args(words).execute()?;
         }
     }
@@ -80,8 +82,14 @@ fn gc_mirror(
         alone.remove_unfinished(mirror).map_err(disk)?;
     }
     let is_full = alone.is_some() && fs::exists(&full).map_err(disk)?;
-    // The lock is held while a full mirror is packed. Otherwise git itself keeps what a fetch is writing.
-    let _alone = alone.filter(|_| is_full);
+    // A full mirror is packed alone. Otherwise git itself keeps what a fetch is writing, and the lock is shared, so that
+    // no run that begins removes what git is packing.
+    let lock = match alone.filter(|_| is_full) {
+        Some(alone) => Some(alone),
+        None => FetchLock::try_acquire_shared(mirror).map_err(disk)?,
+    };
+    // Another sweep packs the mirror at this moment.
+    let Some(_lock) = lock else { return Ok(()) };
     if is_full {
         fs::remove_file(&full).map_err(disk)?;
     }
