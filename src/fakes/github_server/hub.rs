@@ -130,6 +130,13 @@ impl FakeGithubHandle {
             .unwrap_or_default()
     }
 
+    /// Adds a pull request.
+    pub fn add_pull(&self, name: &str, pull: FakePullRequest) {
+        if let Some(repository) = self.lock_state().repositories.get_mut(name) {
+            repository.pulls.push(pull);
+        }
+    }
+
     /// Changes a pull request as a person would on the web page.
     pub fn edit_pull(&self, name: &str, number: u64, change: impl FnOnce(&mut FakePullRequest)) {
         let mut state = self.lock_state();

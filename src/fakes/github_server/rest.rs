@@ -139,8 +139,18 @@ impl RepositoryView<'_> {
                 && to.as_ref().is_none_or(|to| *to == pull.base)
         };
         // GitHub lists the newest pull request first.
-        let found = repository.pulls.iter().rev().filter(is_asked_for);
-        FakeResponse::ok(&found.map(|pull| self.pull_json(repository, pull)).collect())
+        let found: Vec<_> = repository.pulls.iter().rev().filter(is_asked_for).collect();
+        let number =
+            |name, or| query_field(head, name).and_then(|text| text.parse().ok()).unwrap_or(or);
+        let (page, per_page) = (number("page", 1), number("per_page", 30).min(MAX_PER_PAGE));
+        let end = page * per_page;
+        let shown = found.iter().take(end).skip(end.saturating_sub(per_page));
+        let reply = FakeResponse::ok(&shown.map(|pull| self.pull_json(repository, pull)).collect());
+        if found.len() <= end {
+            return reply;
+        }
+        let next = format!("{}/repositories/{}/pulls?page={}", self.url, repository.id, page + 1);
+        reply.with_header("link", format!("<{next}>; rel=\"next\""))
     }
 
     fn create_pull(&self, repository: &mut FakeRepository, create: CreatePullBody) -> FakeResponse {
@@ -303,3 +313,6 @@ fn issue_token_reply(
 fn bad_signature() -> FakeResponse {
     FakeResponse::error(StatusCode::UNAUTHORIZED, "A JSON web token could not be decoded")
 }
+
+/// The most pull requests on one page, as of GitHub.
+const MAX_PER_PAGE: usize = 100;

@@ -12,8 +12,8 @@ use std::io;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, USER_AGENT};
-use http::{HeaderValue, Method, Request, Uri};
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, LINK, USER_AGENT};
+use http::{HeaderMap, HeaderValue, Method, Request, Uri};
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -164,6 +164,20 @@ impl GithubClient {
         self.call_once(token, Method::GET, path, None::<&()>).await
     }
 
+    /// Sends a GET request for one page of a list. Also returns true if the answer names a next page.
+    pub(super) async fn get_page<T: DeserializeOwned>(
+        &self,
+        token: &SecretString,
+        path: &str,
+    ) -> Result<(T, bool), GithubError> {
+        let called = Box::pin(self.send_and_parse(token, (Method::GET, path), None::<&()>));
+        let (page, headers) = self.with_timeout(called).await?;
+        // The address itself is not needed, and would be another's choice of where the token goes.
+        let links = headers.get_all(LINK).iter().filter_map(|value| value.to_str().ok());
+        let has_next = links.flat_map(|links| links.split([',', ';'])).any(is_next_relation);
+        Ok((page, has_next))
+    }
+
     /// Calls one GraphQL mutation, for actions that the REST API does not have. The answer's data is ignored.
     pub(super) async fn graphql_mutation(
         &self,
@@ -175,7 +189,7 @@ impl GithubClient {
         let called =
             Box::pin(self.send_and_parse(token, (Method::POST, GRAPHQL_PATH), Some(&body)));
         // GraphQL reports errors with status 200, in the body.
-        let answer: GraphqlResponse = self.with_timeout(called).await?;
+        let (answer, _): (GraphqlResponse, _) = self.with_timeout(called).await?;
         match answer.errors.first() {
             Some(error) => Err(GithubError::from_graphql(&error.kind, &error.message)),
             None => Ok(()),
@@ -191,7 +205,8 @@ impl GithubClient {
         path: &str,
         body: Option<&impl Serialize>,
     ) -> Result<T, GithubError> {
-        self.with_timeout(Box::pin(self.send_and_parse(token, (method, path), body))).await
+        let called = Box::pin(self.send_and_parse(token, (method, path), body));
+        Ok(self.with_timeout(called).await?.0)
     }
 
     /// Limits the time of a call. A call that takes longer may still be carried out.
@@ -208,13 +223,13 @@ impl GithubClient {
         }
     }
 
-    /// Sends a request, reads the answer up to a limit, and parses it.
+    /// Sends a request, reads the answer up to a limit, and parses it. Also returns the answer's headers.
     async fn send_and_parse<T: DeserializeOwned>(
         &self,
         token: &SecretString,
         (method, path): (Method, &str),
         body: Option<&impl Serialize>,
-    ) -> Result<T, GithubError> {
+    ) -> Result<(T, HeaderMap), GithubError> {
         let request = self.build_request(token, (method, path), body)?;
         let response = self.transport.send(request).await?;
         let (head, body) = response.into_parts();
@@ -228,9 +243,10 @@ impl GithubClient {
             return Err(GithubError::from_response(&head, &body));
         }
         // GitHub has done the work, but an answer that cannot be parsed tells as little as a lost one.
-        serde_json::from_slice(&body).map_err(|error| {
+        let parsed = serde_json::from_slice(&body).map_err(|error| {
             GithubError::NoResponse(format!("its answer is not what its API describes ({error})"))
-        })
+        })?;
+        Ok((parsed, head.headers))
     }
 
     /// Builds a request to the API's own address. No other address ever gets a token.
@@ -291,6 +307,12 @@ impl fmt::Display for GithubClient {
 /// Returns the path below a repository. The owner and the name have only characters that a URL allows.
 pub(super) fn repository_path(repository: &HostedRepository, rest: &str) -> String {
     format!("/repos/{}/{}{rest}", repository.owner(), repository.name())
+}
+
+/// Returns true if a part of a `Link` header says that its address is the next page: `rel="next"`.
+fn is_next_relation(part: &str) -> bool {
+    let relation = part.trim().strip_prefix("rel=").unwrap_or_default();
+    relation.trim_matches('"').split(' ').any(|name| name.eq_ignore_ascii_case("next"))
 }
 
 /// Returns the reason why an answer has begun and not ended.

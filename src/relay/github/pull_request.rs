@@ -149,8 +149,12 @@ async fn convert_all_to_draft(
     repository: &HostedRepository,
     branch: &SandboxBranch,
 ) -> Result<(), GithubError> {
-    for found in open_pull_requests(api, token, (repository, branch), "").await? {
-        make_draft(api, token, &found).await?;
+    // The order of creation: the list does not change under the pages, because drafts stay in it.
+    let mut pages = OpenPullRequests::new(api, token, (repository, branch), "");
+    while let Some(page) = pages.next_page().await? {
+        for found in page {
+            make_draft(api, token, &found).await?;
+        }
     }
     Ok(())
 }
@@ -173,27 +177,62 @@ async fn make_draft(
     Ok(())
 }
 
-/// Returns the open pull requests from a branch, narrowed by the query's further part `filter`. The answer is filtered
-/// again: GitHub ignores parts of a query that it does not understand, and a fork may have a branch of the same name.
-async fn open_pull_requests(
-    api: &GithubClient,
-    token: &SecretString,
-    (repository, branch): (&HostedRepository, &SandboxBranch),
-    filter: &str,
-) -> Result<Vec<FetchedPullRequest>, GithubError> {
-    let (owner, branch) = (repository.owner(), branch.to_string());
-    let query = format!(
-        "/pulls?state=open&head={owner}%3A{}{filter}&per_page=20",
-        encode_url_component(&branch)
-    );
-    let found: Vec<FetchedPullRequest> =
-        api.get(token, &repository_path(repository, &query)).await?;
-    let own = format!("{owner}/{}", repository.name());
-    let is_own_repository = |home: &BranchRepository| home.full_name.eq_ignore_ascii_case(&own);
-    let is_from_branch = |pull: &FetchedPullRequest| {
-        pull.head.branch == branch && pull.head.repo.as_ref().is_some_and(is_own_repository)
-    };
-    Ok(found.into_iter().filter(is_from_branch).collect())
+/// The open pull requests from a branch, page by page.
+struct OpenPullRequests<'a> {
+    api: &'a GithubClient,
+    token: &'a SecretString,
+    repository: &'a HostedRepository,
+    branch: String,
+    /// The further part of the query.
+    filter: &'a str,
+    /// The number of pages that were read.
+    page: usize,
+    has_next: bool,
+}
+
+impl<'a> OpenPullRequests<'a> {
+    /// Lists the open pull requests from a branch, narrowed by the query's further part `filter`.
+    fn new(
+        api: &'a GithubClient,
+        token: &'a SecretString,
+        (repository, branch): (&'a HostedRepository, &SandboxBranch),
+        filter: &'a str,
+    ) -> Self {
+        let branch = branch.to_string();
+        Self { api, token, repository, branch, filter, page: 0, has_next: true }
+    }
+
+    /// Returns the pull requests of the next page, or `None` after the last one. The answer is filtered again: GitHub
+    /// ignores parts of a query that it does not understand, and a fork may have a branch of the same name.
+    ///
+    /// # Errors
+    /// Returns the errors of a call, and [`GithubError::TooManyPullRequests`] if there may be a page behind `MAX_PAGES`.
+    async fn next_page(&mut self) -> Result<Option<Vec<FetchedPullRequest>>, GithubError> {
+        if !self.has_next {
+            return Ok(None);
+        }
+        if self.page == MAX_PAGES {
+            return Err(GithubError::TooManyPullRequests(MAX_PAGES * PER_PAGE));
+        }
+        self.page += 1;
+        let Self { repository, branch, filter, page, .. } = &*self;
+        let (owner, name) = (repository.owner(), encode_url_component(branch));
+        let query = format!(
+            "/pulls?state=open&head={owner}%3A{name}{filter}&per_page={PER_PAGE}&page={page}"
+        );
+        let path = repository_path(repository, &query);
+        let (found, has_next) =
+            self.api.get_page::<Vec<FetchedPullRequest>>(self.token, &path).await?;
+        // A full page may have a next one, even if a forge does not say so.
+        self.has_next = has_next || found.len() >= PER_PAGE;
+        let own = format!("{}/{}", self.repository.owner(), self.repository.name());
+        let is_own_repository = |home: &BranchRepository| home.full_name.eq_ignore_ascii_case(&own);
+        let is_from_branch = |pull: &FetchedPullRequest| {
+            pull.head.branch == self.branch
+                && pull.head.repo.as_ref().is_some_and(is_own_repository)
+        };
+        Ok(Some(found.into_iter().filter(is_from_branch).collect()))
+    }
 }
 
 /// One attempt to publish a pull request.
@@ -238,8 +277,13 @@ impl PullRequestPublisher<'_> {
     async fn find_open(&self, base: &str) -> Result<Option<FetchedPullRequest>, GithubError> {
         let query = format!("&base={}", encode_url_component(base));
         let source = (self.repository, &self.spec.head);
-        let found = open_pull_requests(self.api, &self.token, source, &query).await?;
-        Ok(found.into_iter().find(|pull| pull.base.branch == base))
+        let mut pages = OpenPullRequests::new(self.api, &self.token, source, &query);
+        while let Some(page) = pages.next_page().await? {
+            if let Some(found) = page.into_iter().find(|pull| pull.base.branch == base) {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
     }
 
     /// Opens a pull request.
@@ -362,6 +406,12 @@ fn read_page_url<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D
         "`html_url` is no web address of at most {MAX_PAGE_URL_BYTES} printable characters"
     )))
 }
+
+/// The pull requests on one page of a list, with which an answer stays within the client's limit. Our choice.
+const PER_PAGE: usize = 20;
+
+/// The most pages of a list: a thousand pull requests. A branch has one for each base. Our choice.
+const MAX_PAGES: usize = 50;
 
 /// The longest address of a page, in bytes. Our choice: browsers accept no much longer ones.
 const MAX_PAGE_URL_BYTES: usize = 2048;

@@ -35,7 +35,7 @@ async fn a_call_is_one_plain_request() {
     let shown = server.seen().join("\n").replace(&server.address.to_string(), "HOST");
     let shown = shown.replace(env!("CARGO_PKG_VERSION"), "VERSION");
     insta::assert_snapshot!(shown, @r#"
-    GET /api/v3/repos/acme/site/pulls?state=open&head=acme%3Asandbox%2Ftask-1&per_page=20 HTTP/1.1
+    GET /api/v3/repos/acme/site/pulls?state=open&head=acme%3Asandbox%2Ftask-1&per_page=20&page=1 HTTP/1.1
     user-agent: cogni-gateway/VERSION
     accept: application/vnd.github+json
     x-github-api-version: 2022-11-28

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cogni_gateway::fakes::github_server::{GithubOperation, InjectedFailure};
+use cogni_gateway::fakes::github_server::{FakePullRequest, GithubOperation, InjectedFailure};
 use cogni_gateway::llm::budget::{BudgetAmount, Nanodollars, Tokens};
 use cogni_gateway::relay::github::client::{GithubError, RetryPolicy};
 use cogni_gateway::relay::github::pull_request::change_summary::{
@@ -192,6 +192,35 @@ async fn a_ready_pull_request_becomes_a_draft() {
     let before = forge.hub.count_calls(GithubOperation::Withdraw);
     withdrawn().await.unwrap();
     assert_eq!(forge.hub.count_calls(GithubOperation::Withdraw), before);
+}
+
+/// L6: The pull requests behind the first page of the list become drafts, too. A list without an end is left at a limit,
+/// and the work is not pushed then.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_pull_requests_of_all_pages_become_drafts() {
+    let forge = RunningGithub::start().await;
+    publish_spec(&forge, &pull_request_spec()).await.unwrap();
+    let first = forge.hub.pulls(NAME).remove(0);
+    let add = |numbers: std::ops::RangeInclusive<u64>, is_draft| {
+        for number in numbers {
+            let base = format!("base-{number}");
+            forge.hub.add_pull(NAME, FakePullRequest { number, base, is_draft, ..first.clone() });
+        }
+    };
+    add(2..=45, false);
+    let withdrawn = async || {
+        let (api, branch) = (forge.api(), pull_request_spec().head);
+        convert_to_draft(&api, &forge_credential(), &forge.hosted(), &branch).await
+    };
+    withdrawn().await.unwrap();
+    assert!(forge.hub.pulls(NAME).iter().all(|pull| pull.is_draft));
+    assert_eq!(forge.hub.count_calls(GithubOperation::ListPulls), 1 + 3);
+    add(46..=999, true);
+    withdrawn().await.unwrap();
+    add(1000..=1000, true);
+    let error = withdrawn().await.unwrap_err();
+    assert!(error.retry_after().is_none(), "{error}");
+    insta::assert_snapshot!(error, @"GitHub lists 1000 open pull requests from the branch, or more; close those that nobody needs, or choose another branch key");
 }
 
 /// L6: A repository without drafts has no pull request to convert, so the delivery continues.

@@ -7,6 +7,8 @@ use http::response::Parts;
 use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 
+use crate::base::hidden_characters::escape_hidden;
+
 /// An error of a call to GitHub. No variant contains a secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GithubError {
@@ -41,6 +43,10 @@ pub enum GithubError {
     OtherHost { api: String, host: String },
     #[error("the app's private key cannot be used: {0}")]
     InvalidAppKey(&'static str),
+    #[error(
+        "GitHub lists {0} open pull requests from the branch, or more; close those that nobody needs, or choose another branch key"
+    )]
+    TooManyPullRequests(usize),
     #[error(
         "the text of {0} is full and has no room for the notice that the work needs a review; shorten that text"
     )]
@@ -197,9 +203,11 @@ fn join_problems(message: &str, reasons: &[ValidationProblem]) -> String {
     if reasons.is_empty() { message.to_owned() } else { reasons.join("; ") }
 }
 
-/// Removes control characters and cuts a text, because logs and rows have one short line.
+/// Removes control characters and cuts a text, because logs and rows have one short line. Other hidden characters become
+/// visible.
 pub(super) fn one_line(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).take(MAX_MESSAGE_CHARS).collect()
+    let line: String = text.chars().filter(|c| !c.is_control()).take(MAX_MESSAGE_CHARS).collect();
+    escape_hidden(&line).chars().take(MAX_MESSAGE_CHARS).collect()
 }
 
 /// The longest text of a message in characters. Our choice.
