@@ -47,6 +47,7 @@ pub use undelivered::UndeliveredTotals;
 pub use workspace_row::{DeliveryPlan, WorkspaceRow};
 
 use crate::base::dir_tree;
+use crate::base::hidden_characters::escape_hidden;
 use crate::base::wall_clock::StampClock;
 use crate::relay::delivery::rules::ReviewRules;
 use crate::relay::repo::BranchKey;
@@ -528,10 +529,13 @@ fn to_sql_integer(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// Replaces control characters, line breaks among them, by spaces, and cuts the text at [`MAX_ERROR_CHARS`].
+/// Replaces control characters, line breaks among them, by spaces, and other hidden characters by their numbers: a remote
+/// or a forge may have written the text. Cuts the text at [`MAX_ERROR_CHARS`].
 fn one_line(text: &str) -> String {
     let printable = |c: char| if c.is_control() { ' ' } else { c };
-    text.chars().map(printable).take(MAX_ERROR_CHARS).collect()
+    // Cut before and after the replacement, so that its work has a bound, too.
+    let line: String = text.chars().map(printable).take(MAX_ERROR_CHARS).collect();
+    escape_hidden(&line).chars().take(MAX_ERROR_CHARS).collect()
 }
 
 /// Returns true if a row is due. A time that is further away than any wait was written while the clock was ahead, and

@@ -1,11 +1,12 @@
 //! Tests of a whole delivery: from the work of a sandbox to the branch, the pull request and the statement.
 
-use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use cogni_gateway::base::hidden_characters::is_hidden;
 use cogni_gateway::fakes::github_server::{GithubOperation, InjectedFailure};
 use cogni_gateway::relay::delivery::outbox::{DeliveryRequest, DeliveryStep, PullRequestText};
 use cogni_gateway::relay::delivery::statement::{ProvenanceStatement, RunFacts};
@@ -117,6 +118,30 @@ async fn nothing_for_review_is_pushed_to_a_pull_request_that_is_ready() {
     let job = relay.outbox().get(&delivered.id).unwrap();
     relay.outbox().restart(&job).unwrap();
     assert_eq!(relay.resume_delivery(&delivered.id).await.unwrap().unwrap().step, "done");
+}
+
+/// L5, L6: The texts of a forge and of a git server have no hidden characters in the result, which people read.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_texts_of_a_forge_have_no_hidden_characters() {
+    let github = RunningGithub::start().await;
+    let hook = github.bare().join("hooks/update");
+    fs::create_dir_all(hook.parent().unwrap()).unwrap();
+    let script =
+        "#!/bin/sh\ncase $1 in refs/notes/*) echo 'no \u{2066}notes\u{feff} here'; exit 1; esac\n";
+    fs::write(&hook, script).unwrap();
+    fs::set_permissions(&hook, Permissions::from_mode(0o755)).unwrap();
+    let relay = open_relay(&github);
+    let (request, begun) = make_work(&github, &relay, "task-9", "run-1").await;
+    let noted = deliver_work(&relay, request, &begun).await;
+    drop(begun);
+    let refused = InjectedFailure::graphql_error("FORBIDDEN", "it is \u{202e}lamron\u{200b} now");
+    github.hub.inject(GithubOperation::Withdraw, refused, 1);
+    let (request, begun) = make_work(&github, &relay, "task-9", "AGENTS.md").await;
+    let held = deliver_work(&relay, request, &begun).await;
+    let (statement, why) = (noted.statement.unwrap(), held.why.unwrap());
+    assert!(!format!("{statement}{why}").chars().any(is_hidden), "{statement:?}, {why:?}");
+    assert!(statement.contains(r"no \u{2066}notes\u{feff} here"), "{statement}");
+    assert!(why.contains(r"it is \u{202e}lamron\u{200b} now"), "{why}");
 }
 
 /// L5, L6: A change of a protected path is not pushed. The work is kept, and one command applies it in a clone.
