@@ -437,6 +437,10 @@ mod tests {
         let mut out = vec![];
         print_proposals(&listed, &mut out).unwrap();
         insta::assert_snapshot!(String::from_utf8(out).unwrap().trim_end(), @r"
+        PROPOSAL                              STATE     TOOL                          UNTIL                     USED       RUN                                       AGENT
+        sta-2                                 proposed  text__count                   2026-11-25T11:02:08.125Z  0/2        run-1                                     caller
+        sta-1                                 granted   text__count                   2026-11-25T11:02:08.125Z  1/2        run-1                                     caller
+        more proposals exist: `--after sta-1`
         ");
     }
 

@@ -30,6 +30,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::branch_delivery::DeliveryTarget;
+use super::conversation::AgentInvocation;
 use super::directory::{RunDirectory, remove_run_dir};
 use super::quota::{QuotaExceededError, WorkspaceQuota};
 use super::run_gateway::RunGatewayBackend;
@@ -193,18 +194,11 @@ impl LongRunningPool {
         spec.workspace = WorkspaceMount::Directory { path, access: MountAccess::ReadWrite };
         let owner = OwnerProcess::this_process().context("`/proc` cannot be read")?;
         let run_directory = RunDirectory::create(&run_dir, &config.identity.run, &owner)?;
-        let (is_agent, is_repository) = (agent.is_some(), target.is_some());
-        // Earlier runs of the key had the workspace. What they left in the way may take minutes to remove, so no worker
-        // waits for it, and the key stays locked if this run is cancelled meanwhile.
-        let prepare = move || {
-            if let Some(agent) = agent.map(|agent| agent.with_default_models(models)) {
-                let obstacles = ObstaclePolicy::Remove;
-                agent.prepare_sandbox(&mut spec, &run_directory, is_repository, obstacles)?;
-            }
-            anyhow::Ok((guard, spec, run_directory))
-        };
+        let is_agent = agent.is_some();
+        let agent = agent.map(|agent| agent.with_default_models(models));
+        let held = (guard, spec, run_directory);
         let (mut guard, mut spec, run_directory) =
-            spawn_blocking(prepare).await.context("the agent's files were not written")??;
+            write_agent_files(agent, target.is_some(), held).await?;
         let (profile, max_runtime) = (SandboxProfile::new(&driver, &spec), spec.limits.max_runtime);
         let requirements = RunRequirements { profile, workspace: home, max_runtime };
         let entry = self.ensure_entry(cancel, &mut guard, requirements, &run_directory).await?;
@@ -442,6 +436,23 @@ async fn drop_sandbox(guard: &mut LongRunningEntryGuard) {
         directory.remove().await;
         drop(permit);
     }
+}
+
+/// Writes an agent's files into its workspace. Earlier runs of the key had the workspace, and what they left in the way may
+/// take minutes to remove: no worker waits for that, and the key stays locked if the run is cancelled meanwhile.
+async fn write_agent_files(
+    agent: Option<AgentInvocation>,
+    is_repository: bool,
+    (guard, mut spec, directory): (LongRunningEntryGuard, SandboxSpec, RunDirectory),
+) -> anyhow::Result<(LongRunningEntryGuard, SandboxSpec, RunDirectory)> {
+    let write = move || {
+        if let Some(agent) = agent {
+            let obstacles = ObstaclePolicy::Remove;
+            agent.prepare_sandbox(&mut spec, &directory, is_repository, obstacles)?;
+        }
+        anyhow::Ok((guard, spec, directory))
+    };
+    spawn_blocking(write).await.context("the agent's files were not written")?
 }
 
 fn check_plan(plan: &RunPlan, inputs: &RunInputs) -> Result<(), LongRunningClaimError> {

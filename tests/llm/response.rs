@@ -330,7 +330,8 @@ fn comments_and_unary_bodies_are_not_stored() {
                 observer.read_frame(frame.clone()).unwrap();
             }
         });
-        assert_eq!(peak, 0, "after {head:?}");
+        // A unary body in pieces has one scanner, whatever its length.
+        assert!(peak <= SCANNER_BYTES, "{peak} bytes after {head:?}");
     }
 }
 
@@ -606,3 +607,6 @@ const BODIES: &[(&str, GatewayRoute, &str)] = &[
     ),
     ("not JSON", GatewayRoute::ChatCompletions, r#"]}{"usage" "usage": , {"a":1}}} {"error"#),
 ];
+
+/// The most bytes that the observer of a response allocates beside its own. Our choice: one small value.
+const SCANNER_BYTES: usize = 128;

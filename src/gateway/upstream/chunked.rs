@@ -202,9 +202,9 @@ mod tests {
         for piece in body.chunks(piece) {
             let mut buffer = piece.to_vec();
             match decoder.decode_buffer(&mut buffer) {
-                Ok(decoded) => {
-                    payload.extend_from_slice(&buffer[..decoded.payload]);
-                    is_complete = decoded.complete;
+                Ok(progress) => {
+                    payload.extend_from_slice(&buffer[..progress.payload]);
+                    is_complete = progress.complete;
                 }
                 Err(why) => return (payload, Err(why)),
             }

@@ -29,6 +29,10 @@ struct WholeBodyFindings {
 }
 
 /// The usage report of a body.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly every body has the usual report, and a box would be an allocation"
+)]
 enum WholeBodyUsage {
     /// A usual report, which the walk has read.
     Read(ReportedUsage),

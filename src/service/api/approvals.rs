@@ -372,7 +372,14 @@ impl ApiState {
         };
         let standing = written.check_answer(store, &run, is_yes)?;
         let raise = answer.raise.map(SpendingLimits::from);
+        let mut _turn = None;
         if let Some(raise) = &raise {
+            if !is_yes {
+                return Err(wrong_raise(&RAISE_MISMATCH));
+            }
+            // Of several answers at once, the second finds the question closed, and reserves nothing.
+            _turn = Some(BUDGET_ANSWERS.lock().await);
+            let row = store.find(&row.id).await?.ok_or_else(|| no_such_approval(&row.id))?;
             self.reserve_raise(&run, (&row, &answer.digest), raise).await?;
         }
         let decision = ApprovalDecision {
@@ -555,6 +562,10 @@ impl From<ApprovalStateView> for ApprovalState {
         }
     }
 }
+
+/// The turn of an answer that raises a budget: it reserves money before it is written, and only one of several answers to
+/// a question can count.
+static BUDGET_ANSWERS: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 /// The problem of a raise that does not fit its question.
 const RAISE_MISMATCH: &str =

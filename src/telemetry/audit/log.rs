@@ -518,11 +518,10 @@ impl AuditLogState {
         // Only a change is logged: a full disk would else fill the log with one line per call.
         if self.failing != result.is_err() {
             let run = self.run.trim_matches('"');
-            match &result {
-                Err(error) => {
-                    tracing::error!(run, %error, "the audit log cannot be written; nothing is admitted");
-                }
-                Ok(()) => tracing::info!(run, "the audit log can be written again"),
+            if let Err(error) = &result {
+                tracing::error!(run, %error, "the audit log cannot be written; nothing is admitted");
+            } else {
+                tracing::info!(run, "the audit log can be written again");
             }
         }
         self.failing = result.is_err();

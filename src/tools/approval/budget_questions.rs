@@ -115,7 +115,7 @@ impl BudgetQuestionsShared {
         let own = Arc::clone(self);
         // The question outlives its first call, whose client may leave.
         self.parts.tasks.spawn_task(async move {
-            if let Err(error) = own.ask_and_wait(&id, budget).await {
+            if let Err(error) = Box::pin(own.ask_and_wait(&id, budget)).await {
                 tracing::error!(%error, "a question about a budget cannot be asked");
                 own.lock_asked().remove(&limit);
             }

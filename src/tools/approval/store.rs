@@ -23,6 +23,9 @@ use crate::base::keyed_permits::{KeyedPermit, KeyedPermits};
 use crate::base::log_line_limiter::LogLineLimiter;
 use crate::base::wall_clock::StampClock;
 
+/// A function that is told of each change of a standing approval, with the run that caused the change.
+type StandingObserver = dyn Fn(&str, &StandingApproval) + Send + Sync;
+
 /// The questions of one process. Clones share the same questions.
 #[derive(Clone)]
 pub struct ApprovalStore {
@@ -40,7 +43,7 @@ pub struct ApprovalStore {
     present: Arc<RwLock<Option<Arc<PresentTools>>>>,
     places: Arc<KeyedPermits>,
     pub(super) owner: Arc<dyn Fn(String) -> RunOwnerFuture + Send + Sync>,
-    pub(super) standing_observer: Arc<dyn Fn(&str, &StandingApproval) + Send + Sync>,
+    pub(super) standing_observer: Arc<StandingObserver>,
     /// The salt of the digests of standing approvals, once it is read.
     pub(super) salt: Arc<OnceCell<Arc<str>>>,
     clock: Arc<StampClock>,

@@ -133,7 +133,7 @@ impl AwsSigning {
         for (name, value) in request.headers().iter().filter(|(name, _)| is_signed_header(name)) {
             signed.append(name, value.clone());
         }
-        let signer = AwsSigner {
+        let aws = AwsSigner {
             access_key_id: &credential.access_key_id,
             secret_access_key: &credential.secret_access_key,
             region: &self.region,
@@ -148,7 +148,7 @@ impl AwsSigning {
             headers: &signed,
             payload: &payload,
         };
-        let authorization = sensitive_value(&signer.authorize(&signable, &date))?;
+        let authorization = sensitive_value(&aws.authorize(&signable, &date))?;
         request.headers_mut().insert(header::AUTHORIZATION, authorization);
         Ok(())
     }

@@ -208,7 +208,7 @@ impl NotesServerState {
         head.push(u8::try_from(size).unwrap());
         // Blocks that zlib has not compressed.
         head.extend(b"\x78\x01");
-        let block = [b"\0\0\x80\xff\x7f".as_slice(), &[7; 0x8000]].concat();
+        let block = [b"\0\0\x80\xff\x7f".as_slice(), &vec![7; 0x8000]].concat();
         let mut is_open = stream.write_all(&head).is_ok();
         for sent in 0..MAX_BLOCKS {
             while is_open && sent == FIRST_BLOCKS && self.is_slow.load(Ordering::Relaxed) {

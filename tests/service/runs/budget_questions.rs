@@ -130,8 +130,23 @@ async fn a_raise_stays_within_the_caps_of_the_grant() {
     let asked = wait_for_questions(&approver, |found| found.len() == 1).await;
     let beyond = raise(&approver, &asked[0], json!({"max_cost_usd": "0.006"})).await;
     assert_eq!(beyond, (402, json!("grant_budget_exhausted")));
-    let within = raise(&approver, &asked[0], json!({"max_cost_usd": "0.005"})).await;
-    assert_eq!(within, (200, json!("approved")));
+    // An answer that cannot count reserves nothing: a no with a raise, and all of several answers but one.
+    let path = format!("/api/v1/approvals/{}/decision", text(&asked[0]["id"]));
+    let no = json!({"decision": "deny", "digest": asked[0]["digest"], "raise": {"max_cost_usd": "0.005"}});
+    assert_eq!(approver.post(&path, &no).await.status, 422);
+    let reserved = async || {
+        let shown = setup.cogni(&["grant", "show", &starter.id]);
+        serde_json::from_str::<Value>(&shown).unwrap()["money"]["total"]["reserved_usd"].clone()
+    };
+    assert_eq!(reserved().await, "0.001");
+    let amounts = ["0.003", "0.004", "0.005"];
+    let answers =
+        amounts.map(|amount| raise(&approver, &asked[0], json!({"max_cost_usd": amount})));
+    let answers = futures_util::future::join_all(answers).await;
+    let counted: Vec<_> =
+        answers.iter().zip(amounts).filter(|((status, _), _)| *status == 200).collect();
+    assert_eq!(counted.len(), 1, "{answers:?}");
+    assert_eq!(reserved().await, counted[0].1);
     starter.ended(&run).await;
     let printed = starter.get(&format!("/api/v1/runs/{run}/output")).await.json();
     assert!(text(&printed["stderr"]).contains("\"status\":\"completed\""), "{printed}");

@@ -73,7 +73,7 @@ impl RequestBytes {
         }
         // The text is written, so the next request can use the buffer while this call waits for its response.
         self.release_text(worker);
-        while let Some(pieces) = self.pieces.as_mut().filter(|pieces| pieces.has_remaining()) {
+        while let Some(pieces) = self.pieces.as_mut().filter(Buf::has_remaining) {
             if ready!(poll_write_buf(Pin::new(&mut *stream), cx, &mut **pieces))? == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
