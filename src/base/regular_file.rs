@@ -1,7 +1,7 @@
 //! Opens a file that must be a regular one, and reads it within a limit.
 
 use std::fs::File;
-use std::io::{self, Read as _};
+use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
@@ -34,13 +34,23 @@ pub fn read_secret_file(path: &Path) -> io::Result<String> {
 /// # Errors
 /// Returns an error if the file cannot be read, is no regular file, is longer, or is no UTF-8.
 pub fn read_regular_file(path: &Path, max_bytes: u64) -> io::Result<String> {
-    let file = open_regular_file(path)?;
-    let mut text = String::new();
-    file.take(max_bytes + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > max_bytes {
+    let text = String::from_utf8(read_within(open_regular_file(path)?, max_bytes)?);
+    text.map_err(|_| {
+        io::Error::new(io::ErrorKind::InvalidData, "stream did not contain valid UTF-8")
+    })
+}
+
+/// Reads a source of at most `max_bytes` bytes, such as standard input.
+///
+/// # Errors
+/// Returns an error if the source cannot be read, or is longer.
+pub fn read_within(source: impl Read, max_bytes: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![];
+    source.take(max_bytes + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > max_bytes {
         return Err(io::Error::other(format!("it has more than {max_bytes} bytes")));
     }
-    Ok(text)
+    Ok(bytes)
 }
 
 /// The largest file of a secret. Our choice: thousands of keys, and a wrong path cannot fill the memory.

@@ -2,8 +2,7 @@
 
 pub mod show;
 
-use std::fs;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
@@ -12,6 +11,7 @@ use anyhow::{Context, anyhow, bail};
 use clap::Subcommand;
 
 use crate::base::db::SqliteDatabase;
+use crate::base::regular_file::{open_regular_file, read_within};
 use crate::base::secret::SecretString;
 use crate::cli::relay::StateDirArgs;
 use crate::gateway::config::setting::SETTINGS;
@@ -236,8 +236,8 @@ async fn record_logs(
     let mut is_whole = true;
     for log in logs {
         // The reader takes a missing log as empty, because a follower may be faster than the writer. A named log that
-        // is missing is a mistake.
-        fs::metadata(log).with_context(|| format!("`{}`", log.display()))?;
+        // is missing is a mistake, and one that is no file never ends.
+        open_regular_file(log).with_context(|| format!("`{}`", log.display()))?;
         // The calls before a broken record are still added; the exit status reports the break.
         let (facts, end) = CallUsageReader::open(log).finish();
         let new = store.record_calls(&facts).await?;
@@ -291,17 +291,16 @@ impl LitellmArgs {
 }
 
 fn read_body(file: Option<&Path>) -> anyhow::Result<Vec<u8>> {
-    let mut body = vec![];
     match file {
-        Some(path) => {
-            body = fs::read(path).with_context(|| format!("`{}`", path.display()))?;
-        }
-        None => {
-            io::stdin().lock().read_to_end(&mut body)?;
-        }
+        Some(path) => open_regular_file(path)
+            .and_then(|file| read_within(file, MAX_INGEST_BYTES))
+            .with_context(|| format!("`{}`", path.display())),
+        None => read_within(io::stdin().lock(), MAX_INGEST_BYTES).context("standard input"),
     }
-    Ok(body)
 }
+
+/// The largest input of `ingest`, in bytes. Our choice: a hundred thousand notices.
+const MAX_INGEST_BYTES: u64 = 256 * 1024 * 1024;
 
 /// Parses `2026-11-22T09:30:00Z`, or a duration such as `24h` before now.
 fn parse_time(text: &str) -> Result<SystemTime, String> {

@@ -10,7 +10,7 @@ mod remedy;
 mod text;
 mod tool_call;
 
-use std::fs;
+use std::fmt::Display;
 use std::io::{Read, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -23,6 +23,7 @@ use self::explain_input::ExplainInput;
 use self::explanation::{ExplainContext, RequestExplanation};
 use self::tool_call::ToolExplanation;
 use super::flags;
+use crate::base::regular_file::{open_regular_file, read_within};
 use crate::base::secret::SecretString;
 use crate::gateway::config::{GatewayConfig, SETTINGS};
 use crate::gateway::process::compile_policy;
@@ -149,13 +150,13 @@ pub fn load_config(
     Ok(config)
 }
 
-fn read_input(file: &str, mut input: impl Read) -> anyhow::Result<Vec<u8>> {
+fn read_input(file: &str, input: impl Read) -> anyhow::Result<Vec<u8>> {
     if file != "-" {
-        return fs::read(file).with_context(|| format!("cannot read `{file}`"));
+        let read = open_regular_file(file.as_ref());
+        let read = read.and_then(|file| read_within(file, MAX_INPUT_BYTES));
+        return read.with_context(|| format!("cannot read `{file}`"));
     }
-    let mut text = vec![];
-    input.read_to_end(&mut text).context("cannot read standard input")?;
-    Ok(text)
+    read_within(input, MAX_INPUT_BYTES).context("cannot read standard input")
 }
 
 /// Parses the usage of the run, with the names that rules use.
@@ -188,6 +189,9 @@ fn parse_spent<'a>(given: impl Iterator<Item = &'a String>) -> anyhow::Result<Bu
     }
     Ok(spent)
 }
+
+/// The largest request, in bytes. Our choice: five times the largest body of the default policy.
+const MAX_INPUT_BYTES: u64 = 256 * 1024 * 1024;
 
 const AFTER_HELP: &str = "\
 The command also takes the flags and variables of `cogni-gateway proxy`; the run's identity and the

@@ -8,6 +8,7 @@ pub mod setting;
 mod shared_listener;
 
 use std::net::SocketAddr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use crate::base::canonical;
 use crate::base::regular_file::read_regular_file;
 use crate::base::serde_words;
 use crate::base::time::MAX_TIME;
-use crate::base::unix::SocketPermissions;
+use crate::base::unix::{MAX_PATH_BYTES, SocketPermissions};
 use crate::gateway::pipeline::policy;
 use crate::gateway::pipeline::rule::RuleSet;
 use crate::gateway::pipeline::server;
@@ -226,6 +227,7 @@ impl GatewayConfig {
         if !(1..=MAX_WORKERS).contains(&self.workers) {
             bail!("`WORKERS` is `{}`; give 1 to {MAX_WORKERS}", self.workers);
         }
+        self.validate_paths()?;
         self.validate_times()?;
         self.validate_waits()?;
         self.validate_body_limits()?;
@@ -235,6 +237,32 @@ impl GatewayConfig {
         // The rules are compiled for their errors only; each policy compiles them again.
         RuleSet::compile_rules(&self.policy.rules)?;
         self.tools.check()
+    }
+
+    /// Checks that the files and sockets that the process makes can have their names.
+    fn validate_paths(&self) -> anyhow::Result<()> {
+        let sockets = [
+            ("listen.socket_path", Some(&*self.listen.socket_path)),
+            ("admin.socket_path", self.admin.socket_path.as_deref()),
+        ];
+        let files = [
+            ("audit.path", self.audit.path.as_deref()),
+            ("access_log", self.access_log.file_path()),
+        ];
+        for (name, path) in sockets.into_iter().chain(files) {
+            if path.is_some_and(|path| path.as_os_str().as_bytes().contains(&0)) {
+                bail!("`{name}` has a zero byte, which no path has; take it out");
+            }
+        }
+        for (name, path) in sockets {
+            if let Some(path) = path.filter(|path| path.as_os_str().len() > MAX_PATH_BYTES) {
+                bail!(
+                    "`{name}` is `{}`, which is longer than the {MAX_PATH_BYTES} bytes of a socket's path; give a shorter one",
+                    path.display()
+                );
+            }
+        }
+        Ok(())
     }
 
     /// Checks the settings of a service. A service has no operator's socket, and one thread for each processor.

@@ -2,7 +2,6 @@
 //! of the request. The parts together make a plan.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::mem;
 use std::path::{Path, PathBuf, absolute};
 use std::sync::Arc;
@@ -16,6 +15,7 @@ use super::agent::input_path;
 use super::conversation::MODEL_VARIABLE;
 use super::tool_opener::{connection_variables, has_tunnels};
 use super::{AgentInvocation, ChatMessage, ChatRole, GatewayServer, RunPlan};
+use crate::base::regular_file::read_regular_file;
 use crate::base::{serde_words, trace_context};
 use crate::gateway::config::GatewayConfig;
 use crate::llm::budget;
@@ -112,7 +112,8 @@ impl RunRequest {
     /// Returns an error if the file cannot be read or parsed. The error contains the path and the line.
     pub fn from_file(path: &Path) -> anyhow::Result<Self> {
         let shown = path.display();
-        let text = fs::read_to_string(path).with_context(|| format!("cannot read `{shown}`"))?;
+        let text = read_regular_file(path, MAX_FILE_BYTES);
+        let text = text.with_context(|| format!("cannot read `{shown}`"))?;
         toml::from_str(&text).map_err(|error| {
             let line = serde_words::toml_line(&text, &error);
             anyhow!("{shown}:{line}: this is no run: {}", serde_words::of_toml(&error))
@@ -419,3 +420,6 @@ fn deserialize_workspace<'de, D: Deserializer<'de>>(
 
 /// The default time between SIGTERM and SIGKILL (our choice).
 const DEFAULT_GRACE: Duration = Duration::from_secs(10);
+
+/// The largest file that describes a run, in bytes. Our choice: a message has at most 128 KiB.
+const MAX_FILE_BYTES: u64 = 4 << 20;

@@ -218,7 +218,8 @@ impl AccessLog {
 }
 
 impl AccessLogDestination {
-    fn file_path(&self) -> Option<&Path> {
+    /// Returns the path of the file, if the destination is a file.
+    pub fn file_path(&self) -> Option<&Path> {
         match self {
             Self::File(path) => Some(path),
             Self::Off | Self::Stdout | Self::Stderr => None,

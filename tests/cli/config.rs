@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 use std::error::Error as _;
 use std::fs;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use cogni_gateway::cli;
+use cogni_gateway::cli::explain;
 use cogni_gateway::cli::proxy::load_config;
 use cogni_gateway::gateway::config::{GatewayConfig, SETTINGS};
 use cogni_gateway::llm::budget::price::{PriceConfig, PriceTable};
@@ -129,6 +131,44 @@ fn a_file_that_never_ends_is_refused() {
     assert_eq!(error.source().unwrap().to_string(), "it is no regular file");
     let error = verify_file(Path::new("/dev/zero"), None).unwrap_err();
     assert_eq!(error.source().unwrap().to_string(), "it is no regular file");
+}
+
+/// A socket whose path is too long, and a path with a zero byte, could never be made, so `check` refuses them.
+#[test]
+fn a_path_that_cannot_be_made_is_refused() {
+    let error = |text: &str| {
+        let file = ConfigTempFile::holding(text);
+        CommandInput::default().with("CONFIG", file.path()).error()
+    };
+    let with_zero = "= \"/run/a\\u0000b\"";
+    for (text, name) in [
+        (format!("[listen]\nsocket_path {with_zero}"), "listen.socket_path"),
+        (format!("[admin]\nsocket_path {with_zero}"), "admin.socket_path"),
+        (format!("[audit]\npath {with_zero}"), "audit.path"),
+        (format!("access_log {with_zero}"), "access_log"),
+    ] {
+        let refusal = format!("`{name}` has a zero byte, which no path has; take it out");
+        assert_eq!(error(&text), refusal);
+    }
+    for table in ["listen", "admin"] {
+        let error = error(&format!("[{table}]\nsocket_path = '/run/a/{}'", "s".repeat(101)));
+        assert!(error.starts_with(&format!("`{table}.socket_path` is `/run/a/s")), "{error}");
+        assert!(error.ends_with("the 107 bytes of a socket's path; give a shorter one"), "{error}");
+    }
+}
+
+/// `explain` reads no named pipe and no device in the place of its file, nor a file without end on standard input.
+#[test]
+fn an_explained_request_has_an_end() {
+    let explain = |file: &str, input: &mut dyn Read| {
+        let matches = explain::command().try_get_matches_from(["explain", file]).unwrap();
+        let error = explain::run(&matches, input, &mut vec![]).unwrap_err();
+        format!("{error:#}")
+    };
+    let error = explain("/dev/zero", &mut io::empty());
+    insta::assert_snapshot!(error, @"cannot read `/dev/zero`: it is no regular file");
+    let error = explain("-", &mut io::repeat(b' '));
+    insta::assert_snapshot!(error, @"cannot read standard input: it has more than 268435456 bytes");
 }
 
 /// G15: One body of the maximum size must fit into the run's memory limit.
