@@ -367,6 +367,11 @@ fn mirror_ref(branch: &SandboxBranch, name: &str) -> String {
     format!("refs/relay/{}/{name}", branch.key())
 }
 
+/// Returns the ref of the notes in the mirror while a note of this branch's work is added.
+pub(super) fn note_ref(branch: &SandboxBranch) -> String {
+    format!("refs/notes/relay/{}", branch.key())
+}
+
 /// The part of a fetch's memory that a list of refs may take: 512 MiB of 5 GiB, for some two million refs. Our choice.
 const REF_LIST_PART: u64 = 10;
 

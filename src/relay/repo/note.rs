@@ -6,6 +6,7 @@
 //! how many there are.
 
 use super::git::{self, GitCommand, GitInput};
+use super::mirror::note_ref;
 use super::push::RefUpdateStatus;
 use super::remote_error::{map_network_error, rejection_message};
 use super::{ObjectId, RepoError, RepoMirror, SandboxBranch};
@@ -146,11 +147,6 @@ impl NoteWriter<'_> {
             .env("GIT_COMMITTER_NAME", name)
             .env("GIT_COMMITTER_EMAIL", email)
     }
-}
-
-/// Returns the ref of the notes in the mirror while a note of this branch's work is added.
-pub(super) fn note_ref(branch: &SandboxBranch) -> String {
-    format!("refs/notes/relay/{}", branch.key())
 }
 
 /// The ref of the notes at the remote.

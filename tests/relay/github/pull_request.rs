@@ -220,7 +220,7 @@ async fn the_pull_requests_of_all_pages_become_drafts() {
     add(1000..=1000, true);
     let error = withdrawn().await.unwrap_err();
     assert!(error.retry_after().is_none(), "{error}");
-    insta::assert_snapshot!(error, @"GitHub lists 1000 open pull requests from the branch, or more; close those that nobody needs, or choose another branch key");
+    insta::assert_snapshot!(error, @"GitHub lists 1000 open pull requests from the branch, or more; close the ones that are not needed, or choose another branch key");
 }
 
 /// L6: A repository without drafts has no pull request to convert, so the delivery continues.

@@ -146,7 +146,7 @@ impl NotesServer {
     fn start(tip: String) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let (packs, is_slow) = Default::default();
+        let (packs, is_slow) = (AtomicUsize::new(0), AtomicBool::new(false));
         let state = Arc::new(NotesServerState { tip, packs, is_slow });
         let served = Arc::downgrade(&state);
         thread::spawn(move || {

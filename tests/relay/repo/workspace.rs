@@ -150,6 +150,7 @@ fn a_sweep_packs_mirrors_and_drops_unused_branches() {
         let name = mirror.git_with(["hash-object", "-w", "--stdin"], &[at]);
         mirror.git_with(["pack-objects", "-q", "objects/pack/pack"], name.as_bytes());
     }
+    mirror.git(["update-ref", "refs/notes/relay/old", "refs/relay/old/base"]);
     let lease = only(&state.join("branches")).join("old/lease");
     fs::File::options().append(true).open(lease).unwrap().set_modified(before - day).unwrap();
     let url = setup.remote.path.display().to_string();
@@ -159,7 +160,7 @@ fn a_sweep_packs_mirrors_and_drops_unused_branches() {
     };
     let refs = || mirror.git(["for-each-ref", "--format=%(refname)"]);
     assert_eq!(swept(&[url.parse().unwrap()]), 0);
-    assert_eq!(refs(), "refs/relay/new/base\nrefs/relay/old/base");
+    assert_eq!(refs(), "refs/notes/relay/old\nrefs/relay/new/base\nrefs/relay/old/base");
     assert_eq!(swept(&[]), 0);
     assert_eq!(refs(), "refs/relay/new/base");
     let counted = mirror.git(["count-objects", "-v"]);

@@ -44,7 +44,7 @@ pub enum GithubError {
     #[error("the app's private key cannot be used: {0}")]
     InvalidAppKey(&'static str),
     #[error(
-        "GitHub lists {0} open pull requests from the branch, or more; close those that nobody needs, or choose another branch key"
+        "GitHub lists {0} open pull requests from the branch, or more; close the ones that are not needed, or choose another branch key"
     )]
     TooManyPullRequests(usize),
     #[error(

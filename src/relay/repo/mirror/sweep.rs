@@ -6,9 +6,8 @@ use std::path::Path;
 use std::time::SystemTime;
 
 use super::fetch_lock::{FULL_MARKER, FetchLock};
-use super::{COMPLETE_MARKER, FetchLimits, mirror_id, mirror_ref};
+use super::{COMPLETE_MARKER, FetchLimits, mirror_id, mirror_ref, note_ref};
 use crate::relay::git::GitProgram;
-use crate::relay::repo::note::note_ref;
 use crate::relay::repo::{BranchKey, BranchLease, RepoError, RepositoryUrl};
 
 /// Removes the mirrors below `state` that no run has used since `before`, except those of `kept`. The next run at such
