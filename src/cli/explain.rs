@@ -10,7 +10,6 @@ mod remedy;
 mod text;
 mod tool_call;
 
-use std::fmt::Display;
 use std::io::{Read, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
