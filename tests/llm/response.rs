@@ -609,4 +609,4 @@ const BODIES: &[(&str, GatewayRoute, &str)] = &[
 ];
 
 /// The most bytes that the observer of a response allocates beside its own. Our choice: one small value.
-const SCANNER_BYTES: usize = 128;
+const SCANNER_BYTES: u64 = 128;

@@ -44,7 +44,7 @@ async fn post(grant: &MintedGrant, path: &str, body: &Value) -> (u16, Value) {
     (answered.status.as_u16(), told.clone())
 }
 
-async fn kill_and_restart(setup: &ServiceSetup, mut service: ServiceProcess) -> ServiceProcess {
+fn kill_and_restart(setup: &ServiceSetup, mut service: ServiceProcess) -> ServiceProcess {
     service.process.signal("KILL");
     service.process.wait();
     setup.start()
@@ -73,7 +73,7 @@ async fn a_denied_call_is_granted_over_the_command_line() {
     assert!(printed.contains("policy_denied") && printed.contains(&id), "{printed}");
     assert_eq!((&found[0]["arguments"], &found[0]["run"]), (&Value::Null, &json!(run)));
     // 2. A person reads it and grants it, after a restart.
-    let service = kill_and_restart(&setup, service).await;
+    let service = kill_and_restart(&setup, service);
     let (socket, file) = (setup.path().join("api.sock"), setup.path().join("token"));
     fs::write(&file, &approver.token).unwrap();
     let at = format!("unix:{}", socket.display());
@@ -265,7 +265,7 @@ async fn a_killed_service_uses_no_approval_twice() {
     let run = service.run(&caller_body()).await;
     let (mut stream, _) = listener.accept().await.unwrap();
     raw_upstream::read_request(&mut stream).await;
-    let service = kill_and_restart(&setup, service).await;
+    let service = kill_and_restart(&setup, service);
     drop(stream);
     assert_eq!(service.ended(&run).await["error_code"], "interrupted");
     let used = approver.get(&path).await.json();

@@ -86,8 +86,8 @@ fn check_vector(vector: &Value) {
     let signable = request.signable(PathEncoding::Single, &payload);
     let canonical = signable.to_canonical();
     assert_eq!(String::from_utf8_lossy(&canonical), text(vector, "canonical_request"), "{name}");
-    let signed = signer.string_to_sign(&canonical, &date);
-    assert_eq!(signed, text(vector, "string_to_sign"), "{name}");
+    let to_sign = signer.string_to_sign(&canonical, &date);
+    assert_eq!(to_sign, text(vector, "string_to_sign"), "{name}");
     let authorization = signer.authorize(&signable, &date);
     let signature = authorization.rsplit_once("Signature=").unwrap().1;
     assert_eq!(signature, text(vector, "signature"), "{name}");
