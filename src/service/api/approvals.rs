@@ -234,14 +234,7 @@ pub(super) async fn list_approvals(
     State(api): State<Arc<ApiState>>,
     QueryParams(which): QueryParams<ApprovalsQuery>,
 ) -> Result<Json<ApprovalsPage>, ApiError> {
-    match &which.run {
-        None => require_all(&caller)?,
-        Some(run) => api.require_questions_of(&caller, run).await?,
-    }
-    let limit = which.limit.unwrap_or(50);
-    if !(1..=200).contains(&limit) {
-        return Err(ApiError::invalid_parameter("`limit` is invalid: give a number from 1 to 200"));
-    }
+    let limit = api.check_page(&caller, which.run.as_deref(), which.limit).await?;
     let Some(store) = api.run_service.approvals() else {
         return Ok(Json(ApprovalsPage { approvals: vec![], next: None }));
     };
@@ -438,6 +431,25 @@ impl ApiState {
             BudgetRaiseError::Grant(error) => error.into(),
             BudgetRaiseError::Store(error) => error.into(),
         })
+    }
+
+    /// Checks that the caller may see a list, of one run or of all, and returns the number of rows on its page.
+    pub(super) async fn check_page(
+        &self,
+        caller: &AuthenticatedCaller,
+        run: Option<&str>,
+        limit: Option<u32>,
+    ) -> Result<u32, ApiError> {
+        match run {
+            None => require_all(caller)?,
+            Some(run) => self.require_questions_of(caller, run).await?,
+        }
+        let limit = limit.unwrap_or(50);
+        if !(1..=200).contains(&limit) {
+            let why = "`limit` is invalid: give a number from 1 to 200";
+            return Err(ApiError::invalid_parameter(why));
+        }
+        Ok(limit)
     }
 
     /// Checks that the caller may see the questions of a run.

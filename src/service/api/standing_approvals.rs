@@ -166,14 +166,7 @@ pub(super) async fn list_standing_approvals(
     State(api): State<Arc<ApiState>>,
     QueryParams(which): QueryParams<StandingApprovalsQuery>,
 ) -> Result<Json<StandingApprovalsPage>, ApiError> {
-    match &which.run {
-        None => require_all(&caller)?,
-        Some(run) => api.require_questions_of(&caller, run).await?,
-    }
-    let limit = which.limit.unwrap_or(50);
-    if !(1..=200).contains(&limit) {
-        return Err(ApiError::invalid_parameter("`limit` is invalid: give a number from 1 to 200"));
-    }
+    let limit = api.check_page(&caller, which.run.as_deref(), which.limit).await?;
     let Some(store) = api.run_service.approvals() else {
         return Ok(Json(StandingApprovalsPage { standing_approvals: vec![], next: None }));
     };
