@@ -421,5 +421,6 @@ fn deserialize_workspace<'de, D: Deserializer<'de>>(
 /// The default time between SIGTERM and SIGKILL (our choice).
 const DEFAULT_GRACE: Duration = Duration::from_secs(10);
 
-/// The largest file that describes a run, in bytes. Our choice: a message has at most 128 KiB.
-const MAX_FILE_BYTES: u64 = 4 << 20;
+/// The largest file that describes a run, in bytes. Our choice: four times the longest message (4 MiB, for OpenClaw), so that a
+/// message that is too long is told as such.
+const MAX_FILE_BYTES: u64 = 16 << 20;
