@@ -45,76 +45,76 @@ struct CountedCase {
 const CASES: &[CountedCase] = &[
     CountedCase {
         name: "chat frame",
-        figure: 487,
+        figure: 494,
         run: |n| read_frames(&CHAT, UsageChunkMode::Show, false, n),
     },
     CountedCase {
         name: "chat frame, filtered",
-        figure: 572,
+        figure: 576,
         run: |n| read_frames(&CHAT, UsageChunkMode::Hide, false, n),
     },
     CountedCase {
         name: "chat frame, limited",
-        figure: 662,
+        figure: 640,
         run: |n| read_frames(&CHAT, UsageChunkMode::Hide, true, n),
     },
     CountedCase {
         name: "messages frame",
-        figure: 559,
+        figure: 568,
         run: |n| read_frames(&MESSAGES, UsageChunkMode::Show, false, n),
     },
     CountedCase {
         name: "messages frame, limited",
-        figure: 586,
+        figure: 594,
         run: |n| read_frames(&MESSAGES, UsageChunkMode::Show, true, n),
     },
     CountedCase {
         name: "responses frame",
-        figure: 786,
+        figure: 796,
         run: |n| read_frames(&RESPONSES, UsageChunkMode::Show, false, n),
     },
     CountedCase {
         name: "responses frame, limited",
-        figure: 1233,
+        figure: 1192,
         run: |n| read_frames(&RESPONSES, UsageChunkMode::Show, true, n),
     },
     CountedCase {
         name: "chat answer 1 KB",
-        figure: 6951,
+        figure: 6346,
         run: |n| read_answers(GatewayRoute::ChatCompletions, CHAT_ANSWER, n),
     },
     CountedCase {
         name: "messages answer 1 KB",
-        figure: 7419,
+        figure: 6408,
         run: |n| read_answers(GatewayRoute::Messages, MESSAGES_ANSWER, n),
     },
     CountedCase {
         name: "responses answer 1 KB",
-        figure: 8899,
+        figure: 8220,
         run: |n| read_answers(GatewayRoute::Responses, RESPONSES_ANSWER, n),
     },
     CountedCase {
         name: "request 2 KB",
-        figure: 12_876,
+        figure: 11_699,
         run: |n| read_requests(2048, usize::MAX, n),
     },
     CountedCase {
         name: "request 100 KB",
-        figure: 136_459,
+        figure: 103_300,
         run: |n| read_requests(100_000, usize::MAX, n),
     },
     CountedCase {
         name: "request 100 KB in frames of 16 KB",
-        figure: 145_562,
+        figure: 112_401,
         run: |n| read_requests(100_000, 16_384, n),
     },
 ];
 
 const CALLS: &[CallCase] = &[
-    CallCase { name: "call 2 KB, lane on", figure: 49_200, lane: "on", is_stream: false },
-    CallCase { name: "call 2 KB, lane off", figure: 70_800, lane: "off", is_stream: false },
-    CallCase { name: "streamed frame, lane on", figure: 5680, lane: "on", is_stream: true },
-    CallCase { name: "streamed frame, lane off", figure: 7750, lane: "off", is_stream: true },
+    CallCase { name: "call 2 KB, lane on", figure: 43_536, lane: "on", is_stream: false },
+    CallCase { name: "call 2 KB, lane off", figure: 63_178, lane: "off", is_stream: false },
+    CallCase { name: "streamed frame, lane on", figure: 4800, lane: "on", is_stream: true },
+    CallCase { name: "streamed frame, lane off", figure: 6748, lane: "off", is_stream: true },
 ];
 
 fn main() -> Result<ExitCode> {
