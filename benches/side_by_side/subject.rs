@@ -1,5 +1,6 @@
 //! The measured subjects: the gateway, two builds of nginx, and a direct connection, each in its own process.
 
+use std::env;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -58,7 +59,10 @@ impl BenchSubject {
     pub(crate) fn binary(self) -> Result<Option<PathBuf>> {
         match self {
             Self::Direct => Ok(None),
-            Self::Ours => Ok(Some(PathBuf::from(env!("CARGO_BIN_EXE_cogni-gateway")))),
+            Self::Ours => {
+                let built = || env!("CARGO_BIN_EXE_cogni-gateway").into();
+                Ok(Some(env::var_os("COGNI_GATEWAY").unwrap_or_else(built).into()))
+            }
             Self::Nginx => nginx::debian_program()
                 .context("no `/usr/sbin/nginx`; apt-get install nginx-light")
                 .map(Some),
