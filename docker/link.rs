@@ -36,7 +36,9 @@ pub(crate) fn print_arguments(target: &str) {
 /// Returns whether a user's setting selects a linker.
 fn is_linker_chosen() -> bool {
     let flags = env::var("CARGO_ENCODED_RUSTFLAGS").unwrap_or_default();
-    env::var_os("RUSTC_LINKER").is_some() || flags.contains("link")
+    // A flag is one text or two: `-Clinker=…`, or `-C` and `linker=…`.
+    let is_of_linker = |flag: &str| flag.trim_start_matches("-C").starts_with("link");
+    env::var_os("RUSTC_LINKER").is_some() || flags.split('\x1f').any(is_of_linker)
 }
 
 fn is_host(target: &str) -> bool {
