@@ -81,6 +81,11 @@ pub enum RepoError {
         limits.pack_bytes, limits.memory_bytes
     )]
     NotesTooLarge { why: String, limits: FetchLimits },
+    #[error(
+        "`{branch}` cannot be pushed within the relay's limits ({memory_bytes} bytes of memory): {why}; remove refs at the \
+         remote if it lists too many, or raise `quarantine.memory_bytes` in the relay's file"
+    )]
+    PushLimitExceeded { branch: SandboxBranch, why: String, memory_bytes: u64 },
     #[error("`{}` cannot be used: {why}", path.display())]
     StateUnusable { path: PathBuf, why: &'static str },
     #[error("cannot use `{}`", path.display())]

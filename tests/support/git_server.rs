@@ -1,16 +1,19 @@
 //! A git server like GitHub's: smart HTTP by git's own `http-backend`, for clients with the token.
 
+use std::convert::Infallible;
 use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response, StatusCode};
-use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::{Frame, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
@@ -37,6 +40,10 @@ struct GitServerState {
     seen: Mutex<Vec<String>>,
     /// The number of further answers to pushes that are lost after git has executed the push.
     losing: Mutex<usize>,
+    /// True if pushes get a list of refs without end.
+    is_listing_on: AtomicBool,
+    /// The bytes of that list that were sent.
+    listed: AtomicUsize,
 }
 
 impl GitServer {
@@ -56,6 +63,8 @@ impl GitServer {
             accepted: Mutex::new(basic_auth(token)),
             seen: Mutex::default(),
             losing: Mutex::default(),
+            is_listing_on: AtomicBool::default(),
+            listed: AtomicUsize::default(),
         });
         let stop = CancellationToken::new();
         let (served, until) = (state.clone(), stop.clone());
@@ -84,6 +93,16 @@ impl GitServer {
     /// Executes the next push and loses its answer.
     pub(crate) fn lose_an_answer(&self) {
         *self.state.losing.lock().unwrap() += 1;
+    }
+
+    /// Answers the next pushes with a list of refs without end, and gives up only after [`MAX_LISTED_BYTES`].
+    pub(crate) fn list_refs_without_end(&self) {
+        self.state.is_listing_on.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns the number of bytes that were sent of such lists.
+    pub(crate) fn listed_bytes(&self) -> usize {
+        self.state.listed.load(Ordering::Relaxed)
     }
 
     /// Returns `METHOD path?query status` of each request so far.
@@ -129,7 +148,11 @@ async fn serve(socket: impl AsyncRead + AsyncWrite + Unpin, state: Arc<GitServer
 async fn answer_request(
     state: Arc<GitServerState>,
     request: Request<Incoming>,
-) -> Result<Response<Full<Bytes>>, std::io::Error> {
+) -> Result<Response<UnsyncBoxBody<Bytes, Infallible>>, std::io::Error> {
+    let is_push_list = request.uri().query() == Some("service=git-receive-pack");
+    if is_push_list && state.is_listing_on.load(Ordering::Relaxed) {
+        return Ok(endless_ref_list(state));
+    }
     let (head, body) = request.into_parts();
     let body = body.collect().await.map_err(std::io::Error::other)?.to_bytes();
     let request_line = format!("{} {}", head.method, head.uri);
@@ -155,7 +178,26 @@ async fn answer_request(
             return Err(std::io::Error::other("the answer is lost"));
         }
     }
-    Ok(response)
+    Ok(response.map(BodyExt::boxed_unsync))
+}
+
+/// Returns the answer to a push whose list of refs has no end.
+fn endless_ref_list(state: Arc<GitServerState>) -> Response<UnsyncBoxBody<Bytes, Infallible>> {
+    let mut lines = vec![];
+    for number in 1..=20_000 {
+        writeln!(lines, "0046{number:040x} refs/heads/many/{number:08}").unwrap();
+    }
+    let lines = Bytes::from(lines);
+    let head = Bytes::from_static(b"001f# service=git-receive-pack\n0000");
+    let list = std::iter::once(head).chain(std::iter::repeat(lines));
+    let list = list.take_while(move |piece| {
+        state.listed.fetch_add(piece.len(), Ordering::Relaxed) < MAX_LISTED_BYTES
+    });
+    let frames = futures_util::stream::iter(list.map(|piece| Ok(Frame::data(piece))));
+    Response::builder()
+        .header("content-type", "application/x-git-receive-pack-advertisement")
+        .body(StreamBody::new(frames).boxed_unsync())
+        .unwrap()
 }
 
 /// Passes one request through the CGI program.
@@ -224,3 +266,6 @@ fn basic_auth(token: &str) -> String {
     }
     encoded
 }
+
+/// The bytes after which a list of refs ends: much more than a push may hold.
+const MAX_LISTED_BYTES: usize = 1 << 30;

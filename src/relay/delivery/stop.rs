@@ -82,7 +82,8 @@ impl From<repo::RepoError> for StepStop {
             E::Unreachable { .. }
             | E::BranchInUse { .. }
             | E::Io { .. }
-            | E::FetchLimitExceeded { .. } => Self::retry_later(why),
+            | E::FetchLimitExceeded { .. }
+            | E::PushLimitExceeded { .. } => Self::retry_later(why),
             E::Git(error) if error.is_transient() => Self::retry_later(why),
             // Another process updates the ref at this moment.
             E::RemoteRejected { why: reason } if is_transient(&reason) => Self::retry_later(why),

@@ -78,6 +78,12 @@ impl FetchLimits {
         let memory_bytes = (self.memory_bytes / REF_LIST_PART).max(MIN_REF_LIST_BYTES);
         GitLimits { memory_bytes: memory_bytes.min(self.memory_bytes), ..self.of_git() }
     }
+
+    /// Returns the limits of the git that pushes notes. It holds the list of the remote's refs, too, and the notes.
+    pub(super) fn of_note_push(self) -> GitLimits {
+        let memory_bytes = (self.memory_bytes / NOTE_PUSH_PART).max(MIN_REF_LIST_BYTES);
+        GitLimits { memory_bytes: memory_bytes.min(self.memory_bytes), ..GitLimits::default() }
+    }
 }
 
 /// The state of a branch at the remote when a run begins. The state is stored before the agent starts.
@@ -374,6 +380,9 @@ pub(super) fn note_ref(branch: &SandboxBranch) -> String {
 
 /// The part of a fetch's memory that a list of refs may take: 512 MiB of 5 GiB, for some two million refs. Our choice.
 const REF_LIST_PART: u64 = 10;
+
+/// The part of a fetch's memory that a push of notes may take: 1 GiB of 5 GiB. Our choice.
+const NOTE_PUSH_PART: u64 = 5;
 
 /// The least memory for a list of refs, if a fetch has as much: git and its libraries take a part of it. Our choice.
 const MIN_REF_LIST_BYTES: u64 = 256 << 20;

@@ -78,6 +78,7 @@ impl NoteWriter<'_> {
         let words = ["--porcelain", "--no-verify", "--no-signed", "--no-progress", &lease, "--"];
         let call = self.mirror.git_command("push").args(words).arg(self.mirror.remote_url());
         let call = call.arg(format!("{}:{NOTES_REF}", self.own_ref));
+        let call = call.limits(self.mirror.fetch_limits().of_note_push());
         let (output, ended) = self.mirror.authenticate(call, self.token)?.output_and_status()?;
         match ended {
             Ok(()) => Ok(true),
@@ -88,7 +89,7 @@ impl NoteWriter<'_> {
                 Some(RefUpdateStatus::Rejected(why)) => {
                     RepoError::RemoteRejected { why: rejection_message(why, &Err(error)) }
                 }
-                _ => map_network_error(error),
+                _ => self.map_limit_error(error),
             }),
         }
     }
@@ -97,7 +98,7 @@ impl NoteWriter<'_> {
     fn fetch_notes(&self) -> Result<Option<ObjectId>, RepoError> {
         let names = [NOTES_REF.to_owned()];
         let list = self.mirror.ref_list_command(&[], &names, self.token)?;
-        let listed = list.output_text().map_err(|error| self.map_fetch_error(error))?;
+        let listed = list.output_text().map_err(|error| self.map_limit_error(error))?;
         // Git also lists a ref whose name only ends with this one.
         let mut lines = listed.lines().filter_map(|line| line.split_once('\t'));
         let has_notes = lines.any(|(_, name)| name == NOTES_REF);
@@ -109,16 +110,16 @@ impl NoteWriter<'_> {
         self.mirror.check_not_full(self.note.branch)?;
         let refspecs = [format!("+{NOTES_REF}:{}", self.own_ref)];
         let fetch = self.mirror.fetch_command(&refspecs, self.token)?;
-        fetch.execute().map_err(|error| self.map_fetch_error(error))?;
+        fetch.execute().map_err(|error| self.map_limit_error(error))?;
         // The push builds on what was fetched, which may be newer than what `ls-remote` has listed.
         let tip =
             self.mirror.git_command("rev-parse").args(["--verify", self.own_ref]).output_text()?;
         Ok(ObjectId::parse(tip.trim_end().as_bytes()))
     }
 
-    /// Maps an error of the git that lists or fetches the notes. A later attempt would reach the same limit, unless it is
+    /// Maps an error of the git that lists, fetches or pushes the notes. A later attempt would reach the same limit, unless it is
     /// the limit of time.
-    fn map_fetch_error(&self, error: git::GitError) -> RepoError {
+    fn map_limit_error(&self, error: git::GitError) -> RepoError {
         if matches!(error, git::GitError::Timeout { .. }) || !error.is_resource_limit() {
             return map_network_error(error);
         }

@@ -41,7 +41,8 @@ impl ApprovedWork {
     ///
     /// # Errors
     /// Returns [`RepoError::BranchMoved`] if the branch was moved or removed, [`RepoError::RemoteRejected`] if the
-    /// remote refuses the update, [`RepoError::Unauthorized`] if the token has no access, and
+    /// remote refuses the update, [`RepoError::Unauthorized`] if the token has no access,
+    /// [`RepoError::PushLimitExceeded`] if git needs more memory than the limits of quarantine allow, and
     /// [`RepoError::Unreachable`] if a later attempt may succeed.
     pub fn push_branch(self, token: Option<&SecretString>) -> Result<PushOutcome, RepoError> {
         // 1. The condition: the branch is where the run found it. Nothing that others pushed meanwhile is overwritten.
@@ -58,8 +59,9 @@ impl ApprovedWork {
             work.git_command("push").args(words).args(["--recurse-submodules=no", &lease, "--"]);
         let call = call.arg(work.mirror.remote_url()).arg(format!("{}:{target}", work.tip));
         // 2. One push of one ref, from the quarantine's objects.
+        let limits = push_limits(work.limits.memory_bytes);
         let (said, ended) =
-            work.mirror.authenticate(call.limits(NETWORK_LIMITS), token)?.output_and_status()?;
+            work.mirror.authenticate(call.limits(limits), token)?.output_and_status()?;
         let answer = RefUpdateStatus::parse_ref_line(&said, &target);
         // 3. The answer. If it is lost or contradicts itself, the remote's branch is read again.
         let was_there = match (answer, ended) {
@@ -132,8 +134,18 @@ fn resolve_lost_reply(
         RefUpdateStatus::Rejected(why) => {
             RepoError::RemoteRejected { why: rejection_message(why, &ended) }
         }
-        _ => ended.map_or_else(map_network_error, |()| unexpected_output()),
+        _ => ended.map_or_else(|error| map_push_error(error, work), |()| unexpected_output()),
     })
+}
+
+/// Maps an error of the git that pushes. A remote that lists more refs than git may hold is no error of the network.
+fn map_push_error(error: git::GitError, work: &QuarantinedWork) -> RepoError {
+    let is_timeout = matches!(error, git::GitError::Timeout { .. });
+    if is_timeout || !error.is_resource_limit() {
+        return map_network_error(error);
+    }
+    let (branch, why) = (work.state.branch.clone(), error.to_string());
+    RepoError::PushLimitExceeded { branch, why, memory_bytes: work.limits.memory_bytes }
 }
 
 /// Returns the error for output that is not in git's form.
@@ -141,10 +153,22 @@ fn unexpected_output() -> RepoError {
     git::GitError::UnexpectedOutput { command: "push".to_owned() }.into()
 }
 
-/// The limits of a push. Our choice.
-const NETWORK_LIMITS: git::GitLimits = git::GitLimits {
-    time: Duration::from_mins(10),
-    output_bytes: 1 << 20,
-    memory_bytes: 4 << 30,
-    file_bytes: 1 << 30,
-};
+/// Returns the limits of a push. The quarantine's git has read the same objects with the same memory. Git holds the whole
+/// list of the remote's refs in memory, and the remote decides how long the list is.
+fn push_limits(memory_bytes: u64) -> git::GitLimits {
+    git::GitLimits {
+        time: PUSH_TIME,
+        output_bytes: MAX_PUSH_OUTPUT_BYTES,
+        memory_bytes,
+        file_bytes: MAX_PUSH_FILE_BYTES,
+    }
+}
+
+/// The time of a push. Our choice.
+const PUSH_TIME: Duration = Duration::from_mins(10);
+
+/// The longest output of a push, which is about one ref. Our choice.
+const MAX_PUSH_OUTPUT_BYTES: u64 = 1 << 20;
+
+/// The largest file that a push may write. Our choice.
+const MAX_PUSH_FILE_BYTES: u64 = 1 << 30;

@@ -4,7 +4,10 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use cogni_gateway::base::secret::SecretString;
-use cogni_gateway::relay::repo::{BranchKey, BranchLease, PushOutcome, RepoError, RepoMirror};
+use cogni_gateway::relay::repo::mirror::FetchLimits;
+use cogni_gateway::relay::repo::{
+    BranchKey, BranchLease, CommitNote, PushOutcome, RepoError, RepoMirror,
+};
 
 use super::setup::{RelayRun, RelaySetup};
 use crate::support::git_server::GitServer;
@@ -38,6 +41,40 @@ fn push_work(
 ) -> Result<PushOutcome, RepoError> {
     let announced = setup.extract(run).unwrap().unwrap();
     setup.judge(run, announced)?.into_approved().unwrap().push_branch(Some(token))
+}
+
+/// L6: A server that lists refs without end to a push is left at the memory that the quarantine's git has, and the error
+/// says so.
+#[test]
+fn a_push_leaves_a_list_of_refs_without_end_early() {
+    let (mut setup, server) = served_setup();
+    setup.config.quarantine.memory_bytes = 256 << 20;
+    let token = SecretString::new(TOKEN);
+    let run = begin_run(&setup, &token, "one");
+    run.workspace.write("more.txt", "more\n");
+    run.workspace.commit("More");
+    server.list_refs_without_end();
+    let error = push_work(&setup, &run, &token).unwrap_err();
+    assert!(matches!(error, RepoError::PushLimitExceeded { .. }), "{error}");
+    assert!(error.to_string().contains("raise `quarantine.memory_bytes`"), "{error}");
+    assert!(server.listed_bytes() < 256 << 20, "{} bytes: {error}", server.listed_bytes());
+}
+
+/// L6: The same holds for a push of notes.
+#[test]
+fn a_push_of_notes_leaves_a_list_of_refs_without_end_early() {
+    let (setup, server) = served_setup();
+    let limits = FetchLimits { memory_bytes: 256 << 20, ..FetchLimits::default() };
+    let mirror = setup.mirror.clone().with_limits(limits);
+    let token = SecretString::new(TOKEN);
+    let lease = take_lease(&mirror, "over-http");
+    let state = mirror.ensure_branch(&lease, None, Some(&token)).unwrap();
+    let (head, committer) = (state.start, "Relay <relay@example.com>");
+    server.list_refs_without_end();
+    let note = CommitNote { branch: &state.branch, head, text: "proved", committer };
+    let error = mirror.put_note(note, Some(&token)).unwrap_err();
+    assert!(matches!(error, RepoError::NotesTooLarge { .. }), "{error}");
+    assert!(server.listed_bytes() < 256 << 20, "{} bytes: {error}", server.listed_bytes());
 }
 
 /// L6: Fetch and push use a token, which is in no file and in no argument.
