@@ -422,7 +422,6 @@ impl PreparedRun {
                 }
                 cause = until.as_mut() => Ok(SandboxExit { cause: Some(cause), ..SandboxExit::default() }),
             };
-            let ended = check_final_size(ended, quota.as_ref()).await;
             if let Some(trace) = &trace {
                 spans::record_sandbox_span(trace, driver.name(), sandbox_start, &ended);
             }
@@ -434,8 +433,11 @@ impl PreparedRun {
             send_answer(on_answer, heard, agent_run.as_deref());
             // 3. The gateway has answered its last call before the work is collected, so that nothing in the workspace
             //    can reach the upstream. The audit log stays open for the result of the delivery.
+            //    A job of a tool may write to the workspace until then, so the workspace is measured until then, too.
             closing.calls.cancel();
-            closing.calls_ended.cancelled().await;
+            let calls_ended = closing.calls_ended.cancelled();
+            let abort_calls = || agent_run.iter().for_each(|run| run.control.abort_calls());
+            let ended = quota::check_drained(ended, quota.as_ref(), calls_ended, abort_calls).await;
             // 4. The work is collected even from a failed or cancelled run, but not if the sandbox was not made or was
             //    lost. Then the outbox still names the workspace, and a later process recovers the work.
             let relayed = match (&target, &agent_run, &ended) {
@@ -510,21 +512,6 @@ async fn wait_for_stop(
         () = signals.exhausted.cancelled() => StopReason::BudgetExhausted,
         () = sleep_until(deadline) => StopReason::Deadline,
         _ = wait_for_quota(quota) => StopReason::WorkspaceFull,
-    }
-}
-
-/// Measures the workspace once more after the program has ended, because the last periodic measurement missed what the
-/// program wrote last. A run that was stopped for another reason keeps that reason.
-async fn check_final_size(
-    ended: Result<SandboxExit, sandbox::SandboxError>,
-    quota: Option<&WorkspaceQuota>,
-) -> Result<SandboxExit, sandbox::SandboxError> {
-    match (ended, quota) {
-        (Ok(ended @ SandboxExit { cause: None, .. }), Some(quota)) => {
-            let cause = quota.check().await.err().map(|_| StopReason::WorkspaceFull);
-            Ok(SandboxExit { cause, ..ended })
-        }
-        (ended, _) => ended,
     }
 }
 

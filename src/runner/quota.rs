@@ -1,18 +1,21 @@
 //! The bound of a run's workspace, if the workspace is a directory that was made for the run.
 //!
 //! Not every file system has quotas, and a directory has no quota of its own. So the runner measures the workspace:
-//! before a run in a persistent workspace, periodically during the run, and after the program has ended. A measurement
-//! does not prevent a write between two measurements. It does not count a deleted file that a process still has open.
+//! before a run in a persistent workspace, periodically until the run's last call has ended, and then once more. A
+//! job of a tool may write to the workspace after the program has ended. A measurement does not prevent a write between
+//! two measurements. It does not count a deleted file that a process still has open.
 
 use std::fmt;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 use tokio::task::spawn_blocking;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::base::dir_tree;
+use crate::sandbox::{SandboxError, SandboxExit, StopReason};
 
 /// A workspace and its bound in bytes.
 #[derive(Clone, Debug)]
@@ -68,15 +71,51 @@ impl WorkspaceQuota {
     pub(super) async fn wait_until_exceeded(&self) -> QuotaExceededError {
         loop {
             match self.measure().await {
-                Ok(took) => {
-                    // An expensive measurement is followed by a longer pause, within the two bounds.
-                    sleep((took * POLL_BACKOFF_FACTOR).clamp(MIN_POLL_INTERVAL, MAX_POLL_INTERVAL))
-                        .await;
-                }
+                Ok(took) => sleep(pause_after(took)).await,
                 Err(exceeded) => return exceeded,
             }
         }
     }
+}
+
+/// Waits until `calls_ended`, and adds the last measurements of the workspace to the run's end. A job of a tool may
+/// write to the workspace until then. A workspace that exceeds its bound ends the open calls with `abort_calls`. A run
+/// that was stopped for another reason keeps that reason.
+pub(super) async fn check_drained(
+    ended: Result<SandboxExit, SandboxError>,
+    quota: Option<&WorkspaceQuota>,
+    calls_ended: impl Future<Output = ()>,
+    abort_calls: impl Fn(),
+) -> Result<SandboxExit, SandboxError> {
+    let mut calls_ended = pin!(calls_ended);
+    let Some(quota) = quota else {
+        calls_ended.await;
+        return ended;
+    };
+    let (mut is_full, mut pause) = (false, MIN_POLL_INTERVAL);
+    while timeout(pause, calls_ended.as_mut()).await.is_err() {
+        match quota.measure().await {
+            Ok(took) => pause = pause_after(took),
+            // A call that begins after the others were aborted is aborted in the next turn.
+            Err(_) => {
+                is_full = true;
+                abort_calls();
+            }
+        }
+    }
+    // The periodic measurements missed what was written last.
+    is_full = is_full || quota.check().await.is_err();
+    match ended {
+        Ok(ended @ SandboxExit { cause: None, .. }) if is_full => {
+            Ok(SandboxExit { cause: Some(StopReason::WorkspaceFull), ..ended })
+        }
+        ended => ended,
+    }
+}
+
+/// Returns the pause after a measurement. An expensive measurement is followed by a longer pause, within the two bounds.
+fn pause_after(took: Duration) -> Duration {
+    (took * POLL_BACKOFF_FACTOR).clamp(MIN_POLL_INTERVAL, MAX_POLL_INTERVAL)
 }
 
 /// Returns the processor time of this thread.

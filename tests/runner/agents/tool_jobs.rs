@@ -122,6 +122,35 @@ async fn a_job_writes_to_the_workspace_only_if_its_run_may() {
     assert_eq!((&refused["tool"], &refused["layer"]), (&json!("t__rw"), &json!("sandbox")));
 }
 
+/// T3, R6: a job that outlives the agent's program fills the workspace no further than its bound, and the run ends typed.
+#[tokio::test]
+async fn a_job_that_outlives_the_agent_fills_no_workspace() {
+    let runs = AgentRuns::new().await;
+    let fill = "head -c 64000000 /dev/zero > /workspace/large";
+    // One job writes and goes on, and the other one ends before the next periodic measurement.
+    let (hanging, ending) = (format!("sleep 2; {fill}; sleep 600"), format!("sleep 0.3; {fill}"));
+    write_tool(&runs, "t__hanging", &hanging, "workspace = 'rw'\n");
+    write_tool(&runs, "t__ending", &ending, "workspace = 'rw'\n");
+    let gateway = "drain_timeout = '5m'\n[tools]\ndirectory = 'tools'\ngranted = ['t__ending', 't__hanging']\n";
+    fs::write(runs.path("gateway.toml"), gateway).unwrap();
+    fs::create_dir(runs.path("agents")).unwrap();
+    for tool in ["t__hanging", "t__ending"] {
+        let script = format!(
+            r#"/run/cogni-tool exec {tool} {{}} --wait 0s >&2; echo '{{"payloads":[{{"text":"done"}}],"meta":{{}}}}'"#
+        );
+        let agent = format!(
+            "name = 'caller'\ndescription = 'calls tools'\nversion = 'a'\ntools = ['{tool}']\nargv = ['sh', '-c', \"\"\"{}\"\"\"]\n",
+            script.replace('"', "\\\"")
+        );
+        fs::write(runs.path("agents/caller.toml"), agent).unwrap();
+        let flags = "--config gateway.toml --agents-dir agents --agent caller --message x --model m-1 --max-workspace 16m";
+        let result = runs.run(&flags.split(' ').collect::<Vec<_>>()).await;
+        assert_eq!(result["error_code"], "workspace_full", "{result}");
+        assert_eq!(result["exit_code"], 0, "{result}");
+        assert!(result["timings"]["total_ms"].as_u64() < Some(60_000), "{result}");
+    }
+}
+
 /// T3: a job that fails, hangs, floods, takes all memory or does not exist ends with a code, and the run goes on.
 #[tokio::test]
 async fn a_bad_job_ends_typed_and_bounded() {
