@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use tokio::task::spawn_blocking;
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use super::directory::{canonical_run_dir, owner_from_name, remove_run_dir};
@@ -20,7 +20,8 @@ use crate::sandbox::embedded;
 use crate::sandbox::leftovers::{self, LeftoverClaim};
 use crate::sandbox::owner_process::OwnerState;
 use crate::sandbox::{
-    self, OwnerProcess, SandboxError, container_mark, gateway_container_name, sandbox_name,
+    self, OwnerProcess, SandboxError, container_mark, gateway_container_name, host_users,
+    sandbox_name,
 };
 
 /// A sweep of one installation, and its options.
@@ -95,8 +96,8 @@ impl LeftoverSweeper {
         self.sweep_inner(None).await
     }
 
-    /// Sweeps as [`LeftoverSweeper::sweep`] does, but waits at most `max_wait` for the removal of directories. An agent
-    /// chose how much the directories hold.
+    /// Sweeps as [`LeftoverSweeper::sweep`] does, but waits at most `max_wait` in all: for the answers of the engine, which
+    /// may hang, and for the removal of directories, as an agent chose how much they hold.
     ///
     /// # Errors
     /// Returns the errors of [`LeftoverSweeper::sweep`].
@@ -108,10 +109,10 @@ impl LeftoverSweeper {
         let cannot = || format!("cannot read `{}`", self.run_dir.display());
         let run_dir = canonical_run_dir(&self.run_dir).with_context(cannot)?;
         let mut found = vec![];
-        // 1. The containers come before the directories, so that no running container loses its socket.
-        let engine = self.sweep_containers(&run_dir, &mut found).await;
-        let is_silent = matches!(engine, EngineSweepStatus::Failed(_));
         let end = max_wait.map(|max_wait| Instant::now() + max_wait);
+        // 1. The containers come before the directories, so that no running container loses its socket.
+        let engine = self.sweep_containers(&run_dir, &mut found, end).await;
+        let is_silent = matches!(engine, EngineSweepStatus::Failed(_));
         // 2. The directories of runs, each with the control group of the same name.
         for name in list_names(&run_dir).with_context(cannot)? {
             // A directory that this process registered is orphaned although its owner, this process, is alive.
@@ -144,9 +145,18 @@ impl LeftoverSweeper {
             found.push(SweepItem { kind: LeftoverKind::Directory, name, outcome });
         }
         // 3. The control groups whose directories are gone already.
-        found.extend(
-            self.sweep_cgroups(run_dir).await.context("cannot read the groups of processes")?,
-        );
+        // 4. The locks of users whose sandboxes are gone by now.
+        let rest = async {
+            let groups = self.sweep_cgroups(run_dir).await;
+            self.sweep_user_locks().await;
+            groups
+        };
+        let groups = match end {
+            None => rest.await,
+            // After the timeout this step continues on its blocking thread, too.
+            Some(end) => timeout_at(end, rest).await.unwrap_or_else(|_| Ok(vec![])),
+        };
+        found.extend(groups.context("cannot read the groups of processes")?);
         Ok(SweepReport { found, engine })
     }
 
@@ -202,10 +212,25 @@ impl LeftoverSweeper {
         found.await?
     }
 
+    /// Removes the files of locks that a killed process left. They hold nothing that an operator could miss, so they are
+    /// no items of the report.
+    async fn sweep_user_locks(&self) {
+        if !self.apply {
+            return;
+        }
+        match spawn_blocking(host_users::remove_stale_locks).await {
+            Ok(Ok(0)) => (),
+            Ok(Ok(count)) => tracing::debug!(count, "removed stale locks of sandbox users"),
+            Ok(Err(error)) => tracing::warn!(%error, "cannot sweep the locks of sandbox users"),
+            Err(error) => tracing::warn!(%error, "the sweep of the locks of sandbox users failed"),
+        }
+    }
+
     async fn sweep_containers(
         &self,
         run_dir: &Path,
         found: &mut Vec<SweepItem>,
+        end: Option<Instant>,
     ) -> EngineSweepStatus {
         if !self.docker_socket.exists() {
             return EngineSweepStatus::Absent;
@@ -236,7 +261,8 @@ impl LeftoverSweeper {
             }
             anyhow::Ok(())
         };
-        match timeout(ENGINE_TIMEOUT, sweep).await {
+        let engine_end = Instant::now() + ENGINE_TIMEOUT;
+        match timeout_at(end.map_or(engine_end, |end| end.min(engine_end)), sweep).await {
             Ok(Ok(())) => EngineSweepStatus::Listed,
             Ok(Err(error)) => EngineSweepStatus::Failed(error),
             Err(_) => {

@@ -11,7 +11,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::fs::{self, DirBuilder, File};
 use std::hash::{BuildHasher, RandomState};
-use std::io::{self, Read, Write};
+use std::io::{self, ErrorKind, Read, Seek, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -166,7 +166,72 @@ impl UserLease {
     }
 }
 
+/// Removes the lock files of killed processes whose sandboxes are gone, and returns their number. A directory of locks
+/// that does not exist, or that this process may not read, has no such files for this process.
+///
+/// # Errors
+/// Returns an error if a file cannot be opened, locked or removed.
+pub fn remove_stale_locks() -> io::Result<usize> {
+    let entries = match fs::read_dir(LOCK_DIR) {
+        Ok(entries) => entries,
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => {
+            return Ok(0);
+        }
+        Err(error) => return Err(error),
+    };
+    let mut count = 0;
+    for entry in entries {
+        let entry = entry?;
+        // A file is named by the number of its user.
+        if entry.file_name().to_str().is_some_and(|name| name.parse::<u32>().is_ok()) {
+            count += usize::from(UserLock::remove_if_stale(&entry.path())?);
+        }
+    }
+    Ok(count)
+}
+
 impl UserLock {
+    /// Removes a lock file that no process holds and whose holder's files are gone. Returns true if it is removed.
+    fn remove_if_stale(path: &Path) -> io::Result<bool> {
+        // 1. A look without the lock: a process that leases a user at this moment must not find the file locked by a
+        //    sweep, unless the file is stale.
+        let mut file = match File::open(path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+            Err(error) => return Err(error),
+        };
+        if Self::is_reserved(&mut file)? {
+            return Ok(false);
+        }
+        // 2. The lock, which a living holder has.
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::AGAIN) => return Ok(false),
+            locked => locked?,
+        }
+        // 3. Another process may have had the lock since the look, and may have replaced or removed the file.
+        file.rewind()?;
+        if !is_named(&file, path)? || Self::is_reserved(&mut file)? {
+            return Ok(false);
+        }
+        // 4. The file is removed while it is locked. A process that has opened it before finds at its own check that the
+        //    name is gone.
+        fs::remove_file(path)?;
+        Ok(true)
+    }
+
+    /// Returns true if the file names a holder whose files exist. After a holder was killed, its sandbox may still run.
+    /// The sweep removes the holder's files last, so the user is free only when the files are gone.
+    fn is_reserved(file: &mut File) -> io::Result<bool> {
+        Ok(Self::read_holder(file)?.is_some_and(|holder| holder.exists()))
+    }
+
+    /// Reads the path of the last holder, from the beginning of the file; `None` if the file is empty.
+    fn read_holder(file: &mut File) -> io::Result<Option<PathBuf>> {
+        let mut holder = vec![];
+        file.read_to_end(&mut holder)?;
+        Ok((!holder.is_empty()).then(|| PathBuf::from(OsString::from_vec(holder))))
+    }
+
     /// Tries to lock a user; returns `None` if another sandbox has the user.
     fn try_lock(uid: u32, holder: &Path) -> io::Result<Option<Self>> {
         // 1. Open the file of the user, and lock it without waiting.
@@ -178,26 +243,28 @@ impl UserLock {
             Err(Errno::AGAIN) => return Ok(None),
             locked => locked?,
         }
-        // 2. The last holder may have removed the file since the open. The lock would then be on a file without a
-        //    name, which excludes no other process.
-        let own = file.metadata()?;
-        if !fs::metadata(&path).is_ok_and(|now| (now.dev(), now.ino()) == (own.dev(), own.ino())) {
+        // 2. The last holder or a sweep may have removed the file since the open. The lock would then be on a file
+        //    without a name, which excludes no other process.
+        if !is_named(&file, &path)? {
             return Ok(None);
         }
-        // 3. After a holder was killed, its sandbox may still run. The sweep removes the holder's files last, so the
-        //    user is free only when the files are gone.
-        let mut last = vec![];
-        file.read_to_end(&mut last)?;
-        let last = PathBuf::from(OsString::from_vec(last));
-        if last != holder && !last.as_os_str().is_empty() && last.exists() {
+        // 3. The user may be reserved for the files of an earlier holder, which was killed.
+        let last = Self::read_holder(&mut file)?;
+        if last.is_some_and(|last| last != holder && last.exists()) {
             return Ok(None);
         }
         // 4. Write the new holder over the old one.
         file.set_len(0)?;
-        rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(0))?;
+        file.rewind()?;
         file.write_all(holder.as_os_str().as_bytes())?;
         Ok(Some(Self { path, _file: file }))
     }
+}
+
+/// Returns true if `path` still leads to the open file.
+fn is_named(file: &File, path: &Path) -> io::Result<bool> {
+    let own = file.metadata()?;
+    Ok(fs::metadata(path).is_ok_and(|now| (now.dev(), now.ino()) == (own.dev(), own.ino())))
 }
 
 impl Drop for UserLock {
@@ -299,6 +366,59 @@ mod tests {
         fs::remove_dir(holder("other")).expect("it is empty");
         let fourth = users.lease_user(None, &holder("fourth")).expect("it was swept");
         assert_eq!(fourth.uid(), second_uid);
+    }
+
+    /// R5: The lock of a killed process is removed, and no lock that a living process holds or that is kept for files.
+    #[test]
+    fn a_sweep_removes_only_stale_locks() {
+        let first = 1_920_000_000 + 8 * std::process::id();
+        let users = range(&format!("{first}-{}", first + 2));
+        let temp_dir = tempfile::tempdir().expect("there is a place for it");
+        let holder = |name: &str| temp_dir.path().join(name);
+        let lock = |uid: u32| Path::new(LOCK_DIR).join(uid.to_string());
+        let [living, killed, left] = ["living", "killed", "left"]
+            .map(|name| users.lease_user(None, &holder(name)).expect("one is free"));
+        let (living_uid, killed_uid, left_uid) = (living.uid(), killed.uid(), left.uid());
+        fs::create_dir(holder("left")).expect("made");
+        // The kernel unlocks the files of a process that is killed, and they stay.
+        killed.keep_locked();
+        left.keep_locked();
+        assert!(lock(killed_uid).exists());
+        // Tests of other threads and processes sweep, too, so the number of files is not known.
+        remove_stale_locks().expect("swept");
+        let exists = [living_uid, killed_uid, left_uid].map(|uid| lock(uid).exists());
+        assert_eq!(exists, [true, false, true]);
+        fs::remove_dir(holder("left")).expect("it is empty");
+        remove_stale_locks().expect("swept");
+        assert_eq!([living_uid, left_uid].map(|uid| lock(uid).exists()), [true, false]);
+        drop(living);
+    }
+
+    /// R3: A process that has opened a lock before a sweep removed it does not get the user twice.
+    #[test]
+    fn leases_beside_sweeps_exclude_each_other() {
+        let first = 1_930_000_000 + 8 * std::process::id();
+        let users = range(&format!("{first}-{}", first + 1));
+        let temp_dir = tempfile::tempdir().expect("there is a place for it");
+        let taken = [0, 1].map(|_| std::sync::Mutex::new(()));
+        std::thread::scope(|scope| {
+            for name in ["one", "two", "three"] {
+                let (taken, holder) = (&taken, temp_dir.path().join(name));
+                scope.spawn(move || {
+                    for turn in 0..2000 {
+                        let Ok(lease) = users.lease_user(None, &holder) else { continue };
+                        let own = &taken[(lease.uid() - first) as usize];
+                        let held = own.try_lock().expect("no other thread has the user");
+                        std::thread::yield_now();
+                        drop(held);
+                        // Some holders are killed.
+                        if turn % 3 == 0 { lease.keep_locked() } else { drop(lease) }
+                    }
+                });
+            }
+            scope.spawn(|| (0..500).for_each(|_| drop(remove_stale_locks())));
+        });
+        remove_stale_locks().expect("swept");
     }
 
     #[test]

@@ -163,6 +163,6 @@ fn newer_runs(directory: &Path, newest: &str) -> io::Result<Vec<String>> {
 /// The minimum time that a waiting run of an earlier process has for its turn. Our choice.
 const MIN_WAIT_AFTER_START: Duration = Duration::from_mins(1);
 
-/// The maximum time that a start waits for the removal of leftover run directories. Our choice; the service's periodic
-/// sweep does the rest.
+/// The maximum time that a start waits for the sweep: for the answers of an engine, and for the removal of leftover run
+/// directories. Our choice; the service's periodic sweep does the rest.
 const SWEEP_TIMEOUT: Duration = Duration::from_secs(5);

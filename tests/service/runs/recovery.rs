@@ -2,7 +2,9 @@
 //! and signals that come early.
 
 use std::fs::{self, File};
+use std::os::unix::net::UnixListener;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use cogni_gateway::base::db::SqliteDatabase;
 use cogni_gateway::runner::ChatMessage;
@@ -32,6 +34,21 @@ async fn a_revoked_grants_queued_run_does_not_begin() {
     );
     assert_eq!(service.ended("run-1").await["error_code"], Value::Null);
     assert_eq!(setup.books().run_bill("run-0").await.unwrap().calls, 0);
+    setup.stop(service);
+}
+
+/// R5: A start after a crash does not wait for a container engine that hangs.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_does_not_wait_for_an_engine_that_hangs() {
+    let setup = ServiceSetup::new("").await;
+    let socket = setup.path().join("engine.sock");
+    let _silent = UnixListener::bind(&socket).unwrap();
+    setup.write_config(&format!("docker_socket = \"{}\"", socket.display()));
+    queue_run(&setup, &setup.grant(&[]), "run-0").await;
+    let begun = Instant::now();
+    let service = setup.start();
+    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+    assert_eq!(service.ended("run-0").await["error_code"], Value::Null);
     setup.stop(service);
 }
 
