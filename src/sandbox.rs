@@ -126,6 +126,9 @@ pub enum SandboxError {
     LimitsUnavailable(String),
     #[error("the gateway's container has ended: {0}")]
     GatewayContainerEnded(String),
+    /// `why` continues a sentence about the output.
+    #[error("{engine} has lost a part of the sandbox's output: {why}; start the run again")]
+    OutputLost { engine: &'static str, why: String },
     #[error("the slot has failed: {0}")]
     SlotFailed(String),
     #[error("the long-running sandbox is lost: {0}")]

@@ -4,6 +4,7 @@
 //! engine may fail to remove the container in time. Then the sweep removes the container, which it finds by the
 //! labels; this process's own sweep finds it in the [`leftovers`].
 
+mod attached_output;
 mod container;
 pub mod gateway_container;
 mod image_checks;
@@ -345,6 +346,12 @@ impl DockerSandbox {
                 SandboxStartOutcome::NotStarted { exit_code, message }
             }
         })
+    }
+
+    /// Returns true if the container was started and its output has not ended, as far as this process knows without
+    /// waiting.
+    pub(super) fn is_attached(&self) -> bool {
+        self.running.as_ref().is_some_and(RunningContainer::is_attached)
     }
 
     /// Follows the started container until its exit. Once `until` returns, the container receives SIGTERM, and SIGKILL

@@ -180,10 +180,24 @@ impl SandboxHandle {
     }
 
     async fn launch(&mut self) -> Result<SandboxStartOutcome, SandboxError> {
-        match (&mut self.sandbox, self.claim.take()) {
+        let claim = self.claim.take();
+        if claim.is_some() && !self.is_output_attached() {
+            return Err(SandboxError::SlotFailed("its output has ended".to_owned()));
+        }
+        match (&mut self.sandbox, claim) {
             (_, Some(claim)) => claim.send_claim().await.map(|()| SandboxStartOutcome::Running),
             (DriverSandbox::Docker(made), None) => made.start(&self.request).await,
             (DriverSandbox::Embedded(made), None) => made.start().await,
+        }
+    }
+
+    /// Returns true if the output of a started sandbox still comes, as far as this process knows without waiting. An
+    /// engine that restarts breaks the connection, and the container may live on.
+    pub(super) fn is_output_attached(&self) -> bool {
+        match &self.sandbox {
+            DriverSandbox::Docker(made) => made.is_attached(),
+            // The pipes of an embedded sandbox last as long as the sandbox.
+            DriverSandbox::Embedded(_) => true,
         }
     }
 

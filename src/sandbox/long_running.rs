@@ -55,7 +55,7 @@ impl LongRunningSandbox {
 
     /// Returns true if nothing of an earlier run is left in the sandbox, as far as this process knows without asking.
     pub fn is_ready(&self) -> bool {
-        self.is_ready && self.slot.is_waiting()
+        self.is_ready && self.slot.is_connected()
     }
 
     /// Sends a ping to the sandbox's first process, and returns true if it waits for a run.

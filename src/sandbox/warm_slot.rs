@@ -54,8 +54,13 @@ impl WarmSlot {
         }
     }
 
-    /// Returns true if the slot has not ended.
+    /// Returns true if the slot has not ended, and a run in it would lose no output.
     pub fn is_waiting(&self) -> bool {
+        self.is_connected() && self.sandbox.is_output_attached()
+    }
+
+    /// Returns true if the slot has not ended. Its output may have: a long-running sandbox has other pipes for its runs.
+    pub(super) fn is_connected(&self) -> bool {
         // The first process sends nothing on its own, so a readable connection means that the connection has ended.
         let read = self.host.try_read(&mut [0]);
         matches!(read, Err(error) if error.kind() == io::ErrorKind::WouldBlock)

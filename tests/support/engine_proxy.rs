@@ -3,6 +3,7 @@
 //! A fault is bound to a call, so its effect does not depend on timing.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::mem;
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -67,6 +68,8 @@ struct EngineProxyState {
     is_down: bool,
     /// Both ends of every connection, so that they can be closed.
     connections: Vec<UnixStream>,
+    /// Both ends of the connections that have become streams of output.
+    attached: Vec<UnixStream>,
 }
 
 #[derive(Default)]
@@ -136,6 +139,15 @@ impl EngineProxy {
         }
     }
 
+    /// Closes the streams of output, and no other connection.
+    pub(crate) fn cut_attached(&self) {
+        let attached = mem::take(&mut self.shared.state().attached);
+        assert!(!attached.is_empty(), "there is no stream of output");
+        for connection in attached {
+            let _ = connection.shutdown(Shutdown::Both);
+        }
+    }
+
     /// Injects no faults from now on.
     pub(crate) fn resume(&self) {
         self.shared.state().plan = FaultPlan::None;
@@ -190,6 +202,8 @@ impl SharedPlan {
             engine.write_all(&request)?;
             let Some(fault) = fault else {
                 if copy_message(&mut from_engine, &mut to_client)?.contains(" 101 ") {
+                    let ends = [engine.try_clone()?, to_client.try_clone()?];
+                    self.state().attached.extend(ends);
                     return copy_both([(from_client, engine), (from_engine, to_client)]);
                 }
                 continue;

@@ -38,8 +38,13 @@ pub(crate) fn both_installations() -> [TestInstallation; 2] {
 
 impl TestInstallation {
     pub(crate) fn docker() -> Self {
+        Self::docker_at(Path::new(docker_engine::SOCKET))
+    }
+
+    /// Makes an installation whose driver reaches the engine by another socket.
+    pub(crate) fn docker_at(socket: &Path) -> Self {
         docker_engine::need_images(&[docker_engine::HOST]);
-        let driver = SandboxDriver::Docker { socket: docker_engine::SOCKET.into() };
+        let driver = SandboxDriver::Docker { socket: socket.to_owned() };
         Self::new(driver, RootSource::Image(docker_engine::HOST.to_owned()))
     }
 

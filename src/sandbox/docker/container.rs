@@ -1,21 +1,21 @@
 //! One container, from its start to its end.
 
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::time::Duration;
 
-use bollard::container::LogOutput;
 use bollard::errors::Error as EngineError;
 use bollard::models::ContainerState;
 use bollard::query_parameters::{
     AttachContainerOptionsBuilder, InspectContainerOptions, KillContainerOptionsBuilder,
     StartContainerOptions, WaitContainerOptions,
 };
-use futures_util::{Stream as Frames, StreamExt};
+use futures_util::StreamExt;
 use tokio::io::AsyncWrite;
 use tokio::time::{sleep, timeout};
 
 use super::DockerEngine;
-use crate::sandbox::output::{OutputCapture, OutputStream, join_with_output};
+use super::attached_output::{AttachedOutput, OutputEnd, OutputEndSlot, parse_engine_time};
+use crate::sandbox::output::{OutputCapture, join_with_output};
 use crate::sandbox::{SandboxError, SandboxExit, StopReason};
 
 /// A container that is created, and not started yet.
@@ -38,7 +38,7 @@ pub(super) enum ContainerStartOutcome {
 /// A running container with its output attached.
 pub(super) struct RunningContainer {
     container: CreatedContainer,
-    frames: Pin<Box<dyn Frames<Item = Result<LogOutput, EngineError>> + Send>>,
+    output: AttachedOutput,
 }
 
 impl CreatedContainer {
@@ -59,7 +59,7 @@ impl CreatedContainer {
         match self.docker.client.start_container(&self.id, None::<StartContainerOptions>).await {
             Ok(()) => Ok(ContainerStartOutcome::Running(RunningContainer {
                 container: self,
-                frames: attached.output,
+                output: AttachedOutput::new(attached.output),
             })),
             Err(source) => {
                 // The engine refuses the start of a missing program; the exit code tells this case from the
@@ -118,6 +118,53 @@ impl CreatedContainer {
         }
     }
 
+    /// Waits for the container's end as [`wait_for_exit`](Self::wait_for_exit) does, and returns earlier, with an error, if
+    /// the output ends and the container runs on.
+    async fn wait_for_exit_with_output(&self, slot: &OutputEndSlot) -> Result<i64, SandboxError> {
+        let lost = async {
+            slot.wait_ended().await;
+            loop {
+                sleep(OUTPUT_END_TIMEOUT).await;
+                // Without an answer the engine is asked again; the request for the exit code fails meanwhile.
+                if self.inspect_state().await.is_ok_and(|state| state.running == Some(true)) {
+                    return self.output_lost("it has ended, and the sandbox runs on".to_owned());
+                }
+            }
+        };
+        tokio::select! {
+            biased;
+            exit_code = self.wait_for_exit() => exit_code,
+            error = lost => Err(error),
+        }
+    }
+
+    /// Checks the output of a container that has just ended by itself. The container's first process keeps the output
+    /// open until its own end, so an earlier end of the output is a loss. The engine has no copy of what was lost.
+    async fn check_output(&self, end: Option<&OutputEnd>) -> Result<(), SandboxError> {
+        let Some(OutputEnd { at, time, broken }) = end else { return Ok(()) };
+        if let Some(why) = broken {
+            return Err(self.output_lost(why.clone()));
+        }
+        if at.elapsed() <= MAX_END_SKEW {
+            return Ok(());
+        }
+        // A slow engine reports the exit late, too. So the engine's own time of the exit counts.
+        let finished = self.inspect_state().await?.finished_at;
+        let finished = finished.and_then(|text| parse_engine_time(&text));
+        let after = finished.and_then(|finished| finished.duration_since(*time).ok());
+        match after {
+            Some(after) if after > MAX_END_SKEW => {
+                let after = humantime::format_duration(Duration::from_secs(after.as_secs()));
+                Err(self.output_lost(format!("it has ended {after} before the sandbox")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn output_lost(&self, why: String) -> SandboxError {
+        SandboxError::OutputLost { engine: self.docker.name, why }
+    }
+
     /// Sends a signal to the container, as far as possible: the removal that follows kills every container.
     async fn send_signal(&self, signal: &str) {
         let options = KillContainerOptionsBuilder::default().signal(signal).build();
@@ -131,6 +178,11 @@ impl CreatedContainer {
 }
 
 impl RunningContainer {
+    /// Returns true if the engine still sends the container's output, as far as this process knows without waiting.
+    pub(super) fn is_attached(&self) -> bool {
+        self.output.is_open()
+    }
+
     /// Follows the container until its exit. Once `until` returns, the container receives SIGTERM, and SIGKILL after
     /// `grace`.
     pub(super) async fn follow_until_exit<W: AsyncWrite + Unpin>(
@@ -139,12 +191,12 @@ impl RunningContainer {
         until: impl Future<Output = StopReason>,
         grace: impl Future<Output = ()>,
     ) -> Result<SandboxExit, SandboxError> {
-        let Self { container, mut frames } = self;
-        let detach_token = output.detach_token();
+        let Self { container, output: attached } = self;
+        let (detach_token, slot) = (output.detach_token(), OutputEndSlot::default());
         // The wait and the output are joined, so that the last bytes are read after the exit.
         let mut following = pin!(join_with_output(
-            container.wait_for_exit(),
-            copy_output(&mut frames, output),
+            container.wait_for_exit_with_output(&slot),
+            attached.copy_to(output, &slot),
             &detach_token
         ));
         let (exit_code, cause) = tokio::select! {
@@ -158,24 +210,12 @@ impl RunningContainer {
                 (exit_code, Some(cause))
             }
         };
+        // A run that was stopped has an error code already.
+        if cause.is_none() {
+            container.check_output(slot.end()).await?;
+        }
         let oom_killed = container.was_oom_killed(exit_code, cause).await;
         Ok(SandboxExit { exit_code, cause, oom_killed, ..SandboxExit::default() })
-    }
-}
-
-async fn copy_output<W: AsyncWrite + Unpin>(
-    frames: &mut (impl Frames<Item = Result<LogOutput, EngineError>> + Unpin),
-    output: &mut OutputCapture<W>,
-) {
-    // An error of the stream counts as its end: the exit code says more about it.
-    while let Some(Ok(frame)) = frames.next().await {
-        match frame {
-            LogOutput::StdErr { message } => output.push(OutputStream::Stderr, &message).await,
-            LogOutput::StdOut { message } | LogOutput::Console { message } => {
-                output.push(OutputStream::Stdout, &message).await;
-            }
-            LogOutput::StdIn { .. } => (),
-        }
     }
 }
 
@@ -199,6 +239,14 @@ const EXIT_SIGKILL: i64 = 137;
 const OOM_POLL_ATTEMPTS: u32 = 6;
 /// The interval between these requests for the OOM state.
 const OOM_POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The time after the end of the output in which an engine has to notice the exit. Our choice: an engine on a busy machine
+/// takes a second or two.
+const OUTPUT_END_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The time by which the output of a container may end before the container, by the clocks of this process and of the
+/// engine. Our choice.
+const MAX_END_SKEW: Duration = Duration::from_secs(1);
 
 /// The time for an answer that the result does not depend on.
 const INSPECT_TIMEOUT: Duration = Duration::from_secs(5);

@@ -1,6 +1,7 @@
 //! R5: Tests of engines that are slow, silent, cut off or gone: the result of the run, and that nothing remains.
 
 use std::fmt::Write;
+use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
@@ -96,6 +97,33 @@ fn an_engine_that_goes_away_and_comes_back_keeps_nothing() {
     engine_proxy.reconnect();
     assert_eq!(run_result(&mut process)["error_code"], "internal");
     runner.assert_nothing_is_left(&run);
+}
+
+/// R5: A run that loses a part of its output ends with an error, and does not go on unheard. Nothing else of the engine
+/// has failed.
+#[test]
+fn a_run_whose_output_breaks_off_ends_with_an_error() {
+    let runner = TestedRunner::new();
+    for (index, rest) in ["sleep 600", "sleep 3; echo unheard"].into_iter().enumerate() {
+        let path = runner.path().join(index.to_string());
+        fs::create_dir(&path).unwrap();
+        let engine_proxy = EngineProxy::new(&path, Path::new(docker_engine::SOCKET));
+        let run = format!("run-unheard-{index}-{}", std::process::id());
+        let flags = ["--run-id", &run, "--docker-socket", engine_proxy.socket()];
+        let script = format!("echo up; {rest}");
+        let mut process =
+            ChildProcess::start(&mut runner.prepare(&flags, &shell_argv(&script)), "");
+        process.until(|output| output.contains("up\n"));
+        engine_proxy.cut_attached();
+        let result = run_result(&mut process);
+        assert_eq!(result["error_code"], "internal", "{result}");
+        let error = result["error"].as_str().unwrap();
+        assert!(
+            error.starts_with("Docker Engine has lost a part of the sandbox's output"),
+            "{error}"
+        );
+        runner.assert_nothing_is_left(&run);
+    }
 }
 
 /// R5: A run does not wait for an engine that does not return, and the next run removes the rest.

@@ -19,6 +19,9 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::driver::shell_argv;
+use crate::support::docker_daemon::{ContainerFate, DockerDaemon};
+use crate::support::docker_engine;
+use crate::support::engine_proxy::EngineProxy;
 use crate::support::installation::{
     self, BackgroundPool, TestInstallation, both_installations, run,
 };
@@ -104,6 +107,41 @@ async fn a_slot_that_dies_while_it_waits_is_replaced() {
         assert_eq!(result["ok"], json!(true), "{result}");
         pool.stop().await;
     }
+}
+
+/// R7: A slot whose output would be lost is never given to a run: the engine has closed the connection, and the container
+/// lives on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_without_its_output_is_replaced() {
+    let place = tempfile::tempdir().unwrap();
+    let proxy = EngineProxy::new(place.path(), Path::new(docker_engine::SOCKET));
+    let installation = TestInstallation::docker_at(Path::new(proxy.socket()));
+    let pool = keep_slots(&installation, 1);
+    pool.until_full();
+    let cut = installation.waiting_slots();
+    proxy.cut_attached();
+    let plan = installation.run_plan("run-heard", &shell_argv("echo heard"));
+    let result = run(pool.claim(&plan)).await;
+    assert_eq!((&result["ok"], &result["stdout"]), (&json!(true), &json!("heard\n")), "{result}");
+    let is_replaced = || installation.waiting_slots().iter().all(|pid| !cut.contains(pid));
+    wait_until(is_replaced, || "the slot is still there".to_owned());
+    pool.stop().await;
+}
+
+/// R5, R7: The same holds after an engine was restarted that keeps its containers.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_of_a_restarted_engine_is_replaced() {
+    let mut dockerd = DockerDaemon::start(ContainerFate::LiveOn, docker_engine::HOST);
+    let installation = TestInstallation::docker_at(&dockerd.socket());
+    let pool = keep_slots(&installation, 1);
+    pool.until_full();
+    dockerd.kill();
+    dockerd.start_again(ContainerFate::LiveOn);
+    let plan = installation.run_plan("run-heard", &shell_argv("echo heard"));
+    let result = run(pool.claim(&plan)).await;
+    assert_eq!((&result["ok"], &result["stdout"]), (&json!(true), &json!("heard\n")), "{result}");
+    pool.stop().await;
+    assert_eq!(dockerd.containers(), "");
 }
 
 /// R7: A claimed slot has its run's deadline, and is removed with its run.
