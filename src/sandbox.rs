@@ -104,6 +104,11 @@ pub enum SandboxError {
         "image `{image}` has a `VOLUME` at `{target}`, which would be a writable disk of this machine; {instead}build the image without the volume"
     )]
     ImageVolume { image: String, target: String, instead: &'static str },
+    #[error(
+        "{engine} gives sandboxes the machine's cgroup namespace, as it always does without cgroup v2; boot this machine with \
+         cgroup v2, use Docker Engine, or leave the image out for the driver `embedded`"
+    )]
+    SharedCgroupNamespace { engine: &'static str },
     #[error("there is no volume `{0}`; make it first, the gateway makes none for a run")]
     NoVolume(String),
     #[error(

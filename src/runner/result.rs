@@ -144,6 +144,7 @@ impl RunErrorCode {
             | sandbox::SandboxError::HostPath { .. }
             | sandbox::SandboxError::ImageVolume { .. }
             | sandbox::SandboxError::UnsupportedVolume { .. }
+            | sandbox::SandboxError::SharedCgroupNamespace { .. }
             | sandbox::SandboxError::AlreadyExists(_)
             | sandbox::SandboxError::LimitsUnavailable(_) => Self::SandboxUnavailable,
             _ => Self::Internal,

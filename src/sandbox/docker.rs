@@ -74,7 +74,7 @@ impl DockerEngine {
             doing: "report its version",
             source,
         })?;
-        let is_podman = |part: &SystemVersionComponents| part.name == "Podman Engine";
+        let is_podman = |part: &SystemVersionComponents| part.name == PODMAN_COMPONENT;
         let is_podman = version.components.unwrap_or_default().iter().any(is_podman);
         Ok(Self { client, name: if is_podman { PODMAN } else { DOCKER_ENGINE } })
     }
@@ -173,8 +173,11 @@ impl DockerEngine {
         request: &SandboxRequest,
     ) -> Result<CreatedContainer, SandboxError> {
         let SandboxRequest { spec, labels, directory } = request;
-        let (image, ()) =
-            tokio::try_join!(self.resolve_image(image, spec), self.check_volumes(&spec.volumes))?;
+        let (image, (), ()) = tokio::try_join!(
+            self.resolve_image(image, spec),
+            self.check_volumes(&spec.volumes),
+            self.check_cgroup_namespaces()
+        )?;
         let mut body = container_body(spec, &image, labels);
         // Podman reads the seccomp profile from a file; Docker Engine gets the text in the request.
         if self.is_podman() {
@@ -446,6 +449,9 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The kernel's default process limit, which Podman uses too.
 const DEFAULT_NPROC: u64 = 32_768;
+
+/// The name of the part of Podman by which a client recognises Podman.
+pub(super) const PODMAN_COMPONENT: &str = "Podman Engine";
 
 const DOCKER_ENGINE: &str = "Docker Engine";
 const PODMAN: &str = "Podman";

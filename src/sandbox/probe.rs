@@ -77,6 +77,8 @@ pub struct EngineInfo {
     pub has_userns_remap: bool,
     /// True if the engine itself runs in a user namespace, without root.
     pub is_rootless: bool,
+    /// True if sandboxes share the machine's cgroup namespace, whatever is requested.
+    pub shares_cgroup_namespace: bool,
     /// The limits that the engine cannot set, from `memory`, `swap`, `pids` and `cpu`.
     pub no_limits: Vec<&'static str>,
 }
@@ -332,6 +334,11 @@ fn docker_finding(facts: &HostFacts) -> DoctorFinding {
                 "let the kernel have the cgroup controllers; for swap, boot with `swapaccount=1`",
             )
         }
+        EngineProbe::Answers(answers) if answers.shares_cgroup_namespace => missing_finding(
+            NAME,
+            "the engine is Podman without cgroup v2, and gives sandboxes the machine's cgroup namespace",
+            "boot this machine with cgroup v2, or use Docker Engine",
+        ),
         EngineProbe::Answers(EngineInfo { version, api, .. }) => {
             ok_finding(NAME, format!("enforces everything, with engine {version}, API {api}"))
         }
@@ -370,11 +377,16 @@ fn engine_findings(answers: &EngineInfo) -> Vec<DoctorFinding> {
 }
 
 fn tool_findings(facts: &HostFacts) -> Vec<DoctorFinding> {
-    let podman = facts.podman.as_deref().map(|socket| {
-        ok_finding(
+    let podman = facts.podman.as_deref().map(|socket| match facts.cgroups.version {
+        2 => ok_finding(
             "podman",
             format!("answers at {}; name it with `--docker-socket`", socket.display()),
-        )
+        ),
+        _ => warn_finding(
+            "podman",
+            format!("answers at {}, and is not used without cgroup v2", socket.display()),
+            "boot this machine with cgroup v2: without it, Podman gives sandboxes the machine's cgroup namespace",
+        ),
     });
     let init = match &facts.init {
         InitBinary::Configured(path) => ok_finding("cogni-init", path.display().to_string()),

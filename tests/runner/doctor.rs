@@ -35,6 +35,7 @@ fn good_machine() -> HostFacts {
             has_seccomp: true,
             has_userns_remap: false,
             is_rootless: false,
+            shares_cgroup_namespace: false,
             no_limits: vec![],
         }),
         podman: Some("/run/podman/podman.sock".into()),
@@ -171,6 +172,11 @@ fn each_weakness_has_its_remedy() {
     insta::assert_snapshot!(changed_lines(|facts| engine_info(facts).has_seccomp = false), @r"
     missing  driver docker      the engine sets no filter of system calls
                                 use a kernel with CONFIG_SECCOMP_FILTER
+    the driver `embedded` enforces everything
+    ");
+    insta::assert_snapshot!(changed_lines(|facts| engine_info(facts).shares_cgroup_namespace = true), @r"
+    missing  driver docker      the engine is Podman without cgroup v2, and gives sandboxes the machine's cgroup namespace
+                                boot this machine with cgroup v2, or use Docker Engine
     the driver `embedded` enforces everything
     ");
     insta::assert_snapshot!(changed_lines(|facts| engine_info(facts).has_userns_remap = true), @r"

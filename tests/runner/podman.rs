@@ -15,6 +15,10 @@ use crate::support::process::{ChildProcess, wait_until};
 #[test]
 fn podman_runs_sandboxes_as_docker_does() {
     let podman = PodmanService::start();
+    // Without cgroup v2, Podman cannot do all of it, so the runner does not use it.
+    if podman.docker(&["info", "--format", "{{.CgroupVersion}}"]) != "2" {
+        return podman.assert_refused();
+    }
     for code in [0, 42] {
         let facts = podman.run(&[], &format!("exit {code}")).0;
         let error = (code != 0).then_some("container_failed");
@@ -123,6 +127,23 @@ impl PodmanService {
             .args(flags)
             .args(["--", "sh", "-c", script]);
         command
+    }
+
+    /// R3: Without cgroup v2, Podman gives a container the machine's cgroup namespace, whatever the request says. Such a
+    /// run does not begin, `doctor` says why, and no container is made.
+    fn assert_refused(&self) {
+        let output = self.runner("run", &[], "true").output().unwrap();
+        let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(json["error_code"], "sandbox_unavailable", "{json:#}");
+        insta::assert_snapshot!(json["error"].as_str().unwrap(), @"Podman gives sandboxes the machine's cgroup namespace, as it always does without cgroup v2; boot this machine with cgroup v2, use Docker Engine, or leave the image out for the driver `embedded`");
+        assert_eq!(self.docker(&["ps", "--all", "--quiet"]), "");
+        let doctor = self.command("doctor").arg("--json").output().unwrap();
+        let report: Value = serde_json::from_slice(&doctor.stdout).unwrap();
+        assert_eq!(report["drivers"]["docker"], false);
+        let found = report["findings"].as_array().unwrap().iter();
+        let mut found = found.filter(|finding| finding["name"] == "driver docker");
+        let found = found.next().unwrap();
+        assert!(found["found"].as_str().unwrap().contains("cgroup namespace"), "{found}");
     }
 
     /// Returns the result of a run, and its output.

@@ -99,11 +99,17 @@ async fn has_image(image: &str, machine: &HostCapabilities) -> Result<(), AgentU
     }
     let silent =
         |why: String| AgentUnavailableError::EngineUnresponsive { image: image.to_owned(), why };
-    let check = async { DockerEngine::connect(socket).await?.image_id(image).await };
+    let check = async {
+        let engine = DockerEngine::connect(socket).await?;
+        tokio::try_join!(engine.image_id(image), engine.check_cgroup_namespaces())
+    };
     match timeout(PROBE_TIMEOUT, Box::pin(check)).await {
         Ok(Ok(_)) => Ok(()),
         Ok(Err(sandbox::SandboxError::NoImage(image))) => {
             Err(AgentUnavailableError::NoImage(image))
+        }
+        Ok(Err(error @ sandbox::SandboxError::SharedCgroupNamespace { .. })) => {
+            Err(AgentUnavailableError::NoSandbox(error.to_string()))
         }
         Ok(Err(error)) => Err(silent(format!("{:#}", anyhow::Error::from(error)))),
         Err(_) => {

@@ -1,15 +1,31 @@
-//! The checks of an engine's images and volumes before they become a part of a sandbox. Both may have parts that no
-//! client requested.
+//! The checks of an engine, of its images and of its volumes before they become a part of a sandbox. Images and volumes
+//! may have parts that no client requested, and an engine may leave out what was requested.
 
 use std::path::Path;
 
-use bollard::models;
+use bollard::models::{self, SystemInfoCgroupVersionEnum};
 
 use super::{DockerEngine, HTTP_NOT_FOUND, has_status};
 use crate::sandbox::spec::{SandboxSpec, VolumeMount, WORKSPACE_TARGET, is_allowed_target};
 use crate::sandbox::{SandboxError, docker};
 
 impl DockerEngine {
+    /// Checks that the engine gives each sandbox a cgroup namespace of its own, as it is requested. With cgroup v1 every
+    /// version of Podman ignores the request: the sandbox would see the machine's names of cgroups.
+    ///
+    /// # Errors
+    /// Returns [`SandboxError::SharedCgroupNamespace`] if the engine does not.
+    pub async fn check_cgroup_namespaces(&self) -> Result<(), SandboxError> {
+        if !self.is_podman() {
+            return Ok(());
+        }
+        let info = self.client.info().await.map_err(self.failure("report its settings"))?;
+        match info.cgroup_version {
+            Some(SystemInfoCgroupVersionEnum::_2) => Ok(()),
+            _ => Err(SandboxError::SharedCgroupNamespace { engine: self.name }),
+        }
+    }
+
     /// Returns the id of an image whose declared volumes are all covered by mounts of `spec`.
     ///
     /// # Errors

@@ -3,11 +3,12 @@
 use std::path::Path;
 use std::time::Duration;
 
-use bollard::models::{SystemInfo, SystemVersion};
+use bollard::models::{SystemInfo, SystemInfoCgroupVersionEnum, SystemVersion};
 use bollard::{API_DEFAULT_VERSION, Docker};
 use tokio::time::timeout;
 
 use super::{EngineInfo, EngineProbe};
+use crate::sandbox::docker::PODMAN_COMPONENT;
 
 /// Asks the engine at `socket` for its facts, and waits a few seconds for the answer.
 pub async fn probe_engine(socket: &Path) -> EngineProbe {
@@ -35,6 +36,8 @@ async fn query_engine(socket: &Path) -> Result<EngineInfo, bollard::errors::Erro
 fn parse_engine_info(version: SystemVersion, info: SystemInfo) -> EngineInfo {
     let runtimes = ["runc", "crun", "OCI Runtime (crun)"];
     let components = version.components.unwrap_or_default();
+    let is_podman = components.iter().any(|component| component.name == PODMAN_COMPONENT);
+    let has_cgroup_v2 = info.cgroup_version == Some(SystemInfoCgroupVersionEnum::_2);
     let runtime =
         components.into_iter().find(|component| runtimes.contains(&component.name.as_str()));
     let options = info.security_options.unwrap_or_default();
@@ -53,6 +56,7 @@ fn parse_engine_info(version: SystemVersion, info: SystemInfo) -> EngineInfo {
         has_seccomp: has("seccomp"),
         has_userns_remap: has("userns"),
         is_rootless: has("rootless"),
+        shares_cgroup_namespace: is_podman && !has_cgroup_v2,
         no_limits: limits
             .into_iter()
             // A limit that the engine does not mention counts as available.
