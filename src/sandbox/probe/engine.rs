@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use super::{EngineInfo, EngineProbe};
 use crate::sandbox::docker::PODMAN_COMPONENT;
 
-/// Asks the engine at `socket` for its facts, and waits a few seconds for the answer.
+/// Asks the engine at `socket` for its facts, and waits a limited time for the answer.
 pub async fn probe_engine(socket: &Path) -> EngineProbe {
     if !socket.exists() {
         return EngineProbe::Absent;
@@ -29,7 +29,8 @@ async fn query_engine(socket: &Path) -> Result<EngineInfo, bollard::errors::Erro
     let socket = socket.display().to_string();
     let client = Docker::connect_with_unix(&socket, PROBE_TIMEOUT.as_secs(), API_DEFAULT_VERSION)?;
     let client = client.negotiate_version().await?;
-    Ok(parse_engine_info(client.version().await?, client.info().await?))
+    let (version, info) = tokio::try_join!(client.version(), client.info())?;
+    Ok(parse_engine_info(version, info))
 }
 
 /// Extracts the facts from the engine's answers.
@@ -66,5 +67,6 @@ fn parse_engine_info(version: SystemVersion, info: SystemInfo) -> EngineInfo {
     }
 }
 
-/// The time for all answers of an engine. A healthy engine answers in milliseconds.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The time for all answers of an engine. Docker Engine answers in milliseconds; Podman starts programs to tell its
+/// version, which takes some seconds on a busy machine.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(15);
