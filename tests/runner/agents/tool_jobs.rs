@@ -161,7 +161,7 @@ async fn a_bad_job_ends_typed_and_bounded() {
     write_tool(&runs, "t__hang", "sleep 1000 & sleep 1000", limits);
     write_tool(&runs, "t__flood", "yes", limits);
     write_tool(&runs, "t__large", "head -c 200000 /dev/zero | tr '\\0' x", limits);
-    write_tool(&runs, "t__hungry", "x=$(head -c 300m /dev/zero | tr '\\0' x); echo ${#x}", limits);
+    write_tool(&runs, "t__hungry", "exec dd if=/dev/zero of=/dev/null bs=300M count=1", limits);
     let missing = "name = 't__missing'\ndescription = 'x'\nargv = ['/no/such/program']\n";
     fs::write(runs.path("tools/t__missing.toml"), missing).unwrap();
     let granted = ["t__fail", "t__flood", "t__hang", "t__hungry", "t__large", "t__missing"];

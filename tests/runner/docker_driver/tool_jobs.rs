@@ -75,7 +75,7 @@ fn a_bad_job_in_a_container_ends_typed_and_bounded() {
     let limits =
         "[limits]\nmax_runtime = '3s'\nmax_output = '10k'\nmax_memory = '48m'\npids = 16\n";
     let more = format!("image = '{HOST}'\n{limits}{PARAMETERS}");
-    let script = "case $(cat $0) in *hang*) sleep 1000 & sleep 1000;; *flood*) yes;; *fail*) echo bad >&2; exit 3;; *) x=$(head -c 300m /dev/zero | tr '\\0' x); echo ${#x};; esac";
+    let script = "case $(cat $0) in *hang*) sleep 1000 & sleep 1000;; *flood*) yes;; *fail*) echo bad >&2; exit 3;; *) exec dd if=/dev/zero of=/dev/null bs=300M count=1;; esac";
     let config = write_tool(&runner, &["/bin/sh", "-c", script, "${ARGUMENTS_FILE}"], &more);
     let agent = "for what in hang flood fail hungry; do /run/cogni-tool exec t__job \"{\\\"text\\\":\\\"$what\\\"}\"; done; true";
     let answers = call_tool(&runner, &config, &[], agent);
