@@ -38,7 +38,10 @@ impl DockerDaemon {
     pub(crate) fn start_again(&mut self, containers: ContainerFate) {
         assert!(self.child.is_none(), "it runs already");
         let log = File::options().append(true).create(true).open(self.path("log")).unwrap();
-        let mut command = Command::new("dockerd");
+        // An engine without a bridge removes the machine's, so it gets a network namespace of its own. `unshare` becomes
+        // the engine, and is found by its process id.
+        let mut command = Command::new("unshare");
+        command.args(["--net", "--", "dockerd"]);
         for (flag, name) in [("--data-root", "data"), ("--exec-root", "exec"), ("--pidfile", "pid")]
         {
             command.arg(flag).arg(self.path(name));
