@@ -30,7 +30,7 @@ pub mod connection;
 pub mod connection_config;
 pub mod credential_source;
 pub mod definition;
-mod endpoint;
+pub mod endpoint;
 pub mod exec_endpoint;
 pub mod exec_request;
 mod header_secrets;

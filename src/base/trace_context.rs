@@ -78,15 +78,15 @@ impl TraceContext {
     pub fn root_context(trace: TraceId, is_sampled: bool) -> Self {
         Self { trace, parent: None, is_sampled }
     }
-}
 
-/// Returns the header `traceparent` for calls that belong to `span`.
-pub fn format_traceparent(trace: &TraceId, span: &SpanId, is_sampled: bool) -> HeaderValue {
-    let mut text = *b"00-00000000000000000000000000000000-0000000000000000-00";
-    hex::encode_to_slice(trace.0, &mut text[3..35]).expect("two digits for each byte");
-    hex::encode_to_slice(span.0, &mut text[36..52]).expect("two digits for each byte");
-    text[54] += u8::from(is_sampled);
-    HeaderValue::from_bytes(&text).expect("digits and dashes are a valid header value")
+    /// Returns the header `traceparent` for calls that belong to `span`.
+    pub fn traceparent(&self, span: &SpanId) -> HeaderValue {
+        let mut text = *b"00-00000000000000000000000000000000-0000000000000000-00";
+        hex::encode_to_slice(self.trace.0, &mut text[3..35]).expect("two digits for each byte");
+        hex::encode_to_slice(span.0, &mut text[36..52]).expect("two digits for each byte");
+        text[54] += u8::from(self.is_sampled);
+        HeaderValue::from_bytes(&text).expect("digits and dashes are a valid header value")
+    }
 }
 
 /// Parses `00-TRACE-SPAN-FLAGS`. A later version may have more fields behind these; they are ignored.

@@ -10,12 +10,14 @@ mod remedy;
 mod text;
 mod tool_call;
 
+use std::fmt::Display;
 use std::io::{Read, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use clap::{Arg, ArgAction, ArgMatches, Command};
+use serde::Serialize;
 
 use self::connect_request::ConnectExplanation;
 use self::explain_input::ExplainInput;
@@ -25,10 +27,12 @@ use super::flags;
 use crate::base::regular_file::{open_regular_file, read_within};
 use crate::base::secret::SecretString;
 use crate::gateway::config::{GatewayConfig, SETTINGS};
+use crate::gateway::pipeline::connect_route::is_connect_path;
+use crate::gateway::pipeline::connect_tunnel::asks_for_tunnel;
+use crate::gateway::pipeline::tool_route::is_tool_path;
 use crate::gateway::process::compile_policy;
 use crate::llm::budget::{BudgetAmount, BudgetLedger, Nanodollars, PriorUsage, Tokens};
 use crate::service::config::ServiceConfig;
-use crate::tools::exec_endpoint::EXEC_PATH;
 
 /// Builds the command and its flags. The command also accepts the flags of `proxy`.
 pub fn command() -> Command {
@@ -74,39 +78,50 @@ pub fn run(
     let text = read_input(matches.get_one::<String>("FILE").map_or("-", String::as_str), input)?;
     let request =
         ExplainInput::parse(text, matches.get_one::<String>("ROUTE").map(String::as_str))?;
-    if let Some(explanation) = ConnectExplanation::explain_request(&config, &request)? {
-        if matches.get_flag("JSON") {
-            writeln!(out, "{}", serde_json::to_string_pretty(&explanation)?)?;
-        } else {
-            write!(out, "{explanation}")?;
-        }
-        return Ok(explanation.exit_code());
-    }
-    if request.request.uri().path() == EXEC_PATH {
-        let explanation = ToolExplanation::explain_call(&config, &request)?;
-        if matches.get_flag("JSON") {
-            writeln!(out, "{}", serde_json::to_string_pretty(&explanation)?)?;
-        } else {
-            write!(out, "{explanation}")?;
-        }
-        return Ok(explanation.exit_code());
-    }
     let spent = parse_spent(matches.get_many::<String>("SET").into_iter().flatten())?;
     let policy = compile_policy(&config)?;
     // The ledger starts with the usage that `--set` gives, so that limits can be tried.
     let past = PriorUsage { spent, ..PriorUsage::default() };
     let ledger = Arc::new(BudgetLedger::new(config.budget.clone(), past));
     let case = ExplainContext { config: &config, policy: &policy, ledger: &ledger };
-    let mut explanation = RequestExplanation::explain_request(&case, request);
-    if !matches.get_flag("UPSTREAM") {
-        explanation.upstream = None;
-    }
-    if matches.get_flag("JSON") {
-        writeln!(out, "{}", serde_json::to_string_pretty(&explanation)?)?;
+    let as_json = matches.get_flag("JSON");
+    let target = request.request.uri();
+    // The order is that of a real request. A run without tools has no tunnels, and no paths of tools and connections.
+    let has_tools = !config.tools.is_empty();
+    let is_allowed = if has_tools && asks_for_tunnel(&request.request) {
+        let explanation = ConnectExplanation::explain_tunnel(&case, &request)?;
+        print_explanation(&explanation, as_json, out)?;
+        explanation.allowed
+    } else if has_tools && is_tool_path(target) {
+        let explanation = ToolExplanation::explain_request(&case, &request)?;
+        print_explanation(&explanation, as_json, out)?;
+        explanation.allowed
+    } else if has_tools && is_connect_path(target) {
+        let explanation = ConnectExplanation::explain_request(&case, &request.request)?;
+        print_explanation(&explanation, as_json, out)?;
+        explanation.allowed
+    } else {
+        let mut explanation = RequestExplanation::explain_request(&case, request);
+        if !matches.get_flag("UPSTREAM") {
+            explanation.upstream = None;
+        }
+        print_explanation(&explanation, as_json, out)?;
+        explanation.refusal.is_none()
+    };
+    Ok(if is_allowed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn print_explanation(
+    explanation: &(impl Serialize + Display),
+    as_json: bool,
+    out: &mut impl Write,
+) -> anyhow::Result<()> {
+    if as_json {
+        writeln!(out, "{}", serde_json::to_string_pretty(explanation)?)?;
     } else {
         write!(out, "{explanation}")?;
     }
-    Ok(if explanation.refusal.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(())
 }
 
 /// Returns the flags of `proxy`. The help of this command shows only `--config` of them.

@@ -14,7 +14,7 @@ pub mod admission;
 pub mod audience;
 pub mod auth_error;
 pub mod budget_headers;
-mod connect_route;
+pub mod connect_route;
 pub mod connect_tunnel;
 pub mod dropped_fields;
 pub mod exchange;
@@ -29,7 +29,7 @@ pub mod rule;
 pub mod run_token_auth;
 pub mod server;
 pub mod server_config;
-mod tool_route;
+pub mod tool_route;
 
 use std::convert::Infallible;
 use std::pin::Pin;

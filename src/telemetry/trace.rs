@@ -20,11 +20,10 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
-use http::HeaderValue;
 use serde::Deserialize;
 
 use crate::base::secret::SecretString;
-use crate::base::trace_context::{SpanId, TraceContext, TraceId, format_traceparent};
+use crate::base::trace_context::{SpanId, TraceContext, TraceId};
 use crate::telemetry::metrics::SpanCounters;
 
 pub use call::TracedCall;
@@ -147,12 +146,7 @@ impl ProcessTracer {
 
     /// Places a run in the host's trace or, if spans are exported, in a new trace. Returns `None` if there is neither.
     pub fn start_run_trace(&self, given: Option<TraceContext>) -> Option<Arc<RunTrace>> {
-        let fresh = || {
-            let trace = TraceId::random();
-            // The decision depends on the trace's id alone, so every service of the trace decides alike.
-            TraceContext::root_context(trace, trace.is_sampled_at(self.sample_ratio))
-        };
-        let context = given.or_else(|| self.exporter.is_some().then(fresh))?;
+        let context = choose_context(given, self.exporter.is_some(), self.sample_ratio)?;
         Some(Arc::new(RunTrace {
             context,
             span: SpanId::random(),
@@ -172,6 +166,20 @@ impl ProcessTracer {
     }
 }
 
+/// Returns the host's trace or, if spans are exported, a new trace; `None` if there is neither.
+pub fn choose_context(
+    given: Option<TraceContext>,
+    is_exported: bool,
+    sample_ratio: f64,
+) -> Option<TraceContext> {
+    let fresh = || {
+        let trace = TraceId::random();
+        // The decision depends on the trace's id alone, so every service of the trace decides alike.
+        TraceContext::root_context(trace, trace.is_sampled_at(sample_ratio))
+    };
+    given.or_else(|| is_exported.then(fresh))
+}
+
 impl RunTrace {
     pub fn trace_id(&self) -> &TraceId {
         &self.context.trace
@@ -182,9 +190,9 @@ impl RunTrace {
         self.exporter.is_some()
     }
 
-    /// Returns the `traceparent` header that a call of the run sends to the upstream.
-    pub fn traceparent(&self, call: &SpanId) -> HeaderValue {
-        format_traceparent(&self.context.trace, call, self.context.is_sampled)
+    /// Returns the trace, which the calls of the run name to the upstream.
+    pub fn context(&self) -> &TraceContext {
+        &self.context
     }
 
     /// Records a piece of work within the run.

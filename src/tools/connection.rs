@@ -4,8 +4,8 @@
 //!
 //! 1. Every layer must name the connection; [`request_path`] must read the path in one way; the [rules](path_rule) must
 //!    allow it ([`policy`]).
-//! 2. The budget is reserved, the rules about what the run has [seen](super::taint) are asked, the [credential] is
-//!    read, and the admission is recorded.
+//! 2. The budget is [reserved](checked_request), the rules about what the run has [seen](super::taint) are asked, the
+//!    [credential] is read, and the admission is recorded.
 //! 3. The [client] sends the request to the connection's host, with the [headers] that pass and the credential.
 //! 4. Both [bodies](body) stream. Bytes are taken from the budget before they pass, and the answer is searched for the
 //!    credential.
@@ -22,6 +22,7 @@
 pub mod aws_signature;
 mod aws_signing;
 mod body;
+pub mod checked_request;
 pub mod client;
 mod credential;
 mod credential_program;
@@ -52,6 +53,7 @@ use serde_json::json;
 use uuid::Uuid;
 
 use self::body::{AnswerBody, ConnectRequestBody};
+use self::checked_request::{CheckedConnect, ConnectAsk, check_request, reserve_request};
 use self::client::SendFault;
 use self::credential::ReadCredential;
 use self::credential_program::CredentialFault;
@@ -60,10 +62,8 @@ use self::exchange::{ConnectExchange, SharedReservation, StopSignal};
 use self::headers::{AnswerFault, answered_headers, forwarded_headers};
 use self::link_rewriter::LinkRewriter;
 use self::policy::{Connection, ConnectionPolicy};
-use self::refusal::{ConnectDenial, ConnectRefusal, fault_response};
+use self::refusal::{ConnectRefusal, fault_response};
 use self::tunnel::RunTunnels;
-use super::connection_config::AGENT_PREFIX;
-use super::origin::is_origin_known;
 use super::refusal::ToolRefusal;
 use super::run_credentials::RunCredentials;
 use super::run_tools::RunSwitches;
@@ -74,7 +74,7 @@ use crate::base::streamed_endpoint::{
     StreamedRequest, TunnelRequest,
 };
 use crate::base::task_group::TaskGroup;
-use crate::llm::budget::{BudgetLedger, ConnectionReserveRequest};
+use crate::llm::budget::BudgetLedger;
 use crate::telemetry::audit::AuditLog;
 use crate::telemetry::audit::connect_records::{
     ConnectAdmittedRecord, ConnectOutcome, ConnectRefusedRecord, ConnectSettledRecord,
@@ -105,10 +105,10 @@ pub struct ConnectionParts {
 
 /// The head of a request, and the tunnel that it came through.
 #[derive(Clone, Copy)]
-struct AskedHead<'a> {
-    head: &'a request::Parts,
+pub struct AskedHead<'a> {
+    pub head: &'a request::Parts,
     /// The name of the connection whose tunnel it is.
-    tunnel: Option<&'a str>,
+    pub tunnel: Option<&'a str>,
 }
 
 /// The facts of a request that the steps share.
@@ -153,23 +153,27 @@ impl RunConnections {
         request_bytes: &Arc<AtomicU64>,
     ) -> Result<(Response<StreamedBody>, Option<&'static str>), ConnectRefusal> {
         let (parts, head) = (&self.0, asked.head);
-        let Some((name, path)) = parts.policy.find_target(head, asked.tunnel)? else {
-            return Ok((self.own_answer(head)?.map(full_body), None));
+        let length = body.size_hint().exact();
+        let checked = match check_request(&parts.policy, asked, length)? {
+            ConnectAsk::Send(checked) => checked,
+            ConnectAsk::List => {
+                return Ok((own_answer("application/json", self.list_connections()), None));
+            }
+            ConnectAsk::Certificate => {
+                let tunnels = parts.tunnels.as_ref().ok_or(ConnectRefusal::NotServed)?;
+                let text = tunnels.certificate_pem().to_owned();
+                return Ok((own_answer("application/x-pem-file", text), None));
+            }
         };
-        let query = head.uri.query();
-        let (connection, rule) =
-            parts.policy.check_request(name, head.method.as_str(), (path, query))?;
-        connection.check_signing(&head.headers, (path, query), body.size_hint().exact())?;
+        let CheckedConnect { connection, rule, uri } = checked;
         let call = ConnectCall {
-            connection: name.to_owned(),
+            connection: connection.name.to_string(),
             method: head.method.clone(),
             rule,
             path: parts.path_digest(asked),
-            announced_bytes: body.size_hint().exact().unwrap_or_default().min(MAX_ANNOUNCED_BYTES),
+            announced_bytes: length.unwrap_or_default().min(MAX_ANNOUNCED_BYTES),
             pid,
         };
-        let uri = connection.server_uri(path, query);
-        let uri = uri.ok_or(ConnectRefusal::AmbiguousPath("cannot be sent"))?;
         // A client that leaves now must not tear the admission from its settlement.
         let admission = Arc::clone(parts).admit_request(call);
         let AdmittedConnect { mut exchange, credential } =
@@ -239,24 +243,6 @@ impl RunConnections {
         Ok(response)
     }
 
-    /// Returns the answer to a request that goes to no connection: the list of them, or the certificate of the tunnels.
-    fn own_answer(&self, head: &request::Parts) -> Result<Response<String>, ConnectRefusal> {
-        if head.method != Method::GET {
-            return Err(ConnectRefusal::NotServed);
-        }
-        let (kind, text) = match (head.uri.path(), &self.0.tunnels) {
-            (LIST_PATH, _) => ("application/json", self.list_connections()),
-            (CERTIFICATE_PATH, Some(tunnels)) => {
-                ("application/x-pem-file", tunnels.certificate_pem().to_owned())
-            }
-            _ => return Err(ConnectRefusal::NotServed),
-        };
-        let mut response = Response::new(text);
-        let kind = header::HeaderValue::from_static(kind);
-        response.headers_mut().insert(header::CONTENT_TYPE, kind);
-        Ok(response)
-    }
-
     /// Returns the list of the connections that the run may use.
     fn list_connections(&self) -> String {
         let spent = self.0.ledger.connection_spending();
@@ -317,19 +303,9 @@ impl ConnectionParts {
         let connection = connection.map_err(ConnectRefusal::NotGranted)?;
         // 1. The operator's switch and the budget.
         self.check_accepting()?;
-        let reservation = self.ledger.reserve_connection_request(&ConnectionReserveRequest {
-            connection: &connection.name,
-            price: connection.price,
-            announced_bytes: call.announced_bytes,
-            limits: connection.limits,
-        })?;
-        // 2. The rules about what the run has seen. This request has its place, so one that is admitted later sees it.
-        let name = format!("{AGENT_PREFIX}{}", connection.name);
-        if let Some((rule, _)) = self.taint.judge_call(&name, (&self.ledger, true)) {
-            reservation.release_unspent();
-            let (layer, rule) = ("connection", Arc::clone(rule));
-            return Err(ConnectRefusal::Denied(ConnectDenial { layer, rule }));
-        }
+        // 2. The rules about what the run has seen.
+        let asked = (connection, call.announced_bytes);
+        let reservation = reserve_request(&self.ledger, &self.taint, asked)?;
         // 3. The credential. It comes behind the budget, so that a refused request runs no program of the operator.
         let credential = match &connection.credential {
             None => None,
@@ -482,38 +458,11 @@ async fn send_until_stopped(
     }
 }
 
-/// Checks the headers of a request that are not about its connection: the page that it comes from, and its protocol.
-/// `own_origin` is the origin of the server, if the request came through a tunnel.
-///
-/// # Errors
-/// Returns [`ConnectRefusal::ForeignOrigin`] or [`ConnectRefusal::Upgrade`].
-fn check_headers(headers: &HeaderMap, own_origin: Option<&str>) -> Result<(), ConnectRefusal> {
-    if !is_origin_known(headers, own_origin) {
-        return Err(ConnectRefusal::ForeignOrigin);
-    }
-    if requests_upgrade(headers) {
-        return Err(ConnectRefusal::Upgrade);
-    }
-    Ok(())
-}
-
-/// Returns true if a path belongs to connections: their list, the certificate of tunnels, or a path at a server.
-pub fn is_connect_path(path: &str) -> bool {
-    path == LIST_PATH || path.starts_with(PREFIX)
-}
-
 /// Splits the path of a request into the connection's name and the path at its server; `None` for another path.
 fn split_path(path: &str) -> Option<(&str, &str)> {
     let rest = path.strip_prefix(PREFIX)?;
     let end = rest.find('/').unwrap_or(rest.len());
     Some((&rest[..end], &rest[end..]))
-}
-
-/// Returns true if a client requests a protocol other than `h2c`, which Java's client offers in each first request.
-fn requests_upgrade(headers: &HeaderMap) -> bool {
-    let values = headers.get_all(header::UPGRADE).iter();
-    let mut protocols = values.flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
-    protocols.any(|protocol| !protocol.trim_ascii().eq_ignore_ascii_case(b"h2c"))
 }
 
 /// Returns the address by which the client reaches the gateway: a port of its own machine.
@@ -527,6 +476,14 @@ fn sandbox_url(headers: &HeaderMap) -> String {
     }
 }
 
+/// Returns the answer to a request that goes to no server.
+fn own_answer(kind: &'static str, text: String) -> Response<StreamedBody> {
+    let mut response = Response::new(full_body(text));
+    let kind = header::HeaderValue::from_static(kind);
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    response
+}
+
 fn full_body(text: String) -> StreamedBody {
     Full::new(Bytes::from(text)).map_err(|never| match never {}).boxed_unsync()
 }
@@ -536,10 +493,10 @@ fn full_body(text: String) -> StreamedBody {
 const MAX_ANNOUNCED_BYTES: u64 = 1 << 48;
 
 /// The path of the list of connections.
-pub const LIST_PATH: &str = "/connect";
+const LIST_PATH: &str = "/connect";
 
 /// The path of the certificate that the programs of a sandbox must trust to use tunnels.
-pub const CERTIFICATE_PATH: &str = "/connect/ca.pem";
+const CERTIFICATE_PATH: &str = "/connect/ca.pem";
 
 /// The beginning of the path of a request over a connection.
 const PREFIX: &str = "/connect/";

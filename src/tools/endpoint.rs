@@ -7,14 +7,19 @@ use crate::base::local_endpoint::{LocalEndpoint, LocalReplyFuture, LocalRequest}
 impl LocalEndpoint for RunTools {
     fn handle_request<'a>(&'a self, request: LocalRequest<'a>) -> LocalReplyFuture<'a> {
         Box::pin(async move {
-            match request.path.strip_prefix(MCP_PATH) {
-                Some("") => self.handle_mcp(None, request).await,
-                Some(rest) if rest.starts_with('/') => {
-                    self.handle_mcp(Some(&rest[1..]), request).await
-                }
-                _ => self.handle_exec(request).await,
+            match match_mcp_path(request.path) {
+                Some(server) => self.handle_mcp(server, request).await,
+                None => self.handle_exec(request).await,
             }
         })
+    }
+}
+
+/// Returns the server that a path for clients of MCP names, if it names one; `None` for a path that is not for them.
+pub fn match_mcp_path(path: &str) -> Option<Option<&str>> {
+    match path.strip_prefix(MCP_PATH)? {
+        "" => Some(None),
+        rest => rest.strip_prefix('/').map(Some),
     }
 }
 

@@ -23,15 +23,54 @@ pub fn check_origin(headers: &HeaderMap) -> Result<(), ToolRefusal> {
     if is_origin_local(headers) { Ok(()) } else { Err(ToolRefusal::ForeignOrigin) }
 }
 
+/// The thing that a request under `/tool/` asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExecRoute<'a> {
+    List,
+    Call,
+    /// The result of the call with this id, and the longest time to wait for it.
+    Result(&'a str, Duration),
+}
+
+impl<'a> ExecRoute<'a> {
+    /// Reads the method and the target of a request under `/tool/`. The function has no side effect, so `explain` gives
+    /// the result of a real request.
+    ///
+    /// # Errors
+    /// Returns [`ToolRefusal::NotServed`], or [`ToolRefusal::InvalidRequest`] if the query is not valid.
+    pub fn match_request(
+        method: &Method,
+        path: &'a str,
+        query: Option<&str>,
+    ) -> Result<Self, ToolRefusal> {
+        match (method, path) {
+            (&Method::GET, LIST_PATH) => return Ok(Self::List),
+            (&Method::POST, EXEC_PATH) => return Ok(Self::Call),
+            (&Method::GET, _) => {}
+            _ => return Err(ToolRefusal::NotServed),
+        }
+        let id = path.strip_prefix(RESULT_PREFIX).ok_or(ToolRefusal::NotServed)?;
+        let wait = match query.map(|query| query.split_once('=')) {
+            None => Duration::ZERO,
+            Some(Some(("wait", wait))) => parse_wait(Some(wait))?,
+            Some(_) => {
+                let problem = "the query has only `wait`, as in `?wait=30s`";
+                return Err(ToolRefusal::InvalidRequest(problem.to_owned()));
+            }
+        };
+        Ok(Self::Result(id, wait))
+    }
+}
+
 impl RunTools {
     /// Answers a request under `/tool/`.
     pub(super) async fn handle_exec(&self, request: LocalRequest<'_>) -> LocalReply {
         if let Err(refusal) = check_origin(request.headers) {
             return refusal.to_reply();
         }
-        match (request.method, request.path) {
-            (&Method::GET, LIST_PATH) => self.list_tools(),
-            (&Method::POST, EXEC_PATH) => {
+        match ExecRoute::match_request(request.method, request.path, request.query) {
+            Ok(ExecRoute::List) => self.list_tools(),
+            Ok(ExecRoute::Call) => {
                 let mut facts = ToolRequestFacts::new(request.pid);
                 let reply = self.execute_call(&request, &mut facts).await;
                 reply.unwrap_or_else(|refusal| {
@@ -39,11 +78,11 @@ impl RunTools {
                     refusal.to_reply()
                 })
             }
-            (&Method::GET, path) => {
-                let reply = self.await_result(path, request.query).await;
+            Ok(ExecRoute::Result(id, wait)) => {
+                let reply = self.await_result(id, wait).await;
                 reply.unwrap_or_else(|refusal| refusal.to_reply())
             }
-            _ => ToolRefusal::NotServed.to_reply(),
+            Err(refusal) => refusal.to_reply(),
         }
     }
 
@@ -60,20 +99,7 @@ impl RunTools {
         Ok(call_reply(&call, self.wait_for_end(&call, wait).await))
     }
 
-    async fn await_result(
-        &self,
-        path: &str,
-        query: Option<&str>,
-    ) -> Result<LocalReply, ToolRefusal> {
-        let id = path.strip_prefix(RESULT_PREFIX).ok_or(ToolRefusal::NotServed)?;
-        let wait = match query.map(|query| query.split_once('=')) {
-            None => Duration::ZERO,
-            Some(Some(("wait", wait))) => parse_wait(Some(wait))?,
-            Some(_) => {
-                let problem = "the query has only `wait`, as in `?wait=30s`";
-                return Err(ToolRefusal::InvalidRequest(problem.to_owned()));
-            }
-        };
+    async fn await_result(&self, id: &str, wait: Duration) -> Result<LocalReply, ToolRefusal> {
         let call = self.find_call(id).ok_or(ToolRefusal::UnknownCall)?;
         // A client that asks for a result has said how long it waits, also for a person.
         Ok(call_reply(&call, self.wait_within(&call, wait, wait).await))

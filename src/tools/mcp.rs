@@ -20,13 +20,17 @@ mod method;
 mod reply;
 mod version;
 
-use http::Method;
+use http::{HeaderMap, Method};
+use serde_json::value::RawValue;
 
 use self::envelope::check_envelope;
 use self::error::McpError;
 use self::message::McpMessage;
+use self::method::McpMethod;
 use self::reply::{accepted_reply, error_reply, method_not_allowed_reply};
+use self::version::McpEra;
 use super::definition::is_tool_name;
+use super::exec_request::ToolExecRequest;
 use super::origin::is_origin_local;
 use super::refusal::ToolRefusal;
 use super::run_tools::{RunTools, ToolRequestFacts};
@@ -39,15 +43,8 @@ impl RunTools {
         server: Option<&str>,
         request: LocalRequest<'_>,
     ) -> LocalReply {
-        // A server without any granted tool answers like one that does not exist: its list is empty.
-        if server.is_some_and(|server| !is_tool_name(server)) {
-            return ToolRefusal::NotServed.to_reply();
-        }
-        if !is_origin_local(request.headers) {
-            return error_reply(None, &McpError::ForeignOrigin);
-        }
-        if *request.method != Method::POST {
-            return method_not_allowed_reply();
+        if let Err(reply) = check_head(server, request.method, request.headers) {
+            return reply;
         }
         let mut facts = ToolRequestFacts::new(request.pid);
         let (id, message) = McpMessage::parse(request.body);
@@ -70,11 +67,62 @@ impl RunTools {
         request: &LocalRequest<'_>,
         facts: &mut ToolRequestFacts,
     ) -> Result<LocalReply, McpError> {
-        let era = check_envelope(message, request.headers)?;
-        match message.id {
-            Some(id) => self.run_method((server, era), (message, id), (facts, request.share)).await,
+        match read_method(server, message, request.headers)? {
+            Some((id, era, method)) => {
+                self.run_method((server, era), (method, id), (facts, request.share)).await
+            }
             // The endpoint keeps no state, so no notification changes anything.
             None => Ok(accepted_reply()),
         }
     }
+}
+
+/// Reads the call that a request asks for; `None` for a request that is answered without a call. The function has no
+/// side effect, so `explain` gives the result of a real request.
+///
+/// # Errors
+/// Returns the reply to a request that is not served or not valid.
+pub fn read_call(
+    server: Option<&str>,
+    (method, headers): (&Method, &HeaderMap),
+    body: &[u8],
+) -> Result<Option<ToolExecRequest>, LocalReply> {
+    check_head(server, method, headers)?;
+    let (id, message) = McpMessage::parse(body);
+    let read = message.and_then(|message| {
+        Ok(match read_method(server, &message, headers)? {
+            Some((.., McpMethod::Call(call))) => Some(call),
+            _ => None,
+        })
+    });
+    read.map_err(|error| error_reply(id, &error))
+}
+
+fn check_head(
+    server: Option<&str>,
+    method: &Method,
+    headers: &HeaderMap,
+) -> Result<(), LocalReply> {
+    // A server without any granted tool answers like one that does not exist: its list is empty.
+    if server.is_some_and(|server| !is_tool_name(server)) {
+        return Err(ToolRefusal::NotServed.to_reply());
+    }
+    if !is_origin_local(headers) {
+        return Err(error_reply(None, &McpError::ForeignOrigin));
+    }
+    if *method != Method::POST {
+        return Err(method_not_allowed_reply());
+    }
+    Ok(())
+}
+
+/// Reads the id, the era and the method of a message; `None` for a notification.
+fn read_method<'a>(
+    server: Option<&str>,
+    message: &McpMessage<'a>,
+    headers: &HeaderMap,
+) -> Result<Option<(&'a RawValue, McpEra, McpMethod)>, McpError> {
+    let era = check_envelope(message, headers)?;
+    let Some(id) = message.id else { return Ok(None) };
+    Ok(Some((id, era, McpMethod::from_message(server, era, message)?)))
 }

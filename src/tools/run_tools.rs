@@ -253,6 +253,49 @@ pub(super) fn check_arguments<'a>(
     Ok(tool)
 }
 
+/// Returns the rule that asks a person about a call now; see [`RunToolParts::find_asking_rule`].
+fn find_asking_rule(
+    policy: &ToolPolicy,
+    tool: &GrantedTool,
+    (ledger, has_place): (&BudgetLedger, bool),
+) -> Result<Option<Arc<str>>, ToolRefusal> {
+    match policy.taint().judge_call(&tool.definition.name, (ledger, has_place)) {
+        Some((rule, TaintEffect::Deny)) => Err(ToolRefusal::Denied(ToolDenial {
+            layer: PolicyLayer::Tool,
+            rule: Arc::clone(rule),
+            fault: None,
+        })),
+        Some((rule, TaintEffect::Ask)) => {
+            Ok(Some(tool.asking_rule.clone().unwrap_or_else(|| Arc::clone(rule))))
+        }
+        None => Ok(tool.asking_rule.clone()),
+    }
+}
+
+/// Returns the resources that a call of a tool needs.
+pub(super) fn reserve_request(tool: &GrantedTool) -> ToolReserveRequest<'_> {
+    ToolReserveRequest { tool: &tool.definition.name, price: tool.price, limits: tool.limits }
+}
+
+/// Checks that a budget allows a call of a tool, and keeps nothing of it. Returns the rule that asks a person before the
+/// call. The function is for `explain`, and takes the steps of a real call: the budget must allow a call that waits
+/// for a person only for good.
+///
+/// # Errors
+/// Returns the rule or the limit that prevents the call.
+pub fn check_budget(
+    policy: &ToolPolicy,
+    tool: &GrantedTool,
+    ledger: &Arc<BudgetLedger>,
+) -> Result<Option<Arc<str>>, ToolRefusal> {
+    let asking_rule = find_asking_rule(policy, tool, (ledger, false))?;
+    match asking_rule {
+        Some(_) => ledger.check_tool_call(&reserve_request(tool))?,
+        None => ledger.reserve_tool_call(&reserve_request(tool))?.release_unspent(),
+    }
+    Ok(asking_rule)
+}
+
 /// Returns the names of the rules that apply to a tool: the list, or the rules about the tool.
 pub(super) fn applied_rules(tool: &GrantedTool) -> Vec<Arc<str>> {
     let names = tool.rule_names();
@@ -310,18 +353,7 @@ impl RunToolParts {
         tool: &GrantedTool,
         has_place: bool,
     ) -> Result<Option<Arc<str>>, ToolRefusal> {
-        let name = &tool.definition.name;
-        match self.policy.taint().judge_call(name, (&self.ledger, has_place)) {
-            Some((rule, TaintEffect::Deny)) => Err(ToolRefusal::Denied(ToolDenial {
-                layer: PolicyLayer::Tool,
-                rule: Arc::clone(rule),
-                fault: None,
-            })),
-            Some((rule, TaintEffect::Ask)) => {
-                Ok(Some(tool.asking_rule.clone().unwrap_or_else(|| Arc::clone(rule))))
-            }
-            None => Ok(tool.asking_rule.clone()),
-        }
+        find_asking_rule(&self.policy, tool, (&self.ledger, has_place))
     }
 
     async fn reserve_and_record(
@@ -332,11 +364,7 @@ impl RunToolParts {
         let tool = self.policy.find_tool(&call.tool).map_err(ToolRefusal::NotGranted)?;
         // 1. The operator's switch and the budget. A failure drops the slot, which removes the call.
         self.switches.check_accepting()?;
-        let reservation = self.ledger.reserve_tool_call(&ToolReserveRequest {
-            tool: &tool.definition.name,
-            price: tool.price,
-            limits: tool.limits,
-        })?;
+        let reservation = self.ledger.reserve_tool_call(&reserve_request(tool))?;
         // 2. A person's answer is used up before the record: a crash between the two loses the answer, and never runs
         //    the call twice. The tool's rule may ask now although it did not at the request; then no person was asked.
         if let Err(refusal) = self.use_approval(tool, checked).await {

@@ -24,9 +24,9 @@ use super::program_digest::{DigestedProgram, digest_program};
 use super::refusal::ToolRefusal;
 use super::run_tools::{
     ApprovedSubject, CheckedCall, RunToolParts, RunTools, ToolRequestFacts, UnadmittedCall,
-    check_arguments,
+    check_arguments, reserve_request,
 };
-use crate::llm::budget::{Nanodollars, ToolReserveRequest};
+use crate::llm::budget::Nanodollars;
 use crate::telemetry::audit::approval_records::{ApprovalRequestedRecord, ApprovalResolvedRecord};
 use crate::telemetry::audit::tool_records::{ToolOutcome, ToolRefusedRecord};
 use crate::telemetry::metrics::OpenApprovalGuard;
@@ -225,13 +225,8 @@ impl RunToolParts {
     /// Checks that the run and its budget allow a call, and reserves nothing.
     fn check_budget(&self, tool: &GrantedTool) -> Result<(), ToolRefusal> {
         self.switches.check_accepting()?;
-        let request = ToolReserveRequest {
-            tool: &tool.definition.name,
-            price: tool.price,
-            limits: tool.limits,
-        };
         // Rates are not asked: they pass while the person thinks.
-        Ok(self.ledger.check_tool_call(&request)?)
+        Ok(self.ledger.check_tool_call(&reserve_request(tool))?)
     }
 
     fn question_row(

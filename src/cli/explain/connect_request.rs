@@ -2,21 +2,25 @@
 //! request.
 
 use std::fmt::{self, Display, Formatter};
-use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::Context;
-use http::{Method, Request, header, request};
+use http::{Request, header, request};
 use serde::Serialize;
 
 use super::explain_input::ExplainInput;
-use crate::gateway::config::GatewayConfig;
+use super::explanation::ExplainContext;
 use crate::gateway::pipeline::request_head::check_host;
-use crate::llm::budget::Nanodollars;
+use crate::llm::budget::{BudgetLedger, Nanodollars};
 use crate::runner::tool_opener::CompiledTools;
+use crate::tools::connection::AskedHead;
+use crate::tools::connection::checked_request::{
+    CheckedConnect, ConnectAsk, check_request, reserve_request,
+};
 use crate::tools::connection::policy::{ConnectionHost, ConnectionPolicy};
 use crate::tools::connection::refusal::ConnectRefusal;
-use crate::tools::connection::tunnel::check_tunnel_head;
-use crate::tools::connection::{CERTIFICATE_PATH, LIST_PATH, is_connect_path};
+use crate::tools::connection::tunnel::check_tunnel_request;
+use crate::tools::taint::TaintPolicy;
 
 /// The answer of the gateway to a request over a connection, or for the list of connections.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -42,104 +46,49 @@ pub(super) struct ConnectExplanation {
     pub is_tunnel: bool,
 }
 
+/// The parts of a run that decide about a request to its connections.
+struct ConnectCase<'a> {
+    policy: ConnectionPolicy,
+    taint: Arc<TaintPolicy>,
+    ledger: &'a Arc<BudgetLedger>,
+}
+
 impl ConnectExplanation {
-    /// Explains a request whose path belongs to connections, or a request for a tunnel and the request in it; returns
-    /// `None` for any other request, and for a run without tools and connections.
+    /// Explains a request whose path belongs to connections.
+    ///
+    /// # Errors
+    /// Returns an error if the configuration of the connections is not valid.
+    pub(super) fn explain_request(
+        case: &ExplainContext<'_>,
+        request: &Request<()>,
+    ) -> anyhow::Result<Self> {
+        Ok(ConnectCase::new(case)?.explain_request(request, None))
+    }
+
+    /// Explains a request for a tunnel, and the request in it.
     ///
     /// # Errors
     /// Returns an error if the configuration of the connections is not valid, or a tunnel has something else in it than a
     /// request.
-    pub(super) fn explain_request(
-        config: &GatewayConfig,
+    pub(super) fn explain_tunnel(
+        case: &ExplainContext<'_>,
         input: &ExplainInput,
-    ) -> anyhow::Result<Option<Self>> {
-        let request = &input.request;
-        let is_tunnel = *request.method() == Method::CONNECT;
-        if config.tools.is_empty() || !(is_tunnel || is_connect_path(request.uri().path())) {
-            return Ok(None);
-        }
-        let tools = CompiledTools::from_settings(&config.tools)?;
-        let agent = config.tools.agent.as_deref();
-        let host = ConnectionHost::for_check();
-        let policy = ConnectionPolicy::compile_policy(&tools.config, agent, &host)?;
-        if is_tunnel {
-            let (head, ()) = request.clone().into_parts();
-            return match Self::explain_tunnel(&policy, &head) {
-                Ok(opened) if input.body.is_empty() => Ok(Some(opened)),
-                Ok(Self { connection: tunnel, .. }) => {
-                    let inner = ExplainInput::parse(input.body.to_vec(), None)
-                        .context("what follows the `CONNECT` request is not a request")?;
-                    Ok(Some(Self::explain_checked(&policy, &inner.request, Some(&tunnel))))
-                }
-                Err(refusal) => Ok(Some(Self::from_refusal(&refusal, String::new()))),
-            };
-        }
-        Ok(Some(Self::explain_checked(&policy, request, None)))
-    }
-
-    /// Explains a request, in the order of a real one: the gateway's own check comes first.
-    fn explain_checked(
-        policy: &ConnectionPolicy,
-        request: &Request<()>,
-        tunnel: Option<&str>,
-    ) -> Self {
-        let named = ConnectionPolicy::named_connection(request.uri().path(), tunnel).to_owned();
-        if let Err(rejection) = check_host(request) {
-            let (code, message) = (Some(rejection.code()), Some(rejection.to_string()));
-            return Self { connection: named, code, message, ..Self::default() };
-        }
-        let (head, ()) = request.clone().into_parts();
-        Self::explain_head(policy, &head, tunnel)
-            .unwrap_or_else(|refusal| Self::from_refusal(&refusal, named))
-    }
-
-    fn explain_tunnel(
-        policy: &ConnectionPolicy,
-        head: &request::Parts,
-    ) -> Result<Self, ConnectRefusal> {
-        // A real request has no body, as what follows its head is in the tunnel.
-        check_tunnel_head(head, false)?;
-        let opened = policy.check_tunnel(&head.uri)?;
-        let connection = opened.name.to_string();
-        Ok(Self { connection, allowed: true, is_tunnel: true, ..Self::default() })
-    }
-
-    fn explain_head(
-        policy: &ConnectionPolicy,
-        head: &request::Parts,
-        tunnel: Option<&str>,
-    ) -> Result<Self, ConnectRefusal> {
-        let Some((name, path)) = policy.find_target(head, tunnel)? else {
-            return Self::explain_own_answer(policy, head);
+    ) -> anyhow::Result<Self> {
+        let own = ConnectCase::new(case)?;
+        let (head, ()) = input.request.clone().into_parts();
+        let has_body = announced_length(&head) != Some(0);
+        let tunnel = match check_tunnel_request(&own.policy, own.ledger, (&head, has_body)) {
+            Ok(opened) => opened.name.to_string(),
+            Err(refusal) => return Ok(Self::from_refusal(&refusal, String::new())),
         };
-        let asked = (path, head.uri.query());
-        let (found, rule) = policy.check_request(name, head.method.as_str(), asked)?;
-        found.check_signing(&head.headers, asked, announced_length(head))?;
-        Ok(Self {
-            connection: name.to_owned(),
-            allowed: true,
-            layer: Some("connection"),
-            rule: Some(rule.to_string()),
-            price_usd: found.price,
-            ..Self::default()
-        })
-    }
-
-    fn explain_own_answer(
-        policy: &ConnectionPolicy,
-        head: &request::Parts,
-    ) -> Result<Self, ConnectRefusal> {
-        let has_tunnels = policy.tunnelled_connections().next().is_some();
-        match head.uri.path() {
-            LIST_PATH if head.method == Method::GET => {
-                let listed = policy.listed_connections().map(|own| own.name.to_string()).collect();
-                Ok(Self { allowed: true, listed: Some(listed), ..Self::default() })
-            }
-            CERTIFICATE_PATH if head.method == Method::GET && has_tunnels => {
-                Ok(Self { allowed: true, is_certificate: true, ..Self::default() })
-            }
-            _ => Err(ConnectRefusal::NotServed),
+        // What follows the head of an opened tunnel is in the tunnel.
+        if input.body.is_empty() {
+            let (connection, allowed, is_tunnel) = (tunnel, true, true);
+            return Ok(Self { connection, allowed, is_tunnel, ..Self::default() });
         }
+        let inner = ExplainInput::parse(input.body.to_vec(), None)
+            .context("what follows the `CONNECT` request is not a request")?;
+        Ok(own.explain_request(&inner.request, Some(&tunnel)))
     }
 
     fn from_refusal(refusal: &ConnectRefusal, connection: String) -> Self {
@@ -153,9 +102,60 @@ impl ConnectExplanation {
             ..Self::default()
         }
     }
+}
 
-    pub(super) fn exit_code(&self) -> ExitCode {
-        if self.allowed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+impl<'a> ConnectCase<'a> {
+    fn new(case: &ExplainContext<'a>) -> anyhow::Result<Self> {
+        let settings = &case.config.tools;
+        let tools = CompiledTools::from_settings(settings)?;
+        let (agent, host) = (settings.agent.as_deref(), ConnectionHost::for_check());
+        let policy = ConnectionPolicy::compile_policy(&tools.config, agent, &host)?;
+        Ok(Self { policy, taint: Arc::clone(tools.policy.taint()), ledger: case.ledger })
+    }
+
+    /// Explains a request, in the order of a real one: the gateway's own check comes first.
+    fn explain_request(&self, request: &Request<()>, tunnel: Option<&str>) -> ConnectExplanation {
+        let named = ConnectionPolicy::named_connection(request.uri().path(), tunnel).to_owned();
+        if let Err(rejection) = check_host(request) {
+            let (code, message) = (Some(rejection.code()), Some(rejection.to_string()));
+            return ConnectExplanation {
+                connection: named,
+                code,
+                message,
+                ..ConnectExplanation::default()
+            };
+        }
+        let (head, ()) = request.clone().into_parts();
+        self.check_and_reserve(AskedHead { head: &head, tunnel })
+            .unwrap_or_else(|refusal| ConnectExplanation::from_refusal(&refusal, named))
+    }
+
+    /// Takes a request through the steps of a real one, up to the credential, which is not read.
+    fn check_and_reserve(
+        &self,
+        asked: AskedHead<'_>,
+    ) -> Result<ConnectExplanation, ConnectRefusal> {
+        let length = announced_length(asked.head);
+        let allowed = ConnectExplanation { allowed: true, ..ConnectExplanation::default() };
+        Ok(match check_request(&self.policy, asked, length)? {
+            ConnectAsk::List => {
+                let listed = self.policy.listed_connections().map(|own| own.name.to_string());
+                ConnectExplanation { listed: Some(listed.collect()), ..allowed }
+            }
+            ConnectAsk::Certificate => ConnectExplanation { is_certificate: true, ..allowed },
+            ConnectAsk::Send(CheckedConnect { connection, rule, .. }) => {
+                let asked = (connection, length.unwrap_or_default());
+                // The reservation is returned at once: an explanation spends nothing.
+                reserve_request(self.ledger, &self.taint, asked)?.release_unspent();
+                ConnectExplanation {
+                    connection: connection.name.to_string(),
+                    layer: Some("connection"),
+                    rule: Some(rule.to_string()),
+                    price_usd: connection.price,
+                    ..allowed
+                }
+            }
+        })
     }
 }
 

@@ -9,9 +9,11 @@ use serde::Serialize;
 
 use super::explain_input::ExplainInput;
 use super::remedy::remedy_for_code;
+use crate::base::trace_context::TraceContext;
 use crate::gateway::config::GatewayConfig;
 use crate::gateway::pipeline::admission::CallAdmission;
-use crate::gateway::pipeline::local_response;
+use crate::gateway::pipeline::audience::Audience;
+use crate::gateway::pipeline::local_response::{self, LocalAnswer, UnknownModelError};
 use crate::gateway::pipeline::policy::GatewayPolicy;
 use crate::gateway::pipeline::read_body;
 use crate::gateway::pipeline::rejection::CallRejection;
@@ -21,6 +23,7 @@ use crate::gateway::upstream::headers::UpstreamRequestHead;
 use crate::llm::budget::{BudgetAmount, BudgetLedger, BudgetStatus, Tokens};
 use crate::llm::protocol::{GatewayRoute, LlmProtocol};
 use crate::llm::request::{FieldChange, LlmCall};
+use crate::telemetry::trace;
 
 /// The configuration, the policy and the ledger that decide about a request.
 #[derive(Clone, Copy)]
@@ -154,16 +157,24 @@ impl RequestExplanation {
         let route = match request_head::match_route(&request) {
             Ok(route) => route,
             Err(rejection) => {
-                explanation.set_refusal(&rejection, LlmProtocol::Chat);
+                explanation.set_rejection(&rejection, LlmProtocol::Chat.into());
                 return explanation;
             }
         };
         explanation.route = Some(route.name());
         // 2. Some routes are answered locally. All others go through the same checks as a served call.
-        if local_response::is_local_route(case.policy, route) {
-            explanation.outcome = ExplainOutcome::Answered;
-        } else if let Err(rejection) = explanation.trace_steps(case, route, &request, body) {
-            explanation.set_refusal(&rejection, route.protocol());
+        match local_response::match_local(case.policy, route, &request) {
+            Some(LocalAnswer::UnknownModel(error)) => {
+                let status = UnknownModelError::STATUS.as_u16();
+                explanation.set_refusal(status, UnknownModelError::CODE, error.to_string());
+            }
+            Some(_) => explanation.outcome = ExplainOutcome::Answered,
+            None => {
+                if let Err(rejection) = explanation.trace_steps(case, route, &request, body) {
+                    let audience = Audience::of(route.protocol(), &request);
+                    explanation.set_rejection(&rejection, audience);
+                }
+            }
         }
         explanation
     }
@@ -183,8 +194,11 @@ impl RequestExplanation {
         let entry = admission.enter_call(route)?;
         let (headers, injected_headers) =
             (&policy.config.headers, Arc::clone(&policy.injected_headers));
-        let mut head =
-            UpstreamRequestHead::new(route, request, headers, injected_headers, &RequestId::new());
+        let id = RequestId::new();
+        let mut head = UpstreamRequestHead::new(route, request, headers, injected_headers, &id);
+        if let Some(trace) = run_trace(config) {
+            head.set_traceparent(headers, &trace, &id);
+        }
         let mut call = LlmCall::default();
         if route.method() == http::Method::POST {
             let body = read_body::parse_body(route, body, &policy.config)?;
@@ -214,13 +228,16 @@ impl RequestExplanation {
         Ok(())
     }
 
-    fn set_refusal(&mut self, rejection: &CallRejection, protocol: LlmProtocol) {
+    fn set_refusal(&mut self, status: u16, code: &'static str, message: String) {
         self.outcome = ExplainOutcome::Refused;
         // A refused request is not sent, whatever was prepared before the refusal.
         self.upstream = None;
-        let (status, code) = (rejection.status(protocol).as_u16(), rejection.code());
-        let message = rejection.to_string();
         self.refusal = Some(RefusalDetail { status, code, message, remedy: remedy_for_code(code) });
+    }
+
+    fn set_rejection(&mut self, rejection: &CallRejection, audience: Audience) {
+        let status = rejection.status(audience).as_u16();
+        self.set_refusal(status, rejection.code(), rejection.to_string());
         if let CallRejection::Rule(refusal) = rejection {
             self.rules = vec![refusal.rule_name()];
         }
@@ -233,6 +250,13 @@ impl ExplainedField {
             (change.field.clone(), change.what.as_str(), change.why.description());
         Self { name, what, why }
     }
+}
+
+/// Returns the trace that the calls of a run name to the upstream.
+fn run_trace(config: &GatewayConfig) -> Option<TraceContext> {
+    let telemetry = &config.telemetry;
+    let is_exported = telemetry.otlp_endpoint.is_some();
+    trace::choose_context(config.identity.trace_context(), is_exported, telemetry.sample_ratio)
 }
 
 /// Compares the client's headers with the sent headers. The result is sorted by name.
@@ -268,6 +292,7 @@ fn display_value(name: &str, value: &HeaderValue) -> Cow<'static, str> {
         // Headers with secrets are marked as sensitive where they are set.
         _ if value.is_sensitive() => Cow::Borrowed("[secret]"),
         "x-litellm-call-id" => Cow::Borrowed("[id of the request]"),
+        "traceparent" => Cow::Borrowed("[span of the request]"),
         _ => Cow::Owned(String::from_utf8_lossy(value.as_bytes()).into_owned()),
     }
 }

@@ -3,7 +3,9 @@
 /// Returns the setting to change for a refusal's code, or `None` if only the request can be changed.
 pub(super) fn remedy_for_code(code: &str) -> Option<&'static str> {
     Some(match code {
-        "model_not_allowed" => "add the model to `policy.body.models` or `MODELS`",
+        "model_not_allowed" | "model_not_found" => {
+            "add the model to `policy.body.models` or `MODELS`"
+        }
         "request_too_large" => "raise `policy.max_body_bytes`",
         "unknown_field" => "let `policy.body.unknown_fields` be `drop` or `pass`",
         "capability_not_granted" => "grant it in `policy.body.capabilities` or `CAPABILITIES`",

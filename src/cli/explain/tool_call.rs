@@ -1,22 +1,29 @@
-//! The explanation of a tool call: the layer that decides, through the code of a real call.
+//! The explanation of a request to the tools: the layer that decides, through the code of a real request.
 
 use std::fmt::{self, Display, Formatter};
-use std::process::ExitCode;
 
 use serde::Serialize;
+use serde_json::Value;
 
 use super::explain_input::ExplainInput;
-use crate::gateway::config::GatewayConfig;
-use crate::gateway::pipeline::request_head::check_target;
+use super::explanation::ExplainContext;
+use crate::base::local_endpoint::LocalReply;
+use crate::gateway::pipeline::rejection::CallRejection;
+use crate::gateway::pipeline::tool_route::{check_tool_body, check_tool_head};
 use crate::llm::budget::Nanodollars;
 use crate::runner::tool_opener::{CompiledTools, identity_facts};
-use crate::tools::exec_endpoint::check_origin;
+use crate::tools::endpoint::match_mcp_path;
+use crate::tools::exec_endpoint::{ExecRoute, check_origin};
 use crate::tools::exec_request::ToolExecRequest;
-use crate::tools::run_tools::check_call;
+use crate::tools::mcp;
+use crate::tools::refusal::ToolRefusal;
+use crate::tools::rule_facts::ToolRunFacts;
+use crate::tools::run_tools::{check_budget, check_call};
 
-/// The answer of the policy to a tool call.
+/// The answer of the gateway to a request to the tools.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(super) struct ToolExplanation {
+    /// The tool's name; empty for a request that is no call, or cannot be read.
     pub tool: String,
     pub allowed: bool,
     /// The layer that decided: `agent`, `run`, `sandbox`, `tool`, or `approval` if a person has to decide; absent if the request itself is wrong.
@@ -29,61 +36,140 @@ pub(super) struct ToolExplanation {
     /// The rule that asks a person before the call begins.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub asking_rule: Option<String>,
+    /// The tools that the list names; absent for any other request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub listed: Option<Vec<String>>,
+}
+
+/// The thing that a request asks for, after the checks of its form.
+enum ToolAsk {
+    Call(ToolExecRequest),
+    List,
+    /// A message of MCP that starts no call.
+    Message,
+}
+
+/// The parts of a run that decide about a request to its tools.
+struct ToolCase<'a> {
+    case: &'a ExplainContext<'a>,
+    tools: CompiledTools,
+    run: ToolRunFacts,
 }
 
 impl ToolExplanation {
-    /// Explains a request to `/tool/exec`.
+    /// Explains a request to the paths of the tools.
     ///
     /// # Errors
     /// Returns an error if the configuration of the tools is not valid.
-    pub(super) fn explain_call(
-        config: &GatewayConfig,
+    pub(super) fn explain_request(
+        case: &ExplainContext<'_>,
         input: &ExplainInput,
     ) -> anyhow::Result<Self> {
-        let tools = CompiledTools::from_settings(&config.tools)?;
-        let run = identity_facts(&config.identity);
-        let request = ToolExecRequest::parse_body(&input.body, &run.id);
-        let tool = request.as_ref().map_or("-", |request| &request.tool).to_owned();
-        // The order is that of a real request: the gateway's own check of the target comes first.
-        if let Err(rejection) = check_target(&input.request) {
-            let (code, message) = (Some(rejection.code()), Some(rejection.to_string()));
-            return Ok(Self { tool, code, message, ..Self::default() });
-        }
-        let checked = check_origin(input.request.headers()).and_then(|()| {
-            let request = request?;
-            let tool = check_call(&tools.policy, &run, &request)?;
-            let rules = tool.rule_names().iter().map(ToString::to_string).collect();
-            Ok((rules, tool.price, tool.asking_rule.as_deref().map(str::to_owned)))
-        });
-        Ok(match checked {
-            Ok((rules, price_usd, asking_rule)) => {
-                let layer = Some(if asking_rule.is_some() { "approval" } else { "tool" });
-                let (code, message) = (None, None);
-                Self { tool, allowed: true, layer, rules, code, message, price_usd, asking_rule }
+        let tools = CompiledTools::from_settings(&case.config.tools)?;
+        let own = ToolCase { case, tools, run: identity_facts(&case.config.identity) };
+        Ok(match own.read_request(input) {
+            Ok(ToolAsk::Call(request)) => own
+                .check_call(&request)
+                .unwrap_or_else(|refusal| Self { tool: request.tool, ..Self::from(&refusal) }),
+            Ok(ToolAsk::List) => {
+                let tools = own.tools.policy.listed_tools();
+                let listed = tools.map(|tool| tool.definition.name.to_string()).collect();
+                Self { allowed: true, listed: Some(listed), ..Self::default() }
             }
-            // The operator may know whose list does not name the tool; the agent may not.
-            Err(refusal) => Self {
-                tool,
-                allowed: false,
-                layer: refusal.denial().map(|denial| denial.layer.as_str()),
-                rules: refusal.denial().map(|denial| denial.rule.to_string()).into_iter().collect(),
-                code: Some(refusal.code()),
-                message: Some(refusal.to_string()),
-                price_usd: Nanodollars::ZERO,
-                asking_rule: None,
-            },
+            Ok(ToolAsk::Message) => Self { allowed: true, ..Self::default() },
+            Err(refused) => refused,
         })
     }
+}
 
-    pub(super) fn exit_code(&self) -> ExitCode {
-        if self.allowed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+impl ToolCase<'_> {
+    /// Reads a request. The order of the checks is that of a real request: those of the gateway come first.
+    fn read_request(&self, input: &ExplainInput) -> Result<ToolAsk, ToolExplanation> {
+        let ExplainInput { request, body, .. } = input;
+        check_tool_head(request, &self.case.policy.config)
+            .map_err(|rejection| ToolExplanation::from(&rejection))?;
+        check_tool_body(body).map_err(|reply| ToolExplanation::from(&reply))?;
+        if let Some(server) = match_mcp_path(request.uri().path()) {
+            let call = mcp::read_call(server, (request.method(), request.headers()), body)
+                .map_err(|reply| ToolExplanation::from(&reply))?;
+            return Ok(call.map_or(ToolAsk::Message, ToolAsk::Call));
+        }
+        self.read_exec(input).map_err(|refusal| ToolExplanation::from(&refusal))
+    }
+
+    fn read_exec(&self, input: &ExplainInput) -> Result<ToolAsk, ToolRefusal> {
+        let (request, target) = (&input.request, input.request.uri());
+        check_origin(request.headers())?;
+        match ExecRoute::match_request(request.method(), target.path(), target.query())? {
+            ExecRoute::List => Ok(ToolAsk::List),
+            ExecRoute::Call => {
+                ToolExecRequest::parse_body(&input.body, &self.run.id).map(ToolAsk::Call)
+            }
+            // An explanation has no run with earlier calls.
+            ExecRoute::Result(..) => Err(ToolRefusal::UnknownCall),
+        }
+    }
+
+    /// Takes a call through the steps of a real one, up to the record of its admission.
+    fn check_call(&self, request: &ToolExecRequest) -> Result<ToolExplanation, ToolRefusal> {
+        let policy = &self.tools.policy;
+        let tool = check_call(policy, &self.run, request)?;
+        let asking_rule = check_budget(policy, tool, self.case.ledger)?;
+        Ok(ToolExplanation {
+            tool: request.tool.clone(),
+            allowed: true,
+            layer: Some(if asking_rule.is_some() { "approval" } else { "tool" }),
+            rules: tool.rule_names().iter().map(ToString::to_string).collect(),
+            price_usd: tool.price,
+            asking_rule: asking_rule.as_deref().map(str::to_owned),
+            ..ToolExplanation::default()
+        })
+    }
+}
+
+impl From<&ToolRefusal> for ToolExplanation {
+    /// The operator may know whose list does not name the tool; the agent may not.
+    fn from(refusal: &ToolRefusal) -> Self {
+        Self {
+            layer: refusal.denial().map(|denial| denial.layer.as_str()),
+            rules: refusal.denial().map(|denial| denial.rule.to_string()).into_iter().collect(),
+            code: Some(refusal.code()),
+            message: Some(refusal.to_string()),
+            ..Self::default()
+        }
+    }
+}
+
+impl From<&CallRejection> for ToolExplanation {
+    fn from(rejection: &CallRejection) -> Self {
+        let (code, message) = (Some(rejection.code()), Some(rejection.to_string()));
+        Self { code, message, ..Self::default() }
+    }
+}
+
+impl From<&LocalReply> for ToolExplanation {
+    fn from(reply: &LocalReply) -> Self {
+        let body: Value = serde_json::from_str(&reply.body).unwrap_or_default();
+        let message = body["error"]["message"].as_str().map(str::to_owned);
+        Self { code: reply.code, message, ..Self::default() }
     }
 }
 
 impl Display for ToolExplanation {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let Self { tool, price_usd, .. } = self;
-        writeln!(f, "tool      {tool}")?;
+        match &**tool {
+            "" => writeln!(f, "tools of the run")?,
+            tool => writeln!(f, "tool      {tool}")?,
+        }
+        if let (None, "") = (self.code, &**tool) {
+            match &self.listed {
+                Some(listed) if listed.is_empty() => writeln!(f, "allowed   lists: none")?,
+                Some(listed) => writeln!(f, "allowed   lists: {}", listed.join(", "))?,
+                None => writeln!(f, "allowed   answered without a call")?,
+            }
+            return writeln!(f, "reserves  nothing");
+        }
         let rules = if self.rules.is_empty() { "granted".into() } else { self.rules.join(", ") };
         match (self.layer, self.code) {
             (_, None) => {

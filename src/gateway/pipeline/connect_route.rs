@@ -57,7 +57,7 @@ pub(super) struct ConnectLogLine {
 type HangupFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Returns true if a path belongs to the connections.
-pub(super) fn is_connect_path(target: &Uri) -> bool {
+pub fn is_connect_path(target: &Uri) -> bool {
     target.path() == LIST_PATH || target.path().starts_with(PREFIX)
 }
 

@@ -34,7 +34,7 @@ pub(super) struct OpenedTunnel {
 }
 
 /// Returns true if a request asks for a tunnel in the way of HTTP/1.
-pub(super) fn asks_for_tunnel(request: &Request<Incoming>) -> bool {
+pub fn asks_for_tunnel<B>(request: &Request<B>) -> bool {
     *request.method() == Method::CONNECT && request.version() <= Version::HTTP_11
 }
 

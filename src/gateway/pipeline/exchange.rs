@@ -264,10 +264,8 @@ impl GatewayExchange {
 
     /// Adds the `traceparent` header, which names the call's span in the run's trace to the upstream.
     pub(super) fn set_traceparent(&self, head: &mut UpstreamRequestHead) {
-        if let Some(trace) = &self.gateway().run.trace
-            && self.policy().config.headers.traceparent
-        {
-            head.set_traceparent(&trace.traceparent(&self.id().span_id()));
+        if let Some(trace) = &self.gateway().run.trace {
+            head.set_traceparent(&self.policy().config.headers, trace.context(), self.id());
         }
     }
 

@@ -10,6 +10,26 @@ use super::policy::GatewayPolicy;
 use crate::gateway::upstream::headers::{ClientField, ClientHead};
 use crate::llm::protocol::GatewayRoute;
 
+/// An answer of the gateway itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LocalAnswer<'a> {
+    Health,
+    RunStatus,
+    Models,
+    Model(&'a str),
+    UnknownModel(UnknownModelError),
+}
+
+/// An error for a request for a model that the run does not have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the run has no model `{0}`; `GET /v1/models` lists the run's models")]
+pub struct UnknownModelError(String);
+
+impl UnknownModelError {
+    pub const STATUS: StatusCode = StatusCode::NOT_FOUND;
+    pub const CODE: &str = "model_not_found";
+}
+
 /// Returns the response to a route that needs no model, or `None` if the upstream must answer.
 ///
 /// The gateway answers the model list itself if the run has a list of models; otherwise the upstream
@@ -24,34 +44,21 @@ pub fn own(
     route: GatewayRoute,
     request: &impl ClientHead,
 ) -> Result<Option<Response<Bytes>>, OverloadError> {
-    if !is_local_route(policy, route) {
-        return Ok(None);
-    }
+    let Some(answer) = match_local(policy, route, request) else { return Ok(None) };
     let names = &policy.config.body.models;
     // Anthropic's clients send this header with every request. The paths of the model list are the same
     // for both protocols, so only the header tells which shape the client expects.
     let as_anthropic = request.values(ClientField::AnthropicVersion).next().is_some();
     let mut response = Response::new(Bytes::new());
-    *response.body_mut() = match route {
-        GatewayRoute::Health => health_json(gateway).into(),
-        GatewayRoute::RunStatus => run_status_json(gateway).to_string().into(),
-        GatewayRoute::Model => {
-            // The path has been checked byte for byte and not decoded, so the rest is the name as the
-            // client wrote it.
-            let requested = request.path().trim_start_matches(GatewayRoute::Model.path());
-            let found = names.iter().find(|name| *name == requested);
-            if found.is_none() {
-                *response.status_mut() = StatusCode::NOT_FOUND;
-            }
-            let reply = found.map_or_else(
-                || no_model(requested, as_anthropic),
-                |name| model(name, as_anthropic),
-            );
-            gateway.capacity.admit_request()?.hold_reply(reply.to_string())?
-        }
-        _ => {
-            let permit = gateway.capacity.admit_request()?;
-            permit.hold_reply(model_list_json(names, as_anthropic).to_string())?
+    let hold = |reply: &Value| gateway.capacity.admit_request()?.hold_reply(reply.to_string());
+    *response.body_mut() = match answer {
+        LocalAnswer::Health => health_json(gateway).into(),
+        LocalAnswer::RunStatus => run_status_json(gateway).to_string().into(),
+        LocalAnswer::Models => hold(&model_list_json(names, as_anthropic))?,
+        LocalAnswer::Model(name) => hold(&model(name, as_anthropic))?,
+        LocalAnswer::UnknownModel(error) => {
+            *response.status_mut() = UnknownModelError::STATUS;
+            hold(&no_model(&error, as_anthropic))?
         }
     };
     response
@@ -60,12 +67,27 @@ pub fn own(
     Ok(Some(response))
 }
 
-/// Returns true if the gateway itself answers a route.
-pub fn is_local_route(policy: &GatewayPolicy, route: GatewayRoute) -> bool {
+/// Returns the kind of answer that the gateway itself gives to a route; `None` if the upstream must answer. The function
+/// has no side effect, so `explain` gives the result of a real request.
+pub fn match_local<'a>(
+    policy: &'a GatewayPolicy,
+    route: GatewayRoute,
+    request: &impl ClientHead,
+) -> Option<LocalAnswer<'a>> {
+    let names = &policy.config.body.models;
     match route {
-        GatewayRoute::Health | GatewayRoute::RunStatus => true,
-        GatewayRoute::Models | GatewayRoute::Model => !policy.config.body.models.is_empty(),
-        _ => false,
+        GatewayRoute::Health => Some(LocalAnswer::Health),
+        GatewayRoute::RunStatus => Some(LocalAnswer::RunStatus),
+        GatewayRoute::Models if !names.is_empty() => Some(LocalAnswer::Models),
+        GatewayRoute::Model if !names.is_empty() => {
+            // The path has been checked byte for byte and not decoded, so the rest is the name as the
+            // client wrote it.
+            let requested = request.path().trim_start_matches(GatewayRoute::Model.path());
+            let found = names.iter().find(|name| *name == requested);
+            let unknown = || LocalAnswer::UnknownModel(UnknownModelError(requested.to_owned()));
+            Some(found.map_or_else(unknown, |name| LocalAnswer::Model(name)))
+        }
+        _ => None,
     }
 }
 
@@ -98,10 +120,10 @@ fn model(name: &str, as_anthropic: bool) -> Value {
 }
 
 /// Returns the error body for a model that the run does not have.
-fn no_model(name: &str, as_anthropic: bool) -> Value {
-    let message = format!("the run has no model `{name}`; `GET /v1/models` lists the run's models");
+fn no_model(error: &UnknownModelError, as_anthropic: bool) -> Value {
+    let message = error.to_string();
     if as_anthropic {
         return json!({"type": "error", "error": {"type": "not_found_error", "message": message}});
     }
-    json!({"error": {"message": message, "type": "invalid_request_error", "param": "model", "code": "model_not_found"}})
+    json!({"error": {"message": message, "type": "invalid_request_error", "param": "model", "code": UnknownModelError::CODE}})
 }

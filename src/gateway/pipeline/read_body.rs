@@ -172,19 +172,19 @@ pub(super) fn scan_whole_body(
 ) -> Result<ScannedBody, BodyReadError> {
     // Account for the bytes before anything stores them.
     permit.take_bytes(body.len())?;
-    check_start(&body)?;
     parse_body(route, body, policy)
 }
 
 /// Scans a body that has arrived completely.
 ///
 /// # Errors
-/// Returns an error if the body is too large or is not acceptable JSON.
+/// Returns an error if the body is encoded, is too large or is not acceptable JSON.
 pub fn parse_body(
     route: GatewayRoute,
     body: Bytes,
     policy: &PolicyConfig,
 ) -> Result<ScannedBody, BodyReadError> {
+    check_start(&body)?;
     check_length(body.len() as u64, policy)?;
     Ok(ScannedBody::scan_frame(route, body)?)
 }

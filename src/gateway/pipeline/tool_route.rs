@@ -9,13 +9,14 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use bytes::Bytes;
-use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, header};
+use http::{HeaderValue, Request, Response, StatusCode, Uri, header};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::{Body as _, Incoming};
 use serde_json::json;
 
 use super::RunGateway;
 use super::exchange::ResponseBody;
+use super::policy::PolicyConfig;
 use super::rejection::CallRejection;
 use super::request_head;
 use crate::base::local_endpoint::{
@@ -40,9 +41,31 @@ impl ToolAnswer {
 }
 
 /// Returns true if a path belongs to the tools.
-pub(super) fn is_tool_path(target: &Uri) -> bool {
+pub fn is_tool_path(target: &Uri) -> bool {
     let path = target.path();
     path == MCP_PATH || TOOL_PREFIXES.iter().any(|prefix| path.starts_with(prefix))
+}
+
+/// Checks the head of a request to the tools. The function has no side effect, so `explain` gives the result of a real
+/// request.
+///
+/// # Errors
+/// Returns an error if the target could be read in two ways, or if a body is not declared as plain JSON within the
+/// policy's limit.
+pub fn check_tool_head<B>(
+    request: &Request<B>,
+    policy: &PolicyConfig,
+) -> Result<(), CallRejection> {
+    request_head::check_target(request)?;
+    request_head::check_head(request, policy)
+}
+
+/// Checks the length of a whole body of a request to the tools.
+///
+/// # Errors
+/// Returns the reply to a request whose body is too large.
+pub fn check_tool_body(body: &[u8]) -> Result<(), LocalReply> {
+    if body.len() > MAX_TOOL_BODY_BYTES { Err(too_large_reply()) } else { Ok(()) }
 }
 
 /// Returns the path of a route as the access log has it: without the parts that a client chooses.
@@ -99,11 +122,8 @@ async fn read_and_answer(
 ) -> Result<ToolAnswer, CallRejection> {
     let (head, body) = request.into_parts();
     let head = Request::from_parts(head, ());
-    request_head::check_target(&head)?;
     let policy = gateway.policy.load_full();
-    if *head.method() == Method::POST {
-        request_head::check_head(&head, &policy.config)?;
-    }
+    check_tool_head(&head, &policy.config)?;
     // The permit is held until the reply was sent.
     let mut permit = gateway.capacity.admit_request()?;
     permit.take_bytes(if body.is_end_stream() { 0 } else { MAX_TOOL_BODY_BYTES })?;

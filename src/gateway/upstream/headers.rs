@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::base::header_lines::{HeaderLines, is_field_name, push_line};
 use crate::base::rope::ByteRope;
 use crate::base::secret_redactor::SecretRedactor;
+use crate::base::trace_context::TraceContext;
 use crate::gateway::run::{RequestId, RunIdentity};
 use crate::gateway::upstream::{self, UpstreamKind, UpstreamUrl};
 use crate::llm::protocol::GatewayRoute;
@@ -228,9 +229,18 @@ impl UpstreamRequestHead {
         self.fields.push(name.as_str(), value.as_bytes());
     }
 
-    /// Adds the `traceparent` header, which names the span of this call.
-    pub fn set_traceparent(&mut self, traceparent: &HeaderValue) {
-        self.fields.push(TRACEPARENT_HEADER, traceparent.as_bytes());
+    /// Adds the `traceparent` header, which names the span of this call in the run's trace, unless the operator's
+    /// settings leave the header out.
+    pub fn set_traceparent(
+        &mut self,
+        config: &HeaderConfig,
+        trace: &TraceContext,
+        request_id: &RequestId,
+    ) {
+        if config.traceparent {
+            let traceparent = trace.traceparent(&request_id.span_id());
+            self.fields.push(TRACEPARENT_HEADER, traceparent.as_bytes());
+        }
     }
 
     /// Returns the head as HTTP/1.1 text, with the length of the body that follows.

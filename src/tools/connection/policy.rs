@@ -9,6 +9,7 @@ use http::uri::Authority;
 use http::{HeaderMap, HeaderName, Uri, request};
 
 use super::aws_signing::{AwsSigning, TARGET};
+use super::checked_request::check_headers;
 use super::client::{ConnectionClient, HostLookup, system_lookup};
 use super::credential::ConnectionCredential;
 use super::link_rewriter::RewrittenLink;
@@ -18,7 +19,7 @@ use super::refusal::{ConnectDenial, ConnectRefusal};
 use super::request_path::RequestPath;
 use super::reserved_headers::{is_aws_header, is_reserved_header};
 use super::tunnel_address::TunnelAddress;
-use super::{CERTIFICATE_PATH, check_headers, split_path};
+use super::{CERTIFICATE_PATH, split_path};
 use crate::base::host_reach::HostReach;
 use crate::base::keyed_permits::KeyedPermits;
 use crate::llm::budget::{ConnectionLimits, Nanodollars};
@@ -169,12 +170,11 @@ impl ConnectionPolicy {
         self.listed_connections().filter(|own| own.tunnel.is_some())
     }
 
-    /// Decides about a `CONNECT` request. The function has no side effect, so `explain` gives the answer of a real
-    /// request.
+    /// Decides about the address in a `CONNECT` request. The function has no side effect.
     ///
     /// # Errors
     /// Returns the first reason against the tunnel.
-    pub fn check_tunnel(&self, target: &Uri) -> Result<&Connection, ConnectRefusal> {
+    pub(super) fn check_tunnel(&self, target: &Uri) -> Result<&Connection, ConnectRefusal> {
         let address = TunnelAddress::from_target(target).map_err(ConnectRefusal::InvalidTunnel)?;
         let own = self.connections.values().find(|own| own.tunnel.as_ref() == Some(&address));
         let denial = |layer| ConnectDenial { layer, rule: Arc::from(LIST_RULE) };
@@ -188,7 +188,7 @@ impl ConnectionPolicy {
     ///
     /// # Errors
     /// Returns the first reason against the request.
-    pub fn find_target<'a>(
+    pub(super) fn find_target<'a>(
         &self,
         head: &'a request::Parts,
         tunnel: Option<&'a str>,
@@ -240,11 +240,11 @@ impl ConnectionPolicy {
         std::iter::once(answering).chain(others).map(link).collect()
     }
 
-    /// Decides about a request. The function has no side effect, so `explain` gives the answer of a real request.
+    /// Asks the layers and the rules about a request. The function has no side effect.
     ///
     /// # Errors
     /// Returns the first reason against the request.
-    pub fn check_request<'a>(
+    pub(super) fn check_request<'a>(
         &'a self,
         name: &str,
         method: &str,
@@ -321,7 +321,7 @@ impl Connection {
     ///
     /// # Errors
     /// Returns the first reason against the request.
-    pub fn check_signing(
+    pub(super) fn check_signing(
         &self,
         headers: &HeaderMap,
         asked: (&str, Option<&str>),

@@ -4,12 +4,14 @@ use std::sync::Arc;
 
 use http::request;
 
-use super::policy::ConnectionPolicy;
+use super::ConnectionParts;
+use super::checked_request::check_headers;
+use super::policy::{Connection, ConnectionPolicy};
 use super::refusal::ConnectRefusal;
 use super::tunnel_authority::{TunnelAuthority, TunnelAuthorityError};
-use super::{ConnectionParts, check_headers};
 use crate::base::keyed_permits::{KeyedPermit, KeyedPermits};
 use crate::base::streamed_endpoint::{OpenTunnel, TunnelRequest};
+use crate::llm::budget::BudgetLedger;
 
 /// The tunnels of one run.
 pub struct RunTunnels {
@@ -56,12 +58,11 @@ impl ConnectionParts {
         &self,
         request: &TunnelRequest<'_>,
     ) -> Result<OpenTunnel, ConnectRefusal> {
-        // 1. The operator's switch and the run's time.
+        // 1. The operator's switch.
         self.check_accepting()?;
-        self.ledger.check_time()?;
-        // 2. The form of the request, and the address.
-        check_tunnel_head(request.head, request.has_body)?;
-        let connection = self.policy.check_tunnel(&request.head.uri)?;
+        // 2. The run's time, the form of the request, and the address.
+        let asked = (request.head, request.has_body);
+        let connection = check_tunnel_request(&self.policy, &self.ledger, asked)?;
         // 3. The place among the open tunnels.
         let address = connection.tunnel.as_ref();
         let server = self.tunnels.as_ref().zip(address).and_then(|(tunnels, address)| {
@@ -77,11 +78,17 @@ impl ConnectionParts {
     }
 }
 
-/// Checks the head of a `CONNECT` request, beside its target.
+/// Decides about a `CONNECT` request, and returns the connection that its tunnel is for. The function has no side effect,
+/// so `explain` gives the result of a real request.
 ///
 /// # Errors
-/// Returns the first reason against the request.
-pub fn check_tunnel_head(head: &request::Parts, has_body: bool) -> Result<(), ConnectRefusal> {
+/// Returns the first reason against the tunnel.
+pub fn check_tunnel_request<'a>(
+    policy: &'a ConnectionPolicy,
+    ledger: &BudgetLedger,
+    (head, has_body): (&request::Parts, bool),
+) -> Result<&'a Connection, ConnectRefusal> {
+    ledger.check_time()?;
     check_headers(&head.headers, None)?;
     if head.headers.get_all(http::header::HOST).iter().nth(1).is_some() {
         return Err(ConnectRefusal::InvalidTunnel("names two hosts in `host`"));
@@ -89,5 +96,5 @@ pub fn check_tunnel_head(head: &request::Parts, has_body: bool) -> Result<(), Co
     if has_body {
         return Err(ConnectRefusal::InvalidTunnel("has a body"));
     }
-    Ok(())
+    policy.check_tunnel(&head.uri)
 }

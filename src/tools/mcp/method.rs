@@ -15,56 +15,82 @@ use crate::tools::policy::GrantedTool;
 use crate::tools::refusal::ToolRefusal;
 use crate::tools::run_tools::{RunTools, ToolRequestFacts};
 
+/// The thing that a request asks for, after the checks that need no state of the run.
+pub(super) enum McpMethod {
+    Call(ToolExecRequest),
+    List,
+    /// A request whose answer is the same for every run.
+    Answer(Value),
+}
+
+impl McpMethod {
+    /// Reads the method of a message and its parameters.
+    pub(super) fn from_message(
+        server: Option<&str>,
+        era: McpEra,
+        message: &McpMessage<'_>,
+    ) -> Result<Self, McpError> {
+        Ok(match (era, message.method.as_str()) {
+            (_, CALL) => Self::Call(read_call(server, message)?),
+            // The list has one page, so no client has received a cursor.
+            (_, "tools/list") if message.params.raw("cursor").is_some() => {
+                return Err(McpError::InvalidParams("`cursor` is not one of this list".to_owned()));
+            }
+            (_, "tools/list") => Self::List,
+            (McpEra::Modern, DISCOVER) => Self::Answer(discovery()),
+            (McpEra::Legacy, INITIALIZE) => Self::Answer(initialization(message)?),
+            (McpEra::Legacy, "ping") => Self::Answer(json!({})),
+            _ => return Err(McpError::UnknownMethod(era)),
+        })
+    }
+}
+
+/// Reads the parameters of a call.
+fn read_call(server: Option<&str>, message: &McpMessage<'_>) -> Result<ToolExecRequest, McpError> {
+    let name = message.params.text("name").map_err(McpError::InvalidParams)?;
+    let name = name.ok_or_else(|| McpError::InvalidParams("`name` is missing".to_owned()))?;
+    let name = server.map_or_else(|| name.clone(), |server| full_name(server, &name));
+    let arguments = message.params.raw("arguments").filter(|raw| raw.get() != "null");
+    let arguments = ToolArguments::parse(arguments).map_err(ToolRefusal::from)?;
+    Ok(ToolExecRequest::new_call(name, arguments)?)
+}
+
 impl RunTools {
     /// Runs the method of a request.
     pub(super) async fn run_method(
         &self,
         (server, era): (Option<&str>, McpEra),
-        (message, id): (&McpMessage<'_>, &RawValue),
+        (method, id): (McpMethod, &RawValue),
         (facts, share): (&mut ToolRequestFacts, &BodyShare),
     ) -> Result<LocalReply, McpError> {
-        let result = match (era, message.method.as_str()) {
-            (_, CALL) => return self.call_tool((server, era), (message, id), (facts, share)).await,
-            (_, "tools/list") => self.list_mcp_tools(server, era, message)?,
-            (McpEra::Modern, DISCOVER) => discovery(),
-            (McpEra::Legacy, INITIALIZE) => initialization(message)?,
-            (McpEra::Legacy, "ping") => json!({}),
-            _ => return Err(McpError::UnknownMethod(era)),
+        let result = match method {
+            McpMethod::Call(request) => {
+                let arguments = request.arguments.with_share(share);
+                let request = ToolExecRequest { arguments, ..request };
+                return self.call_tool(request, (id, era), facts).await;
+            }
+            McpMethod::List => self.list_mcp_tools(server, era),
+            McpMethod::Answer(result) => result,
         };
         Ok(result_reply(id, era, result))
     }
 
-    fn list_mcp_tools(
-        &self,
-        server: Option<&str>,
-        era: McpEra,
-        message: &McpMessage<'_>,
-    ) -> Result<Value, McpError> {
-        // The list has one page, so no client has received a cursor.
-        if message.params.raw("cursor").is_some() {
-            return Err(McpError::InvalidParams("`cursor` is not one of this list".to_owned()));
-        }
+    fn list_mcp_tools(&self, server: Option<&str>, era: McpEra) -> Value {
         let tools = self.parts().policy.listed_tools();
         let tools: Vec<_> = tools.filter_map(|tool| tool_json(server, tool)).collect();
         let mut result = json!({ "tools": tools });
         if era == McpEra::Modern {
             allow_no_caching(&mut result);
         }
-        Ok(result)
+        result
     }
 
     async fn call_tool(
         &self,
-        (server, era): (Option<&str>, McpEra),
-        (message, id): (&McpMessage<'_>, &RawValue),
-        (facts, share): (&mut ToolRequestFacts, &BodyShare),
+        request: ToolExecRequest,
+        (id, era): (&RawValue, McpEra),
+        facts: &mut ToolRequestFacts,
     ) -> Result<LocalReply, McpError> {
-        let name = message.params.text("name").map_err(McpError::InvalidParams)?;
-        let name = name.ok_or_else(|| McpError::InvalidParams("`name` is missing".to_owned()))?;
-        let name = server.map_or_else(|| name.clone(), |server| full_name(server, &name));
-        let arguments = message.params.raw("arguments").filter(|raw| raw.get() != "null");
-        let arguments = ToolArguments::parse(arguments).map_err(ToolRefusal::from)?;
-        let request = ToolExecRequest::new_call(name, arguments.with_share(share))?;
         match self.start_call(request, facts).await {
             Ok(call) => {
                 let end = self.wait_for_end(&call, MAX_WAIT).await;
