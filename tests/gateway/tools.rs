@@ -5,6 +5,7 @@ mod approvals;
 mod approved_programs;
 mod budget_questions;
 pub(crate) mod connections;
+mod explained_requests;
 mod mcp;
 mod mcp_server;
 mod policy;

@@ -16,6 +16,9 @@ use serde_json::{Value, json};
 
 use crate::support::app::{TestApp, run_config};
 
+const CHAT: &str = "/v1/chat/completions";
+const RESPONSES: &str = "/v1/responses";
+
 /// G13: For any request, `explain` predicts the result of the served run.
 #[tokio::test]
 async fn explain_predicts_the_served_result() {
@@ -38,7 +41,7 @@ async fn explain_predicts_the_served_result() {
 async fn explain_and_serve(app: &TestApp, config: &GatewayConfig, request: &str) -> ExplainOutcome {
     let before = app.upstream.seen.request_count();
     let answer = app.client().raw(request.as_bytes()).await;
-    let explained = explain_request(config, request);
+    let explained = explain_request(config, request.as_bytes());
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     let status: u16 = head.split(' ').nth(1).unwrap().parse().unwrap();
     if let Some(refusal) = &explained.refusal {
@@ -65,6 +68,7 @@ async fn explain_and_serve(app: &TestApp, config: &GatewayConfig, request: &str)
             .map(|(name, value)| match name.as_str() {
                 "authorization" => format!("{name}: [secret]"),
                 "x-litellm-call-id" => format!("{name}: [id of the request]"),
+                "traceparent" => format!("{name}: [span of the request]"),
                 _ => format!("{name}: {value}"),
             })
             .collect();
@@ -77,8 +81,8 @@ async fn explain_and_serve(app: &TestApp, config: &GatewayConfig, request: &str)
     explained.outcome
 }
 
-fn explain_request(config: &GatewayConfig, request: &str) -> RequestExplanation {
-    let input = ExplainInput::parse(request.as_bytes().to_vec(), None).unwrap();
+fn explain_request(config: &GatewayConfig, request: &[u8]) -> RequestExplanation {
+    let input = ExplainInput::parse(request.to_vec(), None).unwrap();
     let policy = compile_policy(config).unwrap();
     let ledger = Arc::new(BudgetLedger::new(config.budget.clone(), PriorUsage::default()));
     RequestExplanation::explain_request(
@@ -90,6 +94,8 @@ fn explain_request(config: &GatewayConfig, request: &str) -> RequestExplanation 
 /// Configures a run with every kind of policy.
 fn configure_run(config: &mut GatewayConfig) {
     config.policy.max_body_bytes = 4000;
+    let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    config.identity.trace = Some(trace.parse().unwrap());
     config.policy.body.models = ["fake", "fake/output=3", "real", "opus"].map(str::to_owned).into();
     config.policy.body.aliases = [("real".to_owned(), "fake/output=2".to_owned())].into();
     config.budget.max_output_tokens = Some(Tokens(1 << 40));
@@ -130,7 +136,61 @@ fn handpicked_requests() -> Vec<String> {
         http_request("/v1/chat/completions", "application/json", &" ".repeat(4001)),
     ];
     requests.push(requests[4].replacen("\r\n", "\r\nx-litellm-tags: a\r\naccept: x\r\n", 1));
+    requests.extend(
+        ["/v1/models/none", "/v1/models/real", "/tool/list", "/tool/exec", "/mcp", "/connect"]
+            .map(|path| format!("GET {path} HTTP/1.1\r\nconnection: close\r\n\r\n")),
+    );
+    requests.push(http_request("/tool/exec", "application/json", r#"{"tool":"x"}"#));
+    requests.push(http_request(CHAT, "application/json", "\u{feff}{}"));
     requests
+}
+
+/// G13: A refusal has the status that the client's family obeys.
+#[tokio::test]
+async fn explain_knows_the_family_of_a_client() {
+    let app = TestApp::with(configure_run).await;
+    let mut config = run_config("/nowhere".as_ref(), app.upstream.addr);
+    configure_run(&mut config);
+    let agents =
+        ["litellm/1", "ai-sdk/5", "OpenAI/Python 1\r\nx-stainless-raw-response: true", "curl"];
+    let mut statuses = vec![];
+    for (agent, path) in agents.iter().flat_map(|agent| [(agent, CHAT), (agent, RESPONSES)]) {
+        let [ok, text] = ["application/json", "text/plain"];
+        for request in [
+            http_request(path, ok, &chat_body("other")),
+            http_request(path, ok, &chat_body("opus")),
+            http_request(path, ok, &" ".repeat(4001)),
+            http_request(path, text, &chat_body("fake")),
+        ] {
+            let request = request.replacen("\r\n", &format!("\r\nuser-agent: {agent}\r\n"), 1);
+            let outcome = explain_and_serve(&app, &config, &request).await;
+            assert_eq!(outcome, ExplainOutcome::Refused, "{request}");
+            statuses.push(explain_request(&config, request.as_bytes()).refusal.unwrap().status);
+        }
+    }
+    for status in [400, 403, 413, 415] {
+        assert!(statuses.contains(&status), "{statuses:?}");
+    }
+    app.stop().await;
+}
+
+/// G13: `explain` refuses the encodings that are known by their first bytes.
+#[tokio::test]
+async fn explain_knows_the_encodings_of_a_body() {
+    let app = TestApp::with(configure_run).await;
+    let mut config = run_config("/nowhere".as_ref(), app.upstream.addr);
+    configure_run(&mut config);
+    for start in [&b"\xef\xbb\xbf{}"[..], b"\xff\xfe{\0", b"\xfe\xff\0{", b"\x1f\x8b\x08\0"] {
+        let length = " ".repeat(start.len());
+        let request = http_request(CHAT, "application/json", &length).into_bytes();
+        let request = [&request[..request.len() - start.len()], start].concat();
+        let answer = app.client().raw(&request).await;
+        assert!(answer.starts_with("HTTP/1.1 415 "), "{answer}");
+        let refusal = explain_request(&config, &request).refusal.unwrap();
+        assert_eq!((refusal.status, refusal.code), (415, "unsupported_media_type"));
+        assert!(answer.contains(&refusal.message), "{answer}");
+    }
+    app.stop().await;
 }
 
 fn chat_body(model: &str) -> String {
