@@ -7,19 +7,31 @@ use crate::base::local_endpoint::{LocalEndpoint, LocalReplyFuture, LocalRequest}
 impl LocalEndpoint for RunTools {
     fn handle_request<'a>(&'a self, request: LocalRequest<'a>) -> LocalReplyFuture<'a> {
         Box::pin(async move {
-            match match_mcp_path(request.path) {
-                Some(server) => self.handle_mcp(server, request).await,
-                None => self.handle_exec(request).await,
+            match ToolPath::from(request.path) {
+                ToolPath::Mcp(server) => self.handle_mcp(server, request).await,
+                ToolPath::Exec => self.handle_exec(request).await,
             }
         })
     }
 }
 
-/// Returns the server that a path for clients of MCP names, if it names one; `None` for a path that is not for them.
-pub fn match_mcp_path(path: &str) -> Option<Option<&str>> {
-    match path.strip_prefix(MCP_PATH)? {
-        "" => Some(None),
-        rest => rest.strip_prefix('/').map(Some),
+/// The endpoint that a path belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ToolPath<'a> {
+    Exec,
+    /// The endpoint for clients of MCP, and the server whose own path it is.
+    Mcp(Option<&'a str>),
+}
+
+impl<'a> From<&'a str> for ToolPath<'a> {
+    fn from(path: &'a str) -> Self {
+        match path.strip_prefix(MCP_PATH) {
+            Some("") => Self::Mcp(None),
+            Some(rest) => {
+                rest.strip_prefix('/').map_or(Self::Exec, |server| Self::Mcp(Some(server)))
+            }
+            None => Self::Exec,
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use crate::gateway::pipeline::rejection::CallRejection;
 use crate::gateway::pipeline::tool_route::{check_tool_body, check_tool_head};
 use crate::llm::budget::Nanodollars;
 use crate::runner::tool_opener::{CompiledTools, identity_facts};
-use crate::tools::endpoint::match_mcp_path;
+use crate::tools::endpoint::ToolPath;
 use crate::tools::exec_endpoint::{ExecRoute, check_origin};
 use crate::tools::exec_request::ToolExecRequest;
 use crate::tools::mcp;
@@ -77,24 +77,24 @@ impl ToolExplanation {
                 Self { allowed: true, listed: Some(listed), ..Self::default() }
             }
             Ok(ToolAsk::Message) => Self { allowed: true, ..Self::default() },
-            Err(refused) => refused,
+            Err(refused) => *refused,
         })
     }
 }
 
 impl ToolCase<'_> {
     /// Reads a request. The order of the checks is that of a real request: those of the gateway come first.
-    fn read_request(&self, input: &ExplainInput) -> Result<ToolAsk, ToolExplanation> {
+    fn read_request(&self, input: &ExplainInput) -> Result<ToolAsk, Box<ToolExplanation>> {
         let ExplainInput { request, body, .. } = input;
         check_tool_head(request, &self.case.policy.config)
-            .map_err(|rejection| ToolExplanation::from(&rejection))?;
-        check_tool_body(body).map_err(|reply| ToolExplanation::from(&reply))?;
-        if let Some(server) = match_mcp_path(request.uri().path()) {
+            .map_err(|rejection| Box::new(ToolExplanation::from(&rejection)))?;
+        check_tool_body(body).map_err(|reply| Box::new(ToolExplanation::from(&reply)))?;
+        if let ToolPath::Mcp(server) = request.uri().path().into() {
             let call = mcp::read_call(server, (request.method(), request.headers()), body)
-                .map_err(|reply| ToolExplanation::from(&reply))?;
+                .map_err(|reply| Box::new(ToolExplanation::from(&reply)))?;
             return Ok(call.map_or(ToolAsk::Message, ToolAsk::Call));
         }
-        self.read_exec(input).map_err(|refusal| ToolExplanation::from(&refusal))
+        self.read_exec(input).map_err(|refusal| Box::new(ToolExplanation::from(&refusal)))
     }
 
     fn read_exec(&self, input: &ExplainInput) -> Result<ToolAsk, ToolRefusal> {
