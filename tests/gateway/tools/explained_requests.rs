@@ -92,7 +92,7 @@ fn requests() -> Vec<String> {
         message("tools/list", "{}"),
         message("tools/list", r#"{"cursor":"x"}"#),
         message("tools/call", &format!(r#"{{"name":"{CLOCK}","arguments":{{}}}}"#)),
-        message("no/method", "{}").replacen("/mcp", "/mcp/-", 1),
+        message("no/method", "{}").replacen("/mcp", "/mcp/a/b", 1),
         post("/mcp", "[]"),
         get("/mcp"),
         get("/connect"),
