@@ -76,14 +76,9 @@ pub(super) async fn watch_run(
     caller.require_read()?;
     let row = api.requested_run(&caller, &id).await?;
     api.require_records(&row.id).await?;
-    let given = [last_event_id(&headers)?, from.after];
-    if given.iter().flatten().any(|after| i64::try_from(*after).is_err()) {
-        return Err(ApiError::invalid_parameter(
-            "`Last-Event-ID` is invalid: the run has no event with this number",
-        ));
-    }
+    let last = check_number("Last-Event-ID", last_event_id(&headers)?)?;
+    let after = check_number("after", from.after)?;
     let watcher = api.acquire_watcher(&caller)?;
-    let [last, after] = given;
     let after = last.or(after).unwrap_or_default();
     let events = api.run_service.run_store().follow_events(&row.id, after);
     Ok(event_stream(end_when_revoked(&api, &caller, events), watcher))
@@ -145,6 +140,15 @@ fn last_event_id(headers: &HeaderMap) -> Result<Option<u64>, ApiError> {
         ApiError::invalid_parameter("`Last-Event-ID` is invalid: give the number of an event")
     })?;
     Ok(Some(number))
+}
+
+/// Checks that a run may have an event with a number. `name` is the place of the number in the request.
+fn check_number(name: &str, given: Option<u64>) -> Result<Option<u64>, ApiError> {
+    if given.is_some_and(|number| i64::try_from(number).is_err()) {
+        let why = format_args!("`{name}` is invalid: the run has no event with this number");
+        return Err(ApiError::invalid_parameter(why));
+    }
+    Ok(given)
 }
 
 /// The interval of heartbeats, so that no proxy closes the connection of a quiet run. Our choice.

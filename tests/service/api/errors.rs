@@ -147,6 +147,27 @@ async fn malformed_requests_are_refused_in_the_same_shape() {
     setup.stop(service);
 }
 
+/// A4: The number of an event that no run can have is refused under the name that the client has given.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_out_of_range_is_named_as_the_client_has_named_it() {
+    let setup = ServiceSetup::new("").await;
+    let service = setup.start();
+    let grant = setup.grant(&[]);
+    let run = grant.run(&run_body("fake")).await;
+    grant.ended(&run).await;
+    let (events, number) = (format!("/api/v1/runs/{run}/events"), (1_u64 << 63).to_string());
+    let mut messages = String::new();
+    let by_query = grant.get(&format!("{events}?after={number}")).await;
+    add_message(&mut messages, "by query", &by_query);
+    let by_header = grant.ask(Method::GET, &events, "", &[("last-event-id", &number)]).await;
+    add_message(&mut messages, "by header", &by_header);
+    insta::assert_snapshot!(messages, @r"
+    by query: 400 invalid_parameter: `after` is invalid: the run has no event with this number
+    by header: 400 invalid_parameter: `Last-Event-ID` is invalid: the run has no event with this number
+    ");
+    setup.stop(service);
+}
+
 /// A3: A token is accepted only in its header, and is never logged.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_is_read_from_one_header_only() {
