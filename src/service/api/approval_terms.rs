@@ -132,6 +132,12 @@ pub(super) fn require_all(caller: &AuthenticatedCaller) -> Result<(), ApiError> 
         .or_else(|denied| caller.require_scope(GrantScope::Admin).map_err(|_| denied))
 }
 
+/// Checks that the caller may see the questions of some run. The check comes before the look-up, so that a caller without
+/// the access does not learn which questions there are.
+pub(super) fn require_any(caller: &AuthenticatedCaller) -> Result<(), ApiError> {
+    require_all(caller).or_else(|_| caller.require_read())
+}
+
 pub(super) fn too_many_standing() -> ApiError {
     let message = "the limit of 4,096 standing approvals in force is reached; revoke some of them";
     ApiError::Conflict { code: "too_many_standing_approvals", message: message.to_owned() }

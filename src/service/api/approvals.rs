@@ -14,7 +14,8 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::ApiState;
 use super::approval_terms::{
-    ApprovalScopeView, WrittenTerms, check_reason, require_all, too_many_standing, wrong_scope,
+    ApprovalScopeView, WrittenTerms, check_reason, require_all, require_any, too_many_standing,
+    wrong_scope,
 };
 use super::error::{ApiError, ErrorBody};
 use super::error_docs::{AuthErrorResponses, NotFoundResponses, QueryErrorResponses};
@@ -331,6 +332,7 @@ impl ApiState {
         caller: &AuthenticatedCaller,
         id: &str,
     ) -> Result<(ApprovalStore, ApprovalRow), ApiError> {
+        require_any(caller)?;
         let store = self.run_service.approvals().ok_or_else(|| no_such_approval(id))?;
         let row = store.find(id).await?.ok_or_else(|| no_such_approval(id))?;
         // A question of another grant's run answers like one that does not exist.

@@ -13,7 +13,8 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::ApiState;
 use super::approval_terms::{
-    ApprovalScopeView, WrittenTerms, check_reason, present_terms, require_all, too_many_standing,
+    ApprovalScopeView, WrittenTerms, check_reason, present_terms, require_all, require_any,
+    too_many_standing,
 };
 use super::error::{ApiError, ErrorBody};
 use super::error_docs::{AuthErrorResponses, NotFoundResponses, QueryErrorResponses};
@@ -311,6 +312,7 @@ impl ApiState {
         caller: &AuthenticatedCaller,
         id: &str,
     ) -> Result<(ApprovalStore, StandingApproval), ApiError> {
+        require_any(caller)?;
         let store = self.run_service.approvals().ok_or_else(|| no_such_standing(id))?;
         let row = store.find_standing(id).await?.ok_or_else(|| no_such_standing(id))?;
         // One of another grant's run answers like one that does not exist.

@@ -75,6 +75,14 @@ async fn answer(grant: &MintedGrant, question: &Value, digest: &str) -> (u16, Va
     (answered.status.as_u16(), told.clone())
 }
 
+/// Asserts that a grant without the access does not learn that there is something at `path`.
+pub(super) async fn assert_hidden(setup: &ServiceSetup, path: &str, empty_path: &str) {
+    let accountant = setup.mint(&["--access", "billing"]);
+    let (known, unknown) = (accountant.get(path).await, accountant.get(empty_path).await);
+    assert_eq!(known.status, 403);
+    assert_eq!((known.status, known.json()), (unknown.status, unknown.json()));
+}
+
 /// A run waits for a person, another grant approves with the digest from the command line, and the tool runs once.
 #[tokio::test(flavor = "multi_thread")]
 async fn another_grant_approves_a_call() {
@@ -110,6 +118,7 @@ async fn another_grant_approves_a_call() {
     assert_eq!(stranger.get(&path).await.status, 404);
     assert_eq!(stranger.get("/api/v1/approvals").await.status, 403);
     assert_eq!(starter.get(&path).await.json(), *question);
+    assert_hidden(&setup, &path, "/api/v1/approvals/apr-none").await;
     let by_get = approver.ask(Method::GET, &format!("{path}/decision"), "", &[]).await;
     assert_eq!(by_get.status, 405);
     // 2. The command line answers.

@@ -8,7 +8,7 @@ use http::Method;
 use serde_json::{Value, json};
 
 use super::ServiceSetup;
-use super::approvals::{caller_body, configure_caller, text, wait_for_questions};
+use super::approvals::{assert_hidden, caller_body, configure_caller, text, wait_for_questions};
 use crate::support::raw_upstream;
 use crate::support::service::{MintedGrant, ServiceProcess};
 
@@ -158,6 +158,7 @@ async fn a_proposal_is_granted_by_another_grant_only() {
     assert_eq!(post(&service, &revoke, &json!({})).await, (403, json!("forbidden")));
     assert_eq!(stranger.get(&path).await.status, 404);
     assert_eq!(stranger.get("/api/v1/standing-approvals").await.status, 403);
+    assert_hidden(&setup, &path, "/api/v1/standing-approvals/sta-none").await;
     let of_run = format!("/api/v1/standing-approvals?run={run}");
     assert_eq!(stranger.get(&of_run).await.status, 404);
     assert_eq!(starter.get(&of_run).await.json()["standing_approvals"], json!(found));
