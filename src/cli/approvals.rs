@@ -251,7 +251,8 @@ impl AnswerArgs {
         let granted = service.client()?.post_json(&path, &body.into()).await?;
         let (id, state) = (text(&granted["id"]), text(&granted["state"]));
         let (uses, until) = (text(&granted["max_uses"]), text(&granted["expires_at"]));
-        Ok(writeln!(out, "standing approval {id} is {state}: {uses} calls until {until}")?)
+        let calls = if uses == "1" { "call" } else { "calls" };
+        Ok(writeln!(out, "standing approval {id} is {state}: {uses} {calls} until {until}")?)
     }
 }
 

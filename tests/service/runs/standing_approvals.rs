@@ -87,7 +87,7 @@ async fn a_denied_call_is_granted_over_the_command_line() {
     assert!(shown.contains(&digest) && shown.contains("arguments    {}"), "{shown}");
     assert!(shown.contains("rules        [\"ask-clock\"]"), "{shown}");
     let granted = cogni(&["grant", &id, "--digest", &digest, "--uses", "1", "--for", "1h"]);
-    assert!(granted.starts_with(&format!("standing approval {id} is granted: 1 calls until 2")));
+    assert!(granted.starts_with(&format!("standing approval {id} is granted: 1 call until 2")));
     // 3. The same call of the next run begins, once; a further run is denied with another proposal.
     let (second, printed) = run_agent(&starter).await;
     assert!(printed.contains("\"status\":\"completed\""), "{printed}");
