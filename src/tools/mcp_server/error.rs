@@ -29,13 +29,16 @@ pub enum McpServerError {
     RepeatsCredential,
     #[error("the tool failed")]
     ToolFailed(String),
-    #[error("the server asks for input, which is not given")]
+    #[error("the server asks for input, a model or a task, and gets none")]
     AsksForInput,
 }
 
 impl McpServerError {
     /// Creates the error of a refused request. The message is cut.
     pub(super) fn refused(code: i64, message: &str) -> Self {
+        if ASKING_CODES.contains(&code) {
+            return Self::AsksForInput;
+        }
         let end = message.floor_char_boundary(MAX_ERROR_BYTES);
         Self::Refused { code, message: message[..end].to_owned() }
     }
@@ -87,7 +90,11 @@ impl McpServerError {
                 code: "tool_definition_changed",
                 message: "the tool has changed since the operator approved it".to_owned(),
             },
-            Self::AsksForInput => ToolProgramError::failed("the tool asks for input"),
+            Self::AsksForInput => ToolProgramError {
+                outcome: ToolOutcome::Failed,
+                code: "tool_asks_for_input",
+                message: "the tool asks for input, a model or a task, and gets none".to_owned(),
+            },
             Self::Unreachable(_)
             | Self::TimedOut
             | Self::Credential(_)
@@ -99,6 +106,10 @@ impl McpServerError {
         }
     }
 }
+
+/// The codes of servers that need a capability of the client, or send the user to a page: `MissingRequiredClientCapability`
+/// of MCP 2026-07-28, and `URLElicitationRequired` of 2025-11-25.
+const ASKING_CODES: [i64; 2] = [-32021, -32042];
 
 /// The longest error of a server that the client sees, in bytes.
 const MAX_ERROR_BYTES: usize = 512;

@@ -1,5 +1,6 @@
 //! The HTTP requests to one server. A redirect is not followed, so a credential reaches no other host.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -36,12 +37,21 @@ pub(super) struct McpAnswer {
     guard: Option<EchoGuard>,
 }
 
-/// The message with the id of the request.
+/// A message of the server. The answer has the id of the request.
 #[derive(Deserialize)]
 struct AnswerMessage {
     id: Option<u64>,
     result: Option<Box<RawValue>>,
     error: Option<AnswerError>,
+}
+
+/// The members that tell a request of the server, which may have any id.
+#[derive(Deserialize)]
+struct ServerMessage<'a> {
+    #[serde(borrow)]
+    id: Option<&'a RawValue>,
+    #[serde(borrow)]
+    method: Option<Cow<'a, str>>,
 }
 
 #[derive(Deserialize)]
@@ -193,9 +203,13 @@ async fn read_message(
             continue;
         }
         // A stream may stay open behind its last message, so each event is read when it is complete.
-        let messages = events.read_frame(&data).into_iter().map(|event| parse_message(&event, id));
-        if let Some(message) = messages.flatten().next() {
-            return Ok(message);
+        for event in events.read_frame(&data) {
+            match parse_message(&event, id) {
+                Ok(message) => return Ok(message),
+                // The server waits for an answer of its own, which does not come.
+                Err(McpServerError::AsksForInput) => return Err(McpServerError::AsksForInput),
+                Err(_) => {}
+            }
         }
     }
     if is_stream {
@@ -244,10 +258,18 @@ impl EventReader {
 }
 
 /// Parses the message that answers the request `id`. Messages of the server itself have a method and are not answers.
+///
+/// # Errors
+/// Returns [`McpServerError::AsksForInput`] for a request of the server, such as `elicitation/create`.
 fn parse_message(text: &[u8], id: u64) -> Result<AnswerMessage, McpServerError> {
-    let malformed = McpServerError::Malformed("it is not acceptable JSON");
-    check_document(text).map_err(|_| McpServerError::Malformed("it is not acceptable JSON"))?;
-    let message: AnswerMessage = serde_json::from_slice(text).map_err(|_| malformed)?;
+    let malformed = || McpServerError::Malformed("it is not acceptable JSON");
+    check_document(text).map_err(|_| malformed())?;
+    let own: ServerMessage<'_> = serde_json::from_slice(text).map_err(|_| malformed())?;
+    // A server that asks whether this client is still there needs no answer to go on.
+    if own.id.is_some() && own.method.is_some_and(|method| method != "ping") {
+        return Err(McpServerError::AsksForInput);
+    }
+    let message: AnswerMessage = serde_json::from_slice(text).map_err(|_| malformed())?;
     // An error that came before the id was read has no id.
     let is_answer = message.id == Some(id) || (message.id.is_none() && message.error.is_some());
     let has_outcome = message.result.is_some() != message.error.is_some();

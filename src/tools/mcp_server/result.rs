@@ -1,6 +1,9 @@
 //! The results of a server.
 
+use std::borrow::Cow;
+
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
 use super::error::McpServerError;
@@ -15,13 +18,19 @@ struct CallResult<'a> {
     content: Option<&'a RawValue>,
     #[serde(borrow)]
     structured_content: Option<&'a RawValue>,
+    /// The task that a server of 2025-11-25 begins in place of a result.
+    task: Option<IgnoredAny>,
     #[serde(default)]
     is_error: bool,
 }
 
+/// A block of a result's content. Only its kind and its text are read.
 #[derive(Deserialize)]
-struct ContentBlock {
-    text: Option<String>,
+struct ContentBlock<'a> {
+    #[serde(rename = "type", borrow)]
+    _kind: Cow<'a, str>,
+    #[serde(borrow)]
+    text: Option<Cow<'a, str>>,
 }
 
 #[derive(Deserialize)]
@@ -40,26 +49,28 @@ struct Initialization {
 /// Returns the parts of a call's result that the agent receives.
 ///
 /// # Errors
-/// Returns an error if the call has failed, or the server wants more than one answer.
+/// Returns an error if the call has failed, the server wants more than one answer, or the result has not the form that the
+/// client of the call expects.
 pub(super) fn read_call_result(answer: &RawValue) -> Result<String, McpServerError> {
     let result: CallResult<'_> = serde_json::from_str(answer.get())
         .map_err(|_| McpServerError::Malformed("the result of a call"))?;
-    if result.result_type.is_some_and(|kind| kind != "complete") {
+    let is_task = result.task.is_some() && result.content.is_none();
+    if is_task || result.result_type.is_some_and(|kind| kind != "complete") {
         return Err(McpServerError::AsksForInput);
     }
-    if result.is_error {
-        return Err(McpServerError::ToolFailed(joined_text(result.content)));
-    }
     let content = result.content.map_or("[]", RawValue::get);
+    let blocks: Vec<ContentBlock<'_>> = serde_json::from_str(content)
+        .map_err(|_| McpServerError::Malformed("the content of a result"))?;
+    if result.is_error {
+        return Err(McpServerError::ToolFailed(joined_text(blocks)));
+    }
     let structured =
         result.structured_content.map(|part| format!(r#","structuredContent":{part}"#));
     Ok(format!(r#"{{"content":{content}{}}}"#, structured.unwrap_or_default()))
 }
 
 /// Returns the texts of a failed call.
-fn joined_text(content: Option<&RawValue>) -> String {
-    let blocks: Vec<ContentBlock> =
-        content.and_then(|content| serde_json::from_str(content.get()).ok()).unwrap_or_default();
+fn joined_text(blocks: Vec<ContentBlock<'_>>) -> String {
     let texts: Vec<_> = blocks.into_iter().filter_map(|block| block.text).collect();
     let text = texts.join("\n");
     let end = text.floor_char_boundary(MAX_FAILURE_BYTES);

@@ -48,6 +48,8 @@ struct ServerState {
     result: Value,
     /// The error of a call, in place of a result.
     refusal: Option<Value>,
+    /// The request that the server sends in a stream, in place of the answer to a call.
+    question: Option<Value>,
     /// True if calls get no answer for now.
     is_hanging: bool,
     /// The number of the only valid session.
@@ -74,6 +76,7 @@ impl FakeServer {
             pages: vec![],
             result: json!({"content": [{"type": "text", "text": "two issues"}]}),
             refusal: None,
+            question: None,
             is_hanging: false,
             session: 1,
             seen: vec![],
@@ -191,6 +194,8 @@ async fn answer(
     let session = [("mcp-session-id", session)];
     if state.is_streaming {
         let note = json!({"jsonrpc": "2.0", "method": "notifications/message", "params": {}});
+        let question = state.question.as_ref().filter(|_| method == "tools/call");
+        let answer = question.map_or(answer, ToString::to_string);
         let events =
             format!(": hello\n\nevent: message\ndata: {note}\n\ndata: {answer}\r\n\r\n: more\n");
         return (session, [("content-type", "text/event-stream")], events).into_response();
@@ -319,11 +324,20 @@ async fn a_bad_server_ends_the_call() {
             "no such issue",
         ),
         (
-            json!({"resultType": "input_required", "inputRequests": {}}),
+            json!({"content": {"type": "text", "text": "no list"}}),
             "tool_failed",
-            "the tool asks for input",
+            "the tool's server does not answer as it should",
         ),
-        (json!({"resultType": "task", "taskId": "1"}), "tool_failed", "the tool asks for input"),
+        (
+            json!({"content": {"type": "text", "text": "no list"}, "isError": true}),
+            "tool_failed",
+            "the tool's server does not answer as it should",
+        ),
+        (
+            json!({"content": ["no block"]}),
+            "tool_failed",
+            "the tool's server does not answer as it should",
+        ),
         (
             json!({"content": "x".repeat(400_000)}),
             "tool_output_too_large",
@@ -339,6 +353,41 @@ async fn a_bad_server_ends_the_call() {
         );
     }
     assert_eq!(app.client().get("/health").await.status, 200);
+    app.stop().await;
+}
+
+/// T2: a server that asks for input, for a model or for time ends the call with a code of its own, in every way of asking.
+#[tokio::test]
+async fn a_server_that_asks_ends_the_call() {
+    let server = FakeServer::start().await;
+    let app = server.lock_and_serve().await;
+    let assert_asks = async |case: &Value| {
+        let failed = search(&app).await;
+        assert_eq!(failed["error"]["code"], "tool_asks_for_input", "{case} {failed}");
+    };
+    for result in [
+        json!({"resultType": "input_required", "inputRequests": {}}),
+        json!({"resultType": "task", "taskId": "1"}),
+        json!({"task": {"taskId": "1", "status": "working"}}),
+    ] {
+        server.change(|state| state.result = result.clone());
+        assert_asks(&result).await;
+    }
+    for code in [-32021, -32042] {
+        let refusal = json!({"code": code, "message": "ask the user"});
+        server.change(|state| state.refusal = Some(refusal.clone()));
+        assert_asks(&refusal).await;
+    }
+    server.change(|state| {
+        (state.is_modern, state.is_streaming, state.refusal) = (false, true, None);
+    });
+    // This call finds out that the server speaks of another era now.
+    assert_eq!(search(&app).await["error"]["code"], "tool_failed");
+    for method in ["elicitation/create", "sampling/createMessage", "roots/list"] {
+        let question = json!({"jsonrpc": "2.0", "id": "q-1", "method": method, "params": {}});
+        server.change(|state| state.question = Some(question.clone()));
+        assert_asks(&question).await;
+    }
     app.stop().await;
 }
 
