@@ -66,7 +66,7 @@ use crate::tools::approval::store::ApprovalStore;
 pub use agents::DriverChoice;
 pub use conversation::{AgentInvocation, ChatMessage, ChatRole, MODEL_VARIABLE};
 pub use envelope::{AgentEnvelope, AgentEnvelopeError};
-pub use request::{GatewayOverrides, HostEnvironment, RunRequest};
+pub use request::{GatewayOverrides, HostEnvironment, MAX_REQUEST_BYTES, RunRequest};
 pub use result::{RunErrorCode, RunResult, RunTimings};
 pub use run_gateway::GatewayServer;
 

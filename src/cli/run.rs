@@ -28,13 +28,15 @@ use output_renderer::{OpenLineFlag, OutputRenderer};
 use progress::ProgressPrinter;
 
 use super::{EXIT_USAGE, flags, hide_env_values};
+use crate::base::regular_file::read_within;
 use crate::gateway::config::{AdminConfig, ConfigSetting, GatewayConfig, SETTINGS};
 use crate::runner::agents::{AgentCatalog, AgentStreamFormat};
 use crate::runner::branch_delivery::DeliveryReport;
 use crate::runner::gateway_container::GatewayContainerConfig;
 use crate::runner::{
-    self, DriverChoice, GatewayOverrides, GatewayServer, HostEnvironment, MODEL_VARIABLE,
-    PreparedRun, RunErrorCode, RunHandles, RunInputs, RunPlan, RunRequest, RunResult,
+    self, DriverChoice, GatewayOverrides, GatewayServer, HostEnvironment, MAX_REQUEST_BYTES,
+    MODEL_VARIABLE, PreparedRun, RunErrorCode, RunHandles, RunInputs, RunPlan, RunRequest,
+    RunResult,
 };
 use crate::sandbox::output::OutputCapture;
 use crate::sandbox::spec::{ByteSize, LimitOverrides, MountAccess, WorkspaceMount};
@@ -535,7 +537,9 @@ fn read_message(given: String) -> anyhow::Result<String> {
     if given != "-" {
         return Ok(given);
     }
-    io::read_to_string(io::stdin()).context("the message cannot be read from standard input")
+    let read = read_within(io::stdin().lock(), MAX_REQUEST_BYTES);
+    let text = read.and_then(|bytes| String::from_utf8(bytes).map_err(io::Error::other));
+    text.context("the message cannot be read from standard input")
 }
 
 /// Returns the first process of sandboxes: the file that the operator has named, or the built-in one, which is written

@@ -112,7 +112,7 @@ impl RunRequest {
     /// Returns an error if the file cannot be read or parsed. The error contains the path and the line.
     pub fn from_file(path: &Path) -> anyhow::Result<Self> {
         let shown = path.display();
-        let text = read_regular_file(path, MAX_FILE_BYTES);
+        let text = read_regular_file(path, MAX_REQUEST_BYTES);
         let text = text.with_context(|| format!("cannot read `{shown}`"))?;
         toml::from_str(&text).map_err(|error| {
             let line = serde_words::toml_line(&text, &error);
@@ -421,6 +421,6 @@ fn deserialize_workspace<'de, D: Deserializer<'de>>(
 /// The default time between SIGTERM and SIGKILL (our choice).
 const DEFAULT_GRACE: Duration = Duration::from_secs(10);
 
-/// The largest file that describes a run, in bytes. Our choice: four times the longest message (4 MiB, for OpenClaw), so that a
-/// message that is too long is told as such.
-const MAX_FILE_BYTES: u64 = 16 << 20;
+/// The largest file that describes a run, and the largest message on standard input, in bytes. Our choice: four times the longest
+/// message (4 MiB, for OpenClaw), so that a message that is too long is told as such.
+pub const MAX_REQUEST_BYTES: u64 = 16 << 20;

@@ -1,7 +1,7 @@
 //! A1, R6, R8: Tests of `cogni-gateway run --agent` and `--spec`, in sandboxes of the embedded driver, which needs
 //! nothing installed.
 
-use std::fs::{self, Permissions};
+use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::PathBuf;
 use std::process::Command;
@@ -255,6 +255,19 @@ async fn contradictory_options_are_refused() {
     error: `--message` is for an agent; name one with `--agent`
     error: cannot read `nowhere.toml`: No such file or directory (os error 2)
     ");
+}
+
+/// R8: A message on standard input is read up to a limit.
+#[tokio::test]
+async fn a_message_on_standard_input_has_an_end() {
+    let runs = AgentRuns::new().await;
+    let file = runs.path("message");
+    fs::write(&file, "x".repeat((4 << 20) + 1)).unwrap();
+    let mut command = runs.command(&["--agent", "sandbox:agent", "--message", "-", "--model", "m"]);
+    command.env("BILLING_ACCOUNT_ID", "acct-1").stdin(File::open(&file).unwrap());
+    let RunCommandEnd { status, stdout, stderr } = runs.ended(command).await;
+    assert_eq!((status, stdout.as_str()), (2, ""), "{stderr}");
+    insta::assert_snapshot!(stderr, @"error: the message cannot be read from standard input: it has more than 4194304 bytes");
 }
 
 /// R8: A run can be described in a file, and the shipped example is valid.
