@@ -23,14 +23,16 @@ mod json_line;
 mod writer;
 
 use std::fmt;
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use rustix::fs::OFlags;
+use rustix::io::Errno;
 use serde::{Deserialize, Deserializer};
 
 use crate::base::sanitize::SanitizedText;
@@ -86,6 +88,10 @@ pub enum AccessLogError {
         "cannot open the access log `{destination}`; name a file in a directory that this user may write, `-` for stdout, or `off`"
     )]
     Open { destination: AccessLogDestination, source: io::Error },
+    #[error(
+        "the access log `{}` is a named pipe that no process reads; start its reader first", path.display()
+    )]
+    UnreadPipe { path: PathBuf },
     #[error("cannot start the thread that writes the access log")]
     Thread(#[source] io::Error),
 }
@@ -235,9 +241,12 @@ impl AccessLogDestination {
             Self::Stderr => io::stderr().as_fd().try_clone_to_owned().map(File::from),
             Self::File(path) => open_file(path),
         };
-        opened
-            .map(Some)
-            .map_err(|source| AccessLogError::Open { destination: self.clone(), source })
+        opened.map(Some).map_err(|source| match self {
+            Self::File(path) if is_unread_pipe(path, &source) => {
+                AccessLogError::UnreadPipe { path: path.clone() }
+            }
+            _ => AccessLogError::Open { destination: self.clone(), source },
+        })
     }
 }
 
@@ -293,8 +302,20 @@ impl AccessLogIdentity<'_> {
     }
 }
 
+/// Opens a file for lines at its end. The opening of a named pipe fails at once if no process reads the pipe.
 fn open_file(path: &Path) -> io::Result<File> {
-    OpenOptions::new().append(true).create(true).mode(FILE_MODE).open(path)
+    let mut options = OpenOptions::new();
+    options.append(true).create(true).mode(FILE_MODE);
+    let file = options.custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(path)?;
+    // Writes wait for the reader of a pipe that is full: only the thread of the log writes.
+    rustix::fs::fcntl_setfl(&file, rustix::fs::fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
+    Ok(file)
+}
+
+/// Returns true if the opening of a path has failed because the path is a named pipe that no process reads.
+fn is_unread_pipe(path: &Path, error: &io::Error) -> bool {
+    error.raw_os_error() == Some(Errno::NXIO.raw_os_error())
+        && fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_fifo())
 }
 
 /// The largest size of the current file and of the file before it, in bytes. The value is our choice: three million

@@ -11,8 +11,8 @@ use cogni_gateway::base::sanitize::SanitizedText;
 use cogni_gateway::llm::budget::{TokenUsage, Tokens, UsageSource};
 use cogni_gateway::llm::protocol::GatewayRoute;
 use cogni_gateway::telemetry::access_log::{
-    AccessLog, AccessLogDestination, AccessLogEntry, AccessLogFormat, AccessLogIdentity,
-    FIELD_KEYS, MAX_FILE_BYTES,
+    AccessLog, AccessLogDestination, AccessLogEntry, AccessLogError, AccessLogFormat,
+    AccessLogIdentity, FIELD_KEYS, MAX_FILE_BYTES,
 };
 use proptest::prelude::*;
 use serde_json::{Map, Value};
@@ -255,6 +255,29 @@ fn a_stuck_reader_delays_no_request() {
     let mut first = [0; 5];
     reader.read_exact(&mut first).unwrap();
     assert_eq!(&first, b"time=");
+}
+
+/// G2: A pipe that no process reads is refused at once, at the start and when the file is opened again.
+#[test]
+fn a_pipe_without_a_reader_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+    let shown =
+        |error: AccessLogError| error.to_string().replace(dir.path().to_str().unwrap(), "/var/log");
+    let destination = AccessLogDestination::File(path.clone());
+    let error = AccessLog::open_log(&destination, &IDENTITY).unwrap_err();
+    insta::assert_snapshot!(shown(error), @"the access log `/var/log/pipe` is a named pipe that no process reads; start its reader first");
+    let mut reader = fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    let log = open_log(&path);
+    log.write_entry(&bare_entry());
+    log.reopen_file().unwrap();
+    let mut first = [0; 5];
+    reader.read_exact(&mut first).unwrap();
+    assert_eq!(&first, b"time=");
+    drop(reader);
+    let error = log.reopen_file().unwrap_err();
+    assert!(shown(error).contains("start its reader first"));
 }
 
 #[test]

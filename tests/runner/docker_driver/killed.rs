@@ -22,7 +22,7 @@ fn whenever_the_runner_is_killed_its_next_start_leaves_nothing() {
         writeln!(table, "{at:34} | {left:30} | {after}").unwrap();
     };
     row("killed while", ["left behind".into(), "after the next start".into()]);
-    row("the log is opened", killed_at_the_log());
+    row("the directory is made", killed_at_the_directory());
     for (call, deeds) in CALLS {
         for (fault, when) in
             [(EngineFault::Lost, "is asked for"), (EngineFault::AnswerLost, "is done")]
@@ -68,13 +68,15 @@ fn killed_at(call: ProxiedCall, fault: EngineFault) -> [String; 2] {
     restart_run(&runner, &run, child)
 }
 
-/// A log without a reader is opened after the directory is made, and the opening blocks.
-fn killed_at_the_log() -> [String; 2] {
-    let (runner, run) = (TestedRunner::new(), container_name("log"));
-    let fifo = runner.path().join("log");
-    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
-    let mut command = runner.prepare(&["--run-id", &run], &["true"]);
-    let child = command.env("ACCESS_LOG_PATH", &fifo).stderr(Stdio::null()).spawn().unwrap();
+/// The directory is made before the first request to the engine, which gets no answer. So the runner is killed between the
+/// two, while it opens its logs and sockets.
+fn killed_at_the_directory() -> [String; 2] {
+    let (runner, run) = (TestedRunner::new(), container_name("directory"));
+    let engine_proxy = EngineProxy::new(&runner.path(), Path::new(docker_engine::SOCKET));
+    engine_proxy.inject_always(ProxiedCall::Version, EngineFault::Lost);
+    let flags = ["--run-id", &run, "--docker-socket", engine_proxy.socket()];
+    let mut command = runner.prepare(&flags, &["true"]);
+    let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     wait_until(|| runner.left(&run) == "directory", || "there is no directory".to_owned());
     restart_run(&runner, &run, child)
 }
