@@ -14,11 +14,12 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use cogni_gateway::runner::agents::AgentCatalog;
 use cogni_gateway::runner::long_running::workspace_store::WorkspaceStore;
 use cogni_gateway::runner::long_running::{
     LongRunningClaimError, LongRunningPool, LongRunningPoolLimits, SandboxKey,
 };
-use cogni_gateway::runner::{PreparedRun, RunInputs, RunPlan};
+use cogni_gateway::runner::{AgentInvocation, ChatMessage, PreparedRun, RunInputs, RunPlan};
 use cogni_gateway::sandbox::SandboxSpec;
 use cogni_gateway::sandbox::spec::SandboxLimits;
 use serde_json::{Value, json};
@@ -239,6 +240,45 @@ async fn a_run_without_a_free_sandbox_is_refused() {
     assert!(matches!(late, Err(LongRunningClaimError::Closed)));
 }
 
+/// R7: The names that earlier runs have left in the way of an agent's files are removed off the workers: on a runtime with
+/// one worker, another task sees the removal go on.
+#[tokio::test]
+async fn names_in_the_way_of_an_agents_files_hold_up_no_worker() {
+    let installation = TestInstallation::embedded();
+    let pool = LongRunningPoolFixture::new(&installation, LIMITS);
+    run(pool.claim(installation.run_plan("run-1", &["true"])).await).await;
+    let homes = installation.path().join("state/workspaces");
+    let home = fs::read_dir(homes).unwrap().next().unwrap().unwrap().path();
+    let obstacle = home.join("workspace/.cogni/messages.json");
+    fs::create_dir_all(&obstacle).unwrap();
+    for name in 0..NAMES {
+        fs::write(obstacle.join(name.to_string()), "").unwrap();
+    }
+    let entry = AgentCatalog::builtin().find_agent("sandbox:agent").unwrap().clone();
+    let agent = AgentInvocation {
+        entry,
+        messages: vec![ChatMessage::user("hello")],
+        model: "fake".to_owned(),
+        models: vec![],
+        timeout: Duration::from_mins(1),
+    };
+    let plan = RunPlan { agent: Some(agent), ..installation.run_plan("run-2", &["true"]) };
+    let watch = async {
+        let mut has_seen_part = false;
+        // In the end, the name is that of a file.
+        while let Ok(left) = fs::read_dir(&obstacle) {
+            has_seen_part |= (1..NAMES).contains(&left.count());
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        has_seen_part
+    };
+    let (claimed, has_seen_part) = tokio::join!(pool.claim(plan), watch);
+    assert!(has_seen_part, "no task ran while the names were removed");
+    assert!(fs::read_to_string(&obstacle).unwrap().contains("hello"));
+    drop(claimed);
+    pool.stop().await;
+}
+
 /// R7: If all sandboxes are busy, the next run waits before it is refused.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_waits_for_a_free_sandbox() {
@@ -330,6 +370,9 @@ async fn long_running_sandboxes_end_with_their_process() {
         keeper.kill(&installation).await;
     }
 }
+
+/// The number of names in the way of a file: their removal takes much longer than a look at them.
+const NAMES: usize = 50_000;
 
 /// Longer than a test.
 const LIMITS: LongRunningPoolLimits = LongRunningPoolLimits {
