@@ -110,6 +110,31 @@ async fn a_run_without_room_for_its_log_is_refused() {
     setup.assert_nothing_is_left();
 }
 
+/// G11, A5: A run that was accepted, and whose log cannot be opened when it begins, ends with a code and the reason. The
+/// next run gets its place.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_accepted_run_that_cannot_open_its_log_frees_its_place() {
+    let setup = ServiceSetup::new("gate=head").await;
+    setup.set_max_runs(1);
+    let mut service = setup.start();
+    let before = service.run(&conversation_body("before")).await;
+    setup.provider.gate.wait_for_waiting(1).await;
+    let run = service.run(&conversation_body("hello")).await;
+    let after = service.run(&conversation_body("after")).await;
+    // Nothing can be written under the name of the log.
+    fs::create_dir(setup.audit_log(&run)).unwrap();
+    setup.provider.gate.allow_answers(1000);
+    assert_eq!(service.ended(&before).await["error_code"], Value::Null);
+    let row = service.ended(&run).await;
+    assert_eq!((&row["state"], &row["error_code"]), (&json!("ended"), &json!("internal")), "{row}");
+    let message = row["result"]["error"].as_str().unwrap();
+    insta::assert_snapshot!(message, @"audit log `[host path]` is not a regular file; name a file on a disk");
+    assert_eq!(service.ended(&after).await["error_code"], Value::Null);
+    fs::remove_dir(setup.audit_log(&run)).unwrap();
+    service.process.terminate();
+    setup.assert_nothing_is_left();
+}
+
 /// A5: A full disk is a temporary error of the service, and both the response and `/readyz` say so.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_on_a_full_disk_is_told_to_retry() {
