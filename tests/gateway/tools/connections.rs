@@ -4,6 +4,7 @@ pub(crate) mod aws;
 mod budgets;
 pub(crate) mod clients;
 mod config;
+mod explained_tunnels;
 mod guard;
 mod heads;
 mod paths;

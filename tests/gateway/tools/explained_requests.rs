@@ -130,11 +130,21 @@ fn explain_request(request: &str, flags: &[&str]) -> (Value, u8) {
     (serde_json::from_str(&output).unwrap(), code)
 }
 
+/// Returns what `explain` says about a request to a run with a table `[tools]` and a dollar, and the exit status.
+pub(super) fn explain_in_table(table: &str, request: &str) -> (Value, u8) {
+    let (output, code) = run_explain(table, request, &["--json"]);
+    (serde_json::from_str(&output).unwrap(), code)
+}
+
 fn explain_text(request: &str, flags: &[&str]) -> (String, u8) {
+    run_explain(TABLE, request, flags)
+}
+
+fn run_explain(table: &str, request: &str, flags: &[&str]) -> (String, u8) {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("gateway.toml");
     let mut config = toml::Table::new();
-    config.insert("tools".to_owned(), toml::Value::Table(toml::from_str(TABLE).unwrap()));
+    config.insert("tools".to_owned(), toml::Value::Table(toml::from_str(table).unwrap()));
     config.insert("budget".to_owned(), toml::Value::Table(toml::toml! { max_cost_usd = "1" }));
     fs::write(&file, config.to_string()).unwrap();
     let arguments = [&["explain", "-", "--config", file.to_str().unwrap()], flags].concat();
