@@ -417,9 +417,15 @@ impl ConnectionParts {
             (_, None) => "/",
         };
         // One path has one digest at one server, whether it came through a tunnel or not.
-        let target = match tunnel {
-            Some(name) => format!("{PREFIX}{name}{}", self.policy.path_below_url(name, target)),
-            None => target.to_owned(),
+        let target = match (tunnel, split_path(head.uri.path())) {
+            (Some(name), _) => {
+                format!("{PREFIX}{name}{}", self.policy.path_below_url(name, target))
+            }
+            (None, Some((name, path))) => {
+                let query = head.uri.query().map_or(String::new(), |query| format!("?{query}"));
+                format!("{PREFIX}{name}{path}{query}")
+            }
+            (None, None) => target.to_owned(),
         };
         sha256_hex(format!("connect path 1\n{}\n{target}", self.salt).as_bytes())
     }
@@ -458,11 +464,11 @@ async fn send_until_stopped(
     }
 }
 
-/// Splits the path of a request into the connection's name and the path at its server; `None` for another path.
+/// Splits the path of a request into the connection's name and the path at its server; `None` for another path. A path
+/// that ends with the name is the server's first path, as an address without a path is.
 fn split_path(path: &str) -> Option<(&str, &str)> {
-    let rest = path.strip_prefix(PREFIX)?;
-    let end = rest.find('/').unwrap_or(rest.len());
-    Some((&rest[..end], &rest[end..]))
+    let rest = path.strip_prefix(PREFIX).filter(|_| path != CERTIFICATE_PATH)?;
+    Some(rest.find('/').map_or((rest, "/"), |end| rest.split_at(end)))
 }
 
 /// Returns the address by which the client reaches the gateway: a port of its own machine.

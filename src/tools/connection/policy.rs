@@ -18,8 +18,8 @@ use super::query::find_credential_parameter;
 use super::refusal::{ConnectDenial, ConnectRefusal};
 use super::request_path::RequestPath;
 use super::reserved_headers::{is_aws_header, is_reserved_header};
+use super::split_path;
 use super::tunnel_address::TunnelAddress;
-use super::{CERTIFICATE_PATH, split_path};
 use crate::base::host_reach::HostReach;
 use crate::base::keyed_permits::KeyedPermits;
 use crate::llm::budget::{ConnectionLimits, Nanodollars};
@@ -195,8 +195,7 @@ impl ConnectionPolicy {
     ) -> Result<Option<(&'a str, &'a str)>, ConnectRefusal> {
         let Some(name) = tunnel else {
             check_headers(&head.headers, None)?;
-            let path = head.uri.path();
-            return Ok(Some(path).filter(|path| *path != CERTIFICATE_PATH).and_then(split_path));
+            return Ok(split_path(head.uri.path()));
         };
         let connection = self.find_connection(name).map_err(ConnectRefusal::NoTunnel)?;
         let address = connection.tunnel.as_ref();
@@ -214,8 +213,7 @@ impl ConnectionPolicy {
     /// Returns the name of the connection that a request is for, whether there is such a connection or not; empty for a
     /// request that goes to no server.
     pub fn named_connection<'a>(path: &'a str, tunnel: Option<&'a str>) -> &'a str {
-        let named = || Some(path).filter(|path| *path != CERTIFICATE_PATH).and_then(split_path);
-        tunnel.or_else(|| named().map(|(name, _)| name)).unwrap_or_default()
+        tunnel.or_else(|| split_path(path).map(|(name, _)| name)).unwrap_or_default()
     }
 
     /// Returns a path at the server of a connection without the beginning that the connection's address has.

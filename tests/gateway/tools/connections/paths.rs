@@ -5,11 +5,10 @@ use cogni_gateway::tools::connection::request_path::RequestPath;
 use proptest::prelude::*;
 
 use super::server::SecureServer;
-use super::{SECRET, SecretFile, start_app};
+use super::{SECRET, SecretFile, code_of, start_app};
 
 /// Paths that a server could read as another path.
 const AMBIGUOUS: &[&str] = &[
-    "",
     "//",
     "/a//b",
     "/.",
@@ -74,6 +73,28 @@ async fn a_path_that_could_be_read_in_two_ways_is_refused() {
         assert!(answer.starts_with("HTTP/1.1 200"), "{path}: {answer}");
         assert_eq!(server.seen().last().unwrap().target, *path);
     }
+    app.stop().await;
+}
+
+/// T6: the address of a connection without a slash at its end leads to the server's first path, under its rules.
+#[tokio::test]
+async fn a_path_that_ends_with_the_name_is_the_first_path() {
+    let server = SecureServer::start().await;
+    let secret = SecretFile::new(SECRET, "");
+    let table = |rule: &str| server.table("api", &format!("{}allow = ['{rule}']", secret.line));
+    let app = start_app(&table("GET /")).await;
+    for (asked, sent) in [("/connect/api", "/"), ("/connect/api?x=1", "/?x=1")] {
+        assert_eq!(app.client().get(asked).await.status, 200);
+        assert_eq!(server.seen().last().unwrap().target, sent);
+    }
+    assert_eq!(app.client().get("/connect/api/").await.status, 200);
+    assert_eq!(code_of(&app.client().get("/connect/ap").await), "403 policy_denied");
+    let records = app.stop().await;
+    let admitted = records.iter().filter(|record| record["event"] == "connect.admitted");
+    let paths: Vec<_> = admitted.map(|record| record["path"].clone()).collect();
+    assert!(paths.len() == 3 && paths[0] == paths[2] && paths[0] != paths[1], "{paths:?}");
+    let app = start_app(&table("GET /a")).await;
+    assert_eq!(code_of(&app.client().get("/connect/api").await), "403 policy_denied");
     app.stop().await;
 }
 
