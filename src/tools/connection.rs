@@ -64,6 +64,7 @@ use self::link_rewriter::LinkRewriter;
 use self::policy::{Connection, ConnectionPolicy};
 use self::refusal::{ConnectRefusal, fault_response};
 use self::tunnel::RunTunnels;
+use super::origin::is_origin_known;
 use super::refusal::ToolRefusal;
 use super::run_credentials::RunCredentials;
 use super::run_tools::RunSwitches;
@@ -462,6 +463,28 @@ async fn send_until_stopped(
         }),
         () = silence => Err(ConnectOutcome::TimedOut),
     }
+}
+
+/// Checks the headers of a request that are not about its connection: the page that it comes from, and its protocol.
+/// `own_origin` is the origin of the server, if the request came through a tunnel.
+///
+/// # Errors
+/// Returns [`ConnectRefusal::ForeignOrigin`] or [`ConnectRefusal::Upgrade`].
+fn check_headers(headers: &HeaderMap, own_origin: Option<&str>) -> Result<(), ConnectRefusal> {
+    if !is_origin_known(headers, own_origin) {
+        return Err(ConnectRefusal::ForeignOrigin);
+    }
+    if requests_upgrade(headers) {
+        return Err(ConnectRefusal::Upgrade);
+    }
+    Ok(())
+}
+
+/// Returns true if a client requests a protocol other than `h2c`, which Java's client offers in each first request.
+fn requests_upgrade(headers: &HeaderMap) -> bool {
+    let values = headers.get_all(header::UPGRADE).iter();
+    let mut protocols = values.flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
+    protocols.any(|protocol| !protocol.trim_ascii().eq_ignore_ascii_case(b"h2c"))
 }
 
 /// Splits the path of a request into the connection's name and the path at its server; `None` for another path. A path

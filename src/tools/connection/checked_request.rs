@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 
-use http::{HeaderMap, Method, Uri, header, request};
+use http::{Method, Uri, request};
 
 use super::policy::{Connection, ConnectionPolicy};
 use super::refusal::{ConnectDenial, ConnectRefusal};
 use super::{AskedHead, CERTIFICATE_PATH, LIST_PATH, MAX_ANNOUNCED_BYTES};
 use crate::llm::budget::{BudgetLedger, ConnectionReservation, ConnectionReserveRequest};
 use crate::tools::connection_config::AGENT_PREFIX;
-use crate::tools::origin::is_origin_known;
 use crate::tools::taint::TaintPolicy;
 
 /// The thing that a request to the connections asks for, after the checks that need no state of the run.
@@ -88,29 +87,4 @@ pub fn reserve_request(
         return Err(ConnectRefusal::Denied(ConnectDenial { layer, rule }));
     }
     Ok(reservation)
-}
-
-/// Checks the headers of a request that are not about its connection: the page that it comes from, and its protocol.
-/// `own_origin` is the origin of the server, if the request came through a tunnel.
-///
-/// # Errors
-/// Returns [`ConnectRefusal::ForeignOrigin`] or [`ConnectRefusal::Upgrade`].
-pub(super) fn check_headers(
-    headers: &HeaderMap,
-    own_origin: Option<&str>,
-) -> Result<(), ConnectRefusal> {
-    if !is_origin_known(headers, own_origin) {
-        return Err(ConnectRefusal::ForeignOrigin);
-    }
-    if requests_upgrade(headers) {
-        return Err(ConnectRefusal::Upgrade);
-    }
-    Ok(())
-}
-
-/// Returns true if a client requests a protocol other than `h2c`, which Java's client offers in each first request.
-fn requests_upgrade(headers: &HeaderMap) -> bool {
-    let values = headers.get_all(header::UPGRADE).iter();
-    let mut protocols = values.flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
-    protocols.any(|protocol| !protocol.trim_ascii().eq_ignore_ascii_case(b"h2c"))
 }

@@ -9,7 +9,6 @@ use http::uri::Authority;
 use http::{HeaderMap, HeaderName, Uri, request};
 
 use super::aws_signing::{AwsSigning, TARGET};
-use super::checked_request::check_headers;
 use super::client::{ConnectionClient, HostLookup, system_lookup};
 use super::credential::ConnectionCredential;
 use super::link_rewriter::RewrittenLink;
@@ -18,8 +17,8 @@ use super::query::find_credential_parameter;
 use super::refusal::{ConnectDenial, ConnectRefusal};
 use super::request_path::RequestPath;
 use super::reserved_headers::{is_aws_header, is_reserved_header};
-use super::split_path;
 use super::tunnel_address::TunnelAddress;
+use super::{check_headers, split_path};
 use crate::base::host_reach::HostReach;
 use crate::base::keyed_permits::KeyedPermits;
 use crate::llm::budget::{ConnectionLimits, Nanodollars};

@@ -4,11 +4,10 @@ use std::sync::Arc;
 
 use http::request;
 
-use super::ConnectionParts;
-use super::checked_request::check_headers;
 use super::policy::{Connection, ConnectionPolicy};
 use super::refusal::ConnectRefusal;
 use super::tunnel_authority::{TunnelAuthority, TunnelAuthorityError};
+use super::{ConnectionParts, check_headers};
 use crate::base::keyed_permits::{KeyedPermit, KeyedPermits};
 use crate::base::streamed_endpoint::{OpenTunnel, TunnelRequest};
 use crate::llm::budget::BudgetLedger;
