@@ -262,12 +262,12 @@ async fn contradictory_options_are_refused() {
 async fn a_message_on_standard_input_has_an_end() {
     let runs = AgentRuns::new().await;
     let file = runs.path("message");
-    fs::write(&file, "x".repeat((4 << 20) + 1)).unwrap();
+    fs::write(&file, "x".repeat((16 << 20) + 1)).unwrap();
     let mut command = runs.command(&["--agent", "sandbox:agent", "--message", "-", "--model", "m"]);
     command.env("BILLING_ACCOUNT_ID", "acct-1").stdin(File::open(&file).unwrap());
     let RunCommandEnd { status, stdout, stderr } = runs.ended(command).await;
     assert_eq!((status, stdout.as_str()), (2, ""), "{stderr}");
-    insta::assert_snapshot!(stderr, @"error: the message cannot be read from standard input: it has more than 4194304 bytes");
+    insta::assert_snapshot!(stderr, @"error: the message cannot be read from standard input: it has more than 16777216 bytes");
 }
 
 /// R8: A run can be described in a file, and the shipped example is valid.
