@@ -120,11 +120,12 @@ async fn a_slot_without_its_output_is_replaced() {
     pool.until_full();
     let cut = installation.waiting_slots();
     proxy.cut_attached();
+    // The pool looks at its slots twice a second.
+    let is_replaced = || installation.waiting_slots().iter().all(|pid| !cut.contains(pid));
+    wait_until(is_replaced, || "the slot is still there".to_owned());
     let plan = installation.run_plan("run-heard", &shell_argv("echo heard"));
     let result = run(pool.claim(&plan)).await;
     assert_eq!((&result["ok"], &result["stdout"]), (&json!(true), &json!("heard\n")), "{result}");
-    let is_replaced = || installation.waiting_slots().iter().all(|pid| !cut.contains(pid));
-    wait_until(is_replaced, || "the slot is still there".to_owned());
     pool.stop().await;
 }
 
