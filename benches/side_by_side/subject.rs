@@ -107,7 +107,7 @@ impl ProviderProcess {
     pub(crate) fn start() -> Result<Self> {
         let dir = TempDir::new()?;
         let socket = dir.path().join("provider.sock");
-        let mut command = Command::new(std::env::current_exe()?);
+        let mut command = Command::new(env::current_exe()?);
         command.arg("--provider").arg(&socket).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn()?;
         let mut line = String::new();
