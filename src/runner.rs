@@ -435,9 +435,8 @@ impl PreparedRun {
             //    can reach the upstream. The audit log stays open for the result of the delivery.
             //    A job of a tool may write to the workspace until then, so the workspace is measured until then, too.
             closing.calls.cancel();
-            let calls_ended = closing.calls_ended.cancelled();
-            let abort_calls = || agent_run.iter().for_each(|run| run.control.abort_calls());
-            let ended = quota::check_drained(ended, quota.as_ref(), calls_ended, abort_calls).await;
+            let ended =
+                quota::check_drained(ended, quota.as_ref(), &closing, agent_run.as_deref()).await;
             // 4. The work is collected even from a failed or cancelled run, but not if the sandbox was not made or was
             //    lost. Then the outbox still names the workspace, and a later process recovers the work.
             let relayed = match (&target, &agent_run, &ended) {

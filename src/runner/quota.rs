@@ -7,7 +7,6 @@
 
 use std::fmt;
 use std::path::PathBuf;
-use std::pin::pin;
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
@@ -15,6 +14,8 @@ use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 
 use crate::base::dir_tree;
+use crate::gateway::process::RunShutdown;
+use crate::gateway::run::AgentRun;
 use crate::sandbox::{SandboxError, SandboxExit, StopReason};
 
 /// A workspace and its bound in bytes.
@@ -78,28 +79,28 @@ impl WorkspaceQuota {
     }
 }
 
-/// Waits until `calls_ended`, and adds the last measurements of the workspace to the run's end. A job of a tool may
-/// write to the workspace until then. A workspace that exceeds its bound ends the open calls with `abort_calls`. A run
+/// Waits until the last call of the run has ended, and adds the last measurements of the workspace to the run's end. A
+/// job of a tool may write to the workspace until then. A workspace that exceeds its bound ends the open calls. A run
 /// that was stopped for another reason keeps that reason.
 pub(super) async fn check_drained(
     ended: Result<SandboxExit, SandboxError>,
     quota: Option<&WorkspaceQuota>,
-    calls_ended: impl Future<Output = ()>,
-    abort_calls: impl Fn(),
+    closing: &RunShutdown,
+    run: Option<&AgentRun>,
 ) -> Result<SandboxExit, SandboxError> {
-    let mut calls_ended = pin!(calls_ended);
     let Some(quota) = quota else {
-        calls_ended.await;
+        closing.calls_ended.cancelled().await;
         return ended;
     };
     let (mut is_full, mut pause) = (false, MIN_POLL_INTERVAL);
-    while timeout(pause, calls_ended.as_mut()).await.is_err() {
-        match quota.measure().await {
-            Ok(took) => pause = pause_after(took),
+    while timeout(pause, closing.calls_ended.cancelled()).await.is_err() {
+        if let Ok(took) = quota.measure().await {
+            pause = pause_after(took);
+        } else {
+            is_full = true;
             // A call that begins after the others were aborted is aborted in the next turn.
-            Err(_) => {
-                is_full = true;
-                abort_calls();
+            if let Some(run) = run {
+                run.control.abort_calls();
             }
         }
     }

@@ -121,7 +121,8 @@ impl CreatedContainer {
     /// Waits for the container's end as [`wait_for_exit`](Self::wait_for_exit) does, and returns earlier, with an error, if
     /// the output ends and the container runs on.
     async fn wait_for_exit_with_output(&self, slot: &OutputEndSlot) -> Result<i64, SandboxError> {
-        let lost = async {
+        // The box keeps the future of every run small.
+        let lost = Box::pin(async {
             slot.wait_ended().await;
             loop {
                 sleep(OUTPUT_END_TIMEOUT).await;
@@ -130,7 +131,7 @@ impl CreatedContainer {
                     return self.output_lost("it has ended, and the sandbox runs on".to_owned());
                 }
             }
-        };
+        });
         tokio::select! {
             biased;
             exit_code = self.wait_for_exit() => exit_code,
@@ -212,7 +213,7 @@ impl RunningContainer {
         };
         // A run that was stopped has an error code already.
         if cause.is_none() {
-            container.check_output(slot.end()).await?;
+            Box::pin(container.check_output(slot.end())).await?;
         }
         let oom_killed = container.was_oom_killed(exit_code, cause).await;
         Ok(SandboxExit { exit_code, cause, oom_killed, ..SandboxExit::default() })
