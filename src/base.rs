@@ -14,6 +14,7 @@ pub mod disk;
 pub mod file_digest;
 pub mod header_lines;
 pub mod hidden_characters;
+pub mod host_lookups;
 pub mod host_reach;
 pub mod interim_limit;
 pub mod json;

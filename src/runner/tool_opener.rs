@@ -7,6 +7,7 @@ use std::sync::Arc;
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio_util::sync::CancellationToken;
 
+use crate::base::host_lookups::{HostLookup, RunLookups, system_lookup};
 use crate::gateway::run::control::NotAcceptingError;
 use crate::gateway::run::{
     AgentRun, RunIdentity, ToolEndpoints, ToolOpener, ToolProcess, ToolSettings,
@@ -17,7 +18,6 @@ use crate::tools::approval::store::ApprovalStore;
 use crate::tools::approval::webhook::Webhook;
 use crate::tools::approval::{OnBudget, OnDenial, RunApprovals};
 use crate::tools::config::{McpServerConfig, ToolConfig};
-use crate::tools::connection::client::HostLookup;
 use crate::tools::connection::environment::{connection_environment, listed_connections};
 use crate::tools::connection::policy::{ConnectionHost, ConnectionPolicy};
 use crate::tools::connection::tunnel::RunTunnels;
@@ -169,7 +169,7 @@ impl ToolOpener for RunToolOpener {
         let salt = random_salt()?;
         let secrets = Arc::new(RunCredentials::for_config(&config));
         let servers = open_servers(&config, &secrets)?;
-        let own = self.compile_connections((settings, &config), process)?;
+        let own = self.compile_connections((settings, &config), &run.identity.run, process)?;
         let connections = RunConnections::new(ConnectionParts {
             secrets,
             tunnels: RunTunnels::for_run(&own, &run.identity.run, process.tunnels)?,
@@ -203,15 +203,15 @@ impl RunToolOpener {
     fn compile_connections(
         &self,
         (settings, config): (&ToolSettings, &ToolConfig),
+        run: &str,
         process: ToolProcess<'_>,
     ) -> anyhow::Result<ConnectionPolicy> {
-        let mut host = ConnectionHost {
-            programs: Arc::clone(process.programs),
-            ..ConnectionHost::for_check()
+        let lookups = RunLookups {
+            process: Arc::clone(process.lookups),
+            run: run.into(),
+            lookup: self.lookup.clone().unwrap_or_else(system_lookup),
         };
-        if let Some(lookup) = &self.lookup {
-            host.lookup = Arc::clone(lookup);
-        }
+        let host = ConnectionHost { lookups, programs: Arc::clone(process.programs) };
         Ok(ConnectionPolicy::compile_policy(config, settings.agent.as_deref(), &host)?)
     }
 

@@ -190,6 +190,10 @@ impl RunConnections {
         let sent = send_until_stopped(connection, asking, (&stop, request_bytes)).await;
         let answered = match sent {
             Ok(answer) => self.pass_answer((connection, asked), answer, (exchange, stop)),
+            Err(ConnectOutcome::NotSent) => {
+                exchange.outcome = ConnectOutcome::NotSent;
+                return Err(ConnectRefusal::TooManyLookups);
+            }
             Err(outcome) => {
                 exchange.outcome = outcome;
                 Err(outcome)
@@ -458,6 +462,7 @@ async fn send_until_stopped(
         outcome = stop.wait_stopped() => Err(outcome),
         answer = sending => answer.map_err(|fault| match fault {
             SendFault::Address => ConnectOutcome::AddressRefused,
+            SendFault::Busy => ConnectOutcome::NotSent,
             SendFault::Failed if reservation.is_cut() => ConnectOutcome::BudgetCut,
             SendFault::Failed => ConnectOutcome::UpstreamFailed,
         }),

@@ -15,6 +15,7 @@ use super::background::{spawn_flush_loop, spawn_idle_closer};
 use super::control::{self, ChangeSource, ServedRunHandle};
 use super::descriptors::DescriptorShare;
 use super::run_audit::{finish_run, open_audit_log};
+use crate::base::host_lookups::HostLookups;
 use crate::base::keyed_permits::KeyedPermits;
 use crate::base::task_group::TaskGroup;
 use crate::gateway::config::{GatewayConfig, SharedRunConfig};
@@ -52,6 +53,7 @@ struct RunManagerShared {
     metrics: Arc<MetricsRegistry>,
     /// Permits for the programs that print the credentials of connections.
     programs: Arc<KeyedPermits>,
+    lookups: Arc<HostLookups>,
     tunnels: Arc<KeyedPermits>,
     tracer: ProcessTracer,
     /// The access log for lines that belong to no run. The runs' lines go to the same file.
@@ -141,6 +143,7 @@ impl RunManager {
             upstreams,
             metrics,
             programs: Arc::new(KeyedPermits::new(MAX_PROGRAMS, MAX_SAME_PROGRAMS)),
+            lookups: Arc::new(HostLookups::new(MAX_LOOKUPS, MAX_RUN_LOOKUPS)),
             tunnels: Arc::new(KeyedPermits::new(MAX_TUNNELS, MAX_RUN_TUNNELS)),
             tracer,
             access_log: access_log::AccessLog::open_with_format(
@@ -421,8 +424,8 @@ impl RunManagerShared {
         let tasks = self.tasks.child_group();
         let process = Arc::clone(&self.capacity);
         let capacity = Arc::new(RunCapacity::new(&self.server, self.share.run_requests, process));
-        let (metrics_of_all, programs, tunnels) = (&self.metrics, &self.programs, &self.tunnels);
-        let process = ToolProcess { tasks: &tasks, metrics: metrics_of_all, programs, tunnels };
+        let Self { metrics: of_all, programs, lookups, tunnels, .. } = self;
+        let process = ToolProcess { tasks: &tasks, metrics: of_all, programs, lookups, tunnels };
         let tools = config.tools.open_tools(run, process)?;
         // Budget, policy, metrics and limits belong to the run; only the upstream client belongs to the worker.
         let gateway = |upstream: &Arc<UpstreamClient>| {
@@ -474,6 +477,11 @@ impl Drop for RunOpeningGuard<'_> {
 /// of this machine, which an agent's request starts.
 const MAX_PROGRAMS: usize = 16;
 const MAX_SAME_PROGRAMS: usize = 4;
+
+/// The most look-ups of hosts that have not ended, of all runs and of one run. Our choice: each holds one of the 512 threads
+/// that the process has for work that blocks, and a run asks for few hosts at once.
+const MAX_LOOKUPS: usize = 64;
+const MAX_RUN_LOOKUPS: usize = 8;
 
 /// The most open tunnels of all runs and of one run. Our choice: npm opens about 15 connections to a host, and each tunnel
 /// holds the buffers of TLS, about 100 KiB.

@@ -10,6 +10,7 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::AgentRun;
+use crate::base::host_lookups::HostLookups;
 use crate::base::keyed_permits::KeyedPermits;
 use crate::base::local_endpoint::LocalEndpoint;
 use crate::base::streamed_endpoint::StreamedEndpoint;
@@ -65,6 +66,8 @@ pub struct ToolProcess<'a> {
     pub metrics: &'a Arc<MetricsRegistry>,
     /// Permits for the programs of this machine that print credentials for the runs of the process.
     pub programs: &'a Arc<KeyedPermits>,
+    /// The look-ups of hosts of the runs of the process.
+    pub lookups: &'a Arc<HostLookups>,
     /// Permits for the open tunnels of the runs of the process, with the run's name as the key.
     pub tunnels: &'a Arc<KeyedPermits>,
 }

@@ -1,15 +1,14 @@
 //! The HTTP client of one connection: TLS to its one host, at an address that was checked.
 //!
 //! **Invariant:** the client connects to the very addresses that were checked. No second look-up comes between the check
-//! and the connection, and each new connection has a check of its own.
+//! and the connection, and each new connection has a check of its own. Connections that are made at the same time may
+//! share a look-up.
 
 use std::error::Error;
 use std::fmt;
 use std::io;
-use std::net::IpAddr;
 use std::path::Path;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -23,13 +22,11 @@ use tokio::net::TcpStream;
 use tower_service::Service;
 
 use super::body::ConnectRequestBody;
-use crate::base::host_reach::{HostReach, HostReachError, resolve_addresses};
+use crate::base::host_lookups::{HostLookupError, RunLookups};
+use crate::base::host_reach::{HostReach, HostReachError};
 use crate::base::interim_limit::{ConnectionProgress, InterimLimitConnector};
 use crate::base::tls::load_root_store;
 use crate::tools::http_connector::IDLE_TIMEOUT;
-
-/// A look-up of a host's addresses, which blocks.
-pub type HostLookup = Arc<dyn Fn(&str, u16) -> io::Result<Vec<IpAddr>> + Send + Sync>;
 
 /// The client of one connection. Its idle connections are shared by no other run.
 #[derive(Clone)]
@@ -41,14 +38,14 @@ pub(super) struct ConnectionClient(
 #[derive(Clone)]
 struct CheckedConnector {
     reach: HostReach,
-    lookup: HostLookup,
+    lookups: RunLookups,
 }
 
 /// The reason why no connection was made.
 #[derive(Debug, thiserror::Error)]
 enum ConnectError {
     #[error(transparent)]
-    Address(#[from] HostReachError),
+    Lookup(#[from] HostLookupError),
     #[error("no address of the host answers")]
     Unreachable(#[source] io::Error),
     #[error("the host does not answer in time")]
@@ -60,6 +57,8 @@ enum ConnectError {
 pub(super) enum SendFault {
     /// The host has no address that the connection allows.
     Address,
+    /// Too many look-ups of hosts run, so that nothing was sent.
+    Busy,
     Failed,
 }
 
@@ -68,7 +67,7 @@ impl ConnectionClient {
     pub(super) fn new(
         reach: HostReach,
         ca_file: Option<&Path>,
-        lookup: HostLookup,
+        lookups: RunLookups,
     ) -> Result<Self, String> {
         let builder = rustls::ClientConfig::builder();
         let tls = match ca_file {
@@ -85,7 +84,7 @@ impl ConnectionClient {
             .with_tls_config(tls.with_no_client_auth())
             .https_only()
             .enable_http1()
-            .wrap_connector(CheckedConnector { reach, lookup });
+            .wrap_connector(CheckedConnector { reach, lookups });
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE_TIMEOUT)
@@ -105,15 +104,20 @@ impl ConnectionClient {
     ) -> Result<Response<Incoming>, SendFault> {
         let again = copy_repeatable(&request);
         let connection = capture_connection(&mut request);
-        let answer = match (self.0.request(request).await, again) {
+        let (answer, is_first) = match (self.0.request(request).await, again) {
             (Err(_), Some(again)) if was_closed_while_idle(&connection) => {
-                self.0.request(again).await
+                (self.0.request(again).await, false)
             }
-            (answer, _) => answer,
+            (answer, _) => (answer, true),
         };
         answer.map_err(|error| {
             tracing::debug!(error = &error as &dyn Error, "a connection's server does not answer");
-            if is_address_refused(&error) { SendFault::Address } else { SendFault::Failed }
+            match find_lookup_error(&error) {
+                // The first request may have reached the server, so the second one is no proof that nothing was sent.
+                Some(HostLookupError::Busy) if is_first => SendFault::Busy,
+                Some(HostLookupError::Reach(error)) if !is_unknown(error) => SendFault::Address,
+                _ => SendFault::Failed,
+            }
         })
     }
 }
@@ -138,36 +142,29 @@ fn was_closed_while_idle(connection: &CaptureConnection) -> bool {
     facts.get::<ConnectionProgress>().is_some_and(ConnectionProgress::was_closed_while_idle)
 }
 
-/// Returns the look-up by this machine's resolver.
-pub fn system_lookup() -> HostLookup {
-    Arc::new(resolve_addresses)
-}
-
-fn is_address_refused(error: &(dyn Error + 'static)) -> bool {
+fn find_lookup_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a HostLookupError> {
     let mut cause = Some(error);
     while let Some(error) = cause {
-        if let Some(ConnectError::Address(error)) = error.downcast_ref::<ConnectError>() {
-            return !matches!(error, HostReachError::Unknown { .. });
+        if let Some(ConnectError::Lookup(error)) = error.downcast_ref::<ConnectError>() {
+            return Some(error);
         }
         cause = error.source();
     }
-    false
+    None
+}
+
+fn is_unknown(error: &HostReachError) -> bool {
+    matches!(error, HostReachError::Unknown { .. })
 }
 
 impl CheckedConnector {
     async fn connect(self, uri: Uri) -> Result<TokioIo<TcpStream>, ConnectError> {
         let host = uri.host().unwrap_or_default();
-        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        let host = host.trim_start_matches('[').trim_end_matches(']');
         let port = uri.port_u16().unwrap_or(443);
-        let Self { reach, lookup } = self;
-        let looked_up = tokio::task::spawn_blocking(move || {
-            let found = lookup(&host, port);
-            reach.filter_addresses(&host, found)
-        });
         let connecting = async {
-            let failed = |error| ConnectError::Unreachable(io::Error::other(error));
             let mut last = io::Error::from(io::ErrorKind::NotConnected);
-            for address in looked_up.await.map_err(failed)?? {
+            for address in self.lookups.find_addresses(host, port, self.reach).await? {
                 match TcpStream::connect((address, port)).await {
                     Ok(stream) => {
                         // A failure costs only time: small writes may wait for each other.

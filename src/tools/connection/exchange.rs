@@ -11,7 +11,8 @@ use crate::llm::budget::{ByteDirection, ConnectionReservation, ConnectionSpendin
 use crate::telemetry::audit::connect_records::{ConnectOutcome, ConnectSettledRecord};
 use crate::telemetry::metrics::SettledConnect;
 
-/// An admitted request. Its drop settles the budget, then writes the record and the metrics.
+/// An admitted request. Its drop settles the budget, then writes the record and the metrics. A request that was not sent
+/// is charged nothing, and belongs to the refusals.
 pub(super) struct ConnectExchange {
     pub(super) parts: Arc<ConnectionParts>,
     pub(super) request: String,
@@ -90,9 +91,12 @@ impl ConnectExchange {
 
 impl Drop for ConnectExchange {
     fn drop(&mut self) {
+        let is_sent = self.outcome != ConnectOutcome::NotSent;
         let (charged, passed) = {
             let mut reservation = self.reservation.lock();
-            (reservation.settle_request(), reservation.passed_bytes())
+            let charged =
+                if is_sent { reservation.settle_request() } else { reservation.release_request() };
+            (charged, reservation.passed_bytes())
         };
         let duration = self.started.elapsed();
         let ConnectionSpending { bytes_out, bytes_in, .. } = passed;
@@ -106,6 +110,9 @@ impl Drop for ConnectExchange {
             charged,
             duration_ms: u64::try_from(duration.as_millis()).unwrap_or(u64::MAX),
         });
+        if !is_sent {
+            return;
+        }
         self.parts.metrics.record_connect(&SettledConnect {
             connection: &self.connection,
             outcome: self.outcome,

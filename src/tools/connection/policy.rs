@@ -9,7 +9,7 @@ use http::uri::Authority;
 use http::{HeaderMap, HeaderName, Uri, request};
 
 use super::aws_signing::{AwsSigning, TARGET};
-use super::client::{ConnectionClient, HostLookup, system_lookup};
+use super::client::ConnectionClient;
 use super::credential::ConnectionCredential;
 use super::link_rewriter::RewrittenLink;
 use super::path_rule::{ConnectRule, is_served_method};
@@ -19,6 +19,7 @@ use super::request_path::RequestPath;
 use super::reserved_headers::{is_aws_header, is_reserved_header};
 use super::tunnel_address::TunnelAddress;
 use super::{check_headers, split_path};
+use crate::base::host_lookups::RunLookups;
 use crate::base::host_reach::HostReach;
 use crate::base::keyed_permits::KeyedPermits;
 use crate::llm::budget::{ConnectionLimits, Nanodollars};
@@ -34,10 +35,10 @@ pub struct ConnectionPolicy {
     agent: Option<BTreeSet<String>>,
 }
 
-/// The parts of this machine and process that the connections of all runs use.
+/// The parts of this machine and process that the connections of a run use.
 #[derive(Clone)]
 pub struct ConnectionHost {
-    pub lookup: HostLookup,
+    pub lookups: RunLookups,
     /// Permits for the programs that print credentials.
     pub programs: Arc<KeyedPermits>,
 }
@@ -65,7 +66,7 @@ pub struct Connection {
 impl ConnectionHost {
     /// Creates the parts for a check of settings, which runs no program.
     pub fn for_check() -> Self {
-        Self { lookup: system_lookup(), programs: Arc::new(KeyedPermits::new(0, 0)) }
+        Self { lookups: RunLookups::for_check(), programs: Arc::new(KeyedPermits::new(0, 0)) }
     }
 }
 
@@ -287,9 +288,8 @@ impl Connection {
         let mut headers = parse_headers(&config.headers, credential.as_ref())?;
         let signing = credential.as_ref().and_then(ConnectionCredential::signing);
         headers.extend(signing.filter(|own| own.has_targets()).map(|_| TARGET));
-        let client =
-            ConnectionClient::new(reach, config.ca_file.as_deref(), Arc::clone(&host.lookup))
-                .map_err(|problem| wrong("ca_file", problem))?;
+        let client = ConnectionClient::new(reach, config.ca_file.as_deref(), host.lookups.clone())
+            .map_err(|problem| wrong("ca_file", problem))?;
         if config.timeout.is_zero() {
             return Err(wrong("timeout", "is 0; give a time such as `1m`".to_owned()));
         }

@@ -54,6 +54,8 @@ pub enum ConnectRefusal {
     Credential(String),
     #[error("too many programs that print credentials run at this time; try again")]
     Overloaded,
+    #[error("this run or its gateway looks up too many hosts at this time; try again")]
+    TooManyLookups,
     #[error("an operator has paused this run; try again later")]
     Paused,
     #[error("an operator has ended this run")]
@@ -90,7 +92,7 @@ impl ConnectRefusal {
             Self::TooLarge => "request_too_large",
             Self::Budget(error) => error.code(),
             Self::Credential(_) => "credential_unavailable",
-            Self::Overloaded => "overloaded",
+            Self::Overloaded | Self::TooManyLookups => "overloaded",
             Self::Paused => "run_paused",
             Self::Ended => "run_ended",
             Self::Audit(_) => "audit_unavailable",
@@ -114,9 +116,11 @@ impl ConnectRefusal {
             | Self::ClientCredential(_)
             | Self::Ended => StatusCode::FORBIDDEN,
             Self::Budget(error) if error.is_permanent() => StatusCode::PAYMENT_REQUIRED,
-            Self::Budget(_) | Self::Overloaded | Self::TooManyTunnels | Self::Paused => {
-                StatusCode::TOO_MANY_REQUESTS
-            }
+            Self::Budget(_)
+            | Self::Overloaded
+            | Self::TooManyLookups
+            | Self::TooManyTunnels
+            | Self::Paused => StatusCode::TOO_MANY_REQUESTS,
             Self::Credential(_) => StatusCode::BAD_GATEWAY,
             Self::Audit(_) => StatusCode::SERVICE_UNAVAILABLE,
         }
@@ -141,6 +145,7 @@ impl ConnectRefusal {
             Self::Budget(error) if error.is_permanent() => None,
             Self::Budget(_)
             | Self::Overloaded
+            | Self::TooManyLookups
             | Self::TooManyTunnels
             | Self::Paused
             | Self::Audit(_) => Some(RETRY_DELAY),

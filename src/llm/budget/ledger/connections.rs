@@ -303,7 +303,14 @@ impl ConnectionReservation {
 
     /// Gives the whole reservation back. The caller has proof that nothing was sent.
     pub fn release_unspent(mut self) {
+        self.release_request();
+    }
+
+    /// Gives the whole reservation back, with the bytes that were taken. The caller has proof that nothing was sent. Later
+    /// calls change nothing.
+    pub fn release_request(&mut self) -> BudgetAmount {
         self.close(0, Nanodollars::ZERO);
+        BudgetAmount::default()
     }
 
     /// Replaces the reservation by a charge, under one lock.
@@ -319,6 +326,11 @@ impl ConnectionReservation {
             reserved.requests = reserved.requests.saturating_sub(1);
             reserved.cost = reserved.cost.saturating_sub(self.price);
             reserved.bytes_out = reserved.bytes_out.saturating_sub(self.held_bytes);
+            if requests == 0 {
+                // The bytes were taken when they were read, before there was a connection to send them over.
+                let passed = std::mem::take(&mut self.passed);
+                spent.bytes_out = spent.bytes_out.saturating_sub(passed.bytes_out);
+            }
             spent.requests += requests;
             spent.cost = spent.cost + cost;
         }

@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use cogni_gateway::tools::connection::client::HostLookup;
+use cogni_gateway::base::host_lookups::HostLookup;
 use http::Method;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
