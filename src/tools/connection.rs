@@ -59,7 +59,7 @@ use self::credential::ReadCredential;
 use self::credential_program::CredentialFault;
 use self::environment::SANDBOX_URL;
 use self::exchange::{ConnectExchange, SharedReservation, StopSignal};
-use self::headers::{AnswerFault, answered_headers, forwarded_headers};
+use self::headers::{AnswerFault, answered_headers};
 use self::link_rewriter::LinkRewriter;
 use self::policy::{Connection, ConnectionPolicy};
 use self::refusal::{ConnectRefusal, fault_response};
@@ -166,7 +166,7 @@ impl RunConnections {
                 return Ok((own_answer("application/x-pem-file", text), None));
             }
         };
-        let CheckedConnect { connection, rule, uri } = checked;
+        let CheckedConnect { connection, rule, uri, headers } = checked;
         let call = ConnectCall {
             connection: connection.name.to_string(),
             method: head.method.clone(),
@@ -183,8 +183,7 @@ impl RunConnections {
         let mut request =
             Request::new(ConnectRequestBody::new(body, reservation, Arc::clone(request_bytes)));
         (*request.method_mut(), *request.uri_mut()) = (head.method.clone(), uri);
-        *request.headers_mut() =
-            forwarded_headers(&head.headers, &connection.headers, credential.is_some());
+        *request.headers_mut() = headers;
         let stop = parts.stop_signal();
         let asking = (request, credential);
         let sent = send_until_stopped(connection, asking, (&stop, request_bytes)).await;

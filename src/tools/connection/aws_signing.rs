@@ -65,13 +65,14 @@ impl AwsSigning {
         !self.targets.is_empty()
     }
 
-    /// Checks a request before anything is reserved for it. `length` is the announced length of its body.
+    /// Checks a request before anything is reserved for it. `sent` has the headers that are sent, and `length` is the
+    /// announced length of the body.
     ///
     /// # Errors
     /// Returns the reason why the request cannot be signed, or the denial of its operation.
     pub(super) fn check_request(
         &self,
-        headers: &HeaderMap,
+        (client, sent): (&HeaderMap, &HeaderMap),
         (path, query): (&str, Option<&str>),
         length: Option<u64>,
     ) -> Result<(), ConnectRefusal> {
@@ -82,10 +83,10 @@ impl AwsSigning {
         if query.is_some_and(has_aws_parameter) {
             return Err(ConnectRefusal::Unsignable(AWS_PARAMETER));
         }
-        if is_signed_in_pieces(headers) {
+        if is_signed_in_pieces(client) {
             return Err(ConnectRefusal::Unsignable(SIGNED_PIECES));
         }
-        if !self.allows_target(headers, query) {
+        if !self.allows_target((client, sent), query) {
             let (layer, rule) = ("connection", "targets".into());
             return Err(ConnectRefusal::Denied(ConnectDenial { layer, rule }));
         }
@@ -155,23 +156,41 @@ impl AwsSigning {
 
     /// Returns true if a request names no operation, where the operator lists none, or one that the operator lists. A
     /// client of a service with operations cannot name another one beside it: in the query, or in the body of a form.
-    fn allows_target(&self, headers: &HeaderMap, query: Option<&str>) -> bool {
-        let mut targets = headers.get_all(TARGET).iter();
+    fn allows_target(&self, (client, sent): (&HeaderMap, &HeaderMap), query: Option<&str>) -> bool {
         if !self.has_targets() {
-            return targets.next().is_none();
+            return !client.contains_key(TARGET);
         }
-        let (Some(target), None) = (targets.next(), targets.next()) else { return false };
-        let mut kinds = headers.get_all(header::CONTENT_TYPE).iter();
-        let (Some(kind), None) = (kinds.next(), kinds.next()) else { return false };
-        let is_typed =
-            TARGET_TYPES.iter().any(|start| kind.as_bytes().starts_with(start.as_bytes()));
+        // Only what is sent counts: `connection` of the client takes headers out.
+        let (target, kind) = (single_value(sent, TARGET), single_value(sent, header::CONTENT_TYPE));
+        let (Some(target), Some(kind)) = (target, kind) else { return false };
         let is_listed = self.targets.iter().any(|listed| target == listed.as_str());
-        query.is_none() && is_typed && is_listed
+        query.is_none() && is_target_type(kind) && is_listed
     }
 
     fn is_s3(&self) -> bool {
         S3_SERVICES.contains(&&*self.service)
     }
+}
+
+/// Returns the value of a header that a request has once.
+fn single_value(headers: &HeaderMap, name: HeaderName) -> Option<&HeaderValue> {
+    let mut values = headers.get_all(name).iter();
+    values.next().filter(|_| values.next().is_none())
+}
+
+/// Returns true for one type of a body whose operation is in `x-amz-target` alone, such as `application/x-amz-json-1.0`. A
+/// list of types is none: a service may act on another type of the list.
+fn is_target_type(kind: &HeaderValue) -> bool {
+    let Ok(kind) = kind.to_str() else { return false };
+    let (kind, parameter) = match kind.split_once(';') {
+        Some((kind, parameter)) => (kind.trim_end(), parameter.trim()),
+        None => (kind, "charset=utf-8"),
+    };
+    let is_version = |text: &str| {
+        !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.')
+    };
+    let mut versions = TARGET_TYPES.iter().filter_map(|start| kind.strip_prefix(start));
+    versions.any(is_version) && parameter.eq_ignore_ascii_case("charset=utf-8")
 }
 
 /// Returns true if the client has signed each piece of its body, or sends a trailer behind it. Such a body is no longer

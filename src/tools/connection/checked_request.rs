@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use http::{Method, Uri, request};
+use http::{HeaderMap, Method, Uri, request};
 
+use super::headers::forwarded_headers;
 use super::policy::{Connection, ConnectionPolicy};
 use super::refusal::{ConnectDenial, ConnectRefusal};
 use super::{AskedHead, CERTIFICATE_PATH, LIST_PATH, MAX_ANNOUNCED_BYTES};
@@ -26,6 +27,8 @@ pub struct CheckedConnect<'a> {
     pub rule: Arc<str>,
     /// The address at the connection's server.
     pub uri: Uri,
+    /// The headers that are sent, without the ones that a credential adds.
+    pub headers: HeaderMap,
 }
 
 /// Checks a request, as far as it needs no state of the run. `length` is the announced length of its body. The function
@@ -43,10 +46,13 @@ pub fn check_request<'a>(
     };
     let query = head.uri.query();
     let (connection, rule) = policy.check_request(name, head.method.as_str(), (path, query))?;
-    connection.check_signing(&head.headers, (path, query), length)?;
+    // The very headers that are checked are sent.
+    let has_credential = connection.credential.is_some();
+    let headers = forwarded_headers(&head.headers, &connection.headers, has_credential);
+    connection.check_signing((&head.headers, &headers), (path, query), length)?;
     let uri = connection.server_uri(path, query);
     let uri = uri.ok_or(ConnectRefusal::AmbiguousPath("cannot be sent"))?;
-    Ok(ConnectAsk::Send(CheckedConnect { connection, rule, uri }))
+    Ok(ConnectAsk::Send(CheckedConnect { connection, rule, uri, headers }))
 }
 
 /// Reads a request that goes to no server.

@@ -313,14 +313,14 @@ impl Connection {
         })
     }
 
-    /// Checks what a signature needs of a request; a connection that does not sign takes every request. `length` is the
-    /// announced length of its body. The function has no side effect.
+    /// Checks what a signature needs of a request; a connection that does not sign takes every request. `headers` are the
+    /// client's and those that are sent, and `length` is the announced length of the body. The function has no side effect.
     ///
     /// # Errors
     /// Returns the first reason against the request.
     pub(super) fn check_signing(
         &self,
-        headers: &HeaderMap,
+        headers: (&HeaderMap, &HeaderMap),
         asked: (&str, Option<&str>),
         length: Option<u64>,
     ) -> Result<(), ConnectRefusal> {

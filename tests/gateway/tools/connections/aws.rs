@@ -152,13 +152,24 @@ async fn a_client_names_the_operations_that_are_listed() {
     assert_eq!(server.seen()[0].headers["x-amz-target"], "DynamoDB_20120810.GetItem");
     let form = ("content-type", "application/x-www-form-urlencoded");
     let delete = ("x-amz-target", "DynamoDB_20120810.DeleteTable");
-    let denied: [(&str, &[(&str, &str)]); 8] = [
+    let two_types =
+        ("content-type", "application/x-amz-json-1.0, application/x-www-form-urlencoded");
+    let parameter =
+        ("content-type", "application/x-amz-json-1.0; a, application/x-www-form-urlencoded");
+    let denied: [(&str, &[(&str, &str)]); 14] = [
         ("aws/", &[json, delete]),
         ("aws/", &[json, ("x-amz-target", "dynamodb_20120810.getitem")]),
         ("aws/", &[json, get, delete]),
         ("aws/", &[json]),
         ("aws/", &[form, get]),
         ("aws/", &[json, form, get]),
+        ("aws/", &[two_types, get]),
+        ("aws/", &[parameter, get]),
+        // What `connection` names is not sent, so it names no operation.
+        ("aws/", &[json, get, ("connection", "x-amz-target")]),
+        ("aws/", &[json, get, ("connection", "close, Content-Type")]),
+        ("aws/", &[json, get, ("connection", "x-amz-target, content-type")]),
+        ("other/", &[get, ("connection", "x-amz-target")]),
         ("aws/?Action=DeleteTable", &[json, get]),
         ("other/", &[json, ("x-amz-target", "AmazonSQS.SendMessage")]),
     ];
@@ -166,11 +177,13 @@ async fn a_client_names_the_operations_that_are_listed() {
         assert_eq!(ask(path, headers).await, "403 policy_denied", "{path} {headers:?}");
     }
     assert_eq!(ask("other/", &[form]).await, "200 -");
-    assert_eq!(server.seen().len(), 3);
+    let charset = ("content-type", "application/x-amz-json-1.1; charset=UTF-8");
+    assert_eq!(ask("aws/", &[charset, get]).await, "200 -");
+    assert_eq!(server.seen().len(), 4);
     let records = app.stop().await;
     let rules: Vec<_> =
         records.iter().filter(|record| record["event"] == "connect.refused").collect();
-    assert!(rules.len() == 8 && rules.iter().all(|record| record["rule"] == "targets"));
+    assert!(rules.len() == 14 && rules.iter().all(|record| record["rule"] == "targets"));
 }
 
 /// T6: what cannot be signed anew is refused before anything is reserved: presigned addresses, bodies whose pieces the
@@ -379,6 +392,11 @@ fn explain_knows_what_is_signed() {
     reserves   1 request, $0
     ");
     insta::assert_snapshot!(explain("x-amz-target: DynamoDB_20120810.PutItem\r\n"), @r"
+    connection aws
+    refused    policy_denied: layer connection, rule targets
+               the connection's rules do not allow this request
+    ");
+    insta::assert_snapshot!(explain("x-amz-target: DynamoDB_20120810.GetItem\r\nconnection: x-amz-target\r\n"), @r"
     connection aws
     refused    policy_denied: layer connection, rule targets
                the connection's rules do not allow this request
