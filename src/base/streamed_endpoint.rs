@@ -8,7 +8,6 @@ use std::sync::atomic::AtomicU64;
 use bytes::Bytes;
 use http::{Request, Response, request};
 use http_body_util::combinators::UnsyncBoxBody;
-use hyper::body::Incoming;
 use rustls::ServerConfig;
 
 use super::keyed_permits::KeyedPermit;
@@ -16,7 +15,7 @@ use super::keyed_permits::KeyedPermit;
 /// A request whose body has not been read.
 #[derive(Debug)]
 pub struct StreamedRequest {
-    pub request: Request<Incoming>,
+    pub request: Request<StreamedBody>,
     /// The calling process, if the kernel reports it.
     pub pid: Option<u32>,
     /// The name of the tunnel that the request came through; `None` for a request that came without one.

@@ -149,7 +149,7 @@ impl RunConnections {
     /// Takes a request through all steps. Returns the response, and its code if it is an error of this gateway.
     async fn check_and_send(
         &self,
-        (asked, body): (AskedHead<'_>, Incoming),
+        (asked, body): (AskedHead<'_>, StreamedBody),
         pid: Option<u32>,
         request_bytes: &Arc<AtomicU64>,
     ) -> Result<(Response<StreamedBody>, Option<&'static str>), ConnectRefusal> {

@@ -18,6 +18,7 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 
 use super::exchange::ResponseBody;
 use super::limits::RequestPermit;
+use super::read_body::IncomingRequestBody;
 use super::rejection::CallRejection;
 use super::request_head;
 use super::tool_route::rejected_response;
@@ -82,7 +83,10 @@ pub(super) async fn handle_connect_request(
     let uri = route_template(request.uri(), tunnel.is_some());
     let mut line = ConnectLogLine::new(Arc::clone(&gateway), request.method().clone(), uri);
     let ClientPeer { pid, hangup, .. } = peer;
-    let request = StreamedRequest { request, pid, tunnel };
+    // The endpoint drops a body that it does not read, or not to the end, and the client is still sending.
+    let (head, body) = IncomingRequestBody::split_request(request);
+    let body = body.into_discarded(&gateway.tasks).boxed_unsync();
+    let request = StreamedRequest { request: head.map(|()| body), pid, tunnel };
     let permit = match admit_request(&gateway, &*endpoint, &request) {
         Ok(permit) => permit,
         Err(rejection) => {

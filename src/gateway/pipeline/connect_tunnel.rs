@@ -13,6 +13,7 @@ use hyper::upgrade::OnUpgrade;
 
 use super::connect_route::ConnectLogLine;
 use super::exchange::ResponseBody;
+use super::read_body::IncomingRequestBody;
 use super::tool_route::rejected_response;
 use super::{ClientPeer, RunGateway};
 use crate::base::streamed_endpoint::{OpenTunnel, StreamedEndpoint, TunnelRequest};
@@ -47,6 +48,9 @@ impl TunnelSlot {
         mut request: Request<Incoming>,
     ) -> Response<ResponseBody> {
         let mut line = ConnectLogLine::new(Arc::clone(&gateway), Method::CONNECT, "HOST:PORT");
+        let upgrade = hyper::upgrade::on(&mut request);
+        let (head, body) = IncomingRequestBody::split_request(request);
+        let body = body.into_discarded(&gateway.tasks);
         // The permit is for the decision. An idle tunnel holds none; each request in it takes one.
         let _permit = match gateway.capacity.admit_request() {
             Ok(permit) => permit,
@@ -57,9 +61,7 @@ impl TunnelSlot {
                 return response;
             }
         };
-        let upgrade = hyper::upgrade::on(&mut request);
-        let (head, body) = request.into_parts();
-        let has_body = !body.is_end_stream();
+        let ((head, ()), has_body) = (head.into_parts(), !body.is_end_stream());
         let asked = TunnelRequest { head: &head, has_body, pid: peer.pid };
         match endpoint.open_tunnel(asked) {
             Ok(tunnel) => {

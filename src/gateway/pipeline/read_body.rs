@@ -1,11 +1,14 @@
 //! Receives a request's body and checks it on arrival, or discards the body.
 
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, Request, StatusCode, Version, header};
 use http_body_util::BodyExt;
-use hyper::body::{Body as _, Incoming};
+use hyper::body::{Body, Frame, Incoming, SizeHint};
+use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use super::limits::{OverloadError, RequestPermit};
@@ -125,12 +128,59 @@ impl<B: RequestBody> IncomingRequestBody<B> {
 }
 
 impl IncomingRequestBody<Incoming> {
+    /// Returns the body for an endpoint that reads it while it answers, or not at all. The drop discards the rest.
+    pub(super) fn into_discarded(self, tasks: &TaskGroup) -> DiscardedBody {
+        DiscardedBody { unread: Some(self), tasks: tasks.clone() }
+    }
+
     /// Discards the rest of the body in a task, beside the response.
     pub fn discard_rest(self, tasks: &TaskGroup) {
         let (mut body, must_be_read) = self.into_unread_body();
         if must_be_read && !body.is_end_stream() {
             let own = tasks.clone();
             tasks.spawn_task(async move { discard_rest_of_body(&mut body, &own).await });
+        }
+    }
+}
+
+/// A request's body whose drop discards what was not read, in a task beside the response.
+pub(super) struct DiscardedBody {
+    /// The body; `None` while it is dropped.
+    unread: Option<IncomingRequestBody<Incoming>>,
+    tasks: TaskGroup,
+}
+
+impl Body for DiscardedBody {
+    type Data = Bytes;
+    type Error = BoxedBodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxedBodyError>>> {
+        let Some(unread) = &mut self.unread else { return Poll::Ready(None) };
+        let polled = Pin::new(&mut unread.body).poll_frame(cx);
+        // A client that waits for `100 Continue` receives that response with the first read. Behind the end and an error
+        // nothing is left to read.
+        let is_open = matches!(polled, Poll::Pending | Poll::Ready(Some(Ok(_))));
+        unread.must_be_read = unread.is_http1 && is_open;
+        polled.map_err(Into::into)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.unread.as_ref().is_none_or(|unread| unread.body.is_end_stream())
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.unread.as_ref().map(|unread| unread.body.size_hint()).unwrap_or_default()
+    }
+}
+
+impl Drop for DiscardedBody {
+    fn drop(&mut self) {
+        // A runtime that ends drops its tasks, and begins no other.
+        if let (Some(unread), Ok(_)) = (self.unread.take(), Handle::try_current()) {
+            unread.discard_rest(&self.tasks);
         }
     }
 }

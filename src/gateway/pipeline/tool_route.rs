@@ -17,6 +17,7 @@ use serde_json::json;
 use super::RunGateway;
 use super::exchange::ResponseBody;
 use super::policy::PolicyConfig;
+use super::read_body::IncomingRequestBody;
 use super::rejection::CallRejection;
 use super::request_head;
 use crate::base::local_endpoint::{
@@ -120,8 +121,8 @@ async fn read_and_answer(
     pid: Option<u32>,
     request: Request<Incoming>,
 ) -> Result<ToolAnswer, CallRejection> {
-    let (head, body) = request.into_parts();
-    let head = Request::from_parts(head, ());
+    let (head, body) = IncomingRequestBody::split_request(request);
+    let body = body.into_discarded(&gateway.tasks);
     let policy = gateway.policy.load_full();
     check_tool_head(&head, &policy.config)?;
     // The permit is held until the reply was sent.

@@ -29,7 +29,7 @@ pub(super) struct ConnectRequestBody {
 
 /// The place that the bytes of a request's body come from.
 enum RequestSource {
-    Client(Incoming),
+    Client(StreamedBody),
     /// The whole body, which has been taken from the budget.
     Collected(Bytes),
     /// A request that is sent again, or a body that has ended.
@@ -43,7 +43,7 @@ struct CutBodyError(ConnectOutcome);
 
 impl ConnectRequestBody {
     pub(super) fn new(
-        inner: Incoming,
+        inner: StreamedBody,
         reservation: SharedReservation,
         passed: Arc<AtomicU64>,
     ) -> Self {
@@ -88,7 +88,7 @@ impl Body for ConnectRequestBody {
             };
             let frame = match ready!(Pin::new(inner).poll_frame(cx)) {
                 None => return Poll::Ready(None),
-                Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
+                Some(Err(error)) => return Poll::Ready(Some(Err(error))),
                 Some(Ok(frame)) => frame,
             };
             // Trailers are headers that no list has checked, so they do not pass.

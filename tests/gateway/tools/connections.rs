@@ -18,6 +18,7 @@ mod tunnel;
 mod tunnel_clients;
 mod tunnel_config;
 mod tunnel_ends;
+mod uploads;
 
 use std::fs;
 use std::net::IpAddr;

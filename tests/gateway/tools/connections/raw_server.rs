@@ -15,15 +15,15 @@ use crate::support::app::TestApp;
 use crate::support::test_ca::TestCa;
 
 /// A listener over TLS at `localhost`, and the table of a connection to it.
-struct RawServer {
+pub(super) struct RawServer {
     listener: TcpListener,
     tls: TlsAcceptor,
-    table: String,
+    pub(super) table: String,
     _ca: TestCa,
 }
 
 impl RawServer {
-    async fn start(more: &str) -> Self {
+    pub(super) async fn start(more: &str) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let ca = TestCa::new();
         let tls = TlsAcceptor::from(Arc::new(ca.server("localhost", &["http/1.1"])));
@@ -34,14 +34,14 @@ impl RawServer {
         Self { listener, tls, table, _ca: ca }
     }
 
-    async fn accept(&self) -> TlsStream<TcpStream> {
+    pub(super) async fn accept(&self) -> TlsStream<TcpStream> {
         let (socket, _) = self.listener.accept().await.unwrap();
         self.tls.accept(socket).await.unwrap()
     }
 }
 
 /// Reads the head of a request, and returns its first line.
-async fn read_head(stream: &mut TlsStream<TcpStream>) -> String {
+pub(super) async fn read_head(stream: &mut TlsStream<TcpStream>) -> String {
     let mut head = vec![];
     while !head.ends_with(b"\r\n\r\n") {
         head.push(stream.read_u8().await.unwrap());
