@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use http::{HeaderMap, Method, Uri, request};
+use http::{HeaderMap, HeaderValue, Method, Uri, header, request};
 
 use super::headers::forwarded_headers;
 use super::policy::{Connection, ConnectionPolicy};
@@ -48,7 +48,12 @@ pub fn check_request<'a>(
     let (connection, rule) = policy.check_request(name, head.method.as_str(), (path, query))?;
     // The very headers that are checked are sent.
     let has_credential = connection.credential.is_some();
-    let headers = forwarded_headers(&head.headers, &connection.headers, has_credential);
+    let mut headers = forwarded_headers(&head.headers, &connection.headers, has_credential);
+    // The client of the connection announces no length for a body that is empty. Servers such as S3 demand it of these
+    // methods (RFC 9110, section 8.6).
+    if length == Some(0) && matches!(head.method, Method::POST | Method::PUT | Method::PATCH) {
+        headers.insert(header::CONTENT_LENGTH, HeaderValue::from_static("0"));
+    }
     connection.check_signing((&head.headers, &headers), (path, query), length)?;
     let uri = connection.server_uri(path, query);
     let uri = uri.ok_or(ConnectRefusal::AmbiguousPath("cannot be sent"))?;

@@ -2,7 +2,8 @@
 
 use http::Method;
 
-use super::server::{Answer, SecureServer};
+use super::aws::{KEY, KeyFile};
+use super::server::{Answer, ConnectedRequest, SecureServer};
 use super::{code_of, start_app};
 
 /// A header that `Connection` names belongs to one hop, also if a list names it.
@@ -23,6 +24,43 @@ async fn headers_of_one_hop_do_not_pass() {
     let mut names: Vec<_> = seen.headers.keys().map(http::HeaderName::as_str).collect();
     names.sort_unstable();
     assert_eq!(names, ["accept-encoding", "host", "if-match"]);
+    app.stop().await;
+}
+
+/// A request whose method has a content announces that its body is empty: S3 answers 411 to others. A body that comes
+/// keeps its own length.
+#[tokio::test]
+async fn an_empty_body_is_announced() {
+    let (server, key) = (SecureServer::start().await, KeyFile::new(&KEY));
+    let table = server.table("api", "allow = ['* /**']\n")
+        + &server.table("s3", &key.lines("s3", ""))
+        + &server.table("other", &key.lines("execute-api", ""));
+    let app = start_app(&table).await;
+    let mut expected = vec![];
+    for name in ["api", "s3", "other"] {
+        for (method, length) in
+            [("PUT", "0"), ("POST", "0"), ("PATCH", "0"), ("GET", "-"), ("DELETE", "-")]
+        {
+            for announced in ["", "content-length: 0\r\n"] {
+                let request = format!(
+                    "{method} /connect/{name}/b/a HTTP/1.1\r\nhost: x\r\n{announced}connection: close\r\n\r\n"
+                );
+                let answer = app.client().raw(request.as_bytes()).await;
+                assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+                expected.push(length);
+            }
+        }
+        app.client().ask(Method::PUT, &format!("/connect/{name}/b/a"), "four", &[]).await;
+        expected.push("4");
+    }
+    let seen = server.seen();
+    let length = |seen: &ConnectedRequest| {
+        assert!(!seen.headers.contains_key("transfer-encoding"));
+        seen.headers
+            .get("content-length")
+            .map_or("-".to_owned(), |own| own.to_str().unwrap().to_owned())
+    };
+    assert_eq!(seen.iter().map(length).collect::<Vec<_>>(), expected);
     app.stop().await;
 }
 
