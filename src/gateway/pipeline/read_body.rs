@@ -39,12 +39,9 @@ pub enum BodyReadError {
 }
 
 /// The body of a request, as the server of the connection reads it.
-pub trait RequestBody:
-    hyper::body::Body<Data = Bytes, Error: Into<BoxedBodyError>> + Unpin
-{
-}
+pub trait RequestBody: Body<Data = Bytes, Error: Into<BoxedBodyError>> + Unpin {}
 
-impl<B: hyper::body::Body<Data = Bytes, Error: Into<BoxedBodyError>> + Unpin> RequestBody for B {}
+impl<B: Body<Data = Bytes, Error: Into<BoxedBodyError>> + Unpin> RequestBody for B {}
 
 /// A request's body that is still arriving.
 pub struct IncomingRequestBody<B> {

@@ -3,7 +3,7 @@
 //! The client's own signature is dropped like any credential, so its SDK may sign with keys that are none.
 //!
 //! **Invariant:** every header of AWS that is sent was made here, or is one that the operator lists, and the signature
-//! covers it.
+//! covers it. A request that would lose another one is refused.
 
 use std::error::Error;
 use std::time::SystemTime;
@@ -17,6 +17,7 @@ use super::aws_signature::{
 use super::body::ConnectRequestBody;
 use super::query::has_aws_parameter;
 use super::refusal::{ConnectDenial, ConnectRefusal};
+use super::reserved_headers::is_aws_header;
 use crate::base::digest::sha256_hex;
 use crate::tools::aws_credential::AwsCredential;
 use crate::tools::connection_config::AwsSigningConfig;
@@ -81,14 +82,17 @@ impl AwsSigning {
             return Err(ConnectRefusal::AmbiguousPath(problem));
         }
         if query.is_some_and(has_aws_parameter) {
-            return Err(ConnectRefusal::Unsignable(AWS_PARAMETER));
+            return Err(ConnectRefusal::Unsignable(AWS_PARAMETER.into()));
         }
         if is_signed_in_pieces(client) {
-            return Err(ConnectRefusal::Unsignable(SIGNED_PIECES));
+            return Err(ConnectRefusal::Unsignable(SIGNED_PIECES.into()));
         }
         if !self.allows_target((client, sent), query) {
             let (layer, rule) = ("connection", "targets".into());
             return Err(ConnectRefusal::Denied(ConnectDenial { layer, rule }));
+        }
+        if let Some(name) = find_lost_header(client, sent) {
+            return Err(ConnectRefusal::Unsignable(lost_header_problem(name).into()));
         }
         match length {
             _ if self.is_s3() => Ok(()),
@@ -172,6 +176,27 @@ impl AwsSigning {
     }
 }
 
+/// Returns the header of AWS that the client has set, that would not be sent, and without which the request means something
+/// else.
+fn find_lost_header<'a>(client: &'a HeaderMap, sent: &HeaderMap) -> Option<&'a HeaderName> {
+    client.keys().find(|name| {
+        name.as_str().starts_with("x-amz-")
+            && !sent.contains_key(*name)
+            && !DISPENSABLE_HEADERS.contains(&name.as_str())
+    })
+}
+
+fn lost_header_problem(name: &HeaderName) -> String {
+    let remedy = if is_aws_header(name) {
+        "leave it out, or let the operator list it in the connection's `headers`"
+    } else {
+        "leave it out, because no list can let it pass"
+    };
+    format!(
+        "its header `{name}` would not be sent, and the request means something else without it; {remedy}"
+    )
+}
+
 /// Returns the value of a header that a request has once.
 fn single_value(headers: &HeaderMap, name: HeaderName) -> Option<&HeaderValue> {
     let mut values = headers.get_all(name).iter();
@@ -235,6 +260,23 @@ const SECURITY_TOKEN: HeaderName = HeaderName::from_static("x-amz-security-token
 
 /// The names in signatures of the services that are S3: a path has one escape, and a body need not have a digest.
 const S3_SERVICES: [&str; 3] = ["s3", "s3-object-lambda", "s3-outposts"];
+
+/// The headers of AWS without which a request means the same. The first ones are made here, and the others check
+/// bodies on their way, which TLS does, or say what the client is.
+const DISPENSABLE_HEADERS: [&str; 12] = [
+    "x-amz-content-sha256",
+    "x-amz-date",
+    "x-amz-security-token",
+    "x-amz-checksum-crc32",
+    "x-amz-checksum-crc32c",
+    "x-amz-checksum-crc64nvme",
+    "x-amz-checksum-sha1",
+    "x-amz-checksum-sha256",
+    "x-amz-checksum-mode",
+    "x-amz-sdk-checksum-algorithm",
+    "x-amz-te",
+    "x-amz-user-agent",
+];
 
 /// The beginnings of the types of bodies whose operation is in `x-amz-target` alone.
 const TARGET_TYPES: [&str; 2] = ["application/x-amz-json-", "application/x-amz-cbor-"];

@@ -1,5 +1,6 @@
 //! Refusals: the reasons why a request over a connection was not sent, with the status and the text that the client reads.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -42,7 +43,7 @@ pub enum ConnectRefusal {
     )]
     ClientCredential(&'static str),
     #[error("the request cannot be signed for AWS: {0}")]
-    Unsignable(&'static str),
+    Unsignable(Cow<'static, str>),
     #[error("the body has no announced length; send `content-length`")]
     LengthRequired,
     #[error("the body is longer than 1 MiB, the most that is signed for a service other than S3")]

@@ -17,6 +17,7 @@ use self::verifying_server::{AwsKey, start_aws_server};
 use super::server::{Answer, SecureServer};
 use super::{app_with, code_of, start_app};
 use crate::support::app::TestApp;
+use crate::support::client::TestResponse;
 use crate::tools::tool_settings;
 
 pub(crate) const KEY: AwsKey =
@@ -96,8 +97,9 @@ async fn requests_to_s3_are_signed_anew() {
         ("x-amz-acl", "private"),
         ("x-amz-meta-note", "note"),
         ("content-md5", "rL0Y20zC+Fzt72VPzMSk2A=="),
-        ("x-amz-copy-source", "/other/secret"),
-        ("x-amz-tagging", "a=b"),
+        ("x-amz-checksum-crc32", "AAAAAA=="),
+        ("x-amz-checksum-mode", "ENABLED"),
+        ("x-amz-sdk-checksum-algorithm", "CRC32"),
     ];
     assert_eq!(ask(Method::PUT, "/bucket/long", &long, &listed).await, "ok");
     let seen = server.seen().pop().unwrap();
@@ -108,6 +110,44 @@ async fn requests_to_s3_are_signed_anew() {
     names.sort_unstable();
     assert_eq!(names, ["x-amz-acl", "x-amz-content-sha256", "x-amz-date", "x-amz-meta-note"]);
     assert!(server.seen().iter().all(|seen| !format!("{:?}", seen.headers).contains("agents-own")));
+    app.stop().await;
+}
+
+/// T6: a header of AWS that no list lets pass may not get lost in silence: the request would mean something else.
+#[tokio::test]
+async fn a_request_that_would_lose_a_header_is_refused() {
+    let (server, key) = (start_aws_server(KEY).await, KeyFile::new(&KEY));
+    let plain = SecureServer::start().await;
+    let table = server.table("aws", &(key.lines("s3", "") + "headers = ['x-amz-acl']\n"))
+        + &plain.table("plain", "allow = ['* /**']\n");
+    let app = start_app(&table).await;
+    let ask = async |name: &str, headers: &[(&str, &str)]| {
+        let headers = [&CLIENTS_OWN[..], headers].concat();
+        app.client().ask(Method::PUT, &format!("/connect/{name}/b/a"), "body", &headers).await
+    };
+    let lost: [&[(&str, &str)]; 11] = [
+        &[("x-amz-copy-source", "/other/secret")],
+        &[("x-amz-rename-source", "/other/secret")],
+        &[("x-amz-write-offset-bytes", "1000")],
+        &[("x-amz-server-side-encryption", "aws:kms")],
+        &[("x-amz-object-lock-mode", "COMPLIANCE")],
+        &[("x-amz-tagging", "a=b")],
+        &[("x-amz-checksum-algorithm", "CRC32")],
+        &[("x-amz-expected-bucket-owner", "1")],
+        &[("x-amz-mfa", "1")],
+        &[("x-amz-acl", "private"), ("x-amz-invented", "1")],
+        &[("x-amz-acl", "private"), ("connection", "X-Amz-Acl")],
+    ];
+    for headers in lost {
+        assert_eq!(code_of(&ask("aws", headers).await), "400 unsignable_request", "{headers:?}");
+    }
+    let message = |answer: &TestResponse| answer.json()["error"]["message"].clone();
+    insta::assert_snapshot!(message(&ask("aws", lost[0]).await), @r#""the request cannot be signed for AWS: its header `x-amz-copy-source` would not be sent, and the request means something else without it; leave it out, because no list can let it pass""#);
+    insta::assert_snapshot!(message(&ask("aws", lost[5]).await), @r#""the request cannot be signed for AWS: its header `x-amz-tagging` would not be sent, and the request means something else without it; leave it out, or let the operator list it in the connection's `headers`""#);
+    assert!(server.seen().is_empty() && app.run.ledger.connection_spending().is_empty());
+    assert_eq!(ask("aws", &[("x-amz-acl", "private")]).await.status, 200);
+    // Another connection passes none of them, and they mean nothing to its server.
+    assert_eq!(ask("plain", lost[0]).await.status, 200);
     app.stop().await;
 }
 
