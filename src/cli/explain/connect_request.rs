@@ -113,10 +113,10 @@ impl<'a> ConnectCase<'a> {
         Ok(Self { policy, taint: Arc::clone(tools.policy.taint()), ledger: case.ledger })
     }
 
-    /// Explains a request, in the order of a real one: the gateway's own check comes first.
+    /// Explains a request, in the order of a real one: without a tunnel, the gateway's own check comes first.
     fn explain_request(&self, request: &Request<()>, tunnel: Option<&str>) -> ConnectExplanation {
         let named = ConnectionPolicy::named_connection(request.uri().path(), tunnel).to_owned();
-        if let Err(rejection) = check_host(request) {
+        if let (None, Err(rejection)) = (tunnel, check_host(request)) {
             let (code, message) = (Some(rejection.code()), Some(rejection.to_string()));
             return ConnectExplanation {
                 connection: named,

@@ -130,7 +130,10 @@ fn admit_request(
     endpoint: &dyn StreamedEndpoint,
     request: &StreamedRequest,
 ) -> Result<RequestPermit, CallRejection> {
-    request_head::check_host(&request.request)?;
+    // The endpoint compares the host in a tunnel with the tunnel's own, and records what does not agree.
+    if request.tunnel.is_none() {
+        request_head::check_host(&request.request)?;
+    }
     let mut permit = gateway.capacity.admit_request()?;
     // The bodies of both directions pass in pieces. A body that is signed is kept until then.
     let kept = usize::try_from(endpoint.kept_bytes(request)).unwrap_or(usize::MAX);

@@ -261,8 +261,8 @@ async fn a_request_for_another_host_is_misdirected() {
         (get("/a", &format!("host: {HOST}.:{}\r\n", server.address.port())), "421 tunnel_mismatch"),
         (get("/a", "host: \r\n"), "421 tunnel_mismatch"),
         (get("/a", ""), "421 tunnel_mismatch"),
-        (get("/a", &format!("host: {own}\r\nhost: {own}\r\n")), "400 repeated_host"),
-        (get(&format!("https://{own}/a"), &format!("host: {own}\r\n")), "404 not_found"),
+        (get("/a", &format!("host: {own}\r\nhost: {own}\r\n")), "421 tunnel_mismatch"),
+        (get(&format!("https://{own}/a"), &format!("host: {own}\r\n")), "421 tunnel_mismatch"),
         (get("http://localhost/a", &format!("host: {own}\r\n")), "421 tunnel_mismatch"),
         (
             get("/a", &format!("host: {own}\r\norigin: https://evil.example\r\n")),
@@ -270,16 +270,25 @@ async fn a_request_for_another_host_is_misdirected() {
         ),
         (get("/a", &format!("host: {own}\r\nupgrade: websocket\r\n")), "403 upgrade_refused"),
         (get("/a?access_token=x", &format!("host: {own}\r\n")), "403 client_credential"),
-        (get(&own, &format!("host: {own}\r\n")).replace("GET", "CONNECT"), "404 not_found"),
+        (get(&own, &format!("host: {own}\r\n")).replace("GET", "CONNECT"), "421 tunnel_mismatch"),
         (get("/connect/ca.pem", &format!("host: {own}\r\n")), "200 -"),
     ];
+    let mut refused = vec![];
     for (request, expected) in cases {
         assert_eq!(status_and_code(&ask(&app, &own, &request).await), expected, "{request}");
+        refused.extend(expected.split(' ').nth(1).filter(|code| *code != "-"));
     }
     // The paths of the gateway are not served in a tunnel: they are paths of the server there.
     let targets: Vec<_> = server.seen().into_iter().map(|seen| seen.target).collect();
     assert_eq!(targets, ["/a", "/connect/ca.pem"]);
-    app.stop().await;
+    // Each refusal is recorded, with its connection.
+    let records = app.stop().await;
+    let recorded: Vec<_> = records
+        .iter()
+        .filter(|record| record["event"] == "connect.refused" && record["connection"] == "api")
+        .map(|record| record["code"].as_str().unwrap())
+        .collect();
+    assert_eq!(recorded, refused);
 }
 
 /// T6: an answer in a tunnel is searched for the credential, and the certificate and the list contain none.
