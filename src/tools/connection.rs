@@ -462,8 +462,7 @@ async fn send_until_stopped(
         answer = sending => answer.map_err(|fault| match fault {
             SendFault::Address => ConnectOutcome::AddressRefused,
             SendFault::Busy => ConnectOutcome::NotSent,
-            SendFault::Failed if reservation.is_cut() => ConnectOutcome::BudgetCut,
-            SendFault::Failed => ConnectOutcome::UpstreamFailed,
+            SendFault::Failed => reservation.failed_outcome(),
         }),
         () = silence => Err(ConnectOutcome::TimedOut),
     }

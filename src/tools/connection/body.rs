@@ -88,7 +88,10 @@ impl Body for ConnectRequestBody {
             };
             let frame = match ready!(Pin::new(inner).poll_frame(cx)) {
                 None => return Poll::Ready(None),
-                Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                Some(Err(error)) => {
+                    self.reservation.note_client_gone();
+                    return Poll::Ready(Some(Err(error)));
+                }
                 Some(Ok(frame)) => frame,
             };
             // Trailers are headers that no list has checked, so they do not pass.
@@ -186,7 +189,10 @@ impl AnswerBody {
             };
             let frame = match received {
                 None => return self.finish(Bytes::new()),
-                Some(Err(_)) => return Some(Err(self.cut(ConnectOutcome::UpstreamFailed))),
+                Some(Err(_)) => {
+                    let outcome = self.exchange.reservation().failed_outcome();
+                    return Some(Err(self.cut(outcome)));
+                }
                 Some(Ok(frame)) => frame,
             };
             // Trailers do not pass: no guard has searched them.

@@ -25,11 +25,12 @@ pub(super) struct ConnectExchange {
     pub(super) outcome: ConnectOutcome,
 }
 
-/// The budget of a request, which the bodies of both directions take from.
+/// The budget of a request, which the bodies of both directions take from, and what has ended the request's body early.
 #[derive(Clone)]
 pub(super) struct SharedReservation {
     reservation: Arc<Mutex<ConnectionReservation>>,
     is_cut: Arc<AtomicBool>,
+    is_client_gone: Arc<AtomicBool>,
 }
 
 /// The events that end a request early.
@@ -42,7 +43,8 @@ pub(super) struct StopSignal {
 
 impl SharedReservation {
     pub(super) fn new(reservation: ConnectionReservation) -> Self {
-        Self { reservation: Arc::new(Mutex::new(reservation)), is_cut: Arc::default() }
+        let reservation = Arc::new(Mutex::new(reservation));
+        Self { reservation, is_cut: Arc::default(), is_client_gone: Arc::default() }
     }
 
     /// Takes bytes that are about to pass. Returns false, and takes nothing, if the budget does not allow them.
@@ -54,9 +56,21 @@ impl SharedReservation {
         is_taken
     }
 
-    /// Returns true if the budget has not allowed some bytes.
-    pub(super) fn is_cut(&self) -> bool {
-        self.is_cut.load(Ordering::Relaxed)
+    /// Notes that the client has left before the end of its body.
+    pub(super) fn note_client_gone(&self) {
+        self.is_client_gone.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns the outcome of a request that has failed. The server has failed only if the budget has allowed all bytes and
+    /// the client has not left: an agent must not make up failures of a server.
+    pub(super) fn failed_outcome(&self) -> ConnectOutcome {
+        if self.is_cut.load(Ordering::Relaxed) {
+            ConnectOutcome::BudgetCut
+        } else if self.is_client_gone.load(Ordering::Relaxed) {
+            ConnectOutcome::ClientGone
+        } else {
+            ConnectOutcome::UpstreamFailed
+        }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, ConnectionReservation> {

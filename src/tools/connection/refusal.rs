@@ -195,6 +195,9 @@ pub(super) fn fault_response(outcome: ConnectOutcome) -> (Response<String>, &'st
             "connection_byte_budget_exhausted",
             "the connection's byte budget ended in the middle of the request's body",
         ),
+        ConnectOutcome::ClientGone => {
+            (StatusCode::BAD_REQUEST, "client_gone", "the request's body broke off")
+        }
         ConnectOutcome::CredentialEchoed => (
             StatusCode::BAD_GATEWAY,
             "credential_echoed",

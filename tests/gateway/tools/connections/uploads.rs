@@ -136,6 +136,30 @@ async fn an_early_answer_reaches_its_client() {
     }
 }
 
+/// A client that leaves in the middle of its body is no failure of the server, also while the body is kept to be signed, and
+/// in a body that breaks the rules of its encoding.
+#[tokio::test]
+async fn a_client_that_leaves_its_upload_is_recorded_as_such() {
+    let (server, key) = (SecureServer::start().await, KeyFile::new(&KEY));
+    let table = server.table("plain", "allow = ['* /**']\n")
+        + &server.table("s3", &key.lines("s3", ""))
+        + &server.table("aws", &key.lines("execute-api", ""));
+    let app = start_app(&table).await;
+    let announced = "content-length: 100\r\n\r\nbegun";
+    let chunked = "transfer-encoding: chunked\r\n\r\n5\r\nbegun\r\nnonsense\r\n";
+    let cases = [("plain", announced), ("s3", announced), ("aws", announced), ("plain", chunked)];
+    for (number, (name, rest)) in cases.into_iter().enumerate() {
+        let mut stream = app.client().connect().await;
+        let head = format!("POST /connect/{name}/a HTTP/1.1\r\nhost: x\r\n{rest}");
+        stream.write_all(head.as_bytes()).await.unwrap();
+        app.recorded("connect.admitted", number + 1).await;
+        drop(stream);
+        let settled = app.recorded("connect.settled", number + 1).await;
+        assert_eq!(settled[number]["outcome"], "client_gone", "{name} {rest}");
+    }
+    app.stop().await;
+}
+
 /// The rest of a refused body in a tunnel, and of a request for a tunnel, is thrown away.
 #[tokio::test]
 async fn a_refused_upload_in_a_tunnel_is_thrown_away() {
