@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use http::Uri;
+use http::uri::Authority;
 use hyper::body::Body;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
@@ -17,7 +18,8 @@ pub(super) type ServerConnector = InterimLimitConnector<HttpsConnector<HttpConne
 /// Parses the address of a server, and returns a connector for it. An error is the mistake.
 ///
 /// # Errors
-/// Returns an error if the address is not an `http` or `https` URL, or if the system has no authorities for `https`.
+/// Returns an error if the address is not an `http` or `https` URL or has no valid port, or if the system has no authorities
+/// for `https`.
 pub(super) fn parse_server_url(url: &str) -> Result<(Uri, ServerConnector), &'static str> {
     let uri: Uri = url.parse().map_err(|_| "is not a URL; give one such as `https://host/path`")?;
     let is_plain = matches!(uri.scheme_str(), Some("http" | "https"))
@@ -25,6 +27,9 @@ pub(super) fn parse_server_url(url: &str) -> Result<(Uri, ServerConnector), &'st
         && uri.query().is_none();
     if !is_plain {
         return Err("must begin with `http://` or `https://` and have no user, password or query");
+    }
+    if !uri.authority().is_some_and(has_valid_port) {
+        return Err("has no valid port; give one such as `https://host:8443/path`");
     }
     let builder = HttpsConnectorBuilder::new();
     let builder = if uri.scheme_str() == Some("https") {
@@ -38,6 +43,12 @@ pub(super) fn parse_server_url(url: &str) -> Result<(Uri, ServerConnector), &'st
     };
     let connector = builder.https_or_http().enable_http1().build();
     Ok((uri, InterimLimitConnector::new(connector)))
+}
+
+/// Returns true if an authority has no port, or one that a server can have.
+pub(super) fn has_valid_port(authority: &Authority) -> bool {
+    let has_none = authority.as_str().ends_with(authority.host());
+    has_none || authority.port_u16().is_some_and(|port| port != 0)
 }
 
 /// Returns a client of one server. It closes an unused connection before the server does, so that few requests meet the

@@ -26,6 +26,7 @@ use crate::llm::budget::{ConnectionLimits, Nanodollars};
 use crate::tools::config::{ToolConfig, ToolConfigError};
 use crate::tools::connection_config::{AGENT_PREFIX, ConnectionBudgetConfig, ConnectionConfig};
 use crate::tools::definition::is_tool_name;
+use crate::tools::http_connector::has_valid_port;
 
 /// The connections of a run, as all layers of the configuration grant them.
 #[derive(Debug, Default)]
@@ -364,8 +365,7 @@ fn parse_url(url: &str, reach: HostReach) -> Result<(Authority, String), String>
         return Err(format!("has a user, a query or a fragment; {form}"));
     }
     let host = authority.host().trim_start_matches('[').trim_end_matches(']');
-    let has_port = authority.as_str().ends_with(authority.host()) || authority.port_u16().is_some();
-    if !has_port {
+    if !has_valid_port(authority) {
         return Err(format!("has no valid port; {form}"));
     }
     if !reach.allows_host(host) {

@@ -478,6 +478,7 @@ async fn a_wrong_table_of_servers_is_refused() {
         problem(&table.replace("lock = ", "# lock = ")),
         problem(&table.replace("http://127.0.0.1", "http://tracker.example")),
         problem(&table.replace(&format!("http://{}", server.address), "ftp://tracker.example")),
+        problem(&table.replace(&server.address.to_string(), "127.0.0.1:0")),
         problem(&table.replace(&key, "")),
         problem(&table.replace("headers.authorization", "headers.mcp-method")),
         problem(&table.replace("[mcp.tracker]", "[mcp.core]")),
@@ -489,6 +490,7 @@ async fn a_wrong_table_of_servers_is_refused() {
     `tools.lock`: name the file of the servers' tools, and write it with `cogni-gateway tools lock --config FILE`
     `tools.mcp.tracker.url`: is `http`, and a credential may not cross a network without TLS; give an `https` URL
     `tools.mcp.tracker.url`: must begin with `http://` or `https://` and have no user, password or query
+    `tools.mcp.tracker.url`: has no valid port; give one such as `https://host:8443/path`
     `tools.mcp.tracker.headers.authorization`: needs one of `env` and `file`
     `tools.mcp.tracker.headers.mcp-method`: is a header of the protocol; remove it
     `tools.mcp`: `core` is not the name of a server; give small letters, digits, `-` and single `_`, and not `core`
