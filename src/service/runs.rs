@@ -353,8 +353,8 @@ impl RunService {
         let pool = self.0.long_running_pool.maintain(stop.clone());
         let stock = self.0.warm_pools.maintain(&stop);
         let sweep = sweep.run_periodically(SWEEP_INTERVAL, stop.clone());
-        let messages = self.deliver_questions(&stop);
-        tokio::join!(sweep, pool, stock, housekeeping, messages, self.cancel_revoked(&stop));
+        let approvals = self.maintain_approvals(&stop);
+        tokio::join!(sweep, pool, stock, housekeeping, approvals, self.cancel_revoked(&stop));
     }
 
     /// Stops accepting and beginning runs, and waits for the ends of the runs. At `deadline` or at `hurry` the

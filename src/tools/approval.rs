@@ -34,6 +34,7 @@ pub mod present_tools;
 mod question_rows;
 mod schema;
 pub mod standing;
+mod standing_clock;
 mod standing_rows;
 mod standing_store;
 pub mod store;

@@ -3,14 +3,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use serde_json::json;
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::{RunService, RunServiceInner};
 use crate::base::db::{DatabaseError, SqliteDatabase};
-use crate::base::wall_clock::StampClock;
 use crate::gateway::config::GatewayConfig;
 use crate::llm::budget::{Nanodollars, RaiseError, SpendingLimits};
 use crate::runner::agents::AgentCatalog;
@@ -35,18 +36,17 @@ pub(super) async fn open_approvals(
 ) -> anyhow::Result<ApprovalStore> {
     // An approval of an earlier process lives no longer because the clock was set back meanwhile.
     let noted = run_store.noted_time().await.context("cannot read the run store")?;
-    let clock = noted.map_or_else(StampClock::default, StampClock::not_before);
     let owners = run_store.clone();
     let find_grant = move |run: String| -> RunOwnerFuture {
         let owners = owners.clone();
         Box::pin(async move { Some(owners.find_run(&run).await.ok()??.grant) })
     };
     let standing_watchers = run_store.clone();
-    Ok(ApprovalStore::new(database)
+    let store = ApprovalStore::new(database)
         .with_observer(move |row| publish_row(&run_store, row))
         .with_standing_observer(move |run, row| publish_standing(&standing_watchers, run, row))
-        .with_owners(find_grant)
-        .with_clock(clock))
+        .with_owners(find_grant);
+    store.resume_clock(noted).await.context("cannot read or write the approvals' time")
 }
 
 /// Publishes a step of a standing approval to the watchers of the run that was denied, or that uses it.
@@ -132,11 +132,18 @@ impl RunService {
         self.0.approvals.clone()
     }
 
-    /// Sends messages about questions to the receiver of the configuration, until `stop`.
-    pub(super) async fn deliver_questions(&self, stop: &CancellationToken) {
-        if let Some(approvals) = &self.0.approvals {
-            approvals.deliver_messages(stop).await;
-        }
+    /// Sends messages about questions to the receiver of the configuration, and notes the time of standing approvals,
+    /// until `stop`.
+    pub(super) async fn maintain_approvals(&self, stop: &CancellationToken) {
+        let Some(approvals) = &self.0.approvals else { return };
+        let note_times = async {
+            while stop.run_until_cancelled(sleep(NOTE_INTERVAL)).await.is_some() {
+                if let Err(error) = approvals.note_time().await {
+                    tracing::error!(%error, "the time of the standing approvals cannot be noted");
+                }
+            }
+        };
+        tokio::join!(approvals.deliver_messages(stop), note_times);
     }
 
     /// Withdraws the open questions of an earlier process. Their calls have ended with that process, so an answer that
@@ -210,3 +217,7 @@ pub(super) fn add_approvals(config: &mut GatewayConfig, approvals: Option<&Appro
     let opener = RunToolOpener { approvals: approvals.cloned(), ..RunToolOpener::default() };
     config.tools.opener = Some(Arc::new(opener));
 }
+
+/// The interval between two notes of the time of standing approvals. Our choice: a clock that is set back after a crash
+/// lengthens an approval by this time at most.
+const NOTE_INTERVAL: Duration = Duration::from_secs(15);

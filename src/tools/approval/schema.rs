@@ -5,7 +5,7 @@ use crate::base::db::DatabaseSchema;
 /// The schema of the approval store. Times are milliseconds since 1970, money is billionths of a dollar.
 pub const APPROVAL_SCHEMA: DatabaseSchema = DatabaseSchema {
     module: "approval",
-    migrations: &[MIGRATION_1, MIGRATION_2, MIGRATION_3, MIGRATION_4],
+    migrations: &[MIGRATION_1, MIGRATION_2, MIGRATION_3, MIGRATION_4, MIGRATION_5],
 };
 
 // The trigger makes a wrong step fail in every program that writes the file, whatever its code does.
@@ -118,4 +118,14 @@ CREATE TRIGGER standing_approval_moved BEFORE UPDATE ON standing_approval WHEN N
 BEGIN
     SELECT RAISE(ABORT, 'a standing approval moves forward only');
 END;
+";
+
+// The time of the last step of a standing approval, before which no later process begins.
+const MIGRATION_5: &str = "
+CREATE TABLE approval_clock (
+    one    INTEGER NOT NULL PRIMARY KEY CHECK (one = 1),
+    latest INTEGER NOT NULL
+) STRICT;
+INSERT INTO approval_clock (one, latest)
+SELECT 1, coalesce(max(max(created, coalesce(granted, created))), 0) FROM standing_approval;
 ";

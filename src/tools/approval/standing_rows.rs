@@ -111,8 +111,10 @@ pub(super) fn changed_row(change: &Transaction<'_>, id: &str) -> rusqlite::Resul
     Ok(row.map_or(StandingOutcome::Unknown, |row| StandingOutcome::Changed(Box::new(row))))
 }
 
-/// Closes what is open and whose time is over.
+/// Closes what is open and whose time is over, and notes the time: no later process lives before it.
 pub(super) fn expire_due(change: &Transaction<'_>, now: i64) -> rusqlite::Result<()> {
+    let note = "UPDATE approval_clock SET latest = ?1 WHERE latest < ?1";
+    change.prepare_cached(note)?.execute([now])?;
     let expire = "UPDATE standing_approval SET state = 'expired', arguments = NULL
                   WHERE state IN ('proposed', 'granted') AND not_after <= ?1";
     change.prepare_cached(expire)?.execute([now]).map(drop)

@@ -40,13 +40,17 @@ impl ApprovalStore {
     ) -> Result<Vec<StandingApproval>, DatabaseError> {
         let (key, run, now) = (key.to_owned(), run.to_owned(), self.now_ms());
         let query = format!(
-            "SELECT {COLUMNS} FROM standing_approval WHERE call_key = ?1 AND state = 'granted' AND not_after > ?2
-             AND (scope = 'always' OR run = ?3) ORDER BY created DESC, id DESC LIMIT {MAX_TRIED}"
+            "SELECT {COLUMNS} FROM standing_approval WHERE call_key = ?1 AND state = 'granted'
+             AND (scope = 'always' OR run = ?2) ORDER BY created DESC, id DESC LIMIT {MAX_TRIED}"
         );
         let read = move |view: &Connection| {
-            view.prepare_cached(&query)?.query_map(params![key, now, run], read_row)?.collect()
+            let mut query = view.prepare_cached(&query)?;
+            query.query_map(params![key, run], read_row)?.collect::<Result<Vec<_>, _>>()
         };
-        self.database.read_committed(read).await
+        let mut found = self.database.read_committed(read).await?;
+        self.close_overdue(&found, now).await?;
+        found.retain(|row| row.state_at(now) == StandingState::Granted);
+        Ok(found)
     }
 
     /// Returns the id of the open proposal that a call finds by its key.
@@ -148,6 +152,7 @@ impl ApprovalStore {
         let used = self
             .database
             .write_in_transaction(move |change| {
+                expire_due(change, now)?;
                 let parameters = params![id, digest, now, using, owner];
                 change.query_row(&consume, parameters, read_row).optional()
             })
@@ -161,8 +166,10 @@ impl ApprovalStore {
     /// # Errors
     /// Returns an error if the database cannot be read.
     pub async fn find_standing(&self, id: &str) -> Result<Option<StandingApproval>, DatabaseError> {
-        let id = id.to_owned();
-        self.database.read_committed(move |view| find_row(view, &id)).await
+        let (id, now) = (id.to_owned(), self.now_ms());
+        let found = self.database.read_committed(move |view| find_row(view, &id)).await?;
+        self.close_overdue(found.as_slice(), now).await?;
+        Ok(found)
     }
 
     /// Returns a page of the standing approvals that match a filter, the newest first, without arguments.
@@ -186,9 +193,11 @@ impl ApprovalStore {
             let state = filter.state.map(StandingState::as_str);
             view.prepare_cached(&query)?
                 .query_map(params![state, filter.run, filter.after, filter.limit, now], read_row)?
-                .collect()
+                .collect::<Result<Vec<_>, _>>()
         };
-        self.database.read_committed(read).await
+        let found = self.database.read_committed(read).await?;
+        self.close_overdue(&found, now).await?;
+        Ok(found)
     }
 
     fn publish_outcome(&self, outcome: &StandingOutcome) {

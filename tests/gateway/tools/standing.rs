@@ -1,12 +1,13 @@
 //! T9, T4: Tests of standing approvals: a denied call is proposed, granted, used as often as a person says, and denied again;
 //! and an answer that counts for later calls, too.
 
+mod clock;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use cogni_gateway::base::wall_clock::StampClock;
 use cogni_gateway::gateway::run::ToolSettings;
 use cogni_gateway::llm::budget::Nanodollars;
 use cogni_gateway::runner::tool_opener::{CompiledTools, RunToolOpener};
@@ -558,21 +559,6 @@ fn the_database_refuses_a_wrong_step_of_a_standing_approval() {
             assert!(file.execute(more, []).is_err());
         }
     }
-}
-
-/// A clock that was set back after a restart lets no approval live longer.
-#[tokio::test]
-async fn a_clock_that_is_set_back_lengthens_no_approval() {
-    let asking = start(DENIED_CLOCK).await;
-    let id = denied(&asking.app, "{}").await.unwrap();
-    grant(&asking.store, &id, 9).await;
-    assert!(completes(&asking.app, "{}").await);
-    // The next process knows a later time than its clock shows.
-    let later = StampClock::not_before(SystemTime::now() + 2 * HOUR);
-    let store = open_store(asking.directory.path()).with_clock(later);
-    let next = start_run("run-2", DENIED_CLOCK, &store).await;
-    assert!(denied(&next, "{}").await.is_some_and(|proposal| proposal != id));
-    assert_eq!(row(&store, &id).await.state, StandingState::Expired);
 }
 
 const HOUR: Duration = Duration::from_hours(1);
