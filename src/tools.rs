@@ -35,6 +35,7 @@ pub mod exec_endpoint;
 pub mod exec_request;
 mod header_secrets;
 mod http_connector;
+mod interpreter;
 pub mod job;
 pub mod mcp;
 pub mod mcp_server;

@@ -28,6 +28,11 @@ pub struct FileDigest {
     /// The line after `#!`, for a script.
     #[serde(skip)]
     pub interpreter: Option<String>,
+    /// True if the file is a program that the kernel runs by itself: an ELF file.
+    #[serde(skip)]
+    pub is_native: bool,
+    #[serde(skip)]
+    pub bytes: u64,
 }
 
 /// The values of a file that change with its content.
@@ -44,6 +49,7 @@ struct FileVersion {
 struct DigestedContent {
     digest: String,
     interpreter: Option<String>,
+    is_native: bool,
 }
 
 impl FileDigestCache {
@@ -77,9 +83,9 @@ impl FileDigestCache {
             }
             content
         };
-        let DigestedContent { digest: content, interpreter } = content;
-        let FileVersion { device, inode, .. } = version;
-        Ok(Some(FileDigest { path, device, inode, content, interpreter }))
+        let DigestedContent { digest: content, interpreter, is_native } = content;
+        let FileVersion { device, inode, bytes, .. } = version;
+        Ok(Some(FileDigest { path, device, inode, content, interpreter, is_native, bytes }))
     }
 
     fn keep(&self, version: FileVersion, content: DigestedContent) {
@@ -118,7 +124,7 @@ impl FileVersion {
 impl DigestedContent {
     fn read(file: &mut File) -> io::Result<Self> {
         let (mut digest, mut buffer) = (Context::new(&SHA256), vec![0; BUFFER_BYTES]);
-        let mut interpreter = None;
+        let (mut interpreter, mut is_native) = (None, false);
         let mut is_first = true;
         loop {
             let count = file.read(&mut buffer)?;
@@ -127,11 +133,12 @@ impl DigestedContent {
             }
             if is_first {
                 interpreter = interpreter_line(&buffer[..count]);
+                is_native = buffer[..count].starts_with(ELF_MAGIC);
                 is_first = false;
             }
             digest.update(&buffer[..count]);
         }
-        Ok(Self { digest: hex::encode(digest.finish()), interpreter })
+        Ok(Self { digest: hex::encode(digest.finish()), interpreter, is_native })
     }
 }
 
@@ -142,6 +149,9 @@ fn interpreter_line(beginning: &[u8]) -> Option<String> {
     let line = &line[..line.len().min(MAX_INTERPRETER_BYTES)];
     Some(String::from_utf8_lossy(line).into_owned())
 }
+
+/// The first bytes of a native program.
+const ELF_MAGIC: &[u8] = b"\x7fELF";
 
 /// The size of one read, in bytes.
 const BUFFER_BYTES: usize = 64 * 1024;
@@ -178,7 +188,8 @@ mod tests {
         assert_ne!(second.content, first.content);
         // 2. A version that is kept is not read again, and another version is.
         let version = FileVersion::from_metadata(&fs::metadata(&path).unwrap());
-        let kept = DigestedContent { digest: "kept".to_owned(), interpreter: None };
+        let kept =
+            DigestedContent { digest: "kept".to_owned(), interpreter: None, is_native: false };
         cache.keep(version, kept);
         assert_eq!(read().content, "kept");
         let one = tempfile::tempdir().unwrap().path().join("none");
@@ -199,7 +210,7 @@ mod tests {
         let version = FileVersion::from_metadata(&fs::metadata(&program).unwrap());
         cache.read_digest(&program).unwrap();
         assert_eq!(cache.lock_files().contains_key(&version), version.is_settled());
-        let kept = DigestedContent { digest: String::new(), interpreter: None };
+        let kept = DigestedContent { digest: String::new(), interpreter: None, is_native: false };
         for inode in 0..2 * MAX_KEPT_DIGESTS as u64 {
             cache.keep(FileVersion { inode, ..version }, kept.clone());
             assert!(cache.lock_files().len() <= MAX_KEPT_DIGESTS);

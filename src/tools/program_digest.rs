@@ -17,6 +17,7 @@ use std::sync::Arc;
 use tokio::task::spawn_blocking;
 
 use super::definition::{ToolDefinition, ToolProgramKind};
+use super::interpreter::may_interpret;
 use super::job::{JobRunner, JobWorkspace, ToolJob};
 use crate::base::canonical;
 use crate::base::file_digest::{FileDigest, FileDigestCache};
@@ -30,6 +31,8 @@ pub(super) struct DigestedProgram {
     pub(super) digest: Option<String>,
     /// The id of the program's image.
     pub(super) image: Option<String>,
+    /// True if no answer may count for all runs: the program is, or may be, an [interpreter](super::interpreter).
+    pub(super) is_interpreter: bool,
 }
 
 /// Digests the program of a tool.
@@ -46,12 +49,16 @@ pub(super) async fn digest_program(
         let jobs = jobs.ok_or_else(|| io::Error::other("there is no sandbox for the tool"))?;
         let image = jobs.resolve_image(name).await?;
         let digest = canonical::digest("tool image 1", &image).map_err(io::Error::other)?;
-        return Ok(DigestedProgram { digest: Some(digest), image: Some(image) });
+        // The files of an image cannot be seen from here, and a name in it may lead to any program.
+        return Ok(DigestedProgram {
+            digest: Some(digest),
+            image: Some(image),
+            is_interpreter: true,
+        });
     }
     let (job, files) = (Arc::clone(job), Arc::clone(files));
     let digest = spawn_blocking(move || digest_files(&job, &files)).await;
-    let digest = Some(digest.map_err(io::Error::other)??);
-    Ok(DigestedProgram { digest, image: None })
+    digest.map_err(io::Error::other)?
 }
 
 /// Checks that an approval can cover the program of a tool.
@@ -81,7 +88,7 @@ pub(super) fn check_digestible(job: &ToolJob) -> Result<(), String> {
     }
 }
 
-fn digest_files(job: &ToolJob, cache: &FileDigestCache) -> io::Result<String> {
+fn digest_files(job: &ToolJob, cache: &FileDigestCache) -> io::Result<DigestedProgram> {
     check_digestible(job).map_err(io::Error::other)?;
     let search_path = job.env.get("PATH").map_or(DEFAULT_PATH, String::as_str);
     let mut names = named_texts(job);
@@ -100,7 +107,9 @@ fn digest_files(job: &ToolJob, cache: &FileDigestCache) -> io::Result<String> {
             return Err(io::Error::other("the program's scripts name too many others"));
         }
     }
-    canonical::digest("tool program 2", &files).map_err(io::Error::other)
+    let digest = canonical::digest("tool program 2", &files).map_err(io::Error::other)?;
+    let is_interpreter = may_interpret(job, &files, cache);
+    Ok(DigestedProgram { digest: Some(digest), image: None, is_interpreter })
 }
 
 /// Reads the files that a name may stand for. Shells differ in the file that they take if several directories of `PATH`
@@ -175,3 +184,71 @@ const SEPARATORS: &str = "=:;,|&<>()[]{}'\"`$\\!*?@#%";
 
 /// The most names in a program. Our choice: each is looked for in each directory of `PATH`.
 const MAX_NAMED_TEXTS: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+    use crate::sandbox::spec::SandboxLimits;
+
+    fn judge(argv: &[&str], path: Option<&str>) -> bool {
+        let job = ToolJob {
+            argv: argv.iter().map(|word| (*word).to_owned()).collect(),
+            image: None,
+            workspace: JobWorkspace::None,
+            env: path.map(|path| ("PATH".to_owned(), path.to_owned())).into_iter().collect(),
+            limits: SandboxLimits::default(),
+        };
+        digest_files(&job, &FileDigestCache::default()).unwrap().is_interpreter
+    }
+
+    /// The program that runs is judged, whatever its path is called and whichever program starts it.
+    #[test]
+    fn an_interpreter_is_known_behind_every_name() {
+        let directory = tempfile::tempdir().unwrap();
+        let own = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+        let (link, second, copy) = (own("count"), own("wide"), own("tally"));
+        symlink("/bin/bash", &link).unwrap();
+        symlink(&link, &second).unwrap();
+        fs::copy("/bin/bash", &copy).unwrap();
+        let (script, text, missing) = (own("report"), own("data"), own("none"));
+        fs::write(&script, "#!/bin/cat\n").unwrap();
+        fs::write(&text, "count").unwrap();
+        let loader = ["/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1"];
+        let loader = loader.into_iter().find(|path| Path::new(path).exists()).unwrap();
+        for argv in [
+            &[&*link][..],
+            &[&second],
+            &[&copy],
+            &[&script],
+            &[&text],
+            &[&missing],
+            &["/bin/sh", "-c", "wc"],
+            &["wc", "/bin/sh"],
+            &["/usr/bin/timeout", "5", "/bin/cat"],
+            &["/usr/bin/nice", "/bin/cat"],
+            &["stdbuf", "-o0", "cat"],
+            &["/usr/bin/find", "/etc/hostname", "-exec", "cat"],
+            &[loader, "/bin/cat"],
+            &["/bin/cat", "--shell=/bin/dash"],
+            &["../bin/cat"],
+            &[],
+        ] {
+            assert!(judge(argv, None), "{argv:?}");
+        }
+        assert!(judge(&["count"], Some(directory.path().to_str().unwrap())));
+        let plain = own("plain");
+        fs::copy("/bin/cat", &plain).unwrap();
+        for argv in [
+            &["/usr/bin/wc", "-w"][..],
+            &["cat"],
+            &["/usr/bin/seq"],
+            &[&plain],
+            &["wc", "no-such-sh"],
+        ] {
+            assert!(!judge(argv, None), "{argv:?}");
+        }
+    }
+}

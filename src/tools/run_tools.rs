@@ -25,6 +25,7 @@ use super::config::TaintEffect;
 use super::exec_request::{ToolArguments, ToolExecRequest};
 use super::policy::{GrantedTool, LIST_RULE, PolicyLayer, ToolDenial, ToolPolicy};
 use super::program::ToolPrograms;
+use super::program_digest::DigestedProgram;
 use super::program_error::ToolProgramError;
 use super::refusal::ToolRefusal;
 use super::rule_facts::{ToolCallFacts, ToolRunFacts};
@@ -93,6 +94,7 @@ pub(super) struct ApprovedSubject {
     pub(super) digest: String,
     pub(super) program: Option<String>,
     pub(super) image: Option<String>,
+    pub(super) is_interpreter: bool,
 }
 
 /// A standing approval that a call is about to use, and the subject that it must have been granted for.
@@ -111,6 +113,13 @@ pub(super) struct ToolRequestFacts {
     pub(super) arguments: Option<String>,
     pub(super) argument_bytes: u64,
     pub(super) pid: Option<u32>,
+}
+
+impl ApprovedSubject {
+    pub(super) fn new(digest: String, program: DigestedProgram) -> Self {
+        let DigestedProgram { digest: program, image, is_interpreter } = program;
+        Self { digest, program, image, is_interpreter }
+    }
 }
 
 impl RunTools {

@@ -203,7 +203,7 @@ impl RunToolParts {
         let program = self.digest_present_program(tool).await.ok()?;
         let subject = self.standing_subject(tool, arguments);
         let digest = subject.digest(salt, program.digest.as_deref());
-        Some(ApprovedSubject { digest, image: program.image, program: program.digest })
+        Some(ApprovedSubject::new(digest, program))
     }
 
     /// Returns the standing approval that an answer about a call can make; `None` if an answer is for one call only.
@@ -214,7 +214,7 @@ impl RunToolParts {
         subject: &ApprovedSubject,
     ) -> Result<Option<StandingOffer>, DatabaseError> {
         let Some(approvals) = &self.approvals else { return Ok(None) };
-        let scopes = standing_scopes(&approvals.times.scopes, find_job(tool));
+        let scopes = standing_scopes(&approvals.times.scopes, subject.is_interpreter);
         if scopes.is_empty() || self.is_tainted(tool, false) {
             return Ok(None);
         }
@@ -293,12 +293,11 @@ impl RunToolParts {
         // A run that is denied again and again costs no more than reads.
         let Ok(permit) = approvals.proposals.try_acquire() else { return Ok(None) };
         permit.forget();
-        let scopes = standing_scopes(&ApprovalScope::ALL, find_job(tool));
-        let Some((subject, scope)) =
-            self.digest_standing(tool, arguments, &salt).await.zip(scopes.last().copied())
-        else {
+        let Some(subject) = self.digest_standing(tool, arguments, &salt).await else {
             return Ok(None);
         };
+        let widest = standing_scopes(&ApprovalScope::ALL, subject.is_interpreter);
+        let Some(scope) = widest.last().copied() else { return Ok(None) };
         let now = store.now_ms();
         let row = StandingApproval {
             id: format!("{STANDING_PREFIX}{}", uuid::Uuid::now_v7().simple()),

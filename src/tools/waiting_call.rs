@@ -194,7 +194,7 @@ impl RunToolParts {
             not_after_ms: question.not_after_ms,
         };
         let digest = subject.digest();
-        Ok(ApprovedSubject { digest, program: program.digest, image: program.image })
+        Ok(ApprovedSubject::new(digest, program))
     }
 
     /// Digests the program of a tool that is configured as the run has it.

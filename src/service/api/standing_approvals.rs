@@ -336,7 +336,7 @@ fn changed_view(
         }
         StandingOutcome::Unknown => Err(no_such_standing(id)),
         StandingOutcome::ScopeTooWide => Err(ApiError::invalid_body(
-            "`scope` is invalid: the tool's program is an interpreter, give `run`",
+            "`scope` is invalid: the tool's program is or may be an interpreter, or starts other programs; give `run`",
         )),
         StandingOutcome::OtherDigest => conflict(
             "digest_mismatch",

@@ -15,14 +15,12 @@
 //! **Invariant:** a use is counted before the call begins, and no more calls begin than `max_uses`.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
 use crate::base::canonical;
 use crate::base::digest::sha256_hex;
 use crate::llm::budget::Nanodollars;
-use crate::tools::job::ToolJob;
 
 /// The calls that an answer counts for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -256,14 +254,13 @@ impl ApprovalScope {
     }
 }
 
-/// Returns the scopes, beside `once`, that an answer about a program may have. What an interpreter does is decided by what it
+/// Returns the scopes, beside `once`, that an answer about a call may have. What an interpreter does is decided by what it
 /// reads, so it is never allowed for all runs.
-pub fn standing_scopes(allowed: &[ApprovalScope], job: Option<&ToolJob>) -> Vec<ApprovalScope> {
-    let is_interpreted = job.is_some_and(is_interpreter);
+pub fn standing_scopes(allowed: &[ApprovalScope], is_interpreter: bool) -> Vec<ApprovalScope> {
     let fits = |scope: &ApprovalScope| match scope {
         ApprovalScope::Once => false,
         ApprovalScope::Run => true,
-        ApprovalScope::Always => !is_interpreted,
+        ApprovalScope::Always => !is_interpreter,
     };
     allowed.iter().copied().filter(fits).collect()
 }
@@ -273,55 +270,11 @@ pub fn standing_id(question: &str) -> String {
     format!("{STANDING_PREFIX}{}", question.trim_start_matches("apr-"))
 }
 
-/// Returns true if a program runs what another file or an argument says.
-fn is_interpreter(job: &ToolJob) -> bool {
-    let name = job.argv.first().and_then(|path| Path::new(path).file_name()?.to_str());
-    let Some(name) = name else { return false };
-    let plain = name.trim_end_matches(|letter: char| letter.is_ascii_digit() || letter == '.');
-    INTERPRETERS.contains(&plain)
-}
-
 /// The beginning of the id of a standing approval.
 pub const STANDING_PREFIX: &str = "sta-";
-
-/// The names of shells, of interpreters of other languages, and of programs that run the program in their arguments.
-const INTERPRETERS: [&str; 30] = [
-    "sh", "bash", "dash", "ash", "zsh", "ksh", "fish", "busybox", "python", "pypy", "perl", "ruby",
-    "node", "nodejs", "deno", "bun", "php", "lua", "luajit", "tclsh", "Rscript", "julia", "awk",
-    "gawk", "mawk", "env", "xargs", "make", "ssh", "sudo",
-];
 
 /// The most proposals of a run, open or not. Our choice: an agent that is denied so often needs another rule.
 pub const MAX_PROPOSALS_PER_RUN: u32 = 32;
 
 /// The most calls that one standing approval allows. Our choice: a person who needs more changes the rule.
 pub const MAX_USES: u32 = 1000;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::sandbox::spec::SandboxLimits;
-    use crate::tools::job::JobWorkspace;
-
-    /// An interpreter is known by its name, also with a version.
-    #[test]
-    fn an_interpreter_is_never_allowed_for_all_runs() {
-        let scopes = |program: &str| {
-            let job = ToolJob {
-                argv: vec![program.to_owned()],
-                image: None,
-                workspace: JobWorkspace::None,
-                env: BTreeMap::new(),
-                limits: SandboxLimits::default(),
-            };
-            standing_scopes(&ApprovalScope::ALL, Some(&job))
-        };
-        for program in ["/bin/sh", "/usr/bin/python3.11", "perl5", "/usr/bin/env"] {
-            assert_eq!(scopes(program), [ApprovalScope::Run], "{program}");
-        }
-        for program in ["/usr/bin/wc", "/opt/count", "/usr/bin/python3-config"] {
-            assert_eq!(scopes(program), [ApprovalScope::Run, ApprovalScope::Always], "{program}");
-        }
-        assert_eq!(standing_scopes(&[ApprovalScope::Once], None), []);
-    }
-}
