@@ -238,6 +238,7 @@ impl RunRequest {
         metadata.entry("graph_id").or_insert_with(|| entry.effective_graph_id().into());
         entry.apply_to(&mut config.policy)?;
         config.tools.agent = Some(entry.tools.clone());
+        config.tools.agent_id = Some(entry.name.clone());
         config.budget = config.budget.capped_by(&entry.budget);
         let mut spec = self.sandbox_spec(config, host)?;
         // The agent's own timeout follows from the earlier of the two deadlines, the sandbox's and the budget's.

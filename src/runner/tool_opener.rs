@@ -147,7 +147,8 @@ impl ToolOpener for RunToolOpener {
                 "`tools.granted`: the tool `{job}` needs a sandbox, and this run's gateway makes none; remove it, or use `cogni-gateway run` or `serve` with a sandbox for each run"
             );
         }
-        self.let_budget_ask((&config, &policy), run, process)?;
+        let facts = describe_run(&run.identity, settings);
+        self.let_budget_ask((&config, &policy), (run, &facts), process)?;
         let approvals = match (&self.approvals, policy.first_asking_rule()) {
             (None, Some(rule)) => anyhow::bail!(
                 "`tools.rules`: the rule `{rule}` has `approve = \"ask\"`, and no person can answer here; take `approve` out, or use `cogni-gateway serve`, where `cogni-gateway approvals` answers"
@@ -183,7 +184,7 @@ impl ToolOpener for RunToolOpener {
             salt: salt.clone(),
         });
         let tools = RunTools::new(RunToolParts {
-            run: identity_facts(&run.identity),
+            run: facts,
             policy,
             programs: ToolPrograms { jobs, tasks, metrics, servers },
             ledger: Arc::clone(&run.ledger),
@@ -219,7 +220,7 @@ impl RunToolOpener {
     fn let_budget_ask(
         &self,
         (config, policy): (&ToolConfig, &ToolPolicy),
-        run: &AgentRun,
+        (run, facts): (&AgentRun, &ToolRunFacts),
         process: ToolProcess<'_>,
     ) -> anyhow::Result<()> {
         if self.approvals.is_none() && config.approvals.webhook.is_some() {
@@ -234,7 +235,7 @@ impl RunToolOpener {
             ),
             (Some(store), OnBudget::Ask) => {
                 run.set_budget_asker(Arc::new(BudgetQuestions::new(BudgetQuestionParts {
-                    run: identity_facts(&run.identity),
+                    run: facts.clone(),
                     policy: policy.digest().to_owned(),
                     store: store.clone(),
                     ttl: config.approvals.ttl,
@@ -287,14 +288,15 @@ fn random_salt() -> anyhow::Result<String> {
     Ok(hex::encode(salt))
 }
 
-/// Returns the facts about a run that rules may use.
-pub fn identity_facts(identity: &RunIdentity) -> ToolRunFacts {
+/// Returns the facts about a run that rules and questions may use.
+pub fn describe_run(identity: &RunIdentity, settings: &ToolSettings) -> ToolRunFacts {
     let agent = identity.metadata.get("graph_id").and_then(serde_json::Value::as_str);
     ToolRunFacts {
         id: identity.run.clone(),
         attempt: identity.attempt.clone(),
         account: identity.account.clone(),
         agent: agent.unwrap_or_default().to_owned(),
+        agent_id: settings.agent_id.clone().unwrap_or_default(),
         metadata: identity.metadata.clone(),
     }
 }

@@ -16,7 +16,10 @@ pub struct ToolRunFacts {
     pub id: String,
     pub attempt: String,
     pub account: String,
+    /// The agent's name in the records of its calls, which several agents may share.
     pub agent: String,
+    /// The agent's own name in the catalog; empty for a run without an agent of the catalog.
+    pub agent_id: String,
     pub metadata: Map<String, Value>,
 }
 

@@ -151,7 +151,7 @@ impl RunToolParts {
     ) -> StandingSubject<'a> {
         StandingSubject {
             account: &self.run.account,
-            agent: &self.run.agent,
+            agent: &self.run.agent_id,
             tool: &tool.definition.name,
             definition: &tool.definition.digest,
             rules: &tool.rules_digest,
@@ -308,7 +308,7 @@ impl RunToolParts {
             run: self.run.id.clone(),
             owner: None,
             account: self.run.account.clone(),
-            agent: self.run.agent.clone(),
+            agent: self.run.agent_id.clone(),
             tool: tool.definition.name.to_string(),
             rules: denied.rules.clone(),
             definition: tool.definition.digest.clone(),

@@ -184,7 +184,7 @@ impl RunToolParts {
         let subject = ApprovalSubject {
             run: &self.run.id,
             attempt: &self.run.attempt,
-            agent: &self.run.agent,
+            agent: &self.run.agent_id,
             tool: &tool.definition.name,
             definition: &tool.definition.digest,
             program: program.digest.as_deref(),
@@ -204,7 +204,7 @@ impl RunToolParts {
     ) -> Result<DigestedProgram, ToolRefusal> {
         let store = &self.require_approvals()?.store;
         // The run keeps its configuration, but a tool that the operator has taken out or changed since needs no answer.
-        let names = (&*self.run.agent, &*tool.definition.name);
+        let names = (&*self.run.agent_id, &*tool.definition.name);
         if !store.has_tool(names, (&tool.definition.digest, &tool.rules_digest)) {
             return Err(ToolRefusal::ApprovalLost(
                 "the tool, the rules about it or the agent's list were changed since the run began",
@@ -238,7 +238,7 @@ impl RunToolParts {
         ApprovalRow {
             id: question.id.clone(),
             run: self.run.id.clone(),
-            agent: self.run.agent.clone(),
+            agent: self.run.agent_id.clone(),
             tool: tool.definition.name.to_string(),
             rule: rule.to_string(),
             definition: tool.definition.digest.clone(),

@@ -11,7 +11,7 @@ use crate::base::local_endpoint::LocalReply;
 use crate::gateway::pipeline::rejection::CallRejection;
 use crate::gateway::pipeline::tool_route::{check_tool_body, check_tool_head};
 use crate::llm::budget::Nanodollars;
-use crate::runner::tool_opener::{CompiledTools, identity_facts};
+use crate::runner::tool_opener::{CompiledTools, describe_run};
 use crate::tools::endpoint::ToolPath;
 use crate::tools::exec_endpoint::{ExecRoute, check_origin};
 use crate::tools::exec_request::ToolExecRequest;
@@ -66,7 +66,8 @@ impl ToolExplanation {
         input: &ExplainInput,
     ) -> anyhow::Result<Self> {
         let tools = CompiledTools::from_settings(&case.config.tools)?;
-        let own = ToolCase { case, tools, run: identity_facts(&case.config.identity) };
+        let own =
+            ToolCase { case, tools, run: describe_run(&case.config.identity, &case.config.tools) };
         Ok(match own.read_request(input) {
             Ok(ToolAsk::Call(request)) => own
                 .check_call(&request)

@@ -27,6 +27,8 @@ pub struct ToolSettings {
     pub files: Option<Arc<BTreeMap<PathBuf, String>>>,
     /// The tools in the file of the run's agent; `None` for a run without an agent of the catalog.
     pub agent: Option<Vec<String>>,
+    /// The name of the run's agent in the catalog; `None` like `agent`.
+    pub agent_id: Option<String>,
     /// The opener of the run's tools; `None` if the process cannot serve tools.
     pub opener: Option<Arc<dyn ToolOpener>>,
 }

@@ -200,10 +200,10 @@ pub(super) fn replace_present_tools(
     approvals: Option<&ApprovalStore>,
 ) {
     let Some(approvals) = approvals else { return };
+    // Several agents may share a name in the records, so each has its own list under its own name.
     let mut agents: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for entry in catalog.entries() {
-        let listed = agents.entry(entry.effective_graph_id().to_owned()).or_default();
-        listed.extend(entry.tools.iter().cloned());
+        agents.insert(entry.name.clone(), entry.tools.iter().cloned().collect());
     }
     // The configuration was checked before. Without its tools, no call that waits may begin.
     let present = CompiledTools::from_settings(&config.tools)

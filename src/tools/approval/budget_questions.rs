@@ -189,7 +189,7 @@ impl BudgetQuestionsShared {
         let subject = BudgetSubject {
             run: &run.id,
             attempt: &run.attempt,
-            agent: &run.agent,
+            agent: &run.agent_id,
             budget: &budget,
             policy,
             not_after_ms,
@@ -197,7 +197,7 @@ impl BudgetQuestionsShared {
         ApprovalRow {
             id: id.to_owned(),
             run: run.id.clone(),
-            agent: run.agent.clone(),
+            agent: run.agent_id.clone(),
             tool: BUDGET_TOOL.to_owned(),
             rule: BUDGET_RULE.to_owned(),
             definition: String::new(),

@@ -5,7 +5,7 @@ use crate::base::db::DatabaseSchema;
 /// The schema of the approval store. Times are milliseconds since 1970, money is billionths of a dollar.
 pub const APPROVAL_SCHEMA: DatabaseSchema = DatabaseSchema {
     module: "approval",
-    migrations: &[MIGRATION_1, MIGRATION_2, MIGRATION_3, MIGRATION_4, MIGRATION_5],
+    migrations: &[MIGRATION_1, MIGRATION_2, MIGRATION_3, MIGRATION_4, MIGRATION_5, MIGRATION_6],
 };
 
 // The trigger makes a wrong step fail in every program that writes the file, whatever its code does.
@@ -128,4 +128,10 @@ CREATE TABLE approval_clock (
 ) STRICT;
 INSERT INTO approval_clock (one, latest)
 SELECT 1, coalesce(max(max(created, coalesce(granted, created))), 0) FROM standing_approval;
+";
+
+// The digests of the standing approvals of earlier versions name an agent by the name in its records, which agents may
+// share, and allow some interpreters for all runs. None of them matches a call any more.
+const MIGRATION_6: &str = "
+UPDATE standing_approval SET state = 'expired', arguments = NULL WHERE state IN ('proposed', 'granted');
 ";

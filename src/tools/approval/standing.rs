@@ -66,6 +66,7 @@ pub struct StandingApproval {
     /// The grant that has started the run; `None` for a run without one.
     pub owner: Option<String>,
     pub account: String,
+    /// The agent's own name in the catalog.
     pub agent: String,
     pub tool: String,
     /// The rules that deny the call, or the rule that has asked.
@@ -94,6 +95,7 @@ pub struct StandingApproval {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct StandingSubject<'a> {
     pub account: &'a str,
+    /// The agent's own name in the catalog.
     pub agent: &'a str,
     pub tool: &'a str,
     /// The digest of the tool's definition.
@@ -188,12 +190,12 @@ impl StandingSubject<'_> {
     /// Returns the digest by which a call finds its standing approvals. The salt of the database keeps the arguments from
     /// being guessed from it.
     pub fn key(&self, salt: &str) -> String {
-        canonical::digest("standing call 1", &(salt, self)).expect("a subject has string keys")
+        canonical::digest("standing call 2", &(salt, self)).expect("a subject has string keys")
     }
 
     /// Returns the digest that a grant must name.
     pub fn digest(&self, salt: &str, program: Option<&str>) -> String {
-        let digest = canonical::digest("standing approval 1", &(salt, self, program));
+        let digest = canonical::digest("standing approval 2", &(salt, self, program));
         digest.expect("a subject has string keys")
     }
 }

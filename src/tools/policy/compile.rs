@@ -262,6 +262,7 @@ fn example_run(example: &ToolRuleExample) -> ToolRunFacts {
         attempt: example.run.attempt.clone(),
         account: example.run.account.clone(),
         agent: example.agent.name.clone(),
+        agent_id: String::new(),
         metadata: example.run.metadata.clone(),
     }
 }

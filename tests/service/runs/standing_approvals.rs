@@ -127,6 +127,37 @@ async fn a_denied_call_is_granted_over_the_command_line() {
     setup.stop(service);
 }
 
+/// A standing approval is for one agent of the catalog, which the person reads, although another agent has the same name in the
+/// records of its calls.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_approval_counts_for_its_own_agent() {
+    let setup = proposing_setup().await;
+    let agents = setup.path().join("agents");
+    let caller = fs::read_to_string(agents.join("caller.toml")).unwrap();
+    let share = "version = 'a'\ngraph_id = 'team:caller'\n";
+    let caller = caller.replace("version = 'a'\n", share);
+    fs::write(agents.join("caller.toml"), &caller).unwrap();
+    fs::write(agents.join("other.toml"), caller.replace("'caller'", "'other'")).unwrap();
+    let service = setup.start();
+    let approver = setup.mint(&["--access", "approve"]);
+    run_agent(&service).await;
+    let found = proposals(&approver).await;
+    assert_eq!(found[0]["agent"], "caller");
+    let path = format!("/api/v1/standing-approvals/{}/grant", text(&found[0]["id"]));
+    let body = json!({"digest": found[0]["digest"], "max_uses": 9, "valid_for": "1h"});
+    assert_eq!(post(&approver, &path, &body).await, (200, json!("granted")));
+    let mut other = caller_body();
+    other["agent"] = json!("other");
+    let run = service.run(&other).await;
+    service.ended(&run).await;
+    let output = service.get(&format!("/api/v1/runs/{run}/output")).await.json();
+    assert!(text(&output["stderr"]).contains("policy_denied"), "{output}");
+    assert_eq!(proposals(&approver).await[0]["agent"], "other");
+    let (_, printed) = run_agent(&service).await;
+    assert!(printed.contains("\"status\":\"completed\""), "{printed}");
+    setup.stop(service);
+}
+
 /// Only another grant with the access may grant, only by POST, only with the digest and within the bounds; a tenant sees
 /// what is about its own runs.
 #[tokio::test(flavor = "multi_thread")]

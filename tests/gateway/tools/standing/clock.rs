@@ -3,13 +3,14 @@
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
+use cogni_gateway::base::db::{DatabaseSchema, SqliteDatabase};
 use cogni_gateway::base::wall_clock::StampClock;
 use cogni_gateway::tools::approval::standing::{
     ApprovalScope, ProposalOutcome, StandingApproval, StandingFilter, StandingOutcome,
     StandingState, StandingTerms,
 };
 use cogni_gateway::tools::approval::store::ApprovalStore;
-use cogni_gateway::tools::approval::to_unix_millis;
+use cogni_gateway::tools::approval::{APPROVAL_SCHEMA, to_unix_millis};
 
 use super::{
     DENIED_CLOCK, HOUR, completes, denied, grant, grant_by, proposal, row, start, start_run,
@@ -84,6 +85,33 @@ async fn a_clock_that_was_far_ahead_closes_what_is_open() {
     assert_eq!(row(&store, "sta-1").await.state, StandingState::Expired);
     let next = open_store(directory.path()).resume_clock(None).await.unwrap();
     assert_eq!(next.propose(proposal("sta-2")).await.unwrap(), ProposalOutcome::New);
+}
+
+/// The standing approvals of an earlier version, whose digests say less, allow nothing and cannot be granted.
+#[tokio::test]
+async fn a_row_of_an_earlier_version_is_closed() {
+    let directory = tempfile::tempdir().unwrap();
+    let old = DatabaseSchema { migrations: &APPROVAL_SCHEMA.migrations[..4], ..APPROVAL_SCHEMA };
+    let path = directory.path().join("state.db");
+    drop(SqliteDatabase::open_database(&path, &[old]).unwrap());
+    let file = rusqlite::Connection::open(&path).unwrap();
+    for state in ["proposed", "granted"] {
+        file.execute_batch(&format!(
+            "INSERT INTO standing_approval (id, state, scope, call_key, digest, run, account, agent, tool, rules, definition, evidence, price, created, not_after, max_uses, granted_by)
+             VALUES ('sta-{state}', '{state}', 'always', 'k', 'd', 'run-1', 'a', 'a', 't', '[]', 'f', '{{}}', 0, 0, {}, 1, 'g')",
+            i64::MAX
+        ))
+        .unwrap();
+    }
+    drop(file);
+    let store = open_store(directory.path());
+    for id in ["sta-proposed", "sta-granted"] {
+        assert_eq!(row(&store, id).await.state, StandingState::Expired);
+        assert_eq!(store.use_standing((id, "d"), "run-1").await.unwrap(), None);
+    }
+    let terms = StandingTerms { scope: ApprovalScope::Run, not_after_ms: i64::MAX, max_uses: 1 };
+    let granted = grant_by(&store, "sta-proposed", "grant-2", terms).await;
+    assert_eq!(granted, StandingOutcome::Closed(StandingState::Expired));
 }
 
 /// Opens the store of a process whose clock shows a time.
