@@ -89,7 +89,7 @@ pub(super) struct CheckedCall {
 }
 
 /// The digest of an approved call, the digest of its program, and the id of the image that it runs.
-#[derive(PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub(super) struct ApprovedSubject {
     pub(super) digest: String,
     pub(super) program: Option<String>,

@@ -102,21 +102,21 @@ impl RunTools {
         self.ask_about_call((tool, rule), request, facts).await
     }
 
-    /// Starts a call by a standing approval. Returns `None` if there is none, or others have used it up.
+    /// Starts a call by a standing approval. Returns `None` if there is none, or other calls have used all of them up.
     async fn start_granted_call(
         &self,
         denied: (&GrantedTool, &[String]),
         request: &ToolExecRequest,
         facts: &ToolRequestFacts,
     ) -> Result<Option<Arc<ToolCall>>, ToolRefusal> {
-        let parts = self.parts();
-        let Some(standing) = parts.find_standing(denied, &request.arguments).await else {
-            return Ok(None);
-        };
-        match self.begin_call(denied.0, request.clone(), facts, Some(standing)).await {
-            Err(ToolRefusal::ApprovalLost(STANDING_LOST)) => Ok(None),
-            begun => begun.map(Some),
+        // Another call may use an approval up between the look and the use; then the next one counts.
+        for standing in self.parts().find_standing(denied, &request.arguments).await {
+            match self.begin_call(denied.0, request.clone(), facts, Some(standing)).await {
+                Err(ToolRefusal::ApprovalLost(STANDING_LOST)) => {}
+                begun => return begun.map(Some),
+            }
         }
+        Ok(None)
     }
 }
 
@@ -159,31 +159,39 @@ impl RunToolParts {
         }
     }
 
-    /// Finds an approval in force for a call, and digests the call.
+    /// Finds the approvals in force for a call, and digests the call.
     async fn find_standing(
         &self,
         (tool, denying): (&GrantedTool, &[String]),
         arguments: &ToolArguments,
-    ) -> Option<StandingUse> {
-        let store = &self.approvals.as_ref()?.store;
+    ) -> Vec<StandingUse> {
+        let Some(approvals) = &self.approvals else { return vec![] };
+        let store = &approvals.store;
         if self.is_tainted(tool, false) {
-            return None;
+            return vec![];
         }
         let look = async {
             let salt = store.standing_salt().await?;
             let key = self.standing_subject(tool, arguments).key(&salt);
             Ok((store.find_granted(&key, &self.run.id).await?, salt))
         };
-        let (found, salt) = look.await.map_err(|error| log_failure(store, &error)).ok()?;
+        let (found, salt) = match look.await {
+            Ok(found) => found,
+            Err(error) => {
+                log_failure(store, &error);
+                return vec![];
+            }
+        };
         // A program is read only for a call that a person has allowed.
         if found.is_empty() {
-            return None;
+            return vec![];
         }
-        let subject = self.digest_standing(tool, arguments, &salt).await?;
+        let subject = self.digest_standing(tool, arguments, &salt).await;
+        let Some(subject) = subject else { return vec![] };
         let fits =
-            |row: &&StandingApproval| row.digest == subject.digest && row.covers_rules(denying);
-        let id = found.iter().find(fits)?.id.clone();
-        Some(StandingUse { id, subject })
+            |row: &StandingApproval| row.digest == subject.digest && row.covers_rules(denying);
+        let found = found.into_iter().filter(fits);
+        found.map(|row| StandingUse { id: row.id, subject: subject.clone() }).collect()
     }
 
     /// Digests a call as a standing approval names it; `None` if its tool or standing approvals are not configured so any

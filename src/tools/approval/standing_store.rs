@@ -29,7 +29,8 @@ impl ApprovalStore {
         self.salt.get_or_try_init(|| read).await.map(Arc::clone)
     }
 
-    /// Returns the approvals in force that a call finds by its key, the newest first.
+    /// Returns the approvals in force that a call of a run finds by its key, the newest first, without arguments. One that
+    /// who has started the run has granted is none of them.
     ///
     /// # Errors
     /// Returns an error if the database cannot be read.
@@ -38,14 +39,17 @@ impl ApprovalStore {
         key: &str,
         run: &str,
     ) -> Result<Vec<StandingApproval>, DatabaseError> {
+        let owner = (self.owner)(run.to_owned()).await;
         let (key, run, now) = (key.to_owned(), run.to_owned(), self.now_ms());
+        let columns = COLUMNS.replace("arguments", "NULL AS arguments");
+        // The number of approvals in force is bounded, and no newer one may hide an older one that fits.
         let query = format!(
-            "SELECT {COLUMNS} FROM standing_approval WHERE call_key = ?1 AND state = 'granted'
-             AND (scope = 'always' OR run = ?2) ORDER BY created DESC, id DESC LIMIT {MAX_TRIED}"
+            "SELECT {columns} FROM standing_approval WHERE call_key = ?1 AND state = 'granted'
+             AND (scope = 'always' OR run = ?2) AND granted_by IS NOT ?3 ORDER BY created DESC, id DESC"
         );
         let read = move |view: &Connection| {
             let mut query = view.prepare_cached(&query)?;
-            query.query_map(params![key, run], read_row)?.collect::<Result<Vec<_>, _>>()
+            query.query_map(params![key, run, owner], read_row)?.collect::<Result<Vec<_>, _>>()
         };
         let mut found = self.database.read_committed(read).await?;
         self.close_overdue(&found, now).await?;
@@ -206,6 +210,3 @@ impl ApprovalStore {
         }
     }
 }
-
-/// The most approvals that one call tries. Our choice: more than one or two for the same call are a mistake.
-const MAX_TRIED: u32 = 16;

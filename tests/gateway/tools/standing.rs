@@ -2,6 +2,7 @@
 //! and an answer that counts for later calls, too.
 
 mod clock;
+mod several;
 
 use std::collections::BTreeMap;
 use std::path::Path;
