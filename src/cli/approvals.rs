@@ -449,7 +449,7 @@ mod tests {
     #[test]
     fn no_character_of_a_question_is_hidden() {
         let question = json!({
-            "arguments": "{\"a\": \"x\u{200b}y\u{2028}z\u{e0041}\u{202e}\u{1b}[2J\nid  fake\r\u{ad}\"}",
+            "arguments": "{\"a\": \"x\u{200b}y\u{2028}z\u{e0041}\u{202e}\u{1b}[2J\nid  fake\r\u{ad}\u{a0}\u{3000}\u{2800}\u{fff9}\u{1d173}\u{16fe4}\u{e000}\"}",
             "argv": ["/bin/tool", "a\u{200b}b"],
             "image": null,
         });
@@ -457,7 +457,7 @@ mod tests {
         print_question(&question, &mut out).unwrap();
         insta::assert_snapshot!(String::from_utf8(out).unwrap().trim_end(), @r#"
         argv         ["/bin/tool","a\u{200b}b"]
-        arguments    {"a": "x\u{200b}y\u{2028}z\u{e0041}\u{202e}\u{1b}[2J\nid  fake\u{d}\u{ad}"}
+        arguments    {"a": "x\u{200b}y\u{2028}z\u{e0041}\u{202e}\u{1b}[2J\nid  fake\u{d}\u{ad}\u{a0}\u{3000}\u{2800}\u{fff9}\u{1d173}\u{16fe4}\u{e000}"}
         "#);
     }
 }

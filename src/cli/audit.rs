@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 
-use crate::base::hidden_characters::is_hidden;
+use crate::base::hidden_characters::is_plain;
 use crate::base::regular_file::open_regular_file;
 use crate::llm::budget::{BudgetAmount, ConnectionSpending, ToolSpending};
 use crate::telemetry::audit::read::{
@@ -484,7 +484,7 @@ struct PrintableLogText<'a>(&'a str);
 impl Display for PrintableLogText<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         self.0.chars().try_for_each(|c| match c {
-            c if is_hidden(c) => write!(f, "{}", c.escape_unicode()),
+            c if !is_plain(c) => write!(f, "{}", c.escape_unicode()),
             c => write!(f, "{c}"),
         })
     }

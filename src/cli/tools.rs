@@ -9,7 +9,7 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use tokio::runtime::Builder;
 
-use crate::base::hidden_characters::is_hidden;
+use crate::base::hidden_characters::is_plain;
 use crate::base::regular_file::read_regular_file;
 use crate::base::serde_words;
 use crate::gateway::config::GatewayConfig;
@@ -89,7 +89,7 @@ fn ask_servers(config: &ToolConfig, out: &mut impl Write) -> anyhow::Result<Tool
         let tools = tools.with_context(|| format!("the server `{name}`"))?;
         for (tool, definition) in &tools {
             // JSON escapes line ends and tabs, so the rest is what a reader of the file does not see and a model does.
-            if definition.to_string().chars().any(is_hidden) {
+            if definition.to_string().chars().any(|letter| !is_plain(letter)) {
                 let tool = tool.escape_debug();
                 writeln!(out, "! {name}__{tool}: its definition has characters that do not show")?;
             }
