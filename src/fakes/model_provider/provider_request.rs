@@ -58,12 +58,23 @@ impl<'a> ProviderRequest<'a> {
         self.max_completion_tokens.or(self.max_output_tokens).or(self.max_tokens)
     }
 
-    /// Returns true if the request has a tool of this name.
+    /// Returns true if the request has a tool of this name, or `NAMESPACE/NAME`.
     pub(super) fn offers_tool(&self, name: &str) -> bool {
         let tools = self.tools.and_then(|tools| serde_json::from_str::<Value>(tools.get()).ok());
-        let tools = tools.as_ref().and_then(Value::as_array).into_iter().flatten();
-        // Chat completions put the name into the function.
-        tools.into_iter().any(|tool| tool["name"] == name || tool["function"]["name"] == name)
+        let mut tools = tools.as_ref().and_then(Value::as_array).into_iter().flatten();
+        match split_namespace(name) {
+            // Chat completions put the name into the function.
+            (None, name) => {
+                tools.any(|tool| tool["name"] == name || tool["function"]["name"] == name)
+            }
+            (Some(namespace), name) => {
+                let inner = tools.filter(|tool| tool["name"] == namespace);
+                inner
+                    .filter_map(|tool| tool["tools"].as_array())
+                    .flatten()
+                    .any(|tool| tool["name"] == name)
+            }
+        }
     }
 
     /// Returns true if the conversation contains a tool's result. The search looks for the protocols' words in the raw
@@ -96,6 +107,11 @@ impl<'a> ProviderRequest<'a> {
             None => Ok(default.clone()),
         }
     }
+}
+
+/// Splits the name of a tool in a namespace. Codex puts the tools of each server of MCP into a namespace.
+pub(super) fn split_namespace(tool: &str) -> (Option<&str>, &str) {
+    tool.split_once('/').map_or((None, tool), |(namespace, name)| (Some(namespace), name))
 }
 
 /// The prefix of a model name that contains a script. Every proxy passes model names on unchanged.

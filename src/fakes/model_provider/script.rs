@@ -307,7 +307,11 @@ pub const SCRIPT_OPTIONS: [ScriptOption; 25] = [
     script_option("status", "200 or 400 to 599", "answer with this status"),
     script_option("retry_after", "SECONDS or none", "`retry-after` of an error status"),
     script_option("should_retry", "yes, no or none", "`x-should-retry` of an error status"),
-    script_option("tool", "NAME or none", "ask for a tool, unless its result is there already"),
+    script_option(
+        "tool",
+        "[SPACE/]NAME or none",
+        "ask for a tool, unless its result is there already",
+    ),
     script_option("arguments", "JSON", "what the tool is asked for, in `chunks` pieces"),
     script_option("repeat", "yes or no", "ask for the tool every time"),
     script_option("echo", "yes or no", "say what the conversation ends with, instead of `text`"),

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use super::{FAILURE_MESSAGE, named_event};
 use crate::fakes::model_provider::answer::{FinishReason, ScriptedAnswer};
 use crate::fakes::model_provider::event::SEQUENCE_MARK;
+use crate::fakes::model_provider::provider_request::split_namespace;
 use crate::fakes::model_provider::script::UsageReporting;
 
 pub(super) fn unary_body(answer: &ScriptedAnswer) -> Value {
@@ -126,14 +127,21 @@ fn output_item_json(answer: &ScriptedAnswer, whole: &str, status: &str) -> Value
             "status": status,
             "content": [text_part_json(whole)],
         }),
-        Some(tool) => json!({
-            "id": item_id(answer),
-            "type": "function_call",
-            "status": status,
-            "call_id": format!("call_{}", answer.id),
-            "name": tool,
-            "arguments": whole,
-        }),
+        Some(tool) => {
+            let (namespace, name) = split_namespace(tool);
+            let mut call = json!({
+                "id": item_id(answer),
+                "type": "function_call",
+                "status": status,
+                "call_id": format!("call_{}", answer.id),
+                "name": name,
+                "arguments": whole,
+            });
+            if let Some(namespace) = namespace {
+                call["namespace"] = namespace.into();
+            }
+            call
+        }
     }
 }
 
