@@ -1,12 +1,13 @@
 //! The files that `OpenClaw` reads: its settings, its prompt and the conversation before the prompt.
 //!
 //! `OpenClaw` is made for personal machines: it has tools for the web, timers, messengers and other machines, and
-//! providers of its own. In a sandbox `OpenClaw` has a single provider, the run's gateway, and the tools that work on
-//! files.
+//! providers of its own. In a sandbox `OpenClaw` has a single provider, the run's gateway, the tools that work on
+//! files, and the run's own tools.
 
 use serde_json::{Value, json};
 
 use super::conversation::{AgentFiles, AgentInvocation, ChatMessage, ChatRole};
+use crate::tools::connection_config::AGENT_PREFIX;
 
 /// The error of a message that is longer than `OpenClaw` accepts.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -47,7 +48,13 @@ fn settings_json(agent: &AgentInvocation) -> Value {
     // settings replace OpenClaw's own providers, so the run's gateway is the only provider.
     let mut deny: Vec<&str> = DENIED_TOOLS.to_vec();
     deny.extend(claw.deny.iter().map(String::as_str));
-    json!({
+    let mut allow: Vec<&str> = claw.allow.iter().map(String::as_str).collect();
+    // The tools of the run are those of a server of MCP. A connection is no tool.
+    let has_tools = agent.entry.tools.iter().any(|tool| !tool.starts_with(AGENT_PREFIX));
+    if has_tools {
+        allow.push(SERVER_TOOLS);
+    }
+    let mut settings = json!({
         "models": {
             "mode": "replace",
             "providers": {
@@ -69,10 +76,20 @@ fn settings_json(agent: &AgentInvocation) -> Value {
             },
             "list": [{ "id": claw.agent, "default": true, "workspace": "/workspace" }],
         },
-        "tools": { "elevated": { "enabled": false }, "allow": claw.allow, "deny": deny },
+        "tools": { "elevated": { "enabled": false }, "allow": allow, "deny": deny },
         "cron": { "enabled": false },
         "gateway": { "mode": "local" },
-    })
+    });
+    if has_tools {
+        // The model sees the run's tools themselves, and not a tool that searches for them.
+        settings["tools"]["toolSearch"] = false.into();
+        settings["mcp"]["servers"]["run"] = json!({
+            "url": "http://localhost:8080/mcp",
+            "transport": "streamable-http",
+            "requestTimeoutMs": TOOL_TIMEOUT_MS,
+        });
+    }
+    settings
 }
 
 /// Returns the list of models, the run's model first. The costs are zero, because the gateway accounts for the costs.
@@ -129,6 +146,12 @@ const DENIED_TOOLS: [&str; 8] = [
     "sessions_spawn",
     "message",
 ];
+
+/// The name by which the settings allow the tools of every server of MCP. The run's gateway is the only server.
+const SERVER_TOOLS: &str = "bundle-mcp";
+
+/// The time that a call of a tool may take, in milliseconds: longer than the run's gateway waits for a tool or a person.
+const TOOL_TIMEOUT_MS: u32 = 660_000;
 
 /// The maximum length of a message in bytes: `--message-file` of OpenClaw 2026.9.6 takes 4 MiB.
 const MAX_MESSAGE_BYTES: usize = 4 << 20;

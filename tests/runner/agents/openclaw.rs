@@ -106,6 +106,44 @@ async fn the_limits_of_an_entry_hold() {
     assert_eq!(metadata["graph_id"], "team:caller");
 }
 
+/// A1, T2: `OpenClaw` finds the run's tools, and waits for them and for a person longer than the gateway does.
+#[tokio::test]
+async fn openclaw_finds_the_tools_of_its_run() {
+    let runs = AgentRuns::new().await;
+    let agent = openclaw_flags(
+        &runs,
+        "tools = ['core__get_current_time']\n[openclaw]\nallow = ['read']\n[models]\ndefault = 'm-2'\n",
+    );
+    let granted = "[tools]\ngranted = ['core__get_current_time']\n";
+    fs::write(runs.path("gateway.toml"), granted).unwrap();
+    let task = task_file(&runs);
+    let agent = agent.each_ref().map(String::as_str);
+    let flags = ["--config", "gateway.toml", "--message", "x", "--workspace", "task:rw"];
+    let result = runs.run(&[&agent[..], &flags].concat()).await;
+    assert_eq!(result["ok"], json!(true), "{result}");
+    let settings = fs::read(task.join(".openclaw/openclaw.json")).unwrap();
+    let settings: Value = serde_json::from_slice(&settings).unwrap();
+    let tools = &settings["tools"];
+    insta::assert_json_snapshot!(json!([settings["mcp"], tools["allow"], tools["toolSearch"]]), @r#"
+    [
+      {
+        "servers": {
+          "run": {
+            "requestTimeoutMs": 660000,
+            "transport": "streamable-http",
+            "url": "http://localhost:8080/mcp"
+          }
+        }
+      },
+      [
+        "read",
+        "bundle-mcp"
+      ],
+      false
+    ]
+    "#);
+}
+
 /// A1, R6: A request that makes no sense, or would not fit, is refused before anything is made.
 #[tokio::test]
 async fn a_request_that_does_not_fit_an_agent_is_refused() {
