@@ -239,4 +239,7 @@ pub mod decisions {
     pub mod d0047 {}
     #[doc = include_str!("manual/decisions/0048-lay-out-the-shipped-program-by-a-profile.md")]
     pub mod d0048 {}
+    #[doc = include_str!("manual/rustdoc_links.md")]
+    #[doc = include_str!("manual/decisions/0049-tell-the-progress-of-a-call-in-its-own-answer.md")]
+    pub mod d0049 {}
 }

@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::Stream;
 use http::{HeaderMap, Method, StatusCode};
 
 /// The body's share of the memory that the server may hold. An endpoint that keeps a part of the body for longer than the
@@ -38,6 +39,17 @@ pub struct LocalReply {
     pub retry: RetryAdvice,
 }
 
+/// An answer to a request.
+pub enum EndpointAnswer {
+    Reply(LocalReply),
+    /// Server-sent events, the last of which ends the response.
+    Events(LocalEvents),
+}
+
+/// Server-sent events, each as it goes to the client. The server asks for the next event when the connection has room for
+/// it. If the client leaves, the server drops the events.
+pub type LocalEvents = Pin<Box<dyn Stream<Item = String> + Send>>;
+
 /// The endpoint's advice whether the client should repeat a refused request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RetryAdvice {
@@ -49,11 +61,17 @@ pub enum RetryAdvice {
     After(Duration),
 }
 
-/// The future of a reply.
-pub type LocalReplyFuture<'a> = Pin<Box<dyn Future<Output = LocalReply> + Send + 'a>>;
+/// The future of an answer.
+pub type EndpointAnswerFuture<'a> = Pin<Box<dyn Future<Output = EndpointAnswer> + Send + 'a>>;
 
 /// An endpoint that answers requests.
 pub trait LocalEndpoint: Send + Sync {
     /// Answers a request. If the client leaves, the server drops the future.
-    fn handle_request<'a>(&'a self, request: LocalRequest<'a>) -> LocalReplyFuture<'a>;
+    fn handle_request<'a>(&'a self, request: LocalRequest<'a>) -> EndpointAnswerFuture<'a>;
+}
+
+impl From<LocalReply> for EndpointAnswer {
+    fn from(reply: LocalReply) -> Self {
+        Self::Reply(reply)
+    }
 }

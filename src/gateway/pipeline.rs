@@ -20,6 +20,7 @@ pub mod dropped_fields;
 pub mod exchange;
 pub mod limits;
 pub mod local_response;
+mod logged_body;
 pub mod policy;
 pub mod read_body;
 pub mod registry;

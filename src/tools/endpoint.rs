@@ -2,14 +2,14 @@
 //! [MCP](super::mcp).
 
 use super::run_tools::RunTools;
-use crate::base::local_endpoint::{LocalEndpoint, LocalReplyFuture, LocalRequest};
+use crate::base::local_endpoint::{EndpointAnswerFuture, LocalEndpoint, LocalRequest};
 
 impl LocalEndpoint for RunTools {
-    fn handle_request<'a>(&'a self, request: LocalRequest<'a>) -> LocalReplyFuture<'a> {
+    fn handle_request<'a>(&'a self, request: LocalRequest<'a>) -> EndpointAnswerFuture<'a> {
         Box::pin(async move {
             match ToolPath::from(request.path) {
                 ToolPath::Mcp(server) => self.handle_mcp(server, request).await,
-                ToolPath::Exec => self.handle_exec(request).await,
+                ToolPath::Exec => self.handle_exec(request).await.into(),
             }
         })
     }

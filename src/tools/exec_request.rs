@@ -21,6 +21,8 @@ pub struct ToolExecRequest {
     pub arguments: ToolArguments,
     /// The longest time for which the response may wait for the result.
     pub wait: Duration,
+    /// True if the client is told of the progress, so that it waits for a person as long as for the result.
+    pub has_progress: bool,
     pub idempotency_key: Option<String>,
 }
 
@@ -88,7 +90,7 @@ impl ToolExecRequest {
         if !is_tool_name(&tool) {
             return Err(ToolRefusal::InvalidToolName);
         }
-        Ok(Self { tool, arguments, wait: MAX_WAIT, idempotency_key: None })
+        Ok(Self { tool, arguments, wait: MAX_WAIT, has_progress: false, idempotency_key: None })
     }
 }
 

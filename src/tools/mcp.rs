@@ -7,6 +7,8 @@
 //! - The modern era (2026-07-28) gives its version in each message, and repeats parts of the message in headers.
 //! - The legacy era (2025-11-25 and earlier) begins with `initialize`.
 //!
+//! A call that takes long is answered by events if its client has asked for its [`progress`].
+//!
 //! A message takes this way: origin → [`message`] → [`envelope`] (version, headers) → [`method`]. A call then takes the
 //! way of every tool call. The endpoint deviates from the protocol in two places: it refuses batches, and a client that
 //! closes its connection does not stop its call.
@@ -17,6 +19,7 @@ mod envelope;
 mod error;
 mod message;
 mod method;
+mod progress;
 mod reply;
 mod version;
 
@@ -34,7 +37,7 @@ use super::exec_request::ToolExecRequest;
 use super::origin::is_origin_local;
 use super::refusal::ToolRefusal;
 use super::run_tools::{RunTools, ToolRequestFacts};
-use crate::base::local_endpoint::{LocalReply, LocalRequest};
+use crate::base::local_endpoint::{EndpointAnswer, LocalReply, LocalRequest};
 
 impl RunTools {
     /// Answers a request to `/mcp`, or to the path of one server below it.
@@ -42,9 +45,9 @@ impl RunTools {
         &self,
         server: Option<&str>,
         request: LocalRequest<'_>,
-    ) -> LocalReply {
+    ) -> EndpointAnswer {
         if let Err(reply) = check_head(server, request.method, request.headers) {
-            return reply;
+            return reply.into();
         }
         let mut facts = ToolRequestFacts::new(request.pid);
         let (id, message) = McpMessage::parse(request.body);
@@ -56,7 +59,7 @@ impl RunTools {
             if let McpError::Refused(refusal) = &error {
                 self.parts().record_refusal(refusal, &facts);
             }
-            error_reply(id, &error)
+            error_reply(id, &error).into()
         })
     }
 
@@ -66,13 +69,13 @@ impl RunTools {
         message: &McpMessage<'_>,
         request: &LocalRequest<'_>,
         facts: &mut ToolRequestFacts,
-    ) -> Result<LocalReply, McpError> {
+    ) -> Result<EndpointAnswer, McpError> {
         match read_method(server, message, request.headers)? {
             Some((id, era, method)) => {
-                self.run_method((server, era), (method, id), (facts, request.share)).await
+                Ok(self.run_method((server, era), (method, id), (facts, request.share)).await)
             }
             // The endpoint keeps no state, so no notification changes anything.
-            None => Ok(accepted_reply()),
+            None => Ok(accepted_reply().into()),
         }
     }
 }
@@ -91,7 +94,7 @@ pub fn read_call(
     let (id, message) = McpMessage::parse(body);
     let read = message.and_then(|message| {
         Ok(match read_method(server, &message, headers)? {
-            Some((.., McpMethod::Call(call))) => Some(call),
+            Some((.., McpMethod::Call(call, _))) => Some(call),
             _ => None,
         })
     });
@@ -124,5 +127,5 @@ fn read_method<'a>(
 ) -> Result<Option<(&'a RawValue, McpEra, McpMethod)>, McpError> {
     let era = check_envelope(message, headers)?;
     let Some(id) = message.id else { return Ok(None) };
-    Ok(Some((id, era, McpMethod::from_message(server, era, message)?)))
+    Ok(Some((id, era, McpMethod::from_message(server, era, message, headers)?)))
 }

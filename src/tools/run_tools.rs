@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use super::approval::RunApprovals;
 use super::call_table::{CallSlotOutcome, OpenCallSlot, ToolCall, ToolCallEnd, ToolCallTable};
 use super::config::TaintEffect;
-use super::exec_request::{ToolArguments, ToolExecRequest};
+use super::exec_request::{MAX_WAIT, ToolArguments, ToolExecRequest};
 use super::policy::{GrantedTool, LIST_RULE, PolicyLayer, ToolDenial, ToolPolicy};
 use super::program::ToolPrograms;
 use super::program_digest::DigestedProgram;
@@ -53,6 +53,7 @@ pub trait RunSwitches: Send + Sync {
 }
 
 /// The tools of one run.
+#[derive(Clone)]
 pub struct RunTools {
     parts: Arc<RunToolParts>,
     calls: Arc<ToolCallTable>,
@@ -144,7 +145,8 @@ impl RunTools {
         match &self.parts.budget_asker {
             None => self.try_start_call(request, facts).await,
             Some((_, hold)) => {
-                let hold = request.wait.min(*hold);
+                let hold = if request.has_progress { MAX_WAIT } else { *hold };
+                let hold = request.wait.min(hold);
                 // The box keeps the future of a call whose budget does not ask small.
                 Box::pin(self.start_funded_call(request, facts, hold)).await
             }

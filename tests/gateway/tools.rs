@@ -9,6 +9,7 @@ mod explained_requests;
 mod mcp;
 mod mcp_server;
 mod policy;
+mod progress;
 mod recovery;
 mod standing;
 mod taint;

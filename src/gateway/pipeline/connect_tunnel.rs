@@ -11,8 +11,9 @@ use http::{Method, Request, Response, Version};
 use hyper::body::{Body, Incoming};
 use hyper::upgrade::OnUpgrade;
 
-use super::connect_route::ConnectLogLine;
+use super::connect_route::CONNECT_OUTCOME;
 use super::exchange::ResponseBody;
+use super::logged_body::StreamLogLine;
 use super::read_body::IncomingRequestBody;
 use super::tool_route::rejected_response;
 use super::{ClientPeer, RunGateway};
@@ -31,7 +32,7 @@ pub(super) struct OpenedTunnel {
     pub(super) upgrade: OnUpgrade,
     pub(super) peer: ClientPeer,
     /// The line of the access log, which is written when the tunnel ends.
-    pub(super) line: ConnectLogLine,
+    pub(super) line: StreamLogLine,
 }
 
 /// Returns true if a request asks for a tunnel in the way of HTTP/1.
@@ -47,7 +48,12 @@ impl TunnelSlot {
         peer: ClientPeer,
         mut request: Request<Incoming>,
     ) -> Response<ResponseBody> {
-        let mut line = ConnectLogLine::new(Arc::clone(&gateway), Method::CONNECT, "HOST:PORT");
+        let mut line = StreamLogLine::new(
+            Arc::clone(&gateway),
+            Method::CONNECT,
+            Some("HOST:PORT"),
+            CONNECT_OUTCOME,
+        );
         let upgrade = hyper::upgrade::on(&mut request);
         let (head, body) = IncomingRequestBody::split_request(request);
         let body = body.into_discarded(&gateway.tasks);

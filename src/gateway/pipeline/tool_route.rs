@@ -6,31 +6,45 @@
 
 use std::mem;
 use std::sync::Arc;
-use std::time::{Instant, SystemTime};
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
+use futures_util::StreamExt;
 use http::{HeaderValue, Request, Response, StatusCode, Uri, header};
-use http_body_util::{BodyExt, Limited};
-use hyper::body::{Body as _, Incoming};
+use http_body_util::{BodyExt, Limited, StreamBody};
+use hyper::body::{Body as _, Frame, Incoming};
 use serde_json::json;
 
 use super::RunGateway;
 use super::exchange::ResponseBody;
+use super::limits::{OverloadError, RequestPermit, RunCapacity};
+use super::logged_body::{StreamLogLine, log_response};
 use super::policy::PolicyConfig;
 use super::read_body::IncomingRequestBody;
 use super::rejection::CallRejection;
 use super::request_head;
 use crate::base::local_endpoint::{
-    BodyShare, LocalEndpoint, LocalReply, LocalRequest, RetryAdvice,
+    BodyShare, EndpointAnswer, LocalEndpoint, LocalEvents, LocalReply, LocalRequest, RetryAdvice,
 };
-use crate::gateway::run::RequestId;
-use crate::telemetry::access_log::AccessLogEntry;
+use crate::base::streamed_endpoint::StreamedBody;
 
 /// An answer to a request, whose body is taken out of the reply.
 struct ToolAnswer {
     request_bytes: u64,
     reply: LocalReply,
     body: Bytes,
+}
+
+/// The answer to a request that was read.
+enum ReadAnswer {
+    Reply(ToolAnswer),
+    Events { request_bytes: u64, events: LocalEvents, permit: RequestPermit },
+}
+
+impl ReadAnswer {
+    fn refusal(reply: LocalReply) -> Self {
+        Self::Reply(ToolAnswer::refusal(reply))
+    }
 }
 
 impl ToolAnswer {
@@ -81,36 +95,29 @@ fn route_template(path: &str) -> Option<&'static str> {
     }
 }
 
-/// Handles one request to the tools. Never fails.
+/// Handles one request to the tools. Never fails. The line of the access log is written when the reply is made, the last
+/// event has passed, or the client has left.
 pub(super) async fn handle_tool_request(
-    gateway: &RunGateway,
+    gateway: &Arc<RunGateway>,
     endpoint: &dyn LocalEndpoint,
     pid: Option<u32>,
     request: Request<Incoming>,
 ) -> Response<ResponseBody> {
-    let started = Instant::now();
     let (method, uri) = (request.method().clone(), route_template(request.uri().path()));
+    let mut line = StreamLogLine::new(Arc::clone(gateway), method, uri, TOOL_OUTCOME);
     let ToolAnswer { request_bytes, reply, body } =
-        read_and_answer(gateway, endpoint, pid, request)
-            .await
-            .unwrap_or_else(|rejection| ToolAnswer::refusal(rejected_reply(&rejection)));
-    gateway.access_log.write_entry(&AccessLogEntry {
-        time: SystemTime::now(),
-        method: method.as_str(),
-        uri,
-        status: reply.status.as_u16(),
-        bytes: body.len() as u64,
-        request_bytes,
-        model: None,
-        request_id: RequestId::new().as_str(),
-        litellm_call_id: None,
-        litellm_response_cost: None,
-        upstream_time: None,
-        first_byte_time: None,
-        request_time: started.elapsed(),
-        usage: None,
-        outcome: reply.code.unwrap_or("tool"),
-    });
+        match read_and_answer(gateway, endpoint, pid, request).await {
+            Ok(ReadAnswer::Reply(answer)) => answer,
+            Ok(ReadAnswer::Events { request_bytes, events, permit }) => {
+                line.request_bytes.store(request_bytes, Ordering::Relaxed);
+                let response = events_response(events, &gateway.capacity);
+                return log_response(response, None, line, None, permit);
+            }
+            Err(rejection) => ToolAnswer::refusal(rejected_reply(&rejection)),
+        };
+    line.request_bytes.store(request_bytes, Ordering::Relaxed);
+    (line.status, line.bytes) = (reply.status.as_u16(), body.len() as u64);
+    line.outcome = reply.code.unwrap_or(TOOL_OUTCOME);
     into_response(&reply, body)
 }
 
@@ -120,7 +127,7 @@ async fn read_and_answer(
     endpoint: &dyn LocalEndpoint,
     pid: Option<u32>,
     request: Request<Incoming>,
-) -> Result<ToolAnswer, CallRejection> {
+) -> Result<ReadAnswer, CallRejection> {
     let (head, body) = IncomingRequestBody::split_request(request);
     let body = body.into_discarded(&gateway.tasks);
     let policy = gateway.policy.load_full();
@@ -131,8 +138,8 @@ async fn read_and_answer(
     let read = Limited::new(body, MAX_TOOL_BODY_BYTES).collect();
     let body = match tokio::time::timeout(policy.config.body_timeout, read).await {
         Ok(Ok(body)) => body.to_bytes(),
-        Ok(Err(_)) => return Ok(ToolAnswer::refusal(too_large_reply())),
-        Err(_) => return Ok(ToolAnswer::refusal(timeout_reply())),
+        Ok(Err(_)) => return Ok(ReadAnswer::refusal(too_large_reply())),
+        Err(_) => return Ok(ReadAnswer::refusal(timeout_reply())),
     };
     // The endpoint holds a copy of the body, which may outlast the request: a call goes on when its client leaves.
     permit.release_bytes();
@@ -149,10 +156,32 @@ async fn read_and_answer(
         share: &share,
         pid,
     };
-    let mut reply = endpoint.handle_request(request).await;
+    let mut reply = match endpoint.handle_request(request).await {
+        EndpointAnswer::Reply(reply) => reply,
+        EndpointAnswer::Events(events) => {
+            return Ok(ReadAnswer::Events { request_bytes, events, permit });
+        }
+    };
     // If there is no room for the reply, the result of a call remains: the client can ask for it by its id.
     let body = permit.hold_reply(mem::take(&mut reply.body))?;
-    Ok(ToolAnswer { request_bytes, reply, body })
+    Ok(ReadAnswer::Reply(ToolAnswer { request_bytes, reply, body }))
+}
+
+/// Returns the response with events, which no proxy may keep back.
+fn events_response(events: LocalEvents, capacity: &Arc<RunCapacity>) -> Response<StreamedBody> {
+    let capacity = Arc::clone(capacity);
+    let frames = events.map(move |event| Ok(Frame::data(hold_event(&capacity, event)?)));
+    let mut response = Response::new(StreamBody::new(frames).boxed_unsync());
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}
+
+/// Converts an event to bytes that count for the run until the client has taken them.
+fn hold_event(capacity: &Arc<RunCapacity>, event: String) -> Result<Bytes, OverloadError> {
+    Ok(capacity.take_bytes(event.len())?.hold_frame(event.into()))
 }
 
 /// Returns the response to a request that no endpoint sees.
@@ -206,6 +235,9 @@ fn into_response(reply: &LocalReply, body: Bytes) -> Response<ResponseBody> {
     }
     response
 }
+
+/// The outcome in the access log of a request that no error of this gateway has ended.
+const TOOL_OUTCOME: &str = "tool";
 
 /// The beginnings of the paths of the tools.
 const TOOL_PREFIXES: [&str; 2] = ["/tool/", "/mcp/"];

@@ -110,7 +110,7 @@ impl<'a> McpMembers<'a> {
 }
 
 /// Returns true for a string, and for a number without a fraction and an exponent.
-fn is_id(raw: &RawValue) -> bool {
+pub(super) fn is_id(raw: &RawValue) -> bool {
     let text = raw.get();
     let digits = text.strip_prefix('-').unwrap_or(text);
     text.starts_with('"')

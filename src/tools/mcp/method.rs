@@ -1,23 +1,28 @@
 //! The methods that are served: the opening of each era, the list of tools, and a call.
 
+use std::mem;
+
+use http::HeaderMap;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::envelope::{CALL, DISCOVER, INITIALIZE};
 use super::error::McpError;
 use super::message::McpMessage;
-use super::reply::{call_reply, refusal_reply, result_reply, server_info};
+use super::progress::{AcceptedCall, ProgressToken, answer_with_progress};
+use super::reply::{result_reply, server_info};
 use super::version::{MODERN_VERSION, McpEra, NEWEST_LEGACY_VERSION, SERVED_VERSIONS};
-use crate::base::local_endpoint::{BodyShare, LocalReply};
+use crate::base::local_endpoint::{BodyShare, EndpointAnswer};
 use crate::tools::definition::{ToolDefinition, ToolProgramKind};
-use crate::tools::exec_request::{MAX_WAIT, ToolArguments, ToolExecRequest};
+use crate::tools::exec_request::{ToolArguments, ToolExecRequest};
 use crate::tools::policy::GrantedTool;
 use crate::tools::refusal::ToolRefusal;
 use crate::tools::run_tools::{RunTools, ToolRequestFacts};
 
 /// The thing that a request asks for, after the checks that need no state of the run.
 pub(super) enum McpMethod {
-    Call(ToolExecRequest),
+    /// A call, and the token of a client that is told of its progress.
+    Call(ToolExecRequest, Option<ProgressToken>),
     List,
     /// A request whose answer is the same for every run.
     Answer(Value),
@@ -29,9 +34,12 @@ impl McpMethod {
         server: Option<&str>,
         era: McpEra,
         message: &McpMessage<'_>,
+        headers: &HeaderMap,
     ) -> Result<Self, McpError> {
         Ok(match (era, message.method.as_str()) {
-            (_, CALL) => Self::Call(read_call(server, message)?),
+            (_, CALL) => {
+                Self::Call(read_call(server, message)?, ProgressToken::read(message, headers)?)
+            }
             // The list has one page, so no client has received a cursor.
             (_, "tools/list") if message.params.raw("cursor").is_some() => {
                 return Err(McpError::InvalidParams("`cursor` is not one of this list".to_owned()));
@@ -62,17 +70,17 @@ impl RunTools {
         (server, era): (Option<&str>, McpEra),
         (method, id): (McpMethod, &RawValue),
         (facts, share): (&mut ToolRequestFacts, &BodyShare),
-    ) -> Result<LocalReply, McpError> {
+    ) -> EndpointAnswer {
         let result = match method {
-            McpMethod::Call(request) => {
+            McpMethod::Call(request, token) => {
                 let arguments = request.arguments.with_share(share);
                 let request = ToolExecRequest { arguments, ..request };
-                return self.call_tool(request, (id, era), facts).await;
+                return self.call_tool((request, token), (id, era), facts).await;
             }
             McpMethod::List => self.list_mcp_tools(server, era),
             McpMethod::Answer(result) => result,
         };
-        Ok(result_reply(id, era, result))
+        result_reply(id, era, result).into()
     }
 
     fn list_mcp_tools(&self, server: Option<&str>, era: McpEra) -> Value {
@@ -87,24 +95,16 @@ impl RunTools {
 
     async fn call_tool(
         &self,
-        request: ToolExecRequest,
+        (request, token): (ToolExecRequest, Option<ProgressToken>),
         (id, era): (&RawValue, McpEra),
         facts: &mut ToolRequestFacts,
-    ) -> Result<LocalReply, McpError> {
-        match self.start_call(request, facts).await {
-            Ok(call) => {
-                let end = self.wait_for_end(&call, MAX_WAIT).await;
-                let tool = self.parts().policy.find_tool(&call.tool);
-                let is_mcp = tool
-                    .is_ok_and(|tool| matches!(tool.definition.program, ToolProgramKind::Mcp(_)));
-                Ok(call_reply((id, era), &call, end.as_deref(), is_mcp))
-            }
-            Err(refusal @ ToolRefusal::NotGranted(_)) => Err(refusal.into()),
-            // The tool exists, and the model can act on the reason.
-            Err(refusal) => {
-                self.parts().record_refusal(&refusal, facts);
-                Ok(refusal_reply(id, era, &refusal))
-            }
+    ) -> EndpointAnswer {
+        let request = ToolExecRequest { has_progress: token.is_some(), ..request };
+        let accepted = AcceptedCall::new(request, (id, era), mem::take(facts));
+        match token {
+            // The box keeps the future of every other method small.
+            None => Box::pin(accepted.run_to_reply(self.clone())).await.into(),
+            Some(token) => answer_with_progress(self.clone(), accepted, token).await,
         }
     }
 }

@@ -35,7 +35,7 @@ pub(super) struct AskingApp {
 }
 
 impl AskingApp {
-    async fn start(more: &str) -> Self {
+    pub(super) async fn start(more: &str) -> Self {
         let more = if more.contains("[approvals]") {
             more.to_owned()
         } else {

@@ -26,9 +26,9 @@ use crate::support::app::{TestApp, run_config};
 use crate::support::client::TestResponse;
 
 /// A run whose budget asks, and the store that the person answers in.
-struct AskingBudget {
-    app: TestApp,
-    store: ApprovalStore,
+pub(super) struct AskingBudget {
+    pub(super) app: TestApp,
+    pub(super) store: ApprovalStore,
     _directory: TempDir,
 }
 
@@ -43,6 +43,12 @@ impl AskingBudget {
         })
         .await;
         Self { app, store, _directory: directory }
+    }
+
+    /// Starts a run with a clock that costs more than the run has.
+    pub(super) async fn with_unfunded_clock() -> Self {
+        let max_cost_usd = Nanodollars::parse("0.001");
+        Self::start(BudgetLimits { max_cost_usd, ..BudgetLimits::default() }, PRICED_CLOCK).await
     }
 
     async fn with_turns(turns: u64) -> Self {
@@ -322,9 +328,7 @@ async fn an_answer_only_raises_and_counts_once() {
 /// A tool's price asks for the run's money, too. A request that waits no longer is told that a person is asked.
 #[tokio::test]
 async fn a_tool_call_asks_for_the_money_of_the_run() {
-    let limits =
-        BudgetLimits { max_cost_usd: Some(Nanodollars(1_000_000)), ..BudgetLimits::default() };
-    let asking = AskingBudget::start(limits, PRICED_CLOCK).await;
+    let asking = AskingBudget::with_unfunded_clock().await;
     let call = |wait: &str| execute_tool(&asking.app, json!({"tool": CLOCK, "wait": wait}));
     let (status, told) = call("0s").await;
     assert_eq!((status.as_u16(), &told["error"]["code"]), (429, &json!("budget_pending")));
