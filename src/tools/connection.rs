@@ -156,7 +156,7 @@ impl RunConnections {
         let (parts, head) = (&self.0, asked.head);
         let length = body.size_hint().exact();
         let checked = match check_request(&parts.policy, asked, length)? {
-            ConnectAsk::Send(checked) => checked,
+            ConnectAsk::Send(checked) => *checked,
             ConnectAsk::List => {
                 return Ok((own_answer("application/json", self.list_connections()), None));
             }

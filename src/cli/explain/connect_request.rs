@@ -143,7 +143,8 @@ impl<'a> ConnectCase<'a> {
                 ConnectExplanation { listed: Some(listed.collect()), ..allowed }
             }
             ConnectAsk::Certificate => ConnectExplanation { is_certificate: true, ..allowed },
-            ConnectAsk::Send(CheckedConnect { connection, rule, .. }) => {
+            ConnectAsk::Send(checked) => {
+                let CheckedConnect { connection, rule, .. } = *checked;
                 let asked = (connection, length.unwrap_or_default());
                 // The reservation is returned at once: an explanation spends nothing.
                 reserve_request(self.ledger, &self.taint, asked)?.release_unspent();

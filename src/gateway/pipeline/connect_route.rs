@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use http::{Request, Response, Uri};
+use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
 
 use super::exchange::ResponseBody;

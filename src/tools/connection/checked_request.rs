@@ -17,7 +17,7 @@ pub enum ConnectAsk<'a> {
     List,
     /// The certificate of the run's tunnels.
     Certificate,
-    Send(CheckedConnect<'a>),
+    Send(Box<CheckedConnect<'a>>),
 }
 
 /// A request that every layer allows.
@@ -57,7 +57,7 @@ pub fn check_request<'a>(
     connection.check_signing((&head.headers, &headers), (path, query), length)?;
     let uri = connection.server_uri(path, query);
     let uri = uri.ok_or(ConnectRefusal::AmbiguousPath("cannot be sent"))?;
-    Ok(ConnectAsk::Send(CheckedConnect { connection, rule, uri, headers }))
+    Ok(ConnectAsk::Send(Box::new(CheckedConnect { connection, rule, uri, headers })))
 }
 
 /// Reads a request that goes to no server.

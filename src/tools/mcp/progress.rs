@@ -145,13 +145,11 @@ pub(super) async fn answer_with_progress(
         None => "waiting for the call to begin",
     };
     let mut reply: Pin<Box<dyn Future<Output = _> + Send>> = Box::pin(accepted.run_to_reply(tools));
-    match timeout(FIRST_PROGRESS_DELAY, &mut reply).await {
-        Ok(reply) => EndpointAnswer::Reply(reply),
-        Err(_) => {
-            let watched = WatchedCall { reply, token, started, unstarted, notifications: 0 };
-            EndpointAnswer::Events(watched.into_events())
-        }
+    if let Ok(reply) = timeout(FIRST_PROGRESS_DELAY, &mut reply).await {
+        return EndpointAnswer::Reply(reply);
     }
+    let watched = WatchedCall { reply, token, started, unstarted, notifications: 0 };
+    EndpointAnswer::Events(watched.into_events())
 }
 
 impl WatchedCall {

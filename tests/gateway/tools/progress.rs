@@ -304,7 +304,7 @@ async fn events_that_no_client_takes_are_not_made() {
     let (mut sender, connection) =
         client.initial_stream_window_size(64).handshake(io).await.unwrap();
     let connection = tokio::spawn(connection);
-    let CallMessage { body, headers, .. } = CallMessage::clock("2025-11-25");
+    let CallMessage { body, headers } = CallMessage::clock("2025-11-25");
     let mut request = post_request("http://localhost/mcp", &body, &headers);
     request.headers_mut().remove("host");
     let response = sender.send_request(request).await.unwrap();

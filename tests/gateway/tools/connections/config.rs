@@ -15,6 +15,7 @@ use crate::tools::tool_settings;
 fn a_wrong_connection_names_its_key_and_a_remedy() {
     let with = |text: &str| format!("[connections.api]\nurl = 'https://api.example.com'\n{text}");
     let url = |text: &str| format!("[connections.api]\nurl = '{text}'\n");
+    let tunnel = |text: &str| with("tunnel = true\n") + text + "\n";
     let tables = [
         "[connections.api]\n".to_owned(),
         with("hosts = ['x']"),
@@ -61,10 +62,8 @@ fn a_wrong_connection_names_its_key_and_a_remedy() {
         with("env = { '1A' = '${URL}' }"),
         with("env = { GIT_CONFIG_COUNT = '1' }"),
         with("git = ['github.com']"),
-        with("tunnel = true\nallow_private_addresses = true")
-            .replace("api.example.com", "10.0.0.1"),
-        with("tunnel = true\n")
-            + &with("tunnel = true").replace("connections.api", "connections.same"),
+        tunnel("allow_private_addresses = true").replace("api.example.com", "10.0.0.1"),
+        tunnel("") + &tunnel("").replace("connections.api", "connections.same"),
         with(
             "env = { A = '1' }\n[connections.two]\nurl = 'https://example.com'\nenv = { A = '2' }",
         ),
