@@ -1,9 +1,9 @@
 //! Counts the instructions of reading, by case, and of whole calls. callgrind counts them, so each session gives the
 //! same count, which is compared with a figure.
 //!
-//! `cargo bench --bench instructions` fails if a case takes 5 % more than its figure below, or if the linker's order of
-//! functions ([`order`]) no longer covers those that run. A commit that changes a
-//! count also changes the figure here. Without valgrind, or in a debug build, each case runs once and nothing is
+//! `docker/cargo_dist bench --bench instructions` fails if a case takes 5 % more than its figure below, or if the linker's
+//! order of functions ([`order`]) no longer covers those that run. A commit that changes a count also changes the figure
+//! here. Without valgrind, or in a debug build, each case runs once and nothing is
 //! counted.
 
 #![expect(
@@ -45,76 +45,76 @@ struct CountedCase {
 const CASES: &[CountedCase] = &[
     CountedCase {
         name: "chat frame",
-        figure: 494,
+        figure: 433,
         run: |n| read_frames(&CHAT, UsageChunkMode::Show, false, n),
     },
     CountedCase {
         name: "chat frame, filtered",
-        figure: 576,
+        figure: 495,
         run: |n| read_frames(&CHAT, UsageChunkMode::Hide, false, n),
     },
     CountedCase {
         name: "chat frame, limited",
-        figure: 640,
+        figure: 561,
         run: |n| read_frames(&CHAT, UsageChunkMode::Hide, true, n),
     },
     CountedCase {
         name: "messages frame",
-        figure: 568,
+        figure: 514,
         run: |n| read_frames(&MESSAGES, UsageChunkMode::Show, false, n),
     },
     CountedCase {
         name: "messages frame, limited",
-        figure: 594,
+        figure: 543,
         run: |n| read_frames(&MESSAGES, UsageChunkMode::Show, true, n),
     },
     CountedCase {
         name: "responses frame",
-        figure: 796,
+        figure: 753,
         run: |n| read_frames(&RESPONSES, UsageChunkMode::Show, false, n),
     },
     CountedCase {
         name: "responses frame, limited",
-        figure: 1192,
+        figure: 1159,
         run: |n| read_frames(&RESPONSES, UsageChunkMode::Show, true, n),
     },
     CountedCase {
         name: "chat answer 1 KB",
-        figure: 6346,
+        figure: 5445,
         run: |n| read_answers(GatewayRoute::ChatCompletions, CHAT_ANSWER, n),
     },
     CountedCase {
         name: "messages answer 1 KB",
-        figure: 6408,
+        figure: 5529,
         run: |n| read_answers(GatewayRoute::Messages, MESSAGES_ANSWER, n),
     },
     CountedCase {
         name: "responses answer 1 KB",
-        figure: 8220,
+        figure: 7134,
         run: |n| read_answers(GatewayRoute::Responses, RESPONSES_ANSWER, n),
     },
     CountedCase {
         name: "request 2 KB",
-        figure: 11_699,
+        figure: 9021,
         run: |n| read_requests(2048, usize::MAX, n),
     },
     CountedCase {
         name: "request 100 KB",
-        figure: 103_300,
+        figure: 80_581,
         run: |n| read_requests(100_000, usize::MAX, n),
     },
     CountedCase {
         name: "request 100 KB in frames of 16 KB",
-        figure: 112_401,
+        figure: 90_339,
         run: |n| read_requests(100_000, 16_384, n),
     },
 ];
 
 const CALLS: &[CallCase] = &[
-    CallCase { name: "call 2 KB, lane on", figure: 43_536, lane: "on", is_stream: false },
-    CallCase { name: "call 2 KB, lane off", figure: 63_178, lane: "off", is_stream: false },
-    CallCase { name: "streamed frame, lane on", figure: 4800, lane: "on", is_stream: true },
-    CallCase { name: "streamed frame, lane off", figure: 6748, lane: "off", is_stream: true },
+    CallCase { name: "call 2 KB, lane on", figure: 35_850, lane: "on", is_stream: false },
+    CallCase { name: "call 2 KB, lane off", figure: 50_865, lane: "off", is_stream: false },
+    CallCase { name: "streamed frame, lane on", figure: 3721, lane: "on", is_stream: true },
+    CallCase { name: "streamed frame, lane off", figure: 4914, lane: "off", is_stream: true },
 ];
 
 fn main() -> Result<ExitCode> {
