@@ -93,11 +93,7 @@ const CASES: &[CountedCase] = &[
         figure: 7134,
         run: |n| read_answers(GatewayRoute::Responses, RESPONSES_ANSWER, n),
     },
-    CountedCase {
-        name: "request 2 KB",
-        figure: 9021,
-        run: |n| read_requests(2048, usize::MAX, n),
-    },
+    CountedCase { name: "request 2 KB", figure: 9021, run: |n| read_requests(2048, usize::MAX, n) },
     CountedCase {
         name: "request 100 KB",
         figure: 80_581,

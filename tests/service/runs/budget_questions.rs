@@ -109,7 +109,9 @@ async fn a_person_raises_the_turns_of_a_run() {
 /// A raise of money is reserved under the caps of the grant, so a person cannot raise a run beyond them.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_raise_stays_within_the_caps_of_the_grant() {
-    let script = "/run/cogni-tool exec core__get_current_time {} --wait 5m >&2";
+    // A third call costs more than any answer allows, so the run waits at a second question and keeps what it has reserved.
+    let script =
+        "for call in 1 2 3; do /run/cogni-tool exec core__get_current_time {} --wait 5m >&2; done";
     let (setup, mut body) =
         caller_setup(script, &format!("price_usd = '0.002'\n{ASKING}hold = '5m'\n")).await;
     let service = setup.start();
@@ -146,7 +148,10 @@ async fn a_raise_stays_within_the_caps_of_the_grant() {
     let counted: Vec<_> =
         answers.iter().zip(amounts).filter(|((status, _), _)| *status == 200).collect();
     assert_eq!(counted.len(), 1, "{answers:?}");
+    wait_for_questions(&approver, |found| found.iter().any(|next| next["id"] != asked[0]["id"]))
+        .await;
     assert_eq!(reserved().await, counted[0].1);
+    starter.post(&format!("/api/v1/runs/{run}/cancel"), &json!({})).await;
     starter.ended(&run).await;
     let printed = starter.get(&format!("/api/v1/runs/{run}/output")).await.json();
     assert!(text(&printed["stderr"]).contains("\"status\":\"completed\""), "{printed}");
