@@ -68,13 +68,8 @@ fn a_wrong_connection_names_its_key_and_a_remedy() {
             "env = { A = '1' }\n[connections.two]\nurl = 'https://example.com'\nenv = { A = '2' }",
         ),
     ];
-    let errors: Vec<_> = tables
-        .iter()
-        .map(|table| match tool_settings(table).check() {
-            Ok(()) => panic!("{table}"),
-            Err(error) => error.to_string(),
-        })
-        .collect();
+    let refuse = |table: &String| tool_settings(table).check().expect_err(table).to_string();
+    let errors: Vec<_> = tables.iter().map(refuse).collect();
     insta::assert_snapshot!(errors.join("\n"));
     let mut agent = tool_settings(&with(""));
     agent.agent = Some(vec!["connect__other".to_owned()]);
