@@ -179,7 +179,8 @@ impl AccessLog {
 
     fn append_repeats(&self, time: SystemTime, repeats: u64) {
         if let Some(writer) = self.writer.as_ref().filter(|_| repeats > 0) {
-            let line = AccessLogEntry::for_repeats(time);
+            // The line stands for a number of suppressed lines.
+            let line = AccessLogEntry::without_values(time, "repeated");
             writer.append_line(|buffer, clock| match self.format {
                 AccessLogFormat::Text => {
                     line.append_to(&self.constant, clock, buffer);

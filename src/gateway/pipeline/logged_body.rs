@@ -141,21 +141,14 @@ impl StreamLogLine {
 impl Drop for StreamLogLine {
     fn drop(&mut self) {
         self.gateway.access_log.write_entry(&AccessLogEntry {
-            time: SystemTime::now(),
             method: self.method.as_str(),
             uri: self.uri,
             status: self.status,
             bytes: self.bytes,
             request_bytes: self.request_bytes.load(Ordering::Relaxed),
-            model: None,
             request_id: RequestId::new().as_str(),
-            litellm_call_id: None,
-            litellm_response_cost: None,
-            upstream_time: None,
-            first_byte_time: None,
             request_time: self.started.elapsed(),
-            usage: None,
-            outcome: self.outcome,
+            ..AccessLogEntry::without_values(SystemTime::now(), self.outcome)
         });
     }
 }

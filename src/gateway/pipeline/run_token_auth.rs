@@ -152,21 +152,13 @@ impl RunTokenAuth {
         let (code, status) = (rejection.code(), response.status().as_u16());
         self.metrics.record_refusal(&metrics::RefusedRequest { route, code, status });
         self.access_log.write_entry(&AccessLogEntry {
-            time: SystemTime::now(),
             method: request.method().as_str(),
             uri: route.map(GatewayRoute::path),
             status,
             bytes: response.body().len() as u64,
-            request_bytes: 0,
-            model: None,
             request_id: RequestId::new().as_str(),
-            litellm_call_id: None,
-            litellm_response_cost: None,
-            upstream_time: None,
-            first_byte_time: None,
             request_time: begun.elapsed(),
-            usage: None,
-            outcome: code,
+            ..AccessLogEntry::without_values(SystemTime::now(), code)
         });
         response.map(ResponseBody::from_text)
     }

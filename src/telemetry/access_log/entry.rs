@@ -72,10 +72,10 @@ pub(super) struct AccessLogRunFields {
 }
 
 impl AccessLogEntry<'_> {
-    /// Returns the line that stands for a number of suppressed lines.
-    pub(super) fn for_repeats(time: SystemTime) -> Self {
+    /// Returns a line without the values of a request. Every key must be present, so keys without a value get `-`, 0 or
+    /// zero time.
+    pub fn without_values(time: SystemTime, outcome: &'static str) -> Self {
         Self {
-            // Every key must be present, so keys without a meaning here get `-`, 0 or zero time.
             time,
             method: "-",
             uri: None,
@@ -90,7 +90,7 @@ impl AccessLogEntry<'_> {
             first_byte_time: None,
             request_time: Duration::ZERO,
             usage: None,
-            outcome: "repeated",
+            outcome,
         }
     }
 

@@ -59,6 +59,14 @@ impl KeyFile {
         self.directory.path().join("key.json").display().to_string()
     }
 
+    /// Returns the tables of a connection that signs nothing, of one that signs for S3, and of one that signs for another
+    /// service. They are called `api`, `s3` and `other`, and allow everything.
+    pub(crate) fn tables_of_each_kind(&self, server: &SecureServer) -> String {
+        server.table("api", "allow = ['* /**']\n")
+            + &server.table("s3", &self.lines("s3", ""))
+            + &server.table("other", &self.lines("execute-api", ""))
+    }
+
     /// Returns the lines of a connection that signs for a service with this key, and allows everything.
     pub(crate) fn lines(&self, service: &str, more: &str) -> String {
         let aws = format!("{{ region = 'eu-central-1', service = '{service}'{more} }}");

@@ -32,10 +32,7 @@ async fn headers_of_one_hop_do_not_pass() {
 #[tokio::test]
 async fn an_empty_body_is_announced() {
     let (server, key) = (SecureServer::start().await, KeyFile::new(&KEY));
-    let table = server.table("api", "allow = ['* /**']\n")
-        + &server.table("s3", &key.lines("s3", ""))
-        + &server.table("other", &key.lines("execute-api", ""));
-    let app = start_app(&table).await;
+    let app = start_app(&key.tables_of_each_kind(&server)).await;
     let mut expected = vec![];
     for name in ["api", "s3", "other"] {
         for (method, length) in

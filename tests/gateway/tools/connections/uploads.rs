@@ -141,13 +141,10 @@ async fn an_early_answer_reaches_its_client() {
 #[tokio::test]
 async fn a_client_that_leaves_its_upload_is_recorded_as_such() {
     let (server, key) = (SecureServer::start().await, KeyFile::new(&KEY));
-    let table = server.table("plain", "allow = ['* /**']\n")
-        + &server.table("s3", &key.lines("s3", ""))
-        + &server.table("aws", &key.lines("execute-api", ""));
-    let app = start_app(&table).await;
+    let app = start_app(&key.tables_of_each_kind(&server)).await;
     let announced = "content-length: 100\r\n\r\nbegun";
     let chunked = "transfer-encoding: chunked\r\n\r\n5\r\nbegun\r\nnonsense\r\n";
-    let cases = [("plain", announced), ("s3", announced), ("aws", announced), ("plain", chunked)];
+    let cases = [("api", announced), ("s3", announced), ("other", announced), ("api", chunked)];
     for (number, (name, rest)) in cases.into_iter().enumerate() {
         let mut stream = app.client().connect().await;
         let head = format!("POST /connect/{name}/a HTTP/1.1\r\nhost: x\r\n{rest}");
