@@ -9,6 +9,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
+use rustix::net::RecvFlags;
 use tokio::io::unix::AsyncFd;
 use tokio::io::{Interest, ReadBuf};
 
@@ -45,7 +46,8 @@ fn register_socket<T: SocketOwner>(socket: T, interest: Interest) -> io::Result<
 fn read_socket(socket: &OwnedFd, buffer: &mut ReadBuf<'_>) -> io::Result<usize> {
     // SAFETY: the system call only ever writes to the memory that it is given.
     let free = unsafe { buffer.unfilled_mut() };
-    let length = rustix::io::read(socket, free)?.0.len();
+    // `recv` costs less than `read`, which goes through the layer of files.
+    let length = rustix::net::recv(socket, free, RecvFlags::empty())?.0.0.len();
     // SAFETY: the system call has initialised the first `length` bytes of the free part.
     unsafe { buffer.assume_init(length) };
     buffer.advance(length);

@@ -13,7 +13,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use rustix::net::{RecvFlags, Shutdown};
+use rustix::net::{RecvFlags, SendFlags, Shutdown};
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::time::Sleep;
@@ -252,7 +252,8 @@ impl AsyncWrite for ServerStream {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.poll_write_with(cx, |socket| rustix::io::write(socket, buf))
+        // `send` costs less than `write`, which goes through the layer of files.
+        self.poll_write_with(cx, |socket| rustix::net::send(socket, buf, SendFlags::NOSIGNAL))
     }
 
     fn poll_write_vectored(
