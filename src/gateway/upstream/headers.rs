@@ -163,6 +163,8 @@ impl InjectedHeaders {
             |name: &[u8]| name == RESPONSE_COST_HEADER.as_bytes() && !config.expose_response_cost;
         let (mut media_type, mut encoding, mut call_id, mut cost) = (None, None, None, None);
         let (mut is_encoded, mut has_removed) = (false, false);
+        // One search of all lines: hardly any head contains a credential.
+        let may_contain = self.redactor.contains_secret(fields.as_bytes());
         for (name, value) in fields.iter() {
             // The format is that of the response as it came, whatever the client sees of the header.
             if name == b"content-type" {
@@ -171,7 +173,7 @@ impl InjectedHeaders {
                 encoding.get_or_insert(value);
                 is_encoded |= !value.eq_ignore_ascii_case(b"identity");
             }
-            if self.redactor.contains_secret(value) {
+            if may_contain && self.redactor.contains_secret(value) {
                 has_removed = true;
                 continue;
             }
