@@ -8,6 +8,7 @@
 
 mod spelling_search;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use base64::prelude::*;
@@ -104,9 +105,37 @@ impl SecretRedactor {
         body.release_safe_part(Bytes::new())
     }
 
-    /// Returns the bytes that were held back. The body has ended, so they cannot become a secret any more.
-    pub fn redact_rest(self) -> Bytes {
-        self.body.map(|body| body.tail.freeze()).unwrap_or_default()
+    /// Returns true if a body has begun, whose next frame continues it.
+    pub fn has_begun(&self) -> bool {
+        self.body.is_some()
+    }
+
+    /// Redacts a frame except for the range `passed`: the bytes before the range end the body that has begun, and the bytes
+    /// behind the range begin another body.
+    pub fn redact_ends(&mut self, frame: &Bytes, passed: Range<usize>) -> Bytes {
+        let first = if passed.start > 0 {
+            self.redact_frame(frame.slice(..passed.start))
+        } else {
+            Bytes::new()
+        };
+        let rest = self.take_rest();
+        let last = if passed.end < frame.len() {
+            self.redact_frame(frame.slice(passed.end..))
+        } else {
+            Bytes::new()
+        };
+        // Usual ends contain no secret and no beginning of one. They are still parts of the frame, which needs no copy.
+        let is_part =
+            |part: &Bytes, from: usize| part.is_empty() || part.as_ptr() == frame[from..].as_ptr();
+        if first.len() == passed.start && is_part(&first, 0) && is_part(&last, passed.end) {
+            return frame.slice(..passed.end + last.len());
+        }
+        [&first[..], &rest, &frame[passed], &last].concat().into()
+    }
+
+    /// Returns the bytes that were held back, and ends the body, so that they cannot become a secret any more.
+    pub fn take_rest(&mut self) -> Bytes {
+        self.body.take().map(|body| body.tail.freeze()).unwrap_or_default()
     }
 }
 
@@ -172,7 +201,7 @@ mod tests {
         for frame in body.as_bytes().chunks(size) {
             passed.extend_from_slice(&redactor.redact_frame(Bytes::copy_from_slice(frame)));
         }
-        passed.extend_from_slice(&redactor.redact_rest());
+        passed.extend_from_slice(&redactor.take_rest());
         String::from_utf8(passed).unwrap()
     }
 
@@ -268,6 +297,23 @@ mod tests {
             assert_eq!((passed.as_ptr(), passed.len()), (frame.as_ptr(), frame.len()));
         }
         assert_eq!(redactor.body.unwrap().tail.capacity(), 0);
+    }
+
+    /// Only the ends of a frame are searched: a key over two frames is masked, a key between the ends passes.
+    #[test]
+    fn the_ends_of_frames_are_redacted() {
+        let key = "sk-abcabd";
+        let mut redactor = SecretRedactor::new(&SecretString::new(key));
+        let mut redact = |frame: &str, passed: Range<usize>| {
+            let frame = Bytes::copy_from_slice(frame.as_bytes());
+            let redacted = redactor.redact_ends(&frame, passed);
+            (redacted.as_ptr() == frame.as_ptr(), String::from_utf8(redacted.to_vec()).unwrap())
+        };
+        // The frame's end may begin the key, so it waits; the rest passes without a copy.
+        assert_eq!(redact("sk-abcabd x sk-abc", 0..11), (true, "sk-abcabd x ".into()));
+        assert_eq!(redact("abd\n\nsk-abcabd|sk", 5..15), (false, "*********\n\nsk-abcabd|".into()));
+        assert_eq!(redact("-abca \n\n", 8..8), (false, "sk-abca \n\n".into()));
+        assert!(!redactor.has_begun());
     }
 
     /// Frames of one byte that spell nearly a whole secret pass at last, and no byte is held longer than it must be.

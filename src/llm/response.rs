@@ -41,6 +41,7 @@ use self::usage_filter::UsageChunkFilter;
 use crate::llm::budget::{Nanodollars, TokenUsage, Tokens};
 use crate::llm::protocol::{GatewayRoute, LlmProtocol};
 
+pub use self::sse::first_event_end;
 pub use output_limiter::{CallAllowance, CutoffMode, OUTPUT_LIMIT_REACHED_CODE};
 pub use usage_counts::MAX_REPORTED_TOKENS;
 
@@ -244,15 +245,14 @@ impl ResponseObserver {
         self.report.has_error()
     }
 
-    /// Returns true if the last bytes are an error, or the beginning of an event that may become an
-    /// error.
-    pub fn may_be_error(&self) -> bool {
-        let is_in_event = match &self.reader {
-            FormatReader::Sse(blocks) => blocks.is_in_event(),
-            FormatReader::Filtered(filter) => filter.is_in_event(),
-            FormatReader::Json(_) | FormatReader::Opaque => false,
-        };
-        is_in_event || self.report.has_error()
+    /// Returns the number of bytes of an event that has begun and not ended, or 0. The event may become an error. Its
+    /// last bytes are at the end of the forwarded bytes, unless they are held back.
+    pub fn open_event_bytes(&self) -> usize {
+        match &self.reader {
+            FormatReader::Sse(blocks) => blocks.open_event_bytes(),
+            FormatReader::Filtered(filter) => filter.open_event_bytes(),
+            FormatReader::Json(_) | FormatReader::Opaque => 0,
+        }
     }
 
     /// Returns the size of the buffer for an event that is not complete, in bytes, at most [`MAX_EVENT_BYTES`].

@@ -155,8 +155,8 @@ impl EchoGuard {
     }
 
     /// Returns the bytes that were held back. The body has ended.
-    pub(super) fn pass_rest(self) -> Bytes {
-        self.redactor.redact_rest()
+    pub(super) fn pass_rest(mut self) -> Bytes {
+        self.redactor.take_rest()
     }
 
     /// Returns true if a header contains a credential, in its name or its value.

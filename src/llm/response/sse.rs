@@ -10,7 +10,7 @@
 use std::borrow::Cow;
 use std::mem;
 
-use memchr::memchr2;
+use memchr::{memchr2, memchr2_iter};
 
 use super::{EventTooLargeError, MAX_EVENT_BYTES};
 
@@ -102,9 +102,9 @@ impl SseParser {
         (self.splitter.state != SseSplitterState::Comment).then_some(&self.carry)
     }
 
-    /// Returns true if an event has begun and not ended.
-    pub(super) fn is_in_event(&self) -> bool {
-        !self.is_spent && !self.carry.is_empty()
+    /// Returns the number of bytes of the event that has begun and not ended, or 0.
+    pub(super) fn open_event_bytes(&self) -> usize {
+        if self.is_spent { 0 } else { self.carry.len() }
     }
 
     /// Returns the size of the buffer for an event that is not complete, in bytes.
@@ -195,6 +195,16 @@ impl<'a> SseEvent<'a> {
     fn has_data(&self) -> bool {
         !self.data.is_empty()
     }
+}
+
+/// Returns the place behind the first empty line of a text, or behind a part of that line. An event that began before the
+/// text ends there at the latest.
+pub fn first_event_end(text: &[u8]) -> Option<usize> {
+    let is_end = |at: &usize| {
+        // A carriage return and a line feed end one line, any other two line ends enclose an empty line.
+        matches!(text.get(*at..at + 2), Some(b"\n\n" | b"\n\r" | b"\r\r"))
+    };
+    memchr2_iter(b'\n', b'\r', text).find(is_end).map(|at| at + 2)
 }
 
 /// Returns the value of the line's field, if the field has this name. One space after the colon
@@ -311,3 +321,27 @@ const BYTE_ORDER_MARK: [u8; 3] = [0xEF, 0xBB, 0xBF];
 /// The maximum capacity that an open stream keeps for the next split event, in bytes. A delta is a
 /// few hundred bytes long.
 const RETAINED_CARRY_BYTES: usize = 2048;
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::{SseBlockKind, SseParser, first_event_end};
+
+    proptest! {
+        /// An event that began in an earlier frame has ended where the function says, whatever the event's last byte was.
+        #[test]
+        fn an_event_ends_at_its_first_empty_line(
+            begun in prop::sample::select(vec!["data", "data\n", "data\r", "data\r\n"]),
+            text in prop::collection::vec(prop::sample::select(b"\n\r:a".to_vec()), 0..12),
+        ) {
+            let mut parser = SseParser::default();
+            prop_assert!(parser.next_block(begun.as_bytes()).unwrap().is_none());
+            let block = parser.next_block(&text).unwrap();
+            let ended = block.filter(|block| matches!(block.kind, SseBlockKind::Event { .. }));
+            if let Some(end) = first_event_end(&text) {
+                prop_assert!(ended.is_some_and(|block| block.consumed <= end), "{end}");
+            }
+        }
+    }
+}

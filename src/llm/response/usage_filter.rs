@@ -110,9 +110,9 @@ impl UsageChunkFilter {
         self.blocks.buffer_bytes()
     }
 
-    /// Returns [`SseParser::is_in_event`] of the inner parser.
-    pub(super) fn is_in_event(&self) -> bool {
-        self.blocks.is_in_event()
+    /// Returns [`SseParser::open_event_bytes`] of the inner parser.
+    pub(super) fn open_event_bytes(&self) -> usize {
+        self.blocks.open_event_bytes()
     }
 
     /// Reads an event that the stream's end completes, and returns the event if it was held back.

@@ -21,6 +21,7 @@ use crate::gateway::upstream::{self, ProviderAnswer};
 use crate::llm::budget::{BudgetReservation, Tokens, UsageSource};
 use crate::llm::response::{
     CallAllowance, OUTPUT_LIMIT_REACHED_CODE, ResponseFormat, ResponseObserver, UsageChunkMode,
+    first_event_end,
 };
 use crate::telemetry::audit::records::CallOutcome;
 use crate::telemetry::metrics;
@@ -303,18 +304,25 @@ impl ProviderResponse {
         context.response_bytes += length as u64;
     }
 
-    /// Removes the upstream's key from a frame of an error's body or of an error event.
+    /// Removes the upstream's key from the parts of a frame that belong to an error's body, or to an event that is or may
+    /// become an error.
     ///
-    /// Redaction starts with the first frame that may belong to an error and continues to the end of
-    /// the response. A frame that ends inside an event counts, because that event may become an error.
+    /// Behind an error event the whole response is redacted. Before one, only an event that two frames share may become an
+    /// error: its beginning is redacted at the end of a frame, and the rest at the beginning of the next frame.
     fn redact_frame(&mut self, context: &ExchangeContext, frame: Bytes) -> Bytes {
-        if self.observer.may_be_error() && self.redactor.is_none() {
-            self.redactor = Some(Box::new(context.new_redactor()));
+        let is_error = self.error_body.is_some() || self.observer.has_error();
+        let open = self.observer.open_event_bytes();
+        if self.redactor.is_none() && !is_error && open == 0 {
+            return frame;
         }
-        match &mut self.redactor {
-            Some(redactor) => redactor.redact_frame(frame),
-            None => frame,
+        let redactor = self.redactor.get_or_insert_with(|| Box::new(context.new_redactor()));
+        if is_error {
+            return redactor.redact_frame(frame);
         }
+        let head = if redactor.has_begun() { first_event_end(&frame) } else { Some(0) };
+        let Some(head) = head else { return redactor.redact_frame(frame) };
+        let tail = frame.len().saturating_sub(open).max(head);
+        redactor.redact_ends(&frame, head..tail)
     }
 
     fn complete(&mut self, context: &mut ExchangeContext) -> Option<Bytes> {
@@ -327,7 +335,7 @@ impl ProviderResponse {
         self.record_stream_error(context);
         let Some(mut redactor) = self.redactor.take() else { return last };
         let passed = redactor.redact_frame(last.unwrap_or_default());
-        let rest: Bytes = [passed, redactor.redact_rest()].concat().into();
+        let rest: Bytes = [passed, redactor.take_rest()].concat().into();
         let Some(mut error_body) = self.error_body.take() else { return Some(rest) };
         error_body.push(&rest);
         self.error_tokens = error_body.tokens();
