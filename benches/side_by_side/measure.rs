@@ -261,6 +261,10 @@ fn measure_calls(load: ClosedLoad, running: &RunningSubject) -> Result<WindowRes
 fn measure_flow(course: StreamCourse, running: &RunningSubject) -> Result<Option<StreamResults>> {
     let mut edges = WindowEdges::default();
     let sockets = std::slice::from_ref(&running.socket);
+    // Like the calls of the other measurements, the streams find connections to the provider that earlier calls have opened.
+    // Without this warm-up, a subject would connect anew or not by the time since its last round.
+    let warm_up = StreamCourse { stagger: Duration::ZERO, chunks: 2, ..course };
+    stream::run(warm_up, sockets, || Ok(()))?;
     let seen = stream::run(course, sockets, || edges.mark(running))?;
     let (_, cpu) = edges.between();
     let stream::CourseResults { first_bytes, lags, window } = seen;
