@@ -35,6 +35,7 @@ pub mod scratch;
 pub mod secret;
 pub mod secret_redactor;
 pub mod serde_words;
+pub mod shared_resolver;
 pub mod shell;
 pub mod socket;
 pub mod streamed_endpoint;

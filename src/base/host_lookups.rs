@@ -51,6 +51,8 @@ pub enum HostLookupError {
 /// The addresses of a host, for each reach. They are judged once, where blocking does no harm.
 #[derive(Debug)]
 struct ReachedAddresses {
+    /// All addresses, whatever they are; none if the look-up failed.
+    all: Vec<IpAddr>,
     public: Result<Vec<IpAddr>, Arc<HostReachError>>,
     named: Result<Vec<IpAddr>, Arc<HostReachError>>,
 }
@@ -110,6 +112,26 @@ impl RunLookups {
         Ok(reached.clone()?)
     }
 
+    /// Returns all addresses of a host, whatever they are; there is at least one.
+    ///
+    /// # Errors
+    /// Returns [`HostLookupError::Busy`] at a bound, and otherwise the reason why the host has no address.
+    pub async fn find_all_addresses(
+        &self,
+        host: &str,
+        port: u16,
+    ) -> Result<Vec<IpAddr>, HostLookupError> {
+        if let Ok(address) = host.parse() {
+            return Ok(vec![address]);
+        }
+        let running = self.join_or_start(host, port)?;
+        let found = running.await.map_err(|_| HostLookupError::Lost)?;
+        match &found.named {
+            Err(error) if found.all.is_empty() => Err(Arc::clone(error).into()),
+            _ => Ok(found.all.clone()),
+        }
+    }
+
     fn join_or_start(&self, host: &str, port: u16) -> Result<RunningLookup, HostLookupError> {
         let host: Arc<str> = host.to_ascii_lowercase().into();
         let mut running = self.process.lock_running();
@@ -144,6 +166,7 @@ impl ReachedAddresses {
         };
         let filter = |reach: HostReach, found| reach.filter_addresses(host, found);
         Self {
+            all: found.as_ref().map_or_else(|_| vec![], Clone::clone),
             public: filter(HostReach::Public, copy).map_err(Arc::new),
             named: filter(HostReach::Named, found).map_err(Arc::new),
         }

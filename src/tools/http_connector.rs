@@ -7,13 +7,13 @@ use http::uri::Authority;
 use hyper::body::Body;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 
 use crate::base::interim_limit::InterimLimitConnector;
+use crate::base::shared_resolver::{SharedLookupConnector, SharedResolver};
 
 /// A connector to a server of the operator's choice.
-pub(super) type ServerConnector = InterimLimitConnector<HttpsConnector<HttpConnector>>;
+pub(super) type ServerConnector = InterimLimitConnector<HttpsConnector<SharedLookupConnector>>;
 
 /// Parses the address of a server, and returns a connector for it. An error is the mistake.
 ///
@@ -41,7 +41,8 @@ pub(super) fn parse_server_url(url: &str) -> Result<(Uri, ServerConnector), &'st
             rustls::ClientConfig::builder().with_root_certificates(rustls::RootCertStore::empty());
         builder.with_tls_config(none.with_no_client_auth())
     };
-    let connector = builder.https_or_http().enable_http1().build();
+    let builder = builder.https_or_http().enable_http1();
+    let connector = builder.wrap_connector(SharedResolver::connector());
     Ok((uri, InterimLimitConnector::new(connector)))
 }
 

@@ -10,7 +10,6 @@ mod request;
 
 use std::convert::Infallible;
 use std::io;
-use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 
@@ -23,6 +22,7 @@ use super::pool::UpstreamConnectionPool;
 use super::{UpstreamCall, UpstreamConfig, UpstreamError, UpstreamKind};
 use crate::base::alarm::TimerPool;
 use crate::base::scratch::ScratchBuffer;
+use crate::base::shared_resolver::SharedResolver;
 pub(super) use call::Http1Call;
 pub(super) use head::ResponseHead;
 
@@ -35,6 +35,7 @@ pub(super) struct Http1Client {
 #[derive(Debug)]
 struct WorkerConnections {
     config: UpstreamConfig,
+    resolver: SharedResolver,
     pool: UpstreamConnectionPool,
     scratch: ScratchBuffer,
     alarms: Arc<TimerPool>,
@@ -46,7 +47,10 @@ impl Http1Client {
     pub(super) fn new(config: UpstreamConfig) -> Self {
         let pool = UpstreamConnectionPool::new(config.pool_idle_timeout);
         let (scratch, alarms, text) = (ScratchBuffer::default(), Arc::default(), Mutex::default());
-        Self { worker: Arc::new(WorkerConnections { config, pool, scratch, alarms, text }) }
+        let resolver = SharedResolver::new();
+        Self {
+            worker: Arc::new(WorkerConnections { config, resolver, pool, scratch, alarms, text }),
+        }
     }
 
     pub(super) async fn close_idle_connections(&self) -> Infallible {
@@ -90,25 +94,22 @@ impl WorkerConnections {
     async fn connect_with_timeout(&self) -> Result<TcpStream, UpstreamError> {
         let limit = self.config.connect_timeout;
         let target = &self.config.url;
-        match tokio::time::timeout(limit, resolve_and_connect(target.host(), target.port())).await {
+        let connecting = self.resolve_and_connect(target.host(), target.port());
+        match tokio::time::timeout(limit, connecting).await {
             Ok(connected) => connected.map_err(UpstreamError::Connect),
             Err(_elapsed) => Err(UpstreamError::ConnectTimeout(limit)),
         }
     }
-}
 
-/// Resolves the name again and connects to the first address that accepts the connection.
-async fn resolve_and_connect(host: &str, port: u16) -> io::Result<TcpStream> {
-    let unknown = |error| io::Error::other(LookupError(error));
-    let addresses = tokio::net::lookup_host((host, port)).await.map_err(unknown)?;
-    let addresses: Vec<SocketAddr> = addresses.collect();
-    if addresses.is_empty() {
-        return Err(unknown(io::ErrorKind::NotFound.into()));
+    /// Resolves the name again and connects to the first address that accepts the connection.
+    async fn resolve_and_connect(&self, host: &str, port: u16) -> io::Result<TcpStream> {
+        let found = self.resolver.resolve_host(host, port).await;
+        let addresses = found.map_err(|error| io::Error::other(LookupError(error)))?;
+        let stream = TcpStream::connect(&addresses[..]).await?;
+        // A request is one write, so delaying small packets would only add latency.
+        stream.set_nodelay(true)?;
+        Ok(stream)
     }
-    let stream = TcpStream::connect(&addresses[..]).await?;
-    // A request is one write, so delaying small packets would only add latency.
-    stream.set_nodelay(true)?;
-    Ok(stream)
 }
 
 /// Returns the earlier of an instant and an optional deadline.

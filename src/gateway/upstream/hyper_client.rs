@@ -14,7 +14,6 @@ use http_body_util::combinators::UnsyncBoxBody;
 use hyper::body::{Body as _, Incoming, SizeHint};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy;
-use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::time::{Instant, Sleep};
 
@@ -24,13 +23,17 @@ use super::{
 use crate::base;
 use crate::base::header_lines::HeaderLines;
 use crate::base::interim_limit::InterimLimitConnector;
+use crate::base::shared_resolver::{SharedLookupConnector, SharedResolver};
 use crate::base::time::MAX_TIME;
 use crate::gateway::upstream::headers;
 
 /// A client for one provider. hyper's client holds the connections.
 pub(super) struct HyperClient {
     config: UpstreamConfig,
-    client: legacy::Client<InterimLimitConnector<HttpsConnector<HttpConnector>>, HyperRequestBody>,
+    client: legacy::Client<
+        InterimLimitConnector<HttpsConnector<SharedLookupConnector>>,
+        HyperRequestBody,
+    >,
 }
 
 /// A body that hyper reads, with the same timeouts as the body of the plain client.
@@ -45,9 +48,7 @@ type HyperRequestBody = UnsyncBoxBody<Bytes, Infallible>;
 
 impl HyperClient {
     pub(super) fn new(config: UpstreamConfig) -> io::Result<Self> {
-        let mut connector = HttpConnector::new();
-        // The TLS connector wraps this one, which would otherwise reject `https` URLs.
-        connector.enforce_http(false);
+        let mut connector = SharedResolver::connector();
         connector.set_nodelay(true);
         connector.set_connect_timeout(Some(config.connect_timeout));
         let builder = HttpsConnectorBuilder::new();

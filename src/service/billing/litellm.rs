@@ -14,7 +14,6 @@ use http::{Request, StatusCode, Uri, header};
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy;
-use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -24,6 +23,7 @@ use super::{ChargeNotice, ChargeSource};
 use crate::base;
 use crate::base::interim_limit::InterimLimitConnector;
 use crate::base::secret::SecretString;
+use crate::base::shared_resolver::{SharedLookupConnector, SharedResolver};
 use crate::base::timestamp;
 use crate::base::url_component::encode_url_component;
 use crate::gateway::upstream::{UpstreamScheme, UpstreamUrl};
@@ -42,7 +42,8 @@ pub struct LitellmConfig {
 /// A client of one LiteLLM's spend logs.
 pub struct LitellmClient {
     settings: LitellmConfig,
-    client: legacy::Client<InterimLimitConnector<HttpsConnector<HttpConnector>>, Empty<Bytes>>,
+    client:
+        legacy::Client<InterimLimitConnector<HttpsConnector<SharedLookupConnector>>, Empty<Bytes>>,
 }
 
 /// A filter for spend log rows.
@@ -100,8 +101,7 @@ impl LitellmClient {
     /// # Errors
     /// Returns an error if the authorities cannot be read, or the system has none.
     pub fn new(settings: LitellmConfig) -> io::Result<Self> {
-        let mut connector = HttpConnector::new();
-        connector.enforce_http(false);
+        let mut connector = SharedResolver::connector();
         connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
         let builder = HttpsConnectorBuilder::new();
         let builder = match &settings.ca_file {

@@ -14,7 +14,6 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request, Uri};
 use http_body_util::{BodyExt, Collected, Full, Limited};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy;
-use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use percent_encoding::percent_decode_str;
 use rustls::{ClientConfig, RootCertStore};
@@ -25,6 +24,7 @@ use super::otlp::{self, ExportRequestBuilder};
 use super::{QueuedSpan, TracingConfig};
 use crate::base::interim_limit::InterimLimitConnector;
 use crate::base::secret::SecretString;
+use crate::base::shared_resolver::{SharedLookupConnector, SharedResolver};
 
 /// A collector's URL, including `/v1/traces`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,7 +40,8 @@ pub(super) struct CollectorClient {
     address: Uri,
     headers: HeaderMap,
     frame: ExportRequestBuilder,
-    client: legacy::Client<InterimLimitConnector<HttpsConnector<HttpConnector>>, Full<Bytes>>,
+    client:
+        legacy::Client<InterimLimitConnector<HttpsConnector<SharedLookupConnector>>, Full<Bytes>>,
     /// True if the collector did not take the last batch.
     is_failing: bool,
 }
@@ -55,9 +56,7 @@ impl CollectorClient {
         CollectorUrl(address): &CollectorUrl,
         config: &TracingConfig,
     ) -> io::Result<Self> {
-        let mut connector = HttpConnector::new();
-        // The TLS connector wraps this one, which would otherwise reject `https` URLs.
-        connector.enforce_http(false);
+        let connector = SharedResolver::connector();
         let builder = HttpsConnectorBuilder::new();
         let builder = if address.scheme() == Some(&Scheme::HTTPS) {
             builder.with_native_roots()?

@@ -12,8 +12,8 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy;
+use hyper_util::client::legacy::connect::Connect;
 use hyper_util::client::legacy::connect::proxy::Tunnel;
-use hyper_util::client::legacy::connect::{Connect, HttpConnector};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use rustls::CertificateError;
 
@@ -21,12 +21,13 @@ use super::error::one_line;
 use super::{GithubConfig, GithubError};
 use crate::base;
 use crate::base::interim_limit::InterimLimitConnector;
+use crate::base::shared_resolver::{SharedLookupConnector, SharedResolver};
 
 /// The HTTP client of one API, which has one host and so one route.
 #[derive(Clone)]
 pub(super) enum GithubTransport {
-    Direct(HttpsClient<HttpConnector>),
-    Proxied(HttpsClient<Tunnel<HttpConnector>>),
+    Direct(HttpsClient<SharedLookupConnector>),
+    Proxied(HttpsClient<Tunnel<SharedLookupConnector>>),
 }
 
 pub(super) type HttpsClient<C> =
@@ -34,9 +35,7 @@ pub(super) type HttpsClient<C> =
 
 impl GithubTransport {
     pub(super) fn new(config: &GithubConfig) -> io::Result<Self> {
-        let mut tcp = HttpConnector::new();
-        // The connector must accept `https` addresses, because TLS is laid over it.
-        tcp.enforce_http(false);
+        let mut tcp = SharedResolver::connector();
         tcp.set_connect_timeout(Some(config.connect_timeout));
         Ok(match config.network.proxy_for(&config.url) {
             None => Self::Direct(build_client(config, tcp)?),
