@@ -327,20 +327,27 @@ async fn the_gateways_key_is_masked_in_a_successful_answer() {
                 x-litellm-call-id: Bearer sk-real-and-secret\r\nx-request-id: sk-real-and-secret\r\n\
                 x-litellm-response-cost: sk-real-and-secret\r\nrequest-id: kept\r\n\r\n";
     let key = events.find("sk-real").unwrap();
-    let cuts = [0, key - 20, key, key + 9, key + 18, events.len() - 1, events.len()];
+    let cuts = frame_cuts(key, events.len());
     for (cut, is_shown) in cuts.into_iter().flat_map(|cut| [(cut, true), (cut, false)]) {
         let upstream = async {
             let (mut stream, _) = listener.accept().await.unwrap();
             raw_upstream::read_request(&mut stream).await;
-            raw_upstream::send_text(&mut stream, &format!("{head}{}", &events[..cut])).await;
-            tokio::time::sleep(Duration::from_millis(20)).await;
-            raw_upstream::send_text(&mut stream, &events[cut..]).await;
+            let [first, second] = cut;
+            raw_upstream::send_text(&mut stream, &format!("{head}{}", &events[..first])).await;
+            for part in [&events[first..second], &events[second..]] {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                raw_upstream::send_text(&mut stream, part).await;
+            }
         };
         let mut body = streamed_body("fake");
         body["stream_options"] = json!({"include_usage": is_shown});
         let client = app.client();
         let (response, ()) = tokio::join!(client.post("/v1/chat/completions", &body), upstream);
-        assert_eq!(response.text(), events.replace("sk-real-and-secret", &"*".repeat(18)), "{cut}");
+        assert_eq!(
+            response.text(),
+            events.replace("sk-real-and-secret", &"*".repeat(18)),
+            "{cut:?}"
+        );
         assert_eq!(response.header("request-id"), Some("kept"));
         for name in ["x-litellm-call-id", "x-request-id"] {
             assert_eq!(response.header(name), None);
@@ -372,6 +379,21 @@ async fn the_gateways_key_is_masked_in_a_successful_answer() {
         assert!(!said.contains("sk-real"), "{said}");
     }
     app.stop().await;
+}
+
+/// Returns the places where a stream is cut into three frames. The key of an error begins at `key`, and 18 bytes are its
+/// length.
+fn frame_cuts(key: usize, length: usize) -> [[usize; 2]; 11] {
+    let one = [0, key - 20, key, key + 9, key + 18, length - 1].map(|cut| [0, cut]);
+    // A frame ends in the event before the error, so that the next frame ends one event and begins another.
+    let two = [
+        [10, key - 20],
+        [10, key + 9],
+        [key - 20, key + 9],
+        [key + 3, key + 9],
+        [key + 9, key + 18],
+    ];
+    [&one[..], &two].concat().try_into().unwrap()
 }
 
 /// G3: An upstream may repeat our key as JSON, a URL or base64 has it. No such spelling reaches the client in an error,
