@@ -14,6 +14,8 @@ use anyhow::Context;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio::io::sink;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::oneshot;
 use tokio::time::sleep;
 
 use super::directory::RunDirectory;
@@ -21,14 +23,15 @@ use crate::base::json::{JsonError, check_document};
 use crate::sandbox::docker::DockerEngine;
 use crate::sandbox::output::OutputCapture;
 use crate::sandbox::spec::{
-    BindMount, MountAccess, OwnerLabels, RootSource, SandboxSpec, SandboxTask, WorkspaceMount,
+    BindMount, MountAccess, OwnerLabels, RootSource, STDIO_SOCKET, SandboxSpec, SandboxTask,
+    WorkspaceMount,
 };
 use crate::sandbox::{
     OwnerProcess, SandboxDriver, SandboxExit, SandboxRequest, StopReason, UserRange, embedded,
 };
 use crate::telemetry::audit::tool_records::ToolOutcome;
 use crate::tools::job::{
-    ARGUMENTS_TARGET, ImageIdFuture, JobCall, JobFuture, JobRunner, JobWorkspace,
+    ARGUMENTS_TARGET, ImageIdFuture, JobCall, JobFuture, JobRunner, JobWorkspace, ServerFuture,
 };
 use crate::tools::program_error::ToolProgramError;
 
@@ -91,6 +94,14 @@ impl JobRunner for SandboxJobRunner {
         })
     }
 
+    fn run_server(&self, call: JobCall, connected: oneshot::Sender<UnixStream>) -> ServerFuture {
+        let own = self.clone();
+        Box::pin(async move {
+            let served = own.serve_in_sandbox(call, connected).await;
+            served.unwrap_or_else(|error| format!("its sandbox cannot be made: {error:#}"))
+        })
+    }
+
     fn resolve_image(&self, name: &str) -> ImageIdFuture {
         let (socket, name) = (self.docker_socket.clone(), name.to_owned());
         Box::pin(async move {
@@ -128,6 +139,17 @@ impl SandboxJobRunner {
         Self { run_dir, users, docker_socket, may_be_unlimited, init, workspace, failures }
     }
 
+    /// Creates the runner for programs of servers that belong to no run.
+    pub fn without_run(
+        run_dir: PathBuf,
+        docker_socket: PathBuf,
+        init: Option<PathBuf>,
+        may_be_unlimited: bool,
+    ) -> Self {
+        let (users, failures) = (UserRange::default(), Arc::default());
+        Self { run_dir, users, docker_socket, may_be_unlimited, init, workspace: None, failures }
+    }
+
     async fn run_in_sandbox(
         self,
         call: JobCall,
@@ -135,7 +157,8 @@ impl SandboxJobRunner {
         let (timeout, stop) = (call.timeout, call.stop.clone());
         let limit = call.job.limits.max_output_bytes;
         let (directory, driver, request) =
-            tokio::task::spawn_blocking(move || self.prepare_sandbox(&call)).await??;
+            tokio::task::spawn_blocking(move || self.prepare_sandbox(&call, SandboxTask::Program))
+                .await??;
         let mut output = OutputCapture::new(limit, sink());
         let overflow = output.overflow_token();
         let until = async {
@@ -151,9 +174,46 @@ impl SandboxJobRunner {
         Ok(job_result(&ended?, output, (timeout, limit)))
     }
 
+    /// Runs a program that serves calls, and returns the reason why it serves no more.
+    async fn serve_in_sandbox(
+        self,
+        call: JobCall,
+        connected: oneshot::Sender<UnixStream>,
+    ) -> anyhow::Result<String> {
+        let (timeout, stop) = (call.timeout, call.stop.clone());
+        let has_secrets = !call.secret_env.is_empty();
+        let (directory, driver, request) =
+            tokio::task::spawn_blocking(move || self.prepare_sandbox(&call, SandboxTask::Server))
+                .await??;
+        let listener = bind_stdio(&directory)?;
+        // The first messages on the standard error may tell why the program fails; later ones are left out.
+        let mut output = OutputCapture::new(MAX_SERVER_MESSAGE_BYTES, sink());
+        let connect = async {
+            // The listener takes one connection, that of the first process, and is gone before the program begins.
+            if let Ok((stream, _)) = listener.accept().await {
+                let _ = connected.send(stream);
+            }
+            drop(listener);
+            std::future::pending().await
+        };
+        let until = async {
+            tokio::select! {
+                () = sleep(timeout) => StopReason::Deadline,
+                () = stop.cancelled() => StopReason::Cancelled,
+                never = connect => never,
+            }
+        };
+        let ended = Box::pin(driver.run(&request, &mut output, until)).await;
+        directory.remove().await;
+        let said = output.stderr.finish().text;
+        // A cut text may end within a credential, where no search finds it.
+        Ok(server_end(&ended?, if has_secrets { "" } else { &said }))
+    }
+
     fn prepare_sandbox(
         &self,
         call: &JobCall,
+        task: SandboxTask,
     ) -> anyhow::Result<(RunDirectory, SandboxDriver, SandboxRequest)> {
         let owner = OwnerProcess::this_process().context("`/proc` cannot be read")?;
         let directory =
@@ -168,6 +228,9 @@ impl SandboxJobRunner {
             JobWorkspace::Rw => MountAccess::ReadWrite,
             JobWorkspace::None | JobWorkspace::Ro => MountAccess::ReadOnly,
         };
+        let mut env = call.job.env.clone();
+        let secrets = call.secret_env.iter();
+        env.extend(secrets.map(|(name, value)| (name.clone(), value.expose_secret().to_owned())));
         let mut limits = call.job.limits;
         limits.max_runtime = call.timeout;
         let spec = SandboxSpec {
@@ -175,7 +238,7 @@ impl SandboxJobRunner {
             root,
             argv: call.job.resolved_argv(),
             uid: workspace.map_or(directory.uid(), |workspace| workspace.uid),
-            env: call.job.env.clone(),
+            env,
             limits,
             grace: GRACE,
             workspace: workspace.map_or(WorkspaceMount::None, |workspace| {
@@ -187,11 +250,11 @@ impl SandboxJobRunner {
                 access: MountAccess::ReadOnly,
             }],
             volumes: vec![],
-            // The directory has no socket: the tool has no way to the run's gateway.
+            // The directory has no socket of the gateway: the tool has no way to it.
             socket_dir: directory.socket_dir(),
             init: self.init.clone(),
             has_tunnels: false,
-            task: SandboxTask::Program,
+            task,
         };
         let deadline = SystemTime::now() + call.timeout;
         let labels = OwnerLabels { owner, run_dir: directory.parent(), deadline };
@@ -212,6 +275,37 @@ impl SandboxJobRunner {
             ..embedded::EmbeddedDriverConfig::default()
         };
         (RootSource::Host, SandboxDriver::Embedded(settings))
+    }
+}
+
+/// Binds the socket that becomes a program's standard input and output. Every user may connect, because only this
+/// process's user and the sandbox can enter the directory above.
+fn bind_stdio(directory: &RunDirectory) -> anyhow::Result<UnixListener> {
+    let path = directory.socket_dir().join(STDIO_SOCKET);
+    let listener = UnixListener::bind(&path).context("the server's socket")?;
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o666))?;
+    Ok(listener)
+}
+
+/// Returns the reason why a server's program serves no more. `said` is the text of its standard error.
+fn server_end(ended: &SandboxExit, said: &str) -> String {
+    match ended.cause {
+        Some(StopReason::Deadline) => return "its time is over".to_owned(),
+        Some(_) => return "it was stopped".to_owned(),
+        None => {}
+    }
+    if let Some(message) = &ended.not_started {
+        return format!("it cannot be started: {message}");
+    }
+    if ended.oom_killed {
+        return "it needed more memory than it has".to_owned();
+    }
+    let status = ended.exit_code.map_or("unknown".to_owned(), |code| code.to_string());
+    // The end of the text says more than its beginning.
+    let start = said.floor_char_boundary(said.len().saturating_sub(MAX_MESSAGE_BYTES));
+    match said[start..].trim() {
+        "" => format!("it has ended with status {status}"),
+        said => format!("it has ended with status {status}: {said}"),
     }
 }
 
@@ -296,3 +390,6 @@ const FAILURE_LOG_INTERVAL: Duration = Duration::from_mins(1);
 
 /// The longest text of a tool's standard error in the message of its failure, in bytes.
 const MAX_MESSAGE_BYTES: usize = 1024;
+
+/// The most bytes of a server's standard error that are kept. Our choice: the traces of two languages' errors.
+const MAX_SERVER_MESSAGE_BYTES: usize = 16 * 1024;

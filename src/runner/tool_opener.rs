@@ -23,9 +23,8 @@ use crate::tools::connection::policy::{ConnectionHost, ConnectionPolicy};
 use crate::tools::connection::tunnel::RunTunnels;
 use crate::tools::connection::{ConnectionParts, RunConnections};
 use crate::tools::credential_source::CredentialSource;
-use crate::tools::definition::ToolProgramKind;
 use crate::tools::job::JobRunner;
-use crate::tools::mcp_server::McpServer;
+use crate::tools::mcp_server::{McpCommandHost, McpServer};
 use crate::tools::policy::{GrantedTool, ToolPolicy};
 use crate::tools::program::ToolPrograms;
 use crate::tools::prometheus::PrometheusClient;
@@ -70,8 +69,8 @@ impl NamedToolFiles {
         let keys = webhook.flat_map(|webhook| {
             [Some(&webhook.secret), webhook.reply_secret.as_ref()].into_iter().flatten()
         });
-        let headers = config.mcp.values().flat_map(|server| server.headers.values());
-        let sources = headers.chain(keys);
+        let of_servers = config.mcp.values().flat_map(McpServerConfig::credentials);
+        let sources = of_servers.chain(keys);
         let secret = sources.filter_map(CredentialSource::file_path).map(Path::to_owned);
         let connections = config.connections.values();
         let of_connections =
@@ -111,10 +110,7 @@ impl CompiledTools {
     /// Returns the tools for calls that wait for a person. `agents` has the tools that each agent lists.
     pub fn to_present_tools(&self, agents: BTreeMap<String, BTreeSet<String>>) -> PresentTools {
         let describe = |tool: &GrantedTool| {
-            let job = match &tool.definition.program {
-                ToolProgramKind::Job(job) => Some(Arc::clone(job)),
-                _ => None,
-            };
+            let job = tool.definition.program.sandbox_job().cloned();
             let (definition, rules) = (tool.definition.digest.clone(), tool.rules_digest.clone());
             (tool.definition.name.to_string(), PresentTool { definition, rules, job })
         };
@@ -127,7 +123,7 @@ impl ToolOpener for RunToolOpener {
     fn check_settings(&self, settings: &ToolSettings) -> anyhow::Result<()> {
         let tools = CompiledTools::from_settings(settings)?;
         tools.config.metrics.as_ref().map(PrometheusClient::new).transpose()?;
-        open_servers(&tools.config, &Arc::default())?;
+        open_servers(&tools.config, &Arc::default(), None)?;
         tools.config.approvals.webhook.as_ref().map(Webhook::new).transpose()?;
         let host = ConnectionHost::for_check();
         ConnectionPolicy::compile_policy(&tools.config, settings.agent.as_deref(), &host)?;
@@ -169,7 +165,8 @@ impl ToolOpener for RunToolOpener {
         let (jobs, tasks) = (self.jobs.clone(), process.tasks.clone());
         let salt = random_salt()?;
         let secrets = Arc::new(RunCredentials::for_config(&config));
-        let servers = open_servers(&config, &secrets)?;
+        let host = jobs.clone().map(|jobs| McpCommandHost { jobs, tasks: tasks.clone() });
+        let servers = open_servers(&config, &secrets, host.as_ref())?;
         let own = self.compile_connections((settings, &config), &run.identity.run, process)?;
         let connections = RunConnections::new(ConnectionParts {
             secrets,
@@ -254,9 +251,10 @@ impl RunToolOpener {
 fn open_servers(
     config: &ToolConfig,
     secrets: &Arc<RunCredentials>,
+    host: Option<&McpCommandHost>,
 ) -> anyhow::Result<BTreeMap<String, Arc<McpServer>>> {
     let open = |(name, config): (&String, &McpServerConfig)| {
-        Ok((name.clone(), Arc::new(McpServer::new(name, config, secrets)?)))
+        Ok((name.clone(), Arc::new(McpServer::new(name, config, secrets, host)?)))
     };
     config.mcp.iter().map(open).collect()
 }

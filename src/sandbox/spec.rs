@@ -55,6 +55,9 @@ pub enum SandboxTask {
     Agent,
     /// One program, which has no gateway.
     Program,
+    /// One program, which has no gateway, and whose standard input and output are the socket [`STDIO_SOCKET`]. Only
+    /// `cogni-init` can connect it.
+    Server,
     /// Several commands, one after the other, without a gateway. The arguments are an [encoded
     /// list](crate::guest::init::command_list::encode_commands), and the standard output is
     /// [frames](crate::guest::init::command_frames). Only `cogni-init` can run a list.
@@ -166,12 +169,9 @@ impl SandboxSpec {
                 "give a program and its arguments after `--`",
             );
         }
-        if self.task == SandboxTask::Commands && self.init.is_none() {
-            return wrong(
-                "the first process",
-                "none".to_owned(),
-                "several commands need cogni-init",
-            );
+        if matches!(self.task, SandboxTask::Commands | SandboxTask::Server) && self.init.is_none() {
+            let rule = "several commands, and servers of tools, need cogni-init";
+            return wrong("the first process", "none".to_owned(), rule);
         }
         if matches!(&self.root, RootSource::Image(image) if image.is_empty()) {
             return wrong("the image", String::new(), "give its name or id");
@@ -219,7 +219,11 @@ impl SandboxSpec {
 }
 
 impl SandboxLimits {
-    fn check(&self) -> Result<(), SandboxError> {
+    /// Checks that an engine can apply the limits.
+    ///
+    /// # Errors
+    /// Returns [`SandboxError::InvalidSpec`] with the first invalid value and its rule.
+    pub fn check(&self) -> Result<(), SandboxError> {
         let wrong = |subject, value: String, rule| {
             Err(SandboxError::InvalidSpec { what: subject, value, rule })
         };
@@ -290,6 +294,9 @@ pub const SECCOMP_PROFILE: &str = include_str!("../../config/seccomp.json");
 
 /// The directory of the run's socket in a sandbox. A directory below `/run` would be hidden by the tmpfs there.
 pub const SOCKET_DIR_TARGET: &str = "/llm-sock";
+
+/// The name of the socket that is a program's standard input and output, in the socket's directory.
+pub const STDIO_SOCKET: &str = "stdio.sock";
 
 /// The name of a warm slot's claim socket, beside the run's socket. The socket is removed before any program is
 /// started.

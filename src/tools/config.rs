@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -10,8 +11,10 @@ use serde_json::{Map, Value};
 use super::approval::{ApprovalConfig, ApprovalMode};
 use super::connection_config::ConnectionConfig;
 use super::credential_source::CredentialSource;
+use super::job::{JobWorkspace, ToolJob};
 use crate::base::serde_words;
 use crate::llm::budget::{Nanodollars, ToolBudgetLimits};
+use crate::sandbox::spec::{LimitOverrides, SandboxLimits};
 
 /// The tools that the runs of a configuration may call. Without the table, a run has no tools.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -98,12 +101,28 @@ pub struct PrometheusConfig {
     pub max_result_bytes: usize,
 }
 
-/// A server of MCP.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// A server of MCP: an address, or a program in a sandbox of its own.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct McpServerConfig {
     /// The server's address, such as `https://api.example.com/mcp`.
-    pub url: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
+    /// The program and its arguments, executed without a shell. Its messages are lines on its standard input and output.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub command: Vec<String>,
+    /// The image of the program's sandbox; without it, the sandbox has this machine's programs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+    /// The program's access to the workspace of its run.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub workspace: JobWorkspace,
+    /// The program's variables.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, ProgramVariable>,
+    /// The limits of the program's sandbox.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub limits: LimitOverrides,
     /// The headers that authorize the host, by their names.
     #[serde(default)]
     pub headers: BTreeMap<String, CredentialSource>,
@@ -199,6 +218,84 @@ impl ToolConfig {
     }
 }
 
+/// A variable of a server's program.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged, expecting = "needs a text, or a table with one of `env` and `file`")]
+pub enum ProgramVariable {
+    Text(String),
+    /// A credential of the host, read when the program starts.
+    Secret(CredentialSource),
+}
+
+impl McpServerConfig {
+    /// Returns the sources of the program's credentials, with the names of their variables.
+    pub fn secret_env(&self) -> impl Iterator<Item = (&String, &CredentialSource)> {
+        self.env.iter().filter_map(|(name, value)| match value {
+            ProgramVariable::Text(_) => None,
+            ProgramVariable::Secret(source) => Some((name, source)),
+        })
+    }
+
+    /// Returns the sources of all credentials that the server gets.
+    pub fn credentials(&self) -> impl Iterator<Item = &CredentialSource> {
+        self.headers.values().chain(self.secret_env().map(|(_, source)| source))
+    }
+
+    /// Returns the program of a server that is one, as it runs in its sandbox.
+    ///
+    /// # Errors
+    /// Returns the key that is wrong, and the mistake.
+    pub fn sandbox_job(&self) -> Result<Option<Arc<ToolJob>>, (String, String)> {
+        let wrong = |key: &str, problem: &str| Err((key.to_owned(), problem.to_owned()));
+        let Some(program) = self.command.first() else {
+            let is_set = [
+                ("image", self.image.is_some()),
+                ("workspace", self.workspace != JobWorkspace::None),
+                ("env", !self.env.is_empty()),
+                ("limits", self.limits != LimitOverrides::default()),
+            ];
+            return match is_set.iter().find(|(_, is_set)| *is_set) {
+                Some((key, _)) => wrong(key, "belongs to a `command`, which is missing; remove it"),
+                None => Ok(None),
+            };
+        };
+        if !program.starts_with('/') {
+            return wrong("command", "must begin with the absolute path of a program");
+        }
+        if !self.headers.is_empty() {
+            return wrong(
+                "headers",
+                "belong to a `url`, and the server is a `command`; remove them",
+            );
+        }
+        if self.limits.max_output.is_some() {
+            return wrong("limits.max_output", "is for other tools; set `max_result_bytes`");
+        }
+        let mut env = BTreeMap::new();
+        for (name, value) in &self.env {
+            let key = format!("env.{}", name.escape_debug());
+            if name.is_empty() || name.contains(['=', '\0']) {
+                return wrong(&key, "is not the name of a variable");
+            }
+            match value {
+                ProgramVariable::Text(text) => drop(env.insert(name.clone(), text.clone())),
+                ProgramVariable::Secret(source) if source.has_one_place() => {}
+                ProgramVariable::Secret(_) => return wrong(&key, "needs one of `env` and `file`"),
+            }
+        }
+        if self.command.iter().chain(env.values()).any(|text| text.contains('\0')) {
+            return wrong("command", "and `env` must not have a zero byte");
+        }
+        let limits = SandboxLimits {
+            max_runtime: self.limits.max_runtime.unwrap_or(MAX_SERVER_RUNTIME),
+            ..self.limits.resolve_limits()
+        };
+        limits.check().map_err(|error| ("limits".to_owned(), error.to_string()))?;
+        let (argv, image) = (self.command.clone(), self.image.clone());
+        Ok(Some(Arc::new(ToolJob { argv, image, workspace: self.workspace, env, limits })))
+    }
+}
+
 impl TaintConfig {
     pub fn is_empty(&self) -> bool {
         self.marks.is_empty() && self.rules.is_empty()
@@ -211,6 +308,14 @@ impl ToolConfigError {
         Self { key: key.into(), problem: problem.into() }
     }
 }
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+/// The longest time that the program of a server runs, unless the configuration names another. Our choice: longer than a
+/// run. A program whose time is over starts anew with the next call.
+const MAX_SERVER_RUNTIME: Duration = Duration::from_hours(24);
 
 fn default_server_timeout() -> Duration {
     Duration::from_mins(1)

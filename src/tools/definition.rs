@@ -38,6 +38,17 @@ pub enum ToolProgramKind {
     Mcp(Arc<PinnedTool>),
 }
 
+impl ToolProgramKind {
+    /// Returns the program that runs in a sandbox: that of the tool, or that of its server.
+    pub fn sandbox_job(&self) -> Option<&Arc<ToolJob>> {
+        match self {
+            Self::Job(job) => Some(job),
+            Self::Mcp(tool) => tool.job.as_ref(),
+            Self::CurrentTime | Self::MetricsQuery => None,
+        }
+    }
+}
+
 impl ToolDefinition {
     /// Returns the schema of the arguments, as clients see it.
     pub fn parameters_json(&self) -> Value {

@@ -10,9 +10,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tokio::net::UnixStream;
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use super::program_error::ToolProgramError;
+use crate::base::secret::SecretString;
 use crate::sandbox::spec::{MountAccess, SandboxLimits};
 
 /// The program of a tool that is a file.
@@ -38,7 +41,7 @@ pub enum JobWorkspace {
     Rw,
 }
 
-/// One call of a tool that is a file.
+/// One call of a tool that is a file, or one start of a program that serves calls.
 #[derive(Clone, Debug)]
 pub struct JobCall {
     /// The id of the call, which names its sandbox.
@@ -49,12 +52,17 @@ pub struct JobCall {
     /// The arguments as the client wrote them, in JSON.
     pub arguments: String,
     pub timeout: Duration,
+    /// The credentials among the program's variables.
+    pub secret_env: BTreeMap<String, SecretString>,
     /// Cancelled when the call must end.
     pub stop: CancellationToken,
 }
 
 /// The future of a call's result, as JSON.
 pub type JobFuture = Pin<Box<dyn Future<Output = Result<String, ToolProgramError>> + Send>>;
+
+/// The future of a program that serves calls: the reason why it serves no more. The text is for the operator.
+pub type ServerFuture = Pin<Box<dyn Future<Output = String> + Send>>;
 
 /// The future of an image's id.
 pub type ImageIdFuture = Pin<Box<dyn Future<Output = io::Result<String>> + Send>>;
@@ -63,6 +71,12 @@ pub type ImageIdFuture = Pin<Box<dyn Future<Output = io::Result<String>> + Send>
 pub trait JobRunner: Send + Sync {
     /// Runs a call to its end, and removes its sandbox. The caller does not drop the future before that.
     fn run_job(&self, call: JobCall) -> JobFuture;
+
+    /// Starts a program that serves calls until its time is over or its `stop` is cancelled, and removes its sandbox.
+    /// `connected` gets the program's standard input and output. The caller does not drop the future before its end.
+    fn run_server(&self, _call: JobCall, _connected: oneshot::Sender<UnixStream>) -> ServerFuture {
+        Box::pin(async { "there is no sandbox for it".to_owned() })
+    }
 
     /// Returns the id of an image. A runner without images has none.
     fn resolve_image(&self, _name: &str) -> ImageIdFuture {

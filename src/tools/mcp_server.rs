@@ -3,11 +3,15 @@
 //! Before each call the server lists its tools, and the definition of the called one is compared with the
 //! [lock file](lock_file). So a definition that has changed since the operator read it runs nothing.
 //!
+//! A server is an address, or a program in a sandbox of its own, which starts with the first call of a run.
+//!
 //! A server of the modern era (2026-07-28) gets requests that are complete in themselves. A server of the legacy era gets
 //! one session for each run. The client declares no capabilities, so no server can ask the agent or a person anything.
 //!
 //! **Invariant:** a credential goes to its own server only, and no result that contains it reaches the agent.
 
+mod answer;
+mod command_client;
 mod credential;
 pub mod error;
 pub mod foreign_schema;
@@ -28,8 +32,10 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use tokio::sync::Mutex;
 
+use self::answer::McpAnswer;
+use self::command_client::McpCommandClient;
 use self::error::McpServerError;
-use self::http_client::{McpAnswer, McpHttpClient};
+use self::http_client::McpHttpClient;
 use self::lock_file::definition_digest;
 use self::request::{McpRequest, McpSession};
 use self::tool_list::{MAX_LIST_VALUES, ToolListLimit, parse_definition};
@@ -40,16 +46,25 @@ use super::program_error::ToolProgramError;
 use super::run_credentials::RunCredentials;
 use crate::base::log_line_limiter::LogLineLimiter;
 
+pub use self::command_client::McpCommandHost;
+
 /// A client of one server, for one run.
 #[derive(Debug)]
 pub struct McpServer {
     name: String,
-    http: McpHttpClient,
+    transport: McpTransport,
     timeout: Duration,
     /// The session of a legacy server, or the era of a modern one; `None` before the first call.
     session: Mutex<Option<Arc<McpSession>>>,
     next_id: AtomicU64,
     failure_lines: LogLineLimiter,
+}
+
+/// The way of messages to a server.
+#[derive(Debug)]
+enum McpTransport {
+    Http(Box<McpHttpClient>),
+    Command(Box<McpCommandClient>),
 }
 
 /// The reader of a list of tools.
@@ -61,9 +76,25 @@ enum ListReader {
     Process,
 }
 
+impl McpTransport {
+    /// Sends a request, or a notification if there is no id, and returns the answer.
+    async fn post(
+        &self,
+        session: &McpSession,
+        request: &McpRequest<'_>,
+        id: Option<u64>,
+        max_bytes: usize,
+    ) -> Result<McpAnswer, McpServerError> {
+        match self {
+            Self::Http(client) => client.post(session, request, id, max_bytes).await,
+            Self::Command(client) => client.post(session, request, id, max_bytes).await,
+        }
+    }
+}
+
 impl McpServer {
     /// Creates the client of a server. The server is asked at the first call only. `secrets` are the credentials that its
-    /// answers are searched for.
+    /// answers are searched for, and `host` is the place for the program of a server that is one.
     ///
     /// # Errors
     /// Returns an error that names the key.
@@ -71,6 +102,7 @@ impl McpServer {
         name: &str,
         config: &McpServerConfig,
         secrets: &Arc<RunCredentials>,
+        host: Option<&McpCommandHost>,
     ) -> Result<Self, ToolConfigError> {
         if !is_tool_name(name) || name.contains("__") || name == "core" {
             let problem = format!(
@@ -79,11 +111,29 @@ impl McpServer {
             );
             return Err(ToolConfigError::new("mcp", problem));
         }
-        let http = McpHttpClient::new(config, secrets)
-            .map_err(|(key, problem)| ToolConfigError::new(format!("mcp.{name}.{key}"), problem))?;
+        let wrong = |(key, problem)| ToolConfigError::new(format!("mcp.{name}.{key}"), problem);
+        let transport = match (&config.url, config.sandbox_job().map_err(wrong)?) {
+            (Some(url), None) => McpTransport::Http(Box::new(
+                McpHttpClient::new(url, config, secrets).map_err(wrong)?,
+            )),
+            (None, Some(job)) => {
+                let client = McpCommandClient::new(job, config, host.cloned(), secrets);
+                McpTransport::Command(Box::new(client))
+            }
+            (Some(_), Some(_)) => {
+                return Err(wrong((
+                    "command".to_owned(),
+                    "is given beside `url`; remove one".to_owned(),
+                )));
+            }
+            (None, None) => {
+                let problem = "is missing; give the server's address, or its program in `command`";
+                return Err(wrong(("url".to_owned(), problem.to_owned())));
+            }
+        };
         Ok(Self {
             name: name.to_owned(),
-            http,
+            transport,
             timeout: config.timeout,
             session: Mutex::default(),
             next_id: AtomicU64::new(1),
@@ -146,8 +196,9 @@ impl McpServer {
         let session = self.open_session().await?;
         let (session, current) = match self.find_digest(&session, &tool.name).await {
             Ok(current) => (session, current),
-            // The server has forgotten the session. Nothing has been called yet, so another session changes nothing.
-            Err(McpServerError::Status(404)) if session.id.is_some() => {
+            // The server has forgotten the session, or was started anew. Nothing has been called yet, so another session
+            // changes nothing.
+            Err(error) if error.is_of_lost_session(&session) => {
                 self.session.lock().await.take();
                 let session = self.open_session().await?;
                 let current = self.find_digest(&session, &tool.name).await?;
@@ -217,13 +268,14 @@ impl McpServer {
         };
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let greeting = McpSession::unopened();
-        let answer = self.http.post(&greeting, &initialize, Some(id), MAX_OPENING_BYTES).await?;
+        let answer =
+            self.transport.post(&greeting, &initialize, Some(id), MAX_OPENING_BYTES).await?;
         let session = answer.session.clone();
         let version = result::negotiated_version(&answer.into_private_result()?)?;
         let session = McpSession::legacy(version, session);
         let initialized =
             McpRequest { method: "notifications/initialized", name: None, params: &[] };
-        self.http.post(&session, &initialized, None, MAX_OPENING_BYTES).await?;
+        self.transport.post(&session, &initialized, None, MAX_OPENING_BYTES).await?;
         Ok(session)
     }
 
@@ -287,7 +339,7 @@ impl McpServer {
         max_bytes: usize,
     ) -> Result<McpAnswer, McpServerError> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        self.http.post(session, request, Some(id), max_bytes).await
+        self.transport.post(session, request, Some(id), max_bytes).await
     }
 }
 

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::config::{ToolConfig, ToolConfigError};
-use super::definition::{ToolDefinition, ToolProgramKind};
+use super::definition::ToolDefinition;
 use super::rule_facts::{ToolCallFacts, ToolFact};
 use super::taint::TaintPolicy;
 use crate::base::condition::{RuleEvalError, RuleExpr};
@@ -128,8 +128,7 @@ impl ToolPolicy {
 
     /// Returns the first tool that the lists of all layers name and that needs a sandbox.
     pub fn first_job(&self) -> Option<&str> {
-        let is_job =
-            |tool: &&GrantedTool| matches!(tool.definition.program, ToolProgramKind::Job(_));
+        let is_job = |tool: &&GrantedTool| tool.definition.program.sandbox_job().is_some();
         self.named_tools().find(is_job).map(|tool| &*tool.definition.name)
     }
 
@@ -150,12 +149,8 @@ impl ToolPolicy {
     }
 
     fn fits_sandbox(&self, tool: &GrantedTool) -> bool {
-        match &tool.definition.program {
-            ToolProgramKind::Job(job) => job.workspace.is_possible_with(self.workspace),
-            ToolProgramKind::CurrentTime
-            | ToolProgramKind::MetricsQuery
-            | ToolProgramKind::Mcp(_) => true,
-        }
+        let job = tool.definition.program.sandbox_job();
+        job.is_none_or(|job| job.workspace.is_possible_with(self.workspace))
     }
 }
 

@@ -70,7 +70,8 @@ impl ToolPrograms {
         let arguments = arguments.text().to_owned();
         let (id, job) = (call.to_owned(), Arc::clone(job));
         let image = image.or_else(|| job.image.clone());
-        let job = jobs.run_job(JobCall { id, job, image, arguments, timeout, stop });
+        let secret_env = BTreeMap::new();
+        let job = jobs.run_job(JobCall { id, job, image, arguments, timeout, secret_env, stop });
         self.tasks.run_detached(job).await
     }
 

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use tokio::task::spawn_blocking;
 
-use super::definition::{ToolDefinition, ToolProgramKind};
+use super::definition::ToolDefinition;
 use super::interpreter::may_interpret;
 use super::job::{JobRunner, JobWorkspace, ToolJob};
 use crate::base::canonical;
@@ -44,7 +44,7 @@ pub(super) async fn digest_program(
     jobs: Option<&Arc<dyn JobRunner>>,
     files: &Arc<FileDigestCache>,
 ) -> io::Result<DigestedProgram> {
-    let ToolProgramKind::Job(job) = &tool.program else { return Ok(DigestedProgram::default()) };
+    let Some(job) = tool.program.sandbox_job() else { return Ok(DigestedProgram::default()) };
     if let Some(name) = &job.image {
         let jobs = jobs.ok_or_else(|| io::Error::other("there is no sandbox for the tool"))?;
         let image = jobs.resolve_image(name).await?;

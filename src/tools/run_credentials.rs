@@ -15,7 +15,7 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
 
 use super::aws_credential::AwsCredential;
-use super::config::ToolConfig;
+use super::config::{McpServerConfig, ToolConfig};
 use super::connection_config::ConnectionCredentialConfig;
 use super::credential_source::CredentialSource;
 use super::header_secrets::list_header_secrets;
@@ -57,10 +57,10 @@ pub(super) struct EchoGuard {
 impl RunCredentials {
     /// Creates the credentials of a run with a configuration. The value that a program prints is added when it is sent.
     pub fn for_config(config: &ToolConfig) -> Self {
-        let headers = config.mcp.values().flat_map(|server| server.headers.values().cloned());
+        let of_servers = config.mcp.values().flat_map(McpServerConfig::credentials).cloned();
         let connections = config.connections.values().filter_map(|own| own.credential.as_ref());
         let (aws, others): (Vec<_>, Vec<_>) = connections.partition(|own| own.aws.is_some());
-        let sources = others.into_iter().map(ConnectionCredentialConfig::source).chain(headers);
+        let sources = others.into_iter().map(ConnectionCredentialConfig::source).chain(of_servers);
         let aws_sources = aws.into_iter().map(ConnectionCredentialConfig::source);
         Self {
             sources: sources.filter(CredentialSource::has_one_place).collect(),

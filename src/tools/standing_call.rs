@@ -18,7 +18,6 @@ use super::approval::standing::{
 use super::approval::store::ApprovalStore;
 use super::approval::{OnDenial, RunApprovals, format_unix_millis};
 use super::call_table::ToolCall;
-use super::definition::ToolProgramKind;
 use super::exec_request::{ToolArguments, ToolExecRequest};
 use super::job::ToolJob;
 use super::policy::{GrantedTool, ToolDenial};
@@ -357,12 +356,9 @@ impl RunToolParts {
     }
 }
 
-/// Returns the program of a tool that is a file.
+/// Returns the program of a tool that runs in a sandbox.
 fn find_job(tool: &GrantedTool) -> Option<&ToolJob> {
-    match &tool.definition.program {
-        ToolProgramKind::Job(job) => Some(job),
-        _ => None,
-    }
+    tool.definition.program.sandbox_job().map(|job| &**job)
 }
 
 /// Logs that the store cannot be used. The call is judged as if there were no standing approval.

@@ -92,8 +92,12 @@ fn assert_complete<T: DeserializeOwned>(text: &str) {
             .split('.')
             .filter(|name| !name.is_empty())
             .fold(&shown, |table, name| table_in(&table[name]));
+        // A server is an address or a program, so no example of one has all keys.
+        let servers = header.starts_with("[tools.mcp.").then(|| table_in(&shown["tools"]["mcp"]));
+        let tables = servers.into_iter().flat_map(|servers| servers.values().map(table_in));
+        let tables: Vec<_> = tables.chain([table]).collect();
         for key in expected.split('`').skip(1).step_by(2) {
-            assert!(table.contains_key(key), "{header} lacks `{key}`");
+            assert!(tables.iter().any(|table| table.contains_key(key)), "{header} lacks `{key}`");
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod connections;
 mod envelope;
+mod mcp_commands;
 mod openclaw;
 mod output_renderer;
 mod run_command;

@@ -29,6 +29,8 @@ pub(crate) struct InitOptions {
     pub(crate) unix_sockets: UnixSocketPolicy,
     /// The paths below which the agent may write. If the list is empty, mounts and file modes alone decide.
     pub(crate) writable: Vec<PathBuf>,
+    /// The socket that is the agent's standard input and output, if these are not this process's own.
+    pub(crate) stdio: Option<PathBuf>,
     /// True if further agents may be started after this one. Only a claim may set it.
     pub(crate) is_long_running: bool,
     /// Variables for the agent, each as NAME=VALUE. They override the variables of this process.
@@ -72,6 +74,7 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<Ini
         grace: Duration::from_secs(2),
         unix_sockets: UnixSocketPolicy::Denied,
         writable: vec![],
+        stdio: None,
         is_long_running: false,
         env: vec![],
         argv: vec![],
@@ -100,6 +103,7 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<Ini
             "--grace" => options.grace = parse_duration(name, &value()?)?,
             "--env" => options.env.push(parse_variable(value()?)?),
             "--write" => options.writable.push(PathBuf::from(value()?)),
+            "--stdio" => options.stdio = Some(PathBuf::from(value()?)),
             "--commands" => has_commands = true,
             "--long-running" => options.is_long_running = true,
             // Options after `--slot` would be lost, because the claim brings its own.
@@ -175,6 +179,7 @@ Options:
   --grace TIME           time between SIGTERM and SIGKILL [default: 2s]
   --env NAME=VALUE       a variable for the agent; it overrides an inherited one
   --write PATH           the agent may write below this, and nowhere else, if the kernel has Landlock; may be repeated
+  --stdio PATH           connect to this socket, and make it the agent's standard input and output
   --slot PATH            connect to this socket, and wait for a claim with these options and the program
   --long-running         in a claim only: after the agent has ended, wipe its files and wait for the next claim
   --commands             run several commands one after the other, without a gateway, and report their output in frames

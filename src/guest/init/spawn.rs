@@ -5,7 +5,9 @@ use std::ffi::{CString, OsStr, OsString};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Command;
 use std::ptr;
 
@@ -19,7 +21,7 @@ use super::{
 };
 
 /// Starts the agent in its own session, and returns its pid. `output` is the agent's standard output and standard error
-/// if the agent does not have this process's own.
+/// if the agent does not have this process's own, nor a socket for its standard input and output.
 pub(crate) fn start_agent(
     options: &InitOptions,
     output: Option<[OwnedFd; 2]>,
@@ -31,12 +33,24 @@ pub(crate) fn start_agent(
     if let Some([stdout, stderr]) = output {
         command.stdout(stdout).stderr(stderr);
     }
+    if let Some(path) = &options.stdio {
+        let [input, output] = connect_stdio(path)
+            .map_err(|error| InitFailure::setup_failure("connect the standard input", error))?;
+        command.stdin(input).stdout(output);
+    }
     let child = spawn(&mut command, move || Err(image.exec_agent(&confinement)));
     match child {
         // The reaper waits for the child by its pid, together with the orphans that this process inherits.
         Ok(pid) => Ok(pid),
         Err(error) => Err(spawn_failure(&options.argv[0], &error)),
     }
+}
+
+/// Connects to the socket that becomes the agent's standard input and output. No other process keeps the connection.
+fn connect_stdio(path: &Path) -> io::Result<[OwnedFd; 2]> {
+    let input = UnixStream::connect(path)?;
+    let output = input.try_clone()?;
+    Ok([input.into(), output.into()])
 }
 
 /// Forks with the standard library, which reports to the parent why the child has failed, if it has.

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{
-    BindMount, CLAIM_SOCKET, HOSTS_FILE, MountAccess, RootSource, SOCKET_DIR_TARGET, SandboxSpec,
-    SandboxTask, VolumeMount, WORKSPACE_TARGET, WorkspaceMount,
+    BindMount, CLAIM_SOCKET, HOSTS_FILE, MountAccess, RootSource, SOCKET_DIR_TARGET, STDIO_SOCKET,
+    SandboxSpec, SandboxTask, VolumeMount, WORKSPACE_TARGET, WorkspaceMount,
 };
 
 /// A directory in memory, as a mount.
@@ -80,6 +80,10 @@ impl SandboxSpec {
             SandboxTask::Agent if self.has_tunnels => options.push("--tunnels".to_owned()),
             SandboxTask::Agent => {}
             SandboxTask::Program => options.push("--no-gateway".to_owned()),
+            SandboxTask::Server => {
+                let socket = format!("{SOCKET_DIR_TARGET}/{STDIO_SOCKET}");
+                options.extend(["--no-gateway".to_owned(), "--stdio".to_owned(), socket]);
+            }
             SandboxTask::Commands => options.push("--commands".to_owned()),
         }
         for path in self.writable_paths() {

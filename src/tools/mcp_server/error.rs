@@ -1,5 +1,6 @@
 //! The errors of a server's client.
 
+use super::request::McpSession;
 use crate::telemetry::audit::tool_records::ToolOutcome;
 use crate::tools::program_error::ToolProgramError;
 
@@ -10,6 +11,9 @@ pub enum McpServerError {
     Unreachable(String),
     #[error("the server does not answer in time")]
     TimedOut,
+    /// The reason is for the operator of `tools lock`: it may have text of the program.
+    #[error("the server's program serves no more: {}", .0.escape_debug())]
+    ProgramEnded(String),
     #[error("the server's credential cannot be read: {0}")]
     Credential(String),
     #[error("the server answers with the HTTP status {0}")]
@@ -48,6 +52,7 @@ impl McpServerError {
         match self {
             Self::Unreachable(_) => "unreachable",
             Self::TimedOut => "timed_out",
+            Self::ProgramEnded(_) => "program_ended",
             Self::Credential(_) => "credential_unreadable",
             Self::Status(_) => "status",
             Self::Refused { .. } => "refused",
@@ -64,6 +69,7 @@ impl McpServerError {
     pub(super) fn log_text(&self) -> String {
         match self {
             Self::Refused { code, .. } => format!("the server refuses the request ({code})"),
+            Self::ProgramEnded(_) => "the server's program serves no more".to_owned(),
             other => other.to_string(),
         }
     }
@@ -73,6 +79,15 @@ impl McpServerError {
         match self {
             Self::Unreachable(_) | Self::TimedOut | Self::Credential(_) => true,
             Self::Status(status) => matches!(status, 401 | 403 | 429 | 500..),
+            _ => false,
+        }
+    }
+
+    /// Returns true if the server does not know the session any more, so that another one may be opened.
+    pub(super) fn is_of_lost_session(&self, session: &McpSession) -> bool {
+        match self {
+            Self::Status(404) => session.id.is_some(),
+            Self::ProgramEnded(_) => true,
             _ => false,
         }
     }
@@ -97,6 +112,7 @@ impl McpServerError {
             },
             Self::Unreachable(_)
             | Self::TimedOut
+            | Self::ProgramEnded(_)
             | Self::Credential(_)
             | Self::Status(_)
             | Self::Malformed(_)

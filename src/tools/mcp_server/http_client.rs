@@ -1,6 +1,5 @@
 //! The HTTP requests to one server. A redirect is not followed, so a credential reaches no other host.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -8,17 +7,15 @@ use http::{HeaderName, Request, Response, StatusCode, Uri, header};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper_util::client::legacy::Client;
-use serde::Deserialize;
-use serde_json::value::RawValue;
 
+use super::answer::{AnswerMessage, MAX_ENVELOPE_BYTES, McpAnswer, parse_message};
 use super::credential::to_header;
 use super::error::McpServerError;
 use super::request::{McpRequest, McpSession};
-use crate::base::json::check_document;
 use crate::tools::config::McpServerConfig;
 use crate::tools::credential_source::CredentialSource;
 use crate::tools::http_connector::{ServerConnector, build_client, parse_server_url};
-use crate::tools::run_credentials::{EchoGuard, RunCredentials};
+use crate::tools::run_credentials::RunCredentials;
 
 /// The client of one address.
 #[derive(Debug)]
@@ -29,46 +26,15 @@ pub(super) struct McpHttpClient {
     secrets: Arc<RunCredentials>,
 }
 
-/// The answer to a request.
-pub(super) struct McpAnswer {
-    /// The id of the session, if the server has given one.
-    pub(super) session: Option<String>,
-    message: Option<AnswerMessage>,
-    guard: Option<EchoGuard>,
-}
-
-/// A message of the server. The answer has the id of the request.
-#[derive(Deserialize)]
-struct AnswerMessage {
-    id: Option<u64>,
-    result: Option<Box<RawValue>>,
-    error: Option<AnswerError>,
-}
-
-/// The members that tell a request of the server, which may have any id.
-#[derive(Deserialize)]
-struct ServerMessage<'a> {
-    #[serde(borrow)]
-    id: Option<&'a RawValue>,
-    #[serde(borrow)]
-    method: Option<Cow<'a, str>>,
-}
-
-#[derive(Deserialize)]
-struct AnswerError {
-    code: i64,
-    #[serde(default)]
-    message: String,
-}
-
 impl McpHttpClient {
     /// Creates the client. An error is the key of the server's table, and the mistake.
     pub(super) fn new(
+        url: &str,
         config: &McpServerConfig,
         secrets: &Arc<RunCredentials>,
     ) -> Result<Self, (String, String)> {
-        let (uri, connector) = parse_server_url(&config.url)
-            .map_err(|problem| ("url".to_owned(), problem.to_owned()))?;
+        let (uri, connector) =
+            parse_server_url(url).map_err(|problem| ("url".to_owned(), problem.to_owned()))?;
         let is_local = uri.host().is_some_and(|host| LOCAL_HOSTS.contains(&host));
         if !config.headers.is_empty() && uri.scheme_str() == Some("http") && !is_local {
             let problem = "is `http`, and a credential may not cross a network without TLS; give an `https` URL";
@@ -121,7 +87,7 @@ impl McpHttpClient {
         let session = session.and_then(|id| id.to_str().ok()).map(str::to_owned);
         let Some(id) = id.filter(|_| status != StatusCode::ACCEPTED) else {
             return if status.is_success() {
-                Ok(McpAnswer { session, message: None, guard: None })
+                Ok(McpAnswer { session, ..McpAnswer::default() })
             } else {
                 Err(McpServerError::Status(status.as_u16()))
             };
@@ -136,48 +102,6 @@ impl McpHttpClient {
             return Err(McpServerError::Status(status.as_u16()));
         }
         Ok(McpAnswer { session, message: Some(message), guard: self.secrets.guard_answer() })
-    }
-}
-
-impl McpAnswer {
-    /// Returns the result of the request.
-    ///
-    /// # Errors
-    /// Returns an error if the server has refused the request, or has not answered it, or if the result contains the
-    /// credential.
-    pub(super) fn into_result(self) -> Result<Box<RawValue>, McpServerError> {
-        let (result, guard) = self.split_result()?;
-        check_text(guard.as_ref(), result.get())?;
-        Ok(result)
-    }
-
-    /// Returns the result of a request whose result stays in this process, so it may contain anything.
-    ///
-    /// # Errors
-    /// Returns an error if the server has refused the request, or has not answered it.
-    pub(super) fn into_private_result(self) -> Result<Box<RawValue>, McpServerError> {
-        self.split_result().map(|(result, _)| result)
-    }
-
-    fn split_result(self) -> Result<(Box<RawValue>, Option<EchoGuard>), McpServerError> {
-        match self.message {
-            Some(AnswerMessage { error: Some(AnswerError { code, message }), .. }) => {
-                // The whole message is checked before it is cut: a cut may fall within the credential.
-                check_text(self.guard.as_ref(), &message)?;
-                Err(McpServerError::refused(code, &message))
-            }
-            Some(AnswerMessage { result: Some(result), .. }) => Ok((result, self.guard)),
-            _ => Err(McpServerError::Malformed("it has no result")),
-        }
-    }
-}
-
-/// Checks that a text has none of the run's credentials, in any spelling that the guard knows.
-fn check_text(guard: Option<&EchoGuard>, text: &str) -> Result<(), McpServerError> {
-    if guard.is_some_and(|guard| guard.contains_secret(text.as_bytes())) {
-        Err(McpServerError::RepeatsCredential)
-    } else {
-        Ok(())
     }
 }
 
@@ -257,29 +181,6 @@ impl EventReader {
     }
 }
 
-/// Parses the message that answers the request `id`. Messages of the server itself have a method and are not answers.
-///
-/// # Errors
-/// Returns [`McpServerError::AsksForInput`] for a request of the server, such as `elicitation/create`.
-fn parse_message(text: &[u8], id: u64) -> Result<AnswerMessage, McpServerError> {
-    let malformed = || McpServerError::Malformed("it is not acceptable JSON");
-    check_document(text).map_err(|_| malformed())?;
-    let own: ServerMessage<'_> = serde_json::from_slice(text).map_err(|_| malformed())?;
-    // A server that asks whether this client is still there needs no answer to go on.
-    if own.id.is_some() && own.method.is_some_and(|method| method != "ping") {
-        return Err(McpServerError::AsksForInput);
-    }
-    let message: AnswerMessage = serde_json::from_slice(text).map_err(|_| malformed())?;
-    // An error that came before the id was read has no id.
-    let is_answer = message.id == Some(id) || (message.id.is_none() && message.error.is_some());
-    let has_outcome = message.result.is_some() != message.error.is_some();
-    if is_answer && has_outcome {
-        Ok(message)
-    } else {
-        Err(McpServerError::Malformed("it does not answer the request"))
-    }
-}
-
 /// The hosts that a request reaches without a network.
 const LOCAL_HOSTS: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
 
@@ -293,6 +194,3 @@ const OWN_HEADERS: [&str; 7] = [
     "transfer-encoding",
     "upgrade",
 ];
-
-/// The bytes of an answer around its result.
-const MAX_ENVELOPE_BYTES: usize = 16 * 1024;

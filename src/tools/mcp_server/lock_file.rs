@@ -186,9 +186,13 @@ fn pinned_tool(
     }
     let digest = definition_digest(definition);
     let schema = &definition["inputSchema"];
+    // A wrong table is refused when the server is opened.
+    let job = config.sandbox_job().ok().flatten();
+    let with_program =
+        job.as_ref().and_then(|_| canonical::digest("server tool 1", &(&digest, config)).ok());
     Some(ToolDefinition {
         name: full_name(server, tool).into(),
-        digest: digest.clone(),
+        digest: with_program.unwrap_or_else(|| digest.clone()),
         description: definition["description"].as_str().unwrap_or_default().to_owned(),
         parameters: argument_view(schema),
         program: ToolProgramKind::Mcp(Arc::new(PinnedTool {
@@ -196,6 +200,7 @@ fn pinned_tool(
             name: tool.to_owned(),
             digest,
             input_schema: schema.clone(),
+            job,
         })),
         timeout: config.timeout,
         max_result_bytes: config.max_result_bytes,

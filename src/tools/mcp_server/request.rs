@@ -20,6 +20,18 @@ pub(super) struct McpSession {
     pub(super) id: Option<String>,
 }
 
+impl McpRequest<'_> {
+    /// Returns true if the request needs no open session.
+    pub(super) fn opens_session(&self) -> bool {
+        matches!(self.method, "server/discover" | "initialize")
+    }
+
+    /// Returns true if a server of the legacy era does not know the method.
+    pub(super) fn may_be_unknown(&self) -> bool {
+        self.method == "server/discover"
+    }
+}
+
 impl McpSession {
     pub(super) fn modern() -> Self {
         Self { is_modern: true, version: Some(MODERN_VERSION.to_owned()), id: None }

@@ -188,13 +188,18 @@ impl GrantedTool {
             ));
         }
         self.evidence.extend(rule.evidence.iter().cloned());
-        if let (ApprovalMode::Ask, ToolProgramKind::Job(job)) =
-            (rule.approve, &self.definition.program)
+        if let (ApprovalMode::Ask, Some(job)) =
+            (rule.approve, self.definition.program.sandbox_job())
         {
             let wrong = |problem| {
                 ("approve".to_owned(), format!("an approval cannot cover the program: {problem}"))
             };
             check_digestible(job).map_err(wrong)?;
+            // The server may have started with the image that the name had before.
+            if matches!(self.definition.program, ToolProgramKind::Mcp(_)) && job.image.is_some() {
+                let problem = "the server runs in an image; use this machine's programs, or a tool that is a file";
+                return Err(wrong(problem.to_owned()));
+            }
         }
         if rule.approve == ApprovalMode::Ask && self.asking_rule.is_none() {
             self.asking_rule = Some(Arc::from(rule.name.as_str()));

@@ -126,7 +126,7 @@ impl FakeServer {
     /// Returns the gateway's client of this server.
     fn client(&self) -> McpServer {
         let config = ToolConfig::from_table(&toml::from_str(&self.table()).unwrap()).unwrap();
-        McpServer::new("tracker", &config.mcp["tracker"], &Arc::default()).unwrap()
+        McpServer::new("tracker", &config.mcp["tracker"], &Arc::default(), None).unwrap()
     }
 
     async fn lock(&self) {
@@ -465,7 +465,7 @@ async fn a_wrong_table_of_servers_is_refused() {
         let config = ToolConfig::from_table(&toml::from_str(table).unwrap());
         let checked = config.and_then(|config| {
             config.mcp.iter().try_for_each(|(name, server)| {
-                McpServer::new(name, server, &Arc::default()).map(drop)
+                McpServer::new(name, server, &Arc::default(), None).map(drop)
             })?;
             known_tools(&config, &read_tool_files(&config)?).map(drop)
         });
@@ -495,7 +495,7 @@ async fn a_wrong_table_of_servers_is_refused() {
     `tools.mcp.tracker.headers.mcp-method`: is a header of the protocol; remove it
     `tools.mcp`: `core` is not the name of a server; give small letters, digits, `-` and single `_`, and not `core`
     `tools.mcp`: `a__b` is not the name of a server; give small letters, digits, `-` and single `_`, and not `core`
-    `tools.mcp.tracker.time`: unknown field `time`, expected one of `url`, `headers`, `timeout`, `max_result_bytes`
+    `tools.mcp.tracker.time`: unknown field `time`, expected one of `url`, `command`, `image`, `workspace`, `env`, `limits`, `headers`, `timeout`, `max_result_bytes`
     ");
     // Without a server there is nothing to lock.
     fs::write(server.lock_path(), r#"{"version": 2, "servers": {}}"#).unwrap();

@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::process::Command;
 
 use serde_json::{Value, json};
 
@@ -99,6 +100,53 @@ fn a_job_of_a_killed_runner_is_swept() {
     assert_eq!(run_sweep(&runner, &["--apply"]).0, 0);
     assert_eq!(list_job_containers(&runner), "");
     runner.assert_nothing_is_left("run-killed-job");
+}
+
+/// T2: The program of an MCP server runs in a container of its image, serves the run, and is gone with the run.
+#[test]
+fn a_program_of_a_server_runs_in_a_container_of_its_image() {
+    let runner = TestedRunner::new();
+    let serve = r#"
+        calls=0
+        while read -r line; do
+            id=${line#*'"id":'}; id=${id%%,*}
+            case $line in
+            *'"server/discover"'*) said='"error":{"code":-32601,"message":"unknown"}';;
+            *'"initialize"'*) said='"result":{"protocolVersion":"2025-06-18","capabilities":{}}';;
+            *'"tools/list"'*) said='"result":{"tools":[{"name":"look","description":"x","inputSchema":{"type":"object"}}]}';;
+            *'"tools/call"'*)
+                calls=$((calls + 1))
+                text="$calls $(ls /sys/class/net) $(ls /llm-sock | grep -c llm.sock)"
+                said='"result":{"content":[{"type":"text","text":"'$text'"}]}';;
+            *) continue;;
+            esac
+            echo '{"jsonrpc":"2.0","id":'$id','$said'}'
+        done
+    "#;
+    let gateway = runner.path().join("gateway.toml");
+    let config = gateway.to_str().unwrap();
+    let lock = runner.path().join("tools.lock");
+    let write = |granted: &str| {
+        let text = format!(
+            "[tools]\nlock = '{}'\ngranted = [{granted}]\n[tools.mcp.own]\nimage = '{HOST}'\ncommand = ['/bin/sh', '-c', \"\"\"{}\"\"\"]\n",
+            lock.display(),
+            serve.replace('"', "\\\"")
+        );
+        fs::write(&gateway, text).unwrap();
+    };
+    write("");
+    let mut tools = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));
+    tools.args(["tools", "lock", "--config", config]).env("COGNI_RUN_DIR", runner.run_dir());
+    let output = tools.env("COGNI_INIT", concat!(env!("OUT_DIR"), "/cogni-init")).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    write("'own__look'");
+    let script = "/run/cogni-tool exec own__look; /run/cogni-tool exec own__look";
+    let answers = call_tool(&runner, config, &["--run-id", "run-server"], script);
+    let texts: Vec<_> =
+        answers.iter().map(|answer| &answer["result"]["content"][0]["text"]).collect();
+    assert_eq!(texts, ["1 lo 0", "2 lo 0"]);
+    let directory = format!("label=cogni.dir={}", runner.run_dir().display());
+    assert_eq!(docker_output(&["ps", "--all", "--quiet", "--filter", &directory]), "");
 }
 
 /// T3: An image that is not here is not pulled, and a container is not made.

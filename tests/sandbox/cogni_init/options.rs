@@ -57,6 +57,7 @@ fn help_and_version_are_printed() {
       --grace TIME           time between SIGTERM and SIGKILL [default: 2s]
       --env NAME=VALUE       a variable for the agent; it overrides an inherited one
       --write PATH           the agent may write below this, and nowhere else, if the kernel has Landlock; may be repeated
+      --stdio PATH           connect to this socket, and make it the agent's standard input and output
       --slot PATH            connect to this socket, and wait for a claim with these options and the program
       --long-running         in a claim only: after the agent has ended, wipe its files and wait for the next claim
       --commands             run several commands one after the other, without a gateway, and report their output in frames

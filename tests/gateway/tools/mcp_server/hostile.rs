@@ -35,6 +35,7 @@ fn pinned_tool(digest: String) -> PinnedTool {
         name: "search".to_owned(),
         digest,
         input_schema: json!({}),
+        job: None,
     }
 }
 
