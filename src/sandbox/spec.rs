@@ -296,7 +296,7 @@ pub const SECCOMP_PROFILE: &str = include_str!("../../config/seccomp.json");
 pub const SOCKET_DIR_TARGET: &str = "/llm-sock";
 
 /// The name of the socket that is a program's standard input and output, in the socket's directory.
-pub const STDIO_SOCKET: &str = "stdio.sock";
+pub const STDIO_SOCKET: &str = "stdio";
 
 /// The name of a warm slot's claim socket, beside the run's socket. The socket is removed before any program is
 /// started.

@@ -1,4 +1,5 @@
-"""serve.py PORT: a server of MCP with one tool, made with the SDK for Python, which speaks both eras."""
+"""serve.py [PORT]: a server of MCP with one tool, made with the SDK for Python, which speaks both eras. Without a port, its
+messages are lines on its standard input and output."""
 
 import sys
 
@@ -13,4 +14,7 @@ def add(first: int, second: int) -> str:
     return f"the sum is {first + second}"
 
 
-server.run("streamable-http", port=int(sys.argv[1]))
+if len(sys.argv) > 1:
+    server.run("streamable-http", port=int(sys.argv[1]))
+else:
+    server.run("stdio")
