@@ -242,4 +242,7 @@ pub mod decisions {
     #[doc = include_str!("manual/rustdoc_links.md")]
     #[doc = include_str!("manual/decisions/0049-tell-the-progress-of-a-call-in-its-own-answer.md")]
     pub mod d0049 {}
+    #[doc = include_str!("manual/rustdoc_links.md")]
+    #[doc = include_str!("manual/decisions/0050-give-a-servers-program-a-socket-as-its-standard-input.md")]
+    pub mod d0050 {}
 }

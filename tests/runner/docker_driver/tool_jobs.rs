@@ -102,27 +102,27 @@ fn a_job_of_a_killed_runner_is_swept() {
     runner.assert_nothing_is_left("run-killed-job");
 }
 
-/// T2: The program of an MCP server runs in a container of its image, serves the run, and is gone with the run.
-#[test]
-fn a_program_of_a_server_runs_in_a_container_of_its_image() {
-    let runner = TestedRunner::new();
-    let serve = r#"
-        calls=0
-        while read -r line; do
-            id=${line#*'"id":'}; id=${id%%,*}
-            case $line in
-            *'"server/discover"'*) said='"error":{"code":-32601,"message":"unknown"}';;
-            *'"initialize"'*) said='"result":{"protocolVersion":"2025-06-18","capabilities":{}}';;
-            *'"tools/list"'*) said='"result":{"tools":[{"name":"look","description":"x","inputSchema":{"type":"object"}}]}';;
-            *'"tools/call"'*)
-                calls=$((calls + 1))
-                text="$calls $(ls /sys/class/net) $(ls /llm-sock | grep -c llm.sock)"
-                said='"result":{"content":[{"type":"text","text":"'$text'"}]}';;
-            *) continue;;
-            esac
-            echo '{"jsonrpc":"2.0","id":'$id','$said'}'
-        done
-    "#;
+/// A server whose tool says which call it is, and what the server sees.
+const SERVER: &str = r#"
+    calls=0
+    while read -r line; do
+        id=${line#*'"id":'}; id=${id%%,*}
+        case $line in
+        *'"server/discover"'*) said='"error":{"code":-32601,"message":"unknown"}';;
+        *'"initialize"'*) said='"result":{"protocolVersion":"2025-06-18","capabilities":{}}';;
+        *'"tools/list"'*) said='"result":{"tools":[{"name":"look","description":"x","inputSchema":{"type":"object"}}]}';;
+        *'"tools/call"'*)
+            calls=$((calls + 1))
+            text="$calls $(ls /sys/class/net) $(ls /llm-sock | grep -c llm.sock)"
+            said='"result":{"content":[{"type":"text","text":"'$text'"}]}';;
+        *) continue;;
+        esac
+        echo '{"jsonrpc":"2.0","id":'$id','$said'}'
+    done
+"#;
+
+/// Writes the gateway's file with a server in an image, pins the server's tool, and returns the path of the file.
+fn lock_server(runner: &TestedRunner) -> String {
     let gateway = runner.path().join("gateway.toml");
     let config = gateway.to_str().unwrap();
     let lock = runner.path().join("tools.lock");
@@ -130,7 +130,7 @@ fn a_program_of_a_server_runs_in_a_container_of_its_image() {
         let text = format!(
             "[tools]\nlock = '{}'\ngranted = [{granted}]\n[tools.mcp.own]\nimage = '{HOST}'\ncommand = ['/bin/sh', '-c', \"\"\"{}\"\"\"]\n",
             lock.display(),
-            serve.replace('"', "\\\"")
+            SERVER.replace('"', "\\\"")
         );
         fs::write(&gateway, text).unwrap();
     };
@@ -140,13 +140,43 @@ fn a_program_of_a_server_runs_in_a_container_of_its_image() {
     let output = tools.env("COGNI_INIT", concat!(env!("OUT_DIR"), "/cogni-init")).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     write("'own__look'");
+    config.to_owned()
+}
+
+/// Returns the number of containers of a runner.
+fn count_containers(runner: &TestedRunner) -> usize {
+    let directory = format!("label=cogni.dir={}", runner.run_dir().display());
+    docker_output(&["ps", "--all", "--quiet", "--filter", &directory]).lines().count()
+}
+
+/// T2: The program of an MCP server runs in a container of its image, serves the run, and is gone with the run.
+#[test]
+fn a_program_of_a_server_runs_in_a_container_of_its_image() {
+    let runner = TestedRunner::new();
+    let config = lock_server(&runner);
     let script = "/run/cogni-tool exec own__look; /run/cogni-tool exec own__look";
-    let answers = call_tool(&runner, config, &["--run-id", "run-server"], script);
+    let answers = call_tool(&runner, &config, &["--run-id", "run-server"], script);
     let texts: Vec<_> =
         answers.iter().map(|answer| &answer["result"]["content"][0]["text"]).collect();
     assert_eq!(texts, ["1 lo 0", "2 lo 0"]);
-    let directory = format!("label=cogni.dir={}", runner.run_dir().display());
-    assert_eq!(docker_output(&["ps", "--all", "--quiet", "--filter", &directory]), "");
+    assert_eq!(count_containers(&runner), 0);
+}
+
+/// T2, R5: After `kill -9` of a run whose server waits for calls, the sweep removes the server's container, too.
+#[test]
+fn a_server_of_a_killed_runner_is_swept() {
+    let runner = TestedRunner::new();
+    let config = lock_server(&runner);
+    let argv = shell_argv("/run/cogni-tool exec own__look; sleep 1000");
+    let mut command = runner.prepare(&["--config", &config, "--run-id", "run-killed"], &argv);
+    let mut process = ChildProcess::start(&mut command, "");
+    // The run has a container, and the server.
+    wait_until(|| count_containers(&runner) == 2, || "no server has begun".to_owned());
+    process.signal("KILL");
+    process.wait();
+    assert_eq!(run_sweep(&runner, &["--apply"]).0, 0);
+    assert_eq!(count_containers(&runner), 0);
+    runner.assert_nothing_is_left("run-killed");
 }
 
 /// T3: An image that is not here is not pulled, and a container is not made.
