@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use tokio::task::spawn_blocking;
 
-use super::definition::ToolDefinition;
+use super::definition::{ToolDefinition, ToolProgramKind};
 use super::interpreter::may_interpret;
 use super::job::{JobRunner, JobWorkspace, ToolJob};
 use crate::base::canonical;
@@ -45,6 +45,7 @@ pub(super) async fn digest_program(
     files: &Arc<FileDigestCache>,
 ) -> io::Result<DigestedProgram> {
     let Some(job) = tool.program.sandbox_job() else { return Ok(DigestedProgram::default()) };
+    check_approvable(tool).map_err(io::Error::other)?;
     if let Some(name) = &job.image {
         let jobs = jobs.ok_or_else(|| io::Error::other("there is no sandbox for the tool"))?;
         let image = jobs.resolve_image(name).await?;
@@ -62,6 +63,22 @@ pub(super) async fn digest_program(
 }
 
 /// Checks that an approval can cover the program of a tool.
+///
+/// # Errors
+/// Returns the part that no digest covers, and the remedy.
+pub(super) fn check_approvable(tool: &ToolDefinition) -> Result<(), String> {
+    let Some(job) = tool.program.sandbox_job() else { return Ok(()) };
+    check_digestible(job)?;
+    // The server may have started with the image that the name had before.
+    if matches!(tool.program, ToolProgramKind::Mcp(_)) && job.image.is_some() {
+        let problem =
+            "the server runs in an image; use this machine's programs, or a tool that is a file";
+        return Err(problem.to_owned());
+    }
+    Ok(())
+}
+
+/// Checks that a digest can cover the program of a sandbox.
 ///
 /// # Errors
 /// Returns the part that no digest covers, and the remedy.

@@ -14,10 +14,8 @@ use crate::tools::approval::standing::ApprovalScope;
 use crate::tools::approval::{ApprovalConfig, ApprovalMode};
 use crate::tools::config::{ToolConfig, ToolConfigError, ToolRuleConfig, ToolRuleExample};
 use crate::tools::connection_config::AGENT_PREFIX;
-use crate::tools::definition::{
-    METRICS_QUERY_TOOL, TOOL_NAME_RULE, ToolDefinition, ToolProgramKind, is_tool_name,
-};
-use crate::tools::program_digest::check_digestible;
+use crate::tools::definition::{METRICS_QUERY_TOOL, TOOL_NAME_RULE, ToolDefinition, is_tool_name};
+use crate::tools::program_digest::check_approvable;
 use crate::tools::rule_facts::{ToolCallFacts, ToolFact, ToolFactTable, ToolRunFacts};
 use crate::tools::taint::{TaintPolicy, is_rule_name};
 
@@ -188,18 +186,10 @@ impl GrantedTool {
             ));
         }
         self.evidence.extend(rule.evidence.iter().cloned());
-        if let (ApprovalMode::Ask, Some(job)) =
-            (rule.approve, self.definition.program.sandbox_job())
-        {
-            let wrong = |problem| {
+        if rule.approve == ApprovalMode::Ask {
+            check_approvable(&self.definition).map_err(|problem| {
                 ("approve".to_owned(), format!("an approval cannot cover the program: {problem}"))
-            };
-            check_digestible(job).map_err(wrong)?;
-            // The server may have started with the image that the name had before.
-            if matches!(self.definition.program, ToolProgramKind::Mcp(_)) && job.image.is_some() {
-                let problem = "the server runs in an image; use this machine's programs, or a tool that is a file";
-                return Err(wrong(problem.to_owned()));
-            }
+            })?;
         }
         if rule.approve == ApprovalMode::Ask && self.asking_rule.is_none() {
             self.asking_rule = Some(Arc::from(rule.name.as_str()));
