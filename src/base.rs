@@ -38,6 +38,7 @@ pub mod serde_words;
 pub mod shared_resolver;
 pub mod shell;
 pub mod socket;
+pub mod star_pattern;
 pub mod streamed_endpoint;
 pub mod task_group;
 pub mod time;
