@@ -1,5 +1,8 @@
 //! `cogni-gateway approvals`: shows the tool calls and the spent budgets of a service's runs that wait for a person, and
-//! answers; and shows the calls that a rule has denied, and allows them.
+//! answers; shows the calls that a rule has denied, and allows
+//! them; and shows and replaces the policies of agents about their tools.
+
+mod policy;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -8,6 +11,8 @@ use anyhow::Context;
 use clap::Subcommand;
 use http::Method;
 use serde_json::{Map, Value, json};
+
+use policy::PolicyArgs;
 
 use super::runs::{self, client::ServiceArgs};
 use crate::base::hidden_characters::escape_hidden;
@@ -120,6 +125,8 @@ pub enum ApprovalsCommand {
         #[arg(long)]
         only_run: bool,
     },
+    /// Show what people say about an agent's tools, or replace it
+    Policy(PolicyArgs),
     /// Take back a proposal, or an approval that counts for later calls
     Revoke {
         #[command(flatten)]
@@ -200,6 +207,7 @@ pub fn run(command: ApprovalsCommand, out: &mut impl Write) -> anyhow::Result<Ex
             ApprovalsCommand::Grant { answer, uses, end, only_run } => {
                 answer.grant((uses, end, only_run), out).await?;
             }
+            ApprovalsCommand::Policy(policy) => policy.run(out).await?,
             ApprovalsCommand::Revoke { service, id } => {
                 let path = format!("{}/revoke", path_of(&id));
                 let revoked = service.client()?.post_json(&path, &json!({})).await?;

@@ -152,12 +152,9 @@ impl ToolOpener for RunToolOpener {
             (None, None) if config.approvals.on_denial == OnDenial::Propose => anyhow::bail!(
                 "`tools.approvals.on_denial`: no person can answer here; take `on_denial` out, or use `cogni-gateway serve`, where `cogni-gateway approvals` answers"
             ),
-            (Some(store), asking)
-                if asking.is_some() || config.approvals.on_denial == OnDenial::Propose =>
-            {
-                Some(RunApprovals::new(store.clone(), config.approvals.clone()))
-            }
-            (_, _) => None,
+            (None, None) => None,
+            // People may set a policy for the agent at any time.
+            (Some(store), _) => Some(RunApprovals::new(store.clone(), config.approvals.clone())),
         };
         let policy =
             policy.with_workspace(self.jobs.as_ref().and_then(|jobs| jobs.workspace_access()));

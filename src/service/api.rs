@@ -2,7 +2,7 @@
 //!
 //! Reading order: [`extract`] identifies the caller and parses the request. [`run_request`] turns a body into a run
 //! submission, as far as the grant allows. [`chat`] and [`runs`] start runs, and [`events`] streams the events of a
-//! run. [`approvals`] answers questions about tool calls, and [`approval_reply`] takes signed answers; [`standing_approvals`] serves those that count for later calls. [`run_records`] serves the records of a run, and [`audit`] proves its audit log. A handler parses the
+//! run. [`approvals`] answers questions about tool calls, and [`approval_reply`] takes signed answers; [`standing_approvals`] serves those that count for later calls. [`agent_policies`] shows and replaces the policies of agents. [`run_records`] serves the records of a run, and [`audit`] proves its audit log. A handler parses the
 //! request, checks the grant, calls one module below, and answers.
 //!
 //! The handlers generate the served `OpenAPI` document ([`openapi`]). Error answers that several handlers share are
@@ -13,6 +13,7 @@
 
 #![expect(unused_qualifications, reason = "the macros that describe handlers write whole paths")]
 
+mod agent_policies;
 mod agents;
 mod approval_reply;
 mod approval_terms;
@@ -201,6 +202,7 @@ fn all_routes() -> (Router<Arc<ApiState>>, OpenApi) {
     OpenApiRouter::with_openapi(openapi::base_document())
         .merge(health_routes())
         .routes(routes!(agents::list_agents))
+        .routes(routes!(agent_policies::show_agent_policy, agent_policies::replace_agent_policy))
         .routes(routes!(chat::start_chat))
         .routes(routes!(runs::create_run, runs::list_runs))
         .routes(routes!(runs::show_run))

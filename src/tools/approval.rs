@@ -15,6 +15,7 @@
 //! - [`budget_questions`] asks about a spent limit, and raises it.
 //! - [`standing`] describes approvals that count for later calls, too, and `standing_store` keeps them by the
 //!   statements in `standing_rows`.
+//! - [`agent_policy`] keeps what people say about the tools of each agent.
 //! - [`open_questions`] bounds the questions that are open at the same time.
 //! - [`present_tools`] tells which tools are still configured.
 //! - [`outbox`] keeps the messages about questions until the receiver of the [`webhook`] has them, and
@@ -26,6 +27,7 @@
 //! **Invariant:** without a wider scope, an answer is about the digest of one call. A call that differs in its run, tool, definition,
 //! arguments or policy has another digest, and the answer does not count for it.
 
+pub mod agent_policy;
 pub mod budget_questions;
 mod message_delivery;
 pub mod open_questions;
@@ -134,6 +136,8 @@ pub struct ApprovalSubject<'a> {
     pub arguments: &'a str,
     /// The digest of the policy about the run's tools.
     pub policy: &'a str,
+    /// The digest of the policy that people have set for the agent.
+    pub agent_policy: &'a str,
     /// The number of calls that the answer allows: `once`.
     pub scope: &'static str,
     /// The last moment at which the call may begin, in milliseconds since 1970.
@@ -252,7 +256,7 @@ impl ApprovalRow {
 impl ApprovalSubject<'_> {
     /// Returns the digest that an answer must name.
     pub fn digest(&self) -> String {
-        canonical::digest("approval 1", self).expect("a subject has string keys")
+        canonical::digest("approval 2", self).expect("a subject has string keys")
     }
 }
 

@@ -69,7 +69,7 @@ impl RunTools {
             return refusal.to_reply();
         }
         match ExecRoute::match_request(request.method, request.path, request.query) {
-            Ok(ExecRoute::List) => self.list_tools(),
+            Ok(ExecRoute::List) => self.list_tools().await,
             Ok(ExecRoute::Call) => {
                 let mut facts = ToolRequestFacts::new(request.pid);
                 let reply = self.execute_call(&request, &mut facts).await;
@@ -105,13 +105,11 @@ impl RunTools {
         Ok(call_reply(&call, self.wait_within(&call, wait, wait).await))
     }
 
-    fn list_tools(&self) -> LocalReply {
+    async fn list_tools(&self) -> LocalReply {
         let spent = self.parts().ledger.tool_spending();
-        let tools: Vec<_> = self
-            .parts()
-            .policy
-            .listed_tools()
-            .map(|tool| {
+        let offered = self.parts().offered_tools().await.into_iter();
+        let tools: Vec<_> = offered
+            .map(|(tool, is_asking)| {
                 let name = &tool.definition.name;
                 let spent = spent.get(name).copied().unwrap_or_default();
                 let left = json!({
@@ -128,7 +126,7 @@ impl RunTools {
                     "limits": tool.limits,
                     "left": left,
                 });
-                if tool.asking_rule.is_some() {
+                if is_asking {
                     listed["approve"] = json!(ApprovalMode::Ask);
                 }
                 listed

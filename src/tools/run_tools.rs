@@ -20,6 +20,7 @@ use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use super::approval::RunApprovals;
+use super::approval::agent_policy::{AGENT_POLICY_RULE, AgentToolPolicy, PolicyVerdict};
 use super::call_table::{CallSlotOutcome, OpenCallSlot, ToolCall, ToolCallEnd, ToolCallTable};
 use super::config::TaintEffect;
 use super::exec_request::{MAX_WAIT, ToolArguments, ToolExecRequest};
@@ -29,6 +30,7 @@ use super::program_digest::DigestedProgram;
 use super::program_error::ToolProgramError;
 use super::refusal::ToolRefusal;
 use super::rule_facts::{ToolCallFacts, ToolRunFacts};
+use crate::base::db::DatabaseError;
 use crate::base::digest::sha256_hex;
 use crate::base::task_group::TaskGroup;
 use crate::llm::budget::{
@@ -181,7 +183,7 @@ impl RunTools {
             }
             Err(refusal) => return Err(refusal),
         };
-        if let Some(rule) = parts.find_asking_rule(tool, false)? {
+        if let Some(rule) = parts.find_asking_rule(tool, false).await? {
             // The box keeps the future of a call that asks no person small.
             return Box::pin(self.start_asking_call((tool, &rule), request, facts)).await;
         }
@@ -354,17 +356,62 @@ impl RunToolParts {
         }
     }
 
-    /// Returns the rule that asks a person about a call now: a rule about the tool, or one about what the run has seen.
-    /// `has_place` states that the ledger counts the call itself already, which the run has not seen.
+    /// Returns the rule that asks a person about a call now: a rule about the tool, one about what the run has seen, or
+    /// the policy of the agent. `has_place` states that the ledger counts the call itself already, which the run has not
+    /// seen.
     ///
     /// # Errors
-    /// Returns the rule that denies the tool to a run that has seen what this run has.
-    pub(super) fn find_asking_rule(
+    /// Returns the rule that denies the tool to a run that has seen what this run has, or the denial of the policy.
+    pub(super) async fn find_asking_rule(
         &self,
         tool: &GrantedTool,
         has_place: bool,
     ) -> Result<Option<Arc<str>>, ToolRefusal> {
-        find_asking_rule(&self.policy, tool, (&self.ledger, has_place))
+        let rule = find_asking_rule(&self.policy, tool, (&self.ledger, has_place))?;
+        Ok(match self.judge_by_agent_policy(tool).await? {
+            PolicyVerdict::AskOnMiss | PolicyVerdict::AskAlways => {
+                Some(rule.unwrap_or_else(|| Arc::from(AGENT_POLICY_RULE)))
+            }
+            PolicyVerdict::Allow | PolicyVerdict::Deny => rule,
+        })
+    }
+
+    /// Asks the policy of the agent about a tool. Without people who can answer, there is no policy.
+    ///
+    /// # Errors
+    /// Returns the denial of the policy, or an error if the policy cannot be read.
+    pub(super) async fn judge_by_agent_policy(
+        &self,
+        tool: &GrantedTool,
+    ) -> Result<PolicyVerdict, ToolRefusal> {
+        match self.read_agent_policy().await?.judge_tool(&tool.definition.name) {
+            PolicyVerdict::Deny => Err(ToolRefusal::Denied(ToolDenial {
+                layer: PolicyLayer::Approval,
+                rule: Arc::from(AGENT_POLICY_RULE),
+                fault: None,
+            })),
+            verdict => Ok(verdict),
+        }
+    }
+
+    /// Returns the policy of the agent as it is now.
+    pub(super) async fn read_agent_policy(&self) -> Result<AgentToolPolicy, DatabaseError> {
+        let Some(approvals) = &self.approvals else { return Ok(AgentToolPolicy::default()) };
+        Ok(approvals.store.find_agent_policy(&self.run.agent_id).await?.policy)
+    }
+
+    /// Returns the tools that a client sees, each with whether a person is asked about its calls: those that the lists name
+    /// and the agent's policy does not deny.
+    pub(super) async fn offered_tools(&self) -> Vec<(&GrantedTool, bool)> {
+        // A policy that cannot be read denies the calls, which tells the client more than an empty list.
+        let policy = self.read_agent_policy().await.unwrap_or_default();
+        let judge = |tool: &'_ GrantedTool| policy.judge_tool(&tool.definition.name);
+        let offered = self.policy.listed_tools().filter_map(|tool| match judge(tool) {
+            PolicyVerdict::Deny => None,
+            PolicyVerdict::Allow => Some((tool, tool.asking_rule.is_some())),
+            PolicyVerdict::AskOnMiss | PolicyVerdict::AskAlways => Some((tool, true)),
+        });
+        offered.collect()
     }
 
     async fn reserve_and_record(

@@ -6,11 +6,12 @@
 //!    that lets a person allow the same call.
 //!
 //! What the run has seen is no matter of an earlier answer: while a taint rule guards the call, no standing approval counts
-//! for it, and nothing is proposed. Neither is a call that does not fit its tool, that no list names, or that the budget
+//! for it, and nothing is proposed. The same holds while the agent's policy asks about every call. Neither is a call that does not fit its tool, that no list names, or that the budget
 //! refuses.
 
 use std::sync::Arc;
 
+use super::approval::agent_policy::PolicyVerdict;
 use super::approval::standing::{
     ApprovalScope, ProposalOutcome, STANDING_PREFIX, StandingApproval, StandingOffer,
     StandingState, StandingSubject, standing_scopes,
@@ -55,6 +56,9 @@ impl RunTools {
         let found = parts.policy.find_tool(&request.tool).ok();
         let denied = found.and_then(|tool| Some((tool, parts.denying_rules(tool, &request)?)));
         let Some((tool, rules)) = denied else { return Err(ToolRefusal::Denied(denial)) };
+        if parts.judge_by_agent_policy(tool).await? == PolicyVerdict::AskAlways {
+            return Err(ToolRefusal::Denied(denial));
+        }
         // A client that has lost the answer of an allowed call asks for the same call.
         let arguments = facts.arguments.clone().unwrap_or_default();
         let earlier = request.idempotency_key.as_deref();
@@ -89,7 +93,9 @@ impl RunTools {
         facts: &ToolRequestFacts,
     ) -> Result<Arc<ToolCall>, ToolRefusal> {
         let parts = self.parts();
-        if parts.approvals.as_ref().is_some_and(|approvals| approvals.times.has_standing()) {
+        let has_standing =
+            parts.approvals.as_ref().is_some_and(|approvals| approvals.times.has_standing());
+        if has_standing && parts.judge_by_agent_policy(tool).await? != PolicyVerdict::AskAlways {
             // A call that waits, or whose end no client has received yet, is no new call.
             let exact = parts.salted_digest(request.arguments.text());
             if !self.calls().has_same_call(&tool.definition.name, &exact)
@@ -225,6 +231,10 @@ impl RunToolParts {
         if scopes.is_empty() || self.is_tainted(tool, false) {
             return Ok(None);
         }
+        let policy = self.read_agent_policy().await?;
+        if policy.judge_tool(&tool.definition.name) == PolicyVerdict::AskAlways {
+            return Ok(None);
+        }
         let salt = approvals.store.standing_salt().await?;
         let standing = self.standing_subject(tool, arguments);
         let key = standing.key(&salt);
@@ -249,6 +259,9 @@ impl RunToolParts {
         tool.definition.parameters.check_arguments(&checked.arguments.members())?;
         if self.is_tainted(tool, true) || self.overridable_rules(tool, &checked.arguments).is_none()
         {
+            return Err(lost());
+        }
+        if self.judge_by_agent_policy(tool).await? == PolicyVerdict::AskAlways {
             return Err(lost());
         }
         let salt = approvals.store.standing_salt().await?;

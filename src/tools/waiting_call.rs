@@ -181,6 +181,7 @@ impl RunToolParts {
         (tool, question): (&GrantedTool, &CallQuestion),
     ) -> Result<ApprovedSubject, ToolRefusal> {
         let program = self.digest_present_program(tool).await?;
+        let agent_policy = self.read_agent_policy().await?.digest();
         let subject = ApprovalSubject {
             run: &self.run.id,
             attempt: &self.run.attempt,
@@ -190,6 +191,7 @@ impl RunToolParts {
             program: program.digest.as_deref(),
             arguments: &question.exact_arguments,
             policy: self.policy.digest(),
+            agent_policy: &agent_policy,
             scope: SCOPE_ONCE,
             not_after_ms: question.not_after_ms,
         };
@@ -386,7 +388,7 @@ impl RunToolParts {
         }
         let call = checked.slot.call();
         // The run may have seen more since the request: the call that another one follows is in the ledger first.
-        let asking_rule = self.find_asking_rule(tool, true)?;
+        let asking_rule = self.find_asking_rule(tool, true).await?;
         let (Some(approved), Some(question)) = (&checked.approved, &call.question) else {
             return match asking_rule {
                 None => Ok(()),

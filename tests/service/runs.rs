@@ -1,6 +1,7 @@
 //! Tests of the whole service: requests of a grant's holder, executed in sandboxes of the embedded driver, with a fake
 //! provider and a GitHub stand-in (A1–A5, B1, B4, R5, R7, S1).
 
+mod agent_policy;
 mod agent_rules;
 mod approval_replies;
 mod approvals;

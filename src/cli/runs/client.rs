@@ -100,6 +100,12 @@ impl ServiceClient {
         self.read_json(self.send_body(Method::POST, path, body).await?).await
     }
 
+    /// Puts JSON and reads the answer as JSON.
+    pub(in crate::cli) async fn put_json(&self, path: &str, body: &Value) -> anyhow::Result<Value> {
+        let body = Some(Bytes::from(body.to_string()));
+        self.read_json(self.send_body(Method::PUT, path, body).await?).await
+    }
+
     async fn read_json(&self, answer: Response<Incoming>) -> anyhow::Result<Value> {
         let body = Limited::new(answer.into_body(), MAX_BYTES).collect().await;
         let body =

@@ -27,6 +27,10 @@ pub enum AccessDeniedError {
     RepositoryNotAllowed(String),
     #[error("this grant has started the run; another grant with `approve` access has to answer")]
     OwnRun,
+    #[error(
+        "this grant can start runs, and who starts runs may not set what their tools may do; use a grant with `approve` and without `runs` access"
+    )]
+    StartsRuns,
     #[error("no grant is named for this user; name one in `tools.approvals.webhook.approvers`")]
     UnknownApprover,
 }
@@ -44,6 +48,7 @@ impl AccessDeniedError {
             Self::AccountNotAllowed(_) | Self::NoAccount => "forbidden_account",
             Self::RepositoryNotAllowed(_) => "forbidden_repo",
             Self::OwnRun => "forbidden_own_run",
+            Self::StartsRuns => "forbidden_with_runs",
             Self::UnknownApprover => "unknown_approver",
         }
     }

@@ -1,11 +1,19 @@
-//! The tables of questions about tool calls and of standing approvals.
+//! The tables of questions about tool calls, of standing approvals, and of the policies of agents.
 
 use crate::base::db::DatabaseSchema;
 
 /// The schema of the approval store. Times are milliseconds since 1970, money is billionths of a dollar.
 pub const APPROVAL_SCHEMA: DatabaseSchema = DatabaseSchema {
     module: "approval",
-    migrations: &[MIGRATION_1, MIGRATION_2, MIGRATION_3, MIGRATION_4, MIGRATION_5, MIGRATION_6],
+    migrations: &[
+        MIGRATION_1,
+        MIGRATION_2,
+        MIGRATION_3,
+        MIGRATION_4,
+        MIGRATION_5,
+        MIGRATION_6,
+        MIGRATION_7,
+    ],
 };
 
 // The trigger makes a wrong step fail in every program that writes the file, whatever its code does.
@@ -134,4 +142,14 @@ SELECT 1, coalesce(max(max(created, coalesce(granted, created))), 0) FROM standi
 // share, and allow some interpreters for all runs. None of them matches a call any more.
 const MIGRATION_6: &str = "
 UPDATE standing_approval SET state = 'expired', arguments = NULL WHERE state IN ('proposed', 'granted');
+";
+
+// The policies that people have set, as JSON.
+const MIGRATION_7: &str = "
+CREATE TABLE agent_policy (
+    agent      TEXT NOT NULL PRIMARY KEY,
+    policy     TEXT NOT NULL,
+    changed    INTEGER NOT NULL,
+    changed_by TEXT NOT NULL
+) STRICT;
 ";

@@ -77,15 +77,15 @@ impl RunTools {
                 let request = ToolExecRequest { arguments, ..request };
                 return self.call_tool((request, token), (id, era), facts).await;
             }
-            McpMethod::List => self.list_mcp_tools(server, era),
+            McpMethod::List => self.list_mcp_tools(server, era).await,
             McpMethod::Answer(result) => result,
         };
         result_reply(id, era, result).into()
     }
 
-    fn list_mcp_tools(&self, server: Option<&str>, era: McpEra) -> Value {
-        let tools = self.parts().policy.listed_tools();
-        let tools: Vec<_> = tools.filter_map(|tool| tool_json(server, tool)).collect();
+    async fn list_mcp_tools(&self, server: Option<&str>, era: McpEra) -> Value {
+        let offered = self.parts().offered_tools().await.into_iter();
+        let tools: Vec<_> = offered.filter_map(|(tool, _)| tool_json(server, tool)).collect();
         let mut result = json!({ "tools": tools });
         if era == McpEra::Modern {
             allow_no_caching(&mut result);

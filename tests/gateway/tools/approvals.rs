@@ -400,6 +400,7 @@ fn every_part_of_a_call_is_in_its_digest() {
         program: None,
         arguments: "x",
         policy: "p",
+        agent_policy: "o",
         scope: "once",
         not_after_ms: 1,
     };
@@ -412,12 +413,13 @@ fn every_part_of_a_call_is_in_its_digest() {
         ApprovalSubject { program: Some("b"), ..subject.clone() },
         ApprovalSubject { arguments: "y", ..subject.clone() },
         ApprovalSubject { policy: "q", ..subject.clone() },
+        ApprovalSubject { agent_policy: "r", ..subject.clone() },
         ApprovalSubject { scope: "run", ..subject.clone() },
         ApprovalSubject { not_after_ms: 2, ..subject.clone() },
     ];
     let digests: BTreeSet<_> =
         others.iter().chain([&subject]).map(ApprovalSubject::digest).collect();
-    assert_eq!(digests.len(), 11);
+    assert_eq!(digests.len(), 12);
 }
 
 /// The database itself refuses a step that is not an arrow of the diagram.

@@ -17,7 +17,8 @@ async fn a_request_without_a_grant_is_refused_at_every_path() {
     let document = setup.client().get("/api/v1/openapi.json").await.json();
     let mut open = vec![];
     for (path, method, operation) in list_operations(&document) {
-        let concrete = path.replace("{id}", "run-1").replace("{name}", "bundle");
+        let concrete =
+            path.replace("{id}", "run-1").replace("{name}", "bundle").replace("{agent}", "fake");
         if operation["security"] == json!([{}]) {
             open.push(concrete);
             continue;
