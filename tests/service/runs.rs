@@ -14,6 +14,7 @@ mod events;
 mod full_disk;
 mod killed;
 mod many_runs;
+mod mcp_commands;
 mod queue;
 mod recovery;
 mod retention_clock;
