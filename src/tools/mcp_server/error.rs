@@ -1,6 +1,7 @@
 //! The errors of a server's client.
 
 use super::request::McpSession;
+use crate::base::hidden_characters::escape_hidden;
 use crate::telemetry::audit::tool_records::ToolOutcome;
 use crate::tools::program_error::ToolProgramError;
 
@@ -12,14 +13,14 @@ pub enum McpServerError {
     #[error("the server does not answer in time")]
     TimedOut,
     /// The reason is for the operator of `tools lock`: it may have text of the program.
-    #[error("the server's program serves no more: {}", .0.escape_debug())]
+    #[error("the server's program serves no more: {}", one_line(.0))]
     ProgramEnded(String),
     #[error("the server's credential cannot be read: {0}")]
     Credential(String),
     #[error("the server answers with the HTTP status {0}")]
     Status(u16),
     /// The server's text is cut, and shown to the operator of `tools lock`.
-    #[error("the server refuses the request ({code}): {}", message.escape_debug())]
+    #[error("the server refuses the request ({code}): {}", one_line(message))]
     Refused { code: i64, message: String },
     #[error("the server's answer is not valid: {0}")]
     Malformed(&'static str),
@@ -129,3 +130,8 @@ const ASKING_CODES: [i64; 2] = [-32021, -32042];
 
 /// The longest error of a server that the client sees, in bytes.
 const MAX_ERROR_BYTES: usize = 512;
+
+/// Returns a text for a line of an error: no character of it hides, moves or ends another.
+fn one_line(text: &str) -> String {
+    escape_hidden(text).replace('\n', "\\n").replace('\t', "\\t")
+}
