@@ -73,3 +73,12 @@ pub trait StreamedEndpoint: Send + Sync {
     /// passes.
     fn kept_bytes(&self, request: &StreamedRequest) -> u64;
 }
+
+/// The path of the list of connections.
+pub const CONNECT_LIST_PATH: &str = "/connect";
+
+/// The path of the certificate that the programs of a sandbox must trust to use tunnels.
+pub const CONNECT_CERTIFICATE_PATH: &str = "/connect/ca.pem";
+
+/// The beginning of the path of a request over a connection.
+pub const CONNECT_PATH_PREFIX: &str = "/connect/";

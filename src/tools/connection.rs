@@ -71,8 +71,8 @@ use super::run_tools::RunSwitches;
 use super::taint::TaintPolicy;
 use crate::base::digest::sha256_hex;
 use crate::base::streamed_endpoint::{
-    OpenTunnel, StreamedBody, StreamedEndpoint, StreamedReply, StreamedReplyFuture,
-    StreamedRequest, TunnelRequest,
+    CONNECT_CERTIFICATE_PATH, CONNECT_PATH_PREFIX, OpenTunnel, StreamedBody, StreamedEndpoint,
+    StreamedReply, StreamedReplyFuture, StreamedRequest, TunnelRequest,
 };
 use crate::base::task_group::TaskGroup;
 use crate::llm::budget::BudgetLedger;
@@ -257,7 +257,7 @@ impl RunConnections {
                 |limit: Option<u64>, spent: u64| limit.map(|limit| limit.saturating_sub(spent));
             let mut listed = json!({
                 "name": &*connection.name,
-                "path": format!("{PREFIX}{}/", connection.name),
+                "path": format!("{CONNECT_PATH_PREFIX}{}/", connection.name),
                 "price_usd": connection.price,
                 "limits": limits,
                 "left": {
@@ -423,11 +423,11 @@ impl ConnectionParts {
         // One path has one digest at one server, whether it came through a tunnel or not.
         let target = match (tunnel, split_path(head.uri.path())) {
             (Some(name), _) => {
-                format!("{PREFIX}{name}{}", self.policy.path_below_url(name, target))
+                format!("{CONNECT_PATH_PREFIX}{name}{}", self.policy.path_below_url(name, target))
             }
             (None, Some((name, path))) => {
                 let query = head.uri.query().map_or(String::new(), |query| format!("?{query}"));
-                format!("{PREFIX}{name}{path}{query}")
+                format!("{CONNECT_PATH_PREFIX}{name}{path}{query}")
             }
             (None, None) => target.to_owned(),
         };
@@ -493,7 +493,8 @@ fn requests_upgrade(headers: &HeaderMap) -> bool {
 /// Splits the path of a request into the connection's name and the path at its server; `None` for another path. A path
 /// that ends with the name is the server's first path, as an address without a path is.
 fn split_path(path: &str) -> Option<(&str, &str)> {
-    let rest = path.strip_prefix(PREFIX).filter(|_| path != CERTIFICATE_PATH)?;
+    let rest =
+        path.strip_prefix(CONNECT_PATH_PREFIX).filter(|_| path != CONNECT_CERTIFICATE_PATH)?;
     Some(rest.find('/').map_or((rest, "/"), |end| rest.split_at(end)))
 }
 
@@ -523,12 +524,3 @@ fn full_body(text: String) -> StreamedBody {
 /// The most announced bytes that are reserved, recorded and charged after a crash. Our choice: no longer body ever ends, and
 /// the sums of all requests stay within their type.
 const MAX_ANNOUNCED_BYTES: u64 = 1 << 48;
-
-/// The path of the list of connections.
-const LIST_PATH: &str = "/connect";
-
-/// The path of the certificate that the programs of a sandbox must trust to use tunnels.
-const CERTIFICATE_PATH: &str = "/connect/ca.pem";
-
-/// The beginning of the path of a request over a connection.
-const PREFIX: &str = "/connect/";

@@ -18,19 +18,22 @@ use super::rejection::CallRejection;
 use super::request_head;
 use super::tool_route::rejected_response;
 use super::{ClientPeer, RunGateway};
-use crate::base::streamed_endpoint::{StreamedEndpoint, StreamedReply, StreamedRequest};
+use crate::base::streamed_endpoint::{
+    CONNECT_CERTIFICATE_PATH, CONNECT_LIST_PATH, CONNECT_PATH_PREFIX, StreamedEndpoint,
+    StreamedReply, StreamedRequest,
+};
 
 /// Returns true if a path belongs to the connections.
 pub fn is_connect_path(target: &Uri) -> bool {
-    target.path() == LIST_PATH || target.path().starts_with(PREFIX)
+    target.path() == CONNECT_LIST_PATH || target.path().starts_with(CONNECT_PATH_PREFIX)
 }
 
 /// Returns the path of a request as the access log has it: without the parts that a client chooses.
 fn route_template(target: &Uri, is_tunnelled: bool) -> &'static str {
     match target.path() {
         _ if is_tunnelled => "https://HOST/PATH",
-        LIST_PATH => LIST_PATH,
-        CERTIFICATE_PATH => CERTIFICATE_PATH,
+        CONNECT_LIST_PATH => CONNECT_LIST_PATH,
+        CONNECT_CERTIFICATE_PATH => CONNECT_CERTIFICATE_PATH,
         _ => "/connect/NAME/PATH",
     }
 }
@@ -101,15 +104,6 @@ fn admit_request(
     permit.take_bytes(STREAM_BYTES.saturating_add(kept))?;
     Ok(permit)
 }
-
-/// The path of the list of connections.
-const LIST_PATH: &str = "/connect";
-
-/// The path of the certificate of the run's tunnels.
-const CERTIFICATE_PATH: &str = "/connect/ca.pem";
-
-/// The beginning of the paths of requests over connections.
-const PREFIX: &str = "/connect/";
 
 /// The outcome in the access log of a request that no error of this gateway has ended.
 pub(super) const CONNECT_OUTCOME: &str = "connect";

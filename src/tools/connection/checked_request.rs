@@ -7,7 +7,8 @@ use http::{HeaderMap, HeaderValue, Method, Uri, header, request};
 use super::headers::forwarded_headers;
 use super::policy::{Connection, ConnectionPolicy};
 use super::refusal::{ConnectDenial, ConnectRefusal};
-use super::{AskedHead, CERTIFICATE_PATH, LIST_PATH, MAX_ANNOUNCED_BYTES};
+use super::{AskedHead, MAX_ANNOUNCED_BYTES};
+use crate::base::streamed_endpoint::{CONNECT_CERTIFICATE_PATH, CONNECT_LIST_PATH};
 use crate::llm::budget::{BudgetLedger, ConnectionReservation, ConnectionReserveRequest};
 use crate::tools::connection_config::AGENT_PREFIX;
 use crate::tools::taint::TaintPolicy;
@@ -67,8 +68,8 @@ fn match_own_answer<'a>(
 ) -> Result<ConnectAsk<'a>, ConnectRefusal> {
     let has_tunnels = policy.tunnelled_connections().next().is_some();
     match head.uri.path() {
-        LIST_PATH if head.method == Method::GET => Ok(ConnectAsk::List),
-        CERTIFICATE_PATH if head.method == Method::GET && has_tunnels => {
+        CONNECT_LIST_PATH if head.method == Method::GET => Ok(ConnectAsk::List),
+        CONNECT_CERTIFICATE_PATH if head.method == Method::GET && has_tunnels => {
             Ok(ConnectAsk::Certificate)
         }
         _ => Err(ConnectRefusal::NotServed),
