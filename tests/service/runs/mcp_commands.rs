@@ -10,7 +10,7 @@ use super::approvals::{caller_body, text, wait_for_questions};
 use crate::support::process::wait_until;
 
 /// A server whose tool returns the number of its call, or hangs.
-const SERVER: &str = r#"
+const SERVER: &str = r"
 import json, sys, time
 calls = 0
 for line in sys.stdin:
@@ -29,7 +29,7 @@ for line in sys.stdin:
         say(result={'content': [{'type': 'text', 'text': str(calls)}]})
     elif own is not None:
         say(error={'code': -32601, 'message': 'there is no such method'})
-"#;
+";
 
 /// Configures an agent that calls the tool of a server, which is pinned, once for each word.
 fn configure_server(setup: &ServiceSetup, words: &str, more: &str) {
