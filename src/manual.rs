@@ -245,4 +245,6 @@ pub mod decisions {
     #[doc = include_str!("manual/rustdoc_links.md")]
     #[doc = include_str!("manual/decisions/0050-give-a-servers-program-a-socket-as-its-standard-input.md")]
     pub mod d0050 {}
+    #[doc = include_str!("manual/decisions/0051-let-people-set-the-policy-of-an-agent-beside-the-configuration.md")]
+    pub mod d0051 {}
 }
