@@ -166,8 +166,7 @@ impl ApiState {
     fn policies_of(&self, agent: &str) -> Result<ApprovalStore, ApiError> {
         let store = self.run_service.approvals().ok_or_else(|| {
             ApiError::NotFound(
-                "this service has no grants, so no person can set a policy; take `insecure_no_auth` out"
-                    .to_owned(),
+                "policy in a service without grants; take `insecure_no_auth` out".to_owned(),
             )
         })?;
         let is_known = self.run_service.catalog().find_agent(agent).is_ok();
@@ -177,7 +176,7 @@ impl ApiState {
 
 fn no_such_agent(agent: &str) -> ApiError {
     let agent: String = agent.chars().take(80).collect();
-    ApiError::NotFound(format!("no agent `{agent}`; `GET /api/v1/ai/agents?all=1` lists them"))
+    ApiError::NotFound(format!("agent `{agent}`; `GET /api/v1/ai/agents?all=1` lists them"))
 }
 
 impl AgentPolicyView {

@@ -185,9 +185,10 @@ async fn a_policy_is_replaced_by_its_digest_only() {
     wrong["ask"] = json!("on_miss");
     assert_eq!(code(put(&approver, &wrong).await), refused(422, "invalid_request"));
     let unknown = approver.get("/api/v1/ai/agents/unknown/policy").await;
+    let missing = "there is no agent `unknown`; `GET /api/v1/ai/agents?all=1` lists them";
     assert_eq!(
-        (unknown.status.as_u16(), &unknown.json()["error"]["code"]),
-        (404, &json!("not_found"))
+        (unknown.status.as_u16(), &unknown.json()["error"]["message"]),
+        (404, &json!(missing))
     );
     // Of many at once, one is the first.
     let changes = (0..8).map(|number| {
