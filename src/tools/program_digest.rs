@@ -206,9 +206,11 @@ const MAX_NAMED_TEXTS: usize = 1024;
 mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
+    use std::time::Duration;
 
     use super::*;
     use crate::sandbox::spec::SandboxLimits;
+    use crate::tools::argument_schema::ArgumentSchema;
 
     fn judge(argv: &[&str], path: Option<&str>) -> bool {
         let job = ToolJob {
@@ -266,6 +268,33 @@ mod tests {
             &["wc", "no-such-sh"],
         ] {
             assert!(!judge(argv, None), "{argv:?}");
+        }
+    }
+
+    /// No person is asked about a program with the run's workspace, in an image or without one.
+    #[tokio::test]
+    async fn no_question_is_about_a_program_with_the_workspace() {
+        for image in [None, Some("tools:1".to_owned())] {
+            let job = ToolJob {
+                argv: vec!["/usr/bin/true".to_owned()],
+                image: image.clone(),
+                workspace: JobWorkspace::Ro,
+                env: BTreeMap::new(),
+                limits: SandboxLimits::default(),
+            };
+            let tool = ToolDefinition {
+                name: "text__count".into(),
+                digest: String::new(),
+                description: String::new(),
+                parameters: ArgumentSchema::default(),
+                program: ToolProgramKind::Job(Arc::new(job)),
+                timeout: Duration::from_secs(1),
+                max_result_bytes: 1024,
+            };
+            // The image is not looked for, so no sandbox is needed.
+            let digested = digest_program(&tool, None, &Arc::default()).await;
+            let error = digested.unwrap_err().to_string();
+            assert!(error.starts_with("the tool has the run's workspace"), "{image:?}: {error}");
         }
     }
 }
