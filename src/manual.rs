@@ -247,4 +247,7 @@ pub mod decisions {
     pub mod d0050 {}
     #[doc = include_str!("manual/decisions/0051-let-people-set-the-policy-of-an-agent-beside-the-configuration.md")]
     pub mod d0051 {}
+    #[doc = include_str!("manual/rustdoc_links.md")]
+    #[doc = include_str!("manual/decisions/0052-switch-groups-of-tools-and-never-the-sandbox.md")]
+    pub mod d0052 {}
 }

@@ -6,6 +6,7 @@
 //! - [`exec_request`] parses the request, with the same strict reader as a body for a model.
 //! - [`policy`] asks every layer whether the run may make the call. [`argument_schema`] checks the arguments, and
 //!   [`rule_facts`] gives them to the operator's conditions.
+//! - [`agent_modes`] is the agent's layer: its list, and its switches for groups of tools.
 //! - [`taint`] judges the call by the tools that the run has called before.
 //! - If a rule says so, [`waiting_call`] lets the call wait for a person, whose answer the store in [`approval`] has.
 //! - [`standing_call`] begins a call that a person has allowed before, and proposes one that a rule denies.
@@ -21,6 +22,7 @@
 //! **Invariant:** arguments and results are in no record, log or metric, except the argument fields that the operator
 //! has listed as evidence. A question to a person holds the arguments until it is closed.
 
+pub mod agent_modes;
 pub mod approval;
 pub mod argument_schema;
 mod aws_credential;

@@ -1,5 +1,7 @@
 //! Patterns of names, in which a `*` stands for any text.
 
+use std::collections::BTreeSet;
+
 /// Returns true if a name fits a pattern, in which a `*` stands for any text, also for none.
 pub fn matches_star_pattern(pattern: &str, name: &str) -> bool {
     let mut parts = pattern.split('*');
@@ -14,6 +16,26 @@ pub fn matches_star_pattern(pattern: &str, name: &str) -> bool {
         }
     }
     rest.ends_with(last)
+}
+
+/// Returns the names that fit one of the patterns.
+///
+/// # Errors
+/// Returns the first pattern that adds no name to those of the patterns before.
+pub fn select_names<'a, N: AsRef<str> + Clone + Ord>(
+    patterns: &'a [String],
+    names: &[N],
+) -> Result<BTreeSet<N>, &'a str> {
+    let mut selected = BTreeSet::new();
+    for pattern in patterns {
+        let before = selected.len();
+        let fitting = names.iter().filter(|name| matches_star_pattern(pattern, name.as_ref()));
+        selected.extend(fitting.cloned());
+        if selected.len() == before {
+            return Err(pattern);
+        }
+    }
+    Ok(selected)
 }
 
 #[cfg(test)]

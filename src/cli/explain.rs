@@ -16,7 +16,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
-use clap::{Arg, ArgAction, ArgMatches, Command};
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use serde::Serialize;
 
 use self::connect_request::ConnectExplanation;
@@ -24,6 +24,7 @@ use self::explain_input::ExplainInput;
 use self::explanation::{ExplainContext, RequestExplanation};
 use self::tool_call::ToolExplanation;
 use super::flags;
+use super::run::AgentsDirArgs;
 use crate::base::regular_file::{open_regular_file, read_within};
 use crate::base::secret::SecretString;
 use crate::gateway::config::{GatewayConfig, SETTINGS};
@@ -54,6 +55,9 @@ fn add_arguments(command: Command) -> Command {
         .value_name("NAME=VALUE")
         .action(ArgAction::Append)
         .help("Set earlier usage of the run: usage.turns, usage.input_tokens, usage.output_tokens, usage.cost_usd");
+    let agent = Arg::new("AGENT").long("agent").value_name("NAME").help(
+        "Agent of the run: its list of tools, its modes, its policy and its budget count, too",
+    );
     let upstream = Arg::new("UPSTREAM")
         .long("upstream")
         .action(ArgAction::SetTrue)
@@ -62,10 +66,8 @@ fn add_arguments(command: Command) -> Command {
         .long("json")
         .action(ArgAction::SetTrue)
         .help("Print the explanation as JSON");
-    command
-        .after_help(AFTER_HELP)
-        .args([file, route, set, upstream, json])
-        .args(configuration_flags())
+    let command = command.after_help(AFTER_HELP).args([file, route, set, agent, upstream, json]);
+    AgentsDirArgs::augment_args(command).args(configuration_flags())
 }
 
 /// Explains the request in the file. The exit status is 1 if the gateway would refuse the request.
@@ -74,7 +76,12 @@ pub fn run(
     input: impl Read,
     out: &mut impl Write,
 ) -> anyhow::Result<ExitCode> {
-    let config = load_config(matches, |name| std::env::var(name).ok())?;
+    let mut config = load_config(matches, |name| std::env::var(name).ok())?;
+    if let Some(agent) = matches.get_one::<String>("AGENT") {
+        let in_file = ServiceConfig::from_gateway_config(&config)?.and_then(|file| file.agents_dir);
+        let catalog = AgentsDirArgs::from_arg_matches(matches)?.catalog_of(in_file)?;
+        catalog.find_agent(agent)?.lay_over(&mut config)?;
+    }
     let text = read_input(matches.get_one::<String>("FILE").map_or("-", String::as_str), input)?;
     let request =
         ExplainInput::parse(text, matches.get_one::<String>("ROUTE").map(String::as_str))?;

@@ -13,6 +13,7 @@ use crate::runner::agents::definition::FileContent;
 use crate::runner::agents::placeholders::{ArgumentTooLongError, PlaceholderValues};
 use crate::sandbox::spec::{BindMount, MountAccess, WorkspaceMount};
 use crate::sandbox::{SandboxSpec, sandbox_name};
+use crate::tools::agent_modes::WorkspaceMode;
 
 impl AgentInvocation {
     /// Returns the program and its arguments, with the run's values in place of the placeholders.
@@ -55,7 +56,8 @@ impl AgentInvocation {
         is_repository: bool,
         obstacles: ObstaclePolicy,
     ) -> anyhow::Result<()> {
-        if spec.workspace == WorkspaceMount::None {
+        let mode = self.entry.modes.workspace;
+        if spec.workspace == WorkspaceMount::None && mode != WorkspaceMode::None {
             let path = directory.create_workspace()?;
             spec.workspace = WorkspaceMount::Directory { path, access: MountAccess::ReadWrite };
         }
@@ -64,6 +66,11 @@ impl AgentInvocation {
         {
             let writer = WorkspaceWriter::open(path, spec.uid, obstacles)?;
             self.write_workspace(&writer, is_repository)?;
+        }
+        if let (WorkspaceMode::Ro, WorkspaceMount::Directory { access, .. }) =
+            (mode, &mut spec.workspace)
+        {
+            *access = MountAccess::ReadOnly;
         }
         spec.mounts.extend(self.program_mount(spec));
         Ok(())

@@ -7,6 +7,7 @@
 use serde_json::{Value, json};
 
 use super::conversation::{AgentFiles, AgentInvocation, ChatMessage, ChatRole};
+use crate::tools::agent_modes::ToolGroup;
 use crate::tools::connection_config::AGENT_PREFIX;
 
 /// The error of a message that is longer than `OpenClaw` accepts.
@@ -48,6 +49,10 @@ fn settings_json(agent: &AgentInvocation) -> Value {
     // settings replace OpenClaw's own providers, so the run's gateway is the only provider.
     let mut deny: Vec<&str> = DENIED_TOOLS.to_vec();
     deny.extend(claw.deny.iter().map(String::as_str));
+    // No person can be asked about what OpenClaw does by itself, so a mode that asks denies it.
+    let own = [(ToolGroup::Commands, COMMAND_TOOLS.as_slice()), (ToolGroup::Files, &FILE_TOOLS)];
+    let denied = own.into_iter().filter(|(group, _)| agent.entry.modes.restricts(*group));
+    deny.extend(denied.flat_map(|(_, tools)| tools.iter().copied()));
     let mut allow: Vec<&str> = claw.allow.iter().map(String::as_str).collect();
     // The tools of the run are those of a server of MCP. A connection is no tool.
     let has_tools = agent.entry.tools.iter().any(|tool| !tool.starts_with(AGENT_PREFIX));
@@ -146,6 +151,12 @@ const DENIED_TOOLS: [&str; 8] = [
     "sessions_spawn",
     "message",
 ];
+
+/// The tools of `OpenClaw` that run commands.
+const COMMAND_TOOLS: [&str; 2] = ["exec", "process"];
+
+/// The tools of `OpenClaw` that read or write files.
+const FILE_TOOLS: [&str; 5] = ["apply_patch", "edit", "ls", "read", "write"];
 
 /// The name by which the settings allow the tools of every server of MCP. The run's gateway is the only server.
 const SERVER_TOOLS: &str = "bundle-mcp";

@@ -27,6 +27,7 @@ use crate::sandbox::spec::{
     WorkspaceMount,
 };
 use crate::sandbox::{self, SandboxSpec, UserRange, embedded};
+use crate::tools::agent_modes::WorkspaceMode;
 
 /// A request for one run, with optional fields; [`RunRequest::resolve`] makes the run's plan from it. Relative paths
 /// begin at the current directory.
@@ -234,12 +235,7 @@ impl RunRequest {
         env.extend(mem::take(&mut self.env));
         self.env = env;
         self.llm.model = Some(model.clone());
-        let metadata = &mut config.identity.metadata;
-        metadata.entry("graph_id").or_insert_with(|| entry.effective_graph_id().into());
-        entry.apply_to(&mut config.policy)?;
-        config.tools.agent = Some(entry.tools.clone());
-        config.tools.agent_id = Some(entry.name.clone());
-        config.budget = config.budget.capped_by(&entry.budget);
+        entry.lay_over(config)?;
         let mut spec = self.sandbox_spec(config, host)?;
         // The agent's own timeout follows from the earlier of the two deadlines, the sandbox's and the budget's.
         let longest = config.budget.deadline.unwrap_or(spec.limits.max_runtime);
@@ -248,6 +244,12 @@ impl RunRequest {
             known if known.is_empty() => mem::take(&mut self.llm.models),
             known => known.clone(),
         };
+        if entry.modes.workspace == WorkspaceMode::None && self.branch.is_some() {
+            bail!(
+                "`modes.workspace` of `{}` is `none`, so there is no place for a repository; give no repository",
+                entry.name
+            );
+        }
         let agent = AgentInvocation { entry, messages, model, models, timeout };
         spec.argv = agent.argv(&spec.run)?;
         check_agent(&agent, &spec)?;
@@ -380,6 +382,15 @@ fn check_agent(agent: &AgentInvocation, spec: &SandboxSpec) -> anyhow::Result<()
         bail!("none of the messages is a user's; there is nothing to answer");
     }
     let input_file = input_path(*setup);
+    if entry.modes.workspace == WorkspaceMode::None {
+        if spec.workspace != WorkspaceMount::None {
+            bail!("`modes.workspace` of `{name}` is `none`; give no `--workspace`");
+        }
+        if messages.is_empty() {
+            bail!("there is nothing to answer; give `--message`");
+        }
+        return Ok(());
+    }
     match &spec.workspace {
         WorkspaceMount::None | WorkspaceMount::Fresh if messages.is_empty() => bail!(
             "there is nothing to answer; give `--message`, or a workspace with `{input_file}` in it"

@@ -12,12 +12,14 @@ use crate::gateway::run::control::NotAcceptingError;
 use crate::gateway::run::{
     AgentRun, RunIdentity, ToolEndpoints, ToolOpener, ToolProcess, ToolSettings,
 };
+use crate::runner::agents::definition::AgentDefinition;
+use crate::tools::agent_modes::{AgentModes, AgentToolLayer, COMMANDS_RULE, ToolGroups};
 use crate::tools::approval::budget_questions::{BudgetQuestionParts, BudgetQuestions};
 use crate::tools::approval::present_tools::{PresentTool, PresentTools};
 use crate::tools::approval::store::ApprovalStore;
 use crate::tools::approval::webhook::Webhook;
 use crate::tools::approval::{OnBudget, OnDenial, RunApprovals};
-use crate::tools::config::{McpServerConfig, ToolConfig};
+use crate::tools::config::{McpServerConfig, ToolConfig, ToolConfigError};
 use crate::tools::connection::environment::{connection_environment, listed_connections};
 use crate::tools::connection::policy::{ConnectionHost, ConnectionPolicy};
 use crate::tools::connection::tunnel::RunTunnels;
@@ -98,7 +100,7 @@ impl CompiledTools {
     pub fn from_settings(settings: &ToolSettings) -> anyhow::Result<Self> {
         let table = settings.table.as_ref();
         let config = table.map(ToolConfig::from_table).transpose()?.unwrap_or_default();
-        let agent = settings.agent.as_deref();
+        let agent = agent_layer(settings, &config)?;
         let tools = match &settings.files {
             Some(files) => known_tools(&config, files),
             None => known_tools(&config, &read_tool_files(&config)?),
@@ -107,7 +109,15 @@ impl CompiledTools {
         Ok(Self { config, policy })
     }
 
-    /// Returns the tools for calls that wait for a person. `agents` has the tools that each agent lists.
+    /// Returns the tools that an agent's list and modes leave. An agent that contradicts the configuration may call none.
+    pub fn callable_tools(&self, agent: &AgentDefinition) -> BTreeSet<String> {
+        let groups = ToolGroups::from_config(&self.config);
+        let layer = groups
+            .and_then(|groups| AgentToolLayer::resolve_layer(&agent.tools, agent.modes, groups));
+        layer.as_ref().map(AgentToolLayer::callable_names).unwrap_or_default()
+    }
+
+    /// Returns the tools for calls that wait for a person. `agents` has the tools that each agent may call.
     pub fn to_present_tools(&self, agents: BTreeMap<String, BTreeSet<String>>) -> PresentTools {
         let describe = |tool: &GrantedTool| {
             let job = tool.definition.program.sandbox_job().cloned();
@@ -126,7 +136,7 @@ impl ToolOpener for RunToolOpener {
         open_servers(&tools.config, &Arc::default(), None)?;
         tools.config.approvals.webhook.as_ref().map(Webhook::new).transpose()?;
         let host = ConnectionHost::for_check();
-        ConnectionPolicy::compile_policy(&tools.config, settings.agent.as_deref(), &host)?;
+        ConnectionPolicy::compile_policy(&tools.config, tools.policy.agent(), &host)?;
         connection_environment(&tools.config, None)?;
         Ok(())
     }
@@ -146,6 +156,9 @@ impl ToolOpener for RunToolOpener {
         let facts = describe_run(&run.identity, settings);
         self.let_budget_ask((&config, &policy), (run, &facts), process)?;
         let approvals = match (&self.approvals, policy.first_asking_rule()) {
+            (None, Some(COMMANDS_RULE)) => anyhow::bail!(
+                "`modes.commands` of the agent is `ask`, and no person can answer here; set `off` or `auto`, or use `cogni-gateway serve`, where `cogni-gateway approvals` answers"
+            ),
             (None, Some(rule)) => anyhow::bail!(
                 "`tools.rules`: the rule `{rule}` has `approve = \"ask\"`, and no person can answer here; take `approve` out, or use `cogni-gateway serve`, where `cogni-gateway approvals` answers"
             ),
@@ -164,7 +177,8 @@ impl ToolOpener for RunToolOpener {
         let secrets = Arc::new(RunCredentials::for_config(&config));
         let host = jobs.clone().map(|jobs| McpCommandHost { jobs, tasks: tasks.clone() });
         let servers = open_servers(&config, &secrets, host.as_ref())?;
-        let own = self.compile_connections((settings, &config), &run.identity.run, process)?;
+        let layer = policy.agent();
+        let own = self.compile_connections((&config, layer), &run.identity.run, process)?;
         let connections = RunConnections::new(ConnectionParts {
             secrets,
             tunnels: RunTunnels::for_run(&own, &run.identity.run, process.tunnels)?,
@@ -197,7 +211,7 @@ impl ToolOpener for RunToolOpener {
 impl RunToolOpener {
     fn compile_connections(
         &self,
-        (settings, config): (&ToolSettings, &ToolConfig),
+        (config, agent): (&ToolConfig, Option<&AgentToolLayer>),
         run: &str,
         process: ToolProcess<'_>,
     ) -> anyhow::Result<ConnectionPolicy> {
@@ -207,7 +221,7 @@ impl RunToolOpener {
             lookup: self.lookup.clone().unwrap_or_else(system_lookup),
         };
         let host = ConnectionHost { lookups, programs: Arc::clone(process.programs) };
-        Ok(ConnectionPolicy::compile_policy(config, settings.agent.as_deref(), &host)?)
+        Ok(ConnectionPolicy::compile_policy(config, agent, &host)?)
     }
 
     /// Lets a spent budget of the run ask a person, if the configuration says so.
@@ -263,7 +277,7 @@ fn open_servers(
 pub fn connection_variables(settings: &ToolSettings) -> anyhow::Result<BTreeMap<String, String>> {
     let Some(table) = &settings.table else { return Ok(BTreeMap::new()) };
     let config = ToolConfig::from_table(table)?;
-    Ok(connection_environment(&config, settings.agent.as_deref())?)
+    Ok(connection_environment(&config, agent_layer(settings, &config)?.as_ref())?)
 }
 
 /// Returns true if a connection that a run may use has a tunnel.
@@ -273,7 +287,19 @@ pub fn connection_variables(settings: &ToolSettings) -> anyhow::Result<BTreeMap<
 pub fn has_tunnels(settings: &ToolSettings) -> anyhow::Result<bool> {
     let Some(table) = &settings.table else { return Ok(false) };
     let config = ToolConfig::from_table(table)?;
-    Ok(listed_connections(&config, settings.agent.as_deref()).any(|(_, own)| own.tunnel))
+    let agent = agent_layer(settings, &config)?;
+    Ok(listed_connections(&config, agent.as_ref()).any(|(_, own)| own.tunnel))
+}
+
+/// Returns the layer of a run's agent; `None` for a run without an agent of the catalog.
+fn agent_layer(
+    settings: &ToolSettings,
+    config: &ToolConfig,
+) -> Result<Option<AgentToolLayer>, ToolConfigError> {
+    let groups = ToolGroups::from_config(config)?;
+    let Some(listed) = &settings.agent else { return Ok(None) };
+    let modes = AgentModes::from_table(&settings.agent_modes)?;
+    AgentToolLayer::resolve_layer(listed, modes, groups).map(Some)
 }
 
 fn random_salt() -> anyhow::Result<String> {

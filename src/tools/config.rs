@@ -36,6 +36,9 @@ pub struct ToolConfig {
     /// The file of the definitions of these servers' tools, which `cogni-gateway tools lock` writes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lock: Option<PathBuf>,
+    /// The groups of tools and connections that the modes of agents switch.
+    #[serde(skip_serializing_if = "is_default")]
+    pub groups: ToolGroupConfig,
     /// The conditions, prices and budgets of granted tools.
     pub rules: Vec<ToolRuleConfig>,
     /// The times of the questions that rules ask.
@@ -43,6 +46,18 @@ pub struct ToolConfig {
     /// The rules about what a run has seen.
     #[serde(skip_serializing_if = "TaintConfig::is_empty")]
     pub taint: TaintConfig,
+}
+
+/// The groups of tools and connections. A `*` in a name stands for any text.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ToolGroupConfig {
+    /// The granted tools that run commands.
+    pub commands: Vec<String>,
+    /// The granted tools and the connections (`connect__NAME`) that reach the web.
+    pub web: Vec<String>,
+    /// The granted tools and the connections that read or write files.
+    pub files: Vec<String>,
 }
 
 /// The marks of tools and connections, and the rules about runs that have seen them.
@@ -312,6 +327,9 @@ impl ToolConfigError {
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
+
+/// The rule of a list that grants or denies a tool or a connection.
+pub const LIST_RULE: &str = "granted";
 
 /// The longest time that the program of a server runs, unless the configuration names another. Our choice: longer than a
 /// run. A program whose time is over starts anew with the next call.

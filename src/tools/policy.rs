@@ -1,6 +1,6 @@
 //! The policy about a run's tool calls: every layer must allow a call.
 //!
-//! The layers are asked in this order: the agent's list, the run's list (`[tools] granted`), the run's sandbox, and
+//! The layers are asked in this order: the agent's list and modes, the run's list (`[tools] granted`), the run's sandbox, and
 //! the rules about the tool. A list that does not name a tool denies it, so an empty list denies every tool. The first layer that denies a
 //! call decides. A rule may also say that a person is asked; the person is asked last, and may only deny.
 //!
@@ -13,7 +13,8 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::config::{ToolConfig, ToolConfigError};
+use super::agent_modes::AgentToolLayer;
+use super::config::{LIST_RULE, ToolConfig, ToolConfigError};
 use super::definition::ToolDefinition;
 use super::rule_facts::{ToolCallFacts, ToolFact};
 use super::taint::TaintPolicy;
@@ -26,8 +27,8 @@ use crate::sandbox::spec::MountAccess;
 pub struct ToolPolicy {
     /// The tools that the run's configuration grants.
     granted: BTreeMap<Arc<str>, GrantedTool>,
-    /// The tools that the run's agent may use; `None` for a run without an agent of the catalog.
-    agent: Option<BTreeSet<String>>,
+    /// The layer of the run's agent; `None` for a run without an agent of the catalog.
+    agent: Option<AgentToolLayer>,
     /// The run's access to its workspace; `None` if the run has no workspace on this machine.
     workspace: Option<MountAccess>,
     /// The rules about what the run has seen.
@@ -62,7 +63,7 @@ struct CompiledToolRule {
 /// A layer of the policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PolicyLayer {
-    /// The list of tools in the agent's file.
+    /// The list of tools and the modes in the agent's file.
     Agent,
     /// The list of tools in the configuration of the run.
     Run,
@@ -85,14 +86,14 @@ pub struct ToolDenial {
 }
 
 impl ToolPolicy {
-    /// Compiles the policy of a run. `agent` is the list of tools in the agent's file, if the run has an agent.
+    /// Compiles the policy of a run. `agent` is the layer of the run's agent, if the run has one.
     ///
     /// # Errors
     /// Returns the first mistake: an unknown tool, a contradiction between layers, or a rule that fails its own examples.
     pub fn compile_policy(
         config: &ToolConfig,
         tools: Vec<ToolDefinition>,
-        agent: Option<&[String]>,
+        agent: Option<AgentToolLayer>,
     ) -> Result<Self, ToolConfigError> {
         compile::compile_policy(config, tools, agent)
     }
@@ -102,12 +103,16 @@ impl ToolPolicy {
     /// # Errors
     /// Returns the first layer whose list does not name the tool. A tool that does not exist is on no list.
     pub fn find_tool(&self, name: &str) -> Result<&GrantedTool, ToolDenial> {
-        let denial = |layer| ToolDenial { layer, rule: Arc::from(LIST_RULE), fault: None };
-        if self.agent.as_ref().is_some_and(|listed| !listed.contains(name)) {
-            return Err(denial(PolicyLayer::Agent));
+        let denial = |layer, rule| ToolDenial { layer, rule: Arc::from(rule), fault: None };
+        if let Some(rule) = self.agent.as_ref().and_then(|agent| agent.denying_rule(name)) {
+            return Err(denial(PolicyLayer::Agent, rule));
         }
-        let tool = self.granted.get(name).ok_or_else(|| denial(PolicyLayer::Run))?;
-        if self.fits_sandbox(tool) { Ok(tool) } else { Err(denial(PolicyLayer::Sandbox)) }
+        let tool = self.granted.get(name).ok_or_else(|| denial(PolicyLayer::Run, LIST_RULE))?;
+        if self.fits_sandbox(tool) {
+            Ok(tool)
+        } else {
+            Err(denial(PolicyLayer::Sandbox, LIST_RULE))
+        }
     }
 
     /// Returns the tools that the lists of all layers name, in the order of their names.
@@ -116,7 +121,8 @@ impl ToolPolicy {
     }
 
     fn named_tools(&self) -> impl Iterator<Item = &GrantedTool> {
-        let is_named = |name: &str| self.agent.as_ref().is_none_or(|agent| agent.contains(name));
+        let is_named =
+            |name: &str| self.agent.as_ref().is_none_or(|own| own.denying_rule(name).is_none());
         self.granted.values().filter(move |tool| is_named(&tool.definition.name))
     }
 
@@ -141,6 +147,11 @@ impl ToolPolicy {
     /// Returns the rules about what the run has seen.
     pub fn taint(&self) -> &Arc<TaintPolicy> {
         &self.taint
+    }
+
+    /// Returns the layer of the run's agent; `None` for a run without an agent of the catalog.
+    pub fn agent(&self) -> Option<&AgentToolLayer> {
+        self.agent.as_ref()
     }
 
     /// Returns the digest of the configuration that the policy was compiled from.
@@ -216,9 +227,6 @@ impl PolicyLayer {
         }
     }
 }
-
-/// The rule of a list that grants or denies a tool.
-pub const LIST_RULE: &str = "granted";
 
 /// The longest text of one evidence field, in bytes: the longest text in an audit record.
 const MAX_EVIDENCE_BYTES: usize = 256;

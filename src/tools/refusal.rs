@@ -6,6 +6,7 @@ use http::StatusCode;
 use serde_json::{Value, json};
 
 use super::argument_schema::ArgumentError;
+use super::config::LIST_RULE;
 use super::policy::{PolicyLayer, ToolDenial};
 use crate::base::db::DatabaseError;
 use crate::base::json::JsonError;
@@ -156,11 +157,11 @@ impl ToolRefusal {
         }
     }
 
-    /// Returns the layer and the rule that the client may know. For a tool that a list does not name, the client does
-    /// not learn whose list that is: the answer would tell which tools exist.
+    /// Returns the layer and the rule that the client may know. For a tool that a list does not name or a mode
+    /// takes away, the client does not learn more: the answer would tell which tools exist.
     pub(super) fn public_decision(&self) -> Option<(&'static str, &str)> {
         match self {
-            Self::NotGranted(denial) => Some((PolicyLayer::Run.as_str(), &denial.rule)),
+            Self::NotGranted(_) => Some((PolicyLayer::Run.as_str(), LIST_RULE)),
             Self::Denied(denial) | Self::Proposed { denial, .. } => {
                 Some((denial.layer.as_str(), &denial.rule))
             }

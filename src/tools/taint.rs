@@ -19,7 +19,7 @@ use super::connection_config::AGENT_PREFIX;
 use crate::base::condition::{
     FactTable, FactValues, RuleExpr, RuleValue, RuleValueType, compile_condition,
 };
-use crate::base::star_pattern::matches_star_pattern;
+use crate::base::star_pattern::select_names;
 use crate::llm::budget::BudgetLedger;
 
 /// The compiled taint rules of a run.
@@ -160,19 +160,10 @@ impl TaintRuleConfig {
             let place = error.place.map(|(line, column)| format!("line {line}, column {column}: "));
             ("when", place.unwrap_or_default() + &error.problem)
         })?;
-        let mut tools = BTreeSet::new();
-        for pattern in &self.tools {
-            let before = tools.len();
-            let fitting = granted.iter().filter(|name| matches_star_pattern(pattern, name));
-            tools.extend(fitting.cloned());
-            if tools.len() == before {
-                let pattern = pattern.escape_debug();
-                return Err((
-                    "tools",
-                    format!("`{pattern}` adds no granted tool or connection; remove it"),
-                ));
-            }
-        }
+        let tools = select_names(&self.tools, granted).map_err(|pattern| {
+            let pattern = pattern.escape_debug();
+            ("tools", format!("`{pattern}` adds no granted tool or connection; remove it"))
+        })?;
         if tools.is_empty() {
             return Err(("tools", "names no tool; name those that the rule guards".to_owned()));
         }

@@ -3,6 +3,7 @@
 mod connections;
 mod envelope;
 mod mcp_commands;
+mod modes;
 mod openclaw;
 mod output_renderer;
 mod run_command;

@@ -108,7 +108,7 @@ impl<'a> ConnectCase<'a> {
     fn new(case: &ExplainContext<'a>) -> anyhow::Result<Self> {
         let settings = &case.config.tools;
         let tools = CompiledTools::from_settings(settings)?;
-        let (agent, host) = (settings.agent.as_deref(), ConnectionHost::for_check());
+        let (agent, host) = (tools.policy.agent(), ConnectionHost::for_check());
         let policy = ConnectionPolicy::compile_policy(&tools.config, agent, &host)?;
         Ok(Self { policy, taint: Arc::clone(tools.policy.taint()), ledger: case.ledger })
     }

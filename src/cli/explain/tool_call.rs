@@ -12,6 +12,8 @@ use crate::gateway::pipeline::rejection::CallRejection;
 use crate::gateway::pipeline::tool_route::{check_tool_body, check_tool_head};
 use crate::llm::budget::Nanodollars;
 use crate::runner::tool_opener::{CompiledTools, describe_run};
+use crate::sandbox::spec::MountAccess;
+use crate::tools::agent_modes::AgentToolLayer;
 use crate::tools::endpoint::ToolPath;
 use crate::tools::exec_endpoint::{ExecRoute, check_origin};
 use crate::tools::exec_request::ToolExecRequest;
@@ -65,7 +67,11 @@ impl ToolExplanation {
         case: &ExplainContext<'_>,
         input: &ExplainInput,
     ) -> anyhow::Result<Self> {
-        let tools = CompiledTools::from_settings(&case.config.tools)?;
+        let CompiledTools { config, policy } = CompiledTools::from_settings(&case.config.tools)?;
+        // A run of `serve` has a workspace, unless its agent's mode takes it away.
+        let access =
+            policy.agent().map_or(Some(MountAccess::ReadWrite), AgentToolLayer::workspace_access);
+        let tools = CompiledTools { config, policy: policy.with_workspace(access) };
         let own =
             ToolCase { case, tools, run: describe_run(&case.config.identity, &case.config.tools) };
         Ok(match own.read_request(input) {

@@ -27,6 +27,8 @@ pub struct ToolSettings {
     pub files: Option<Arc<BTreeMap<PathBuf, String>>>,
     /// The tools in the file of the run's agent; `None` for a run without an agent of the catalog.
     pub agent: Option<Vec<String>>,
+    /// The table `[modes]` in the file of the run's agent; empty without an agent, and for one without restrictions.
+    pub agent_modes: toml::Table,
     /// The name of the run's agent in the catalog; `None` like `agent`.
     pub agent_id: Option<String>,
     /// The opener of the run's tools; `None` if the process cannot serve tools.
@@ -112,7 +114,9 @@ impl ToolSettings {
 impl PartialEq for ToolSettings {
     fn eq(&self, other: &Self) -> bool {
         // The opener belongs to the process, not to the configuration.
-        self.table == other.table && self.agent == other.agent && self.files == other.files
+        let Self { table, files, agent, agent_modes, agent_id: _, opener: _ } = self;
+        (table, files, agent, agent_modes)
+            == (&other.table, &other.files, &other.agent, &other.agent_modes)
     }
 }
 
@@ -131,6 +135,9 @@ impl Serialize for ToolSettings {
         let mut settings = serializer.serialize_map(None)?;
         settings.serialize_entry("table", &self.table)?;
         settings.serialize_entry("agent", &self.agent)?;
+        if !self.agent_modes.is_empty() {
+            settings.serialize_entry("agent_modes", &self.agent_modes)?;
+        }
         if let Some(files) = self.files.as_ref().filter(|files| !files.is_empty()) {
             // The paths of files are no part of what judges a run.
             settings.serialize_entry("files", &files.values().collect::<Vec<_>>())?;

@@ -9,12 +9,14 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 
 use super::policy_overlay::PolicyOverlay;
 use crate::base::canonical;
+use crate::gateway::config::GatewayConfig;
 use crate::gateway::pipeline::policy::PolicyConfig;
 use crate::llm::budget;
-use crate::llm::request::{CapabilitySet, MODEL_NAME_RULE, is_model_name};
+use crate::llm::request::{CapabilitySet, MODEL_NAME_RULE, ProviderCapability, is_model_name};
 use crate::relay::delivery::rules::AgentReviewRules;
 use crate::sandbox::spec::LimitOverrides;
 use crate::sandbox::spec::RootSource;
+use crate::tools::agent_modes::{AgentModes, ToolGroup};
 
 /// The definition of one agent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -56,6 +58,9 @@ pub struct AgentDefinition {
     /// The tools that the agent may call, of those that its gateway grants in `[tools]`. An empty list allows none.
     #[serde(default)]
     pub tools: Vec<String>,
+    /// What the agent may do with groups of tools, its workspace and its sandbox.
+    #[serde(default)]
+    pub modes: AgentModes,
     /// The environment variables of the agent, in addition to those of every sandbox.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
@@ -185,6 +190,21 @@ pub struct NoModelLeftError {
 }
 
 impl AgentDefinition {
+    /// Lays the agent's layer over the configuration of its gateway: its policy, its tools and its budget.
+    ///
+    /// # Errors
+    /// Returns an error if no model is left.
+    pub fn lay_over(&self, config: &mut GatewayConfig) -> Result<(), NoModelLeftError> {
+        let metadata = &mut config.identity.metadata;
+        metadata.entry("graph_id").or_insert_with(|| self.effective_graph_id().into());
+        self.apply_to(&mut config.policy)?;
+        config.tools.agent = Some(self.tools.clone());
+        config.tools.agent_modes = self.modes.to_table();
+        config.tools.agent_id = Some(self.name.clone());
+        config.budget = config.budget.capped_by(&self.budget);
+        Ok(())
+    }
+
     /// Lays the agent's policy, models and capabilities over the policy of its gateway.
     ///
     /// # Errors
@@ -194,9 +214,30 @@ impl AgentDefinition {
         if let Some(capabilities) = &self.capabilities {
             base.body.capabilities.clone_from(capabilities);
         }
+        base.body.capabilities.retain(|capability| self.mode_against(*capability).is_none());
         // Models are intersected: an agent's file cannot add a model.
         base.body.models = self.intersect_models(&base.body.models)?;
         Ok(())
+    }
+
+    /// Returns the group of tools whose mode takes a capability of the provider away.
+    pub(super) fn mode_against(&self, capability: ProviderCapability) -> Option<ToolGroup> {
+        let group = match capability {
+            ProviderCapability::WebSearch
+            | ProviderCapability::WebFetch
+            | ProviderCapability::RemoteMcp
+            | ProviderCapability::RemoteMedia
+            // A tool of an unknown type may reach the web.
+            | ProviderCapability::UnknownTools => ToolGroup::Web,
+            ProviderCapability::CodeInterpreter
+            | ProviderCapability::ComputerUse
+            | ProviderCapability::Containers => ToolGroup::Commands,
+            ProviderCapability::FileSearch | ProviderCapability::FileIds => ToolGroup::Files,
+            ProviderCapability::ImageGeneration
+            | ProviderCapability::StoredState
+            | ProviderCapability::Background => return None,
+        };
+        self.modes.restricts(group).then_some(group)
     }
 
     /// Returns the models that both lists contain. An empty list admits every model.

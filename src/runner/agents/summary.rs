@@ -5,6 +5,7 @@ use utoipa::ToSchema;
 
 use super::AgentDefinition;
 use super::availability::AgentUnavailableError;
+use crate::tools::agent_modes::AgentModes;
 
 /// An agent in a list of agents.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
@@ -26,6 +27,8 @@ pub struct AgentSummary {
     pub models: Vec<String>,
     /// The agent's own review rules, in addition to this host's rules: their names in `[policy]` of relay.toml.
     pub relay_rules: Vec<String>,
+    /// The agent's modes: what it may do with groups of tools, its workspace and its sandbox.
+    pub modes: AgentModes,
     /// True if the agent can run on this host.
     pub available: bool,
     /// The reason why the agent cannot run on this host. Absent if the agent can run.
@@ -49,6 +52,7 @@ impl AgentSummary {
                 .as_ref()
                 .map(|own| own.policy.rule_names())
                 .unwrap_or_default(),
+            modes: entry.modes,
             available: available.is_ok(),
             reason: available.as_ref().err().map(ToString::to_string),
         }

@@ -4,12 +4,15 @@ use std::collections::BTreeSet;
 use std::path::{Component, PathBuf};
 use std::time::Duration;
 
-use super::definition::{AgentDefinition, DriverChoice, OpenClawConfig, WorkspaceSetup};
+use super::definition::{
+    AgentDefinition, DriverChoice, OpenClawConfig, SandboxLifetime, WorkspaceSetup,
+};
 use super::placeholders;
 use crate::gateway::pipeline::rule::RuleSet;
-use crate::llm::request::{MODEL_NAME_RULE, is_model_name};
+use crate::llm::request::{MODEL_NAME_RULE, ProviderCapability, is_model_name};
 use crate::relay::delivery::rules::AgentReviewRules;
 use crate::relay::repo::review::SecretScanner;
+use crate::tools::agent_modes::{SandboxScope, WorkspaceMode};
 use crate::tools::definition::{TOOL_NAME_RULE, is_tool_name};
 
 /// An error in a parsed definition, with the key that it is about.
@@ -69,6 +72,7 @@ impl AgentDefinition {
             return wrong("budget.deadline", format!("the time is `0s`, so {why}"));
         }
         self.check_tools()?;
+        self.check_modes()?;
         self.check_setup()?;
         self.relay.as_ref().map_or(Ok(()), check_review_rules)?;
         let rules = RuleSet::compile_rules(&self.policy.rules);
@@ -86,6 +90,43 @@ impl AgentDefinition {
         let unique: BTreeSet<_> = self.tools.iter().collect();
         if unique.len() < self.tools.len() {
             return wrong("a tool is listed twice; list it once".to_owned());
+        }
+        Ok(())
+    }
+
+    /// Refuses modes that contradict other keys of the file.
+    fn check_modes(&self) -> Result<(), DefinitionKeyError> {
+        let wrong = |key, reason: String| Err(DefinitionKeyError { key, what: reason });
+        let against = |capability: &ProviderCapability| {
+            Some((capability.name(), self.mode_against(*capability)?.name()))
+        };
+        if let Some((capability, mode)) = self.capabilities.iter().flatten().find_map(against) {
+            return wrong(
+                "capabilities",
+                format!("`{capability}` is what `modes.{mode}` takes away; remove one of the two"),
+            );
+        }
+        let is_kept = self.mode == SandboxLifetime::LongRunning;
+        if self.modes.scope != SandboxScope::Session && !is_kept {
+            return wrong("modes.scope", "it is for `mode = \"long_running\"`; say so".to_owned());
+        }
+        if self.modes.workspace == WorkspaceMode::Rw {
+            return Ok(());
+        }
+        if is_kept || self.slots > 0 {
+            let why = "a sandbox that is kept or made ahead writes to its workspace; \
+                       remove `mode` and `slots`, or give `rw`";
+            return wrong("modes.workspace", why.to_owned());
+        }
+        if self.setup == WorkspaceSetup::OpenClaw {
+            let why = "OpenClaw keeps its state in the workspace; give `rw`";
+            return wrong("modes.workspace", why.to_owned());
+        }
+        let has_message = self.argv.iter().any(|word| word.contains("${MESSAGE}"));
+        if self.modes.workspace == WorkspaceMode::None && (!has_message || !self.files.is_empty()) {
+            let why = "without a workspace there are no `files`, and the message reaches the agent \
+                       in `argv` only; remove `files` and give `${MESSAGE}`, or give `ro`";
+            return wrong("modes.workspace", why.to_owned());
         }
         Ok(())
     }

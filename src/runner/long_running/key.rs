@@ -74,7 +74,11 @@ impl SandboxKey {
     }
 
     pub(super) fn display_name(&self) -> String {
-        format!("{} on {}", self.agent, self.branch)
+        match (self.agent.as_str(), self.branch.as_str()) {
+            ("", _) => "the agents that share a workspace".to_owned(),
+            (agent, "") => agent.to_owned(),
+            (agent, branch) => format!("{agent} on {branch}"),
+        }
     }
 
     pub(super) fn owner(&self, line: Option<StoredBranchRef>) -> WorkspaceOwner {

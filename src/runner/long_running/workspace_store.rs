@@ -217,7 +217,11 @@ impl WorkspaceStore {
 impl fmt::Display for WorkspaceOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The client chose the branch's name, so control characters are escaped.
-        write!(f, "{} on {}", self.agent, self.branch.escape_debug())?;
+        match (self.agent.as_str(), self.branch.as_str()) {
+            ("", _) => write!(f, "all agents that share a workspace")?,
+            (agent, "") => write!(f, "all runs of {agent}")?,
+            (agent, branch) => write!(f, "{agent} on {}", branch.escape_debug())?,
+        }
         match self.repository.as_deref() {
             Some(repository) if !repository.is_empty() => write!(f, " of {repository}"),
             _ => Ok(()),

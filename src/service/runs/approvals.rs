@@ -1,7 +1,6 @@
 //! The questions about the tool calls of a service's runs: opened with the service, told to the watchers of each run,
 //! and closed with the run.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -201,14 +200,14 @@ pub(super) fn replace_present_tools(
 ) {
     let Some(approvals) = approvals else { return };
     // Several agents may share a name in the records, so each has its own list under its own name.
-    let mut agents: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for entry in catalog.entries() {
-        agents.insert(entry.name.clone(), entry.tools.iter().cloned().collect());
-    }
+    let to_present = |tools: CompiledTools| {
+        let agents = catalog.entries().map(|own| (own.name.clone(), tools.callable_tools(own)));
+        tools.to_present_tools(agents.collect())
+    };
     // The configuration was checked before. Without its tools, no call that waits may begin.
     let present = CompiledTools::from_settings(&config.tools)
         .inspect_err(|error| tracing::error!("the tools cannot be read: {error:#}"))
-        .map_or_else(|_| PresentTools::default(), |tools| tools.to_present_tools(agents));
+        .map_or_else(|_| PresentTools::default(), to_present);
     approvals.set_present_tools(present);
 }
 

@@ -23,6 +23,7 @@ use crate::runner::branch_delivery::BranchRequest;
 use crate::runner::long_running::{SandboxKey, SandboxKeyScope};
 use crate::runner::{ChatMessage, ChatRole, GatewayOverrides, GatewayServer, RunPlan, RunRequest};
 use crate::sandbox::spec::LimitOverrides as Limited;
+use crate::tools::agent_modes::SandboxScope;
 
 /// A client's request for a run, after its grant was checked. The run store stores the submission as JSON, and
 /// [`RunSubmission::resolve`] makes the run's plan from it.
@@ -154,22 +155,28 @@ impl RunSubmission {
             return None;
         }
         let BranchOptions { repository, key, work_item, .. } = &self.branch;
-        // The first key that the request has decides. The kind is part of the scope, so that equal texts of different
-        // kinds do not share a sandbox.
-        let kinds = [("branch_key", key), ("work_item", work_item), ("state_key", &self.state_key)];
-        let (kind, line) =
-            kinds.into_iter().find_map(|(kind, text)| Some((kind, text.as_ref()?)))?;
-        let scope = SandboxKeyScope {
+        let scope = |kind| SandboxKeyScope {
             grant: self.grant.clone(),
             account: self.account.clone(),
             repository: repository.clone().unwrap_or_default(),
             kind,
         };
-        Some(
-            SandboxKey::new(&entry.name, line)
-                .scoped_to(scope)
-                .preserving(PRESERVED_DIRS.iter().copied()),
-        )
+        let scoped_key = |agent: &str, line: &str, kind| {
+            let key = SandboxKey::new(agent, line).scoped_to(scope(kind));
+            key.preserving(PRESERVED_DIRS.iter().copied())
+        };
+        match entry.modes.scope {
+            SandboxScope::Session => {}
+            SandboxScope::Agent => return Some(scoped_key(&entry.name, "", "agent")),
+            // No agent has an empty name, so the key is that of no agent.
+            SandboxScope::Shared => return Some(scoped_key("", "", "shared")),
+        }
+        // The first key that the request has decides. The kind is part of the scope, so that equal texts of different
+        // kinds do not share a sandbox.
+        let kinds = [("branch_key", key), ("work_item", work_item), ("state_key", &self.state_key)];
+        let (kind, line) =
+            kinds.into_iter().find_map(|(kind, text)| Some((kind, text.as_ref()?)))?;
+        Some(scoped_key(&entry.name, line, kind))
     }
 
     /// Returns the plan for the runner.
@@ -185,6 +192,12 @@ impl RunSubmission {
     ) -> anyhow::Result<RunPlan> {
         let entry = catalog.find_agent(&self.agent)?;
         let branch = self.branch_request(run, settings.hide_requests)?;
+        if self.branch.repository.is_some() && entry.modes.scope != SandboxScope::Session {
+            bail!(
+                "`modes.scope` of `{}` lets runs share a workspace, which has no place for a repository; give no repository",
+                entry.name
+            );
+        }
         if self.model.is_none() && entry.models.default.is_none() {
             bail!(
                 "no model is named, and `{}` has none of its own; name one as `model`",

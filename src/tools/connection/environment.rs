@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use crate::guest::init::tunnel_trust::tunnel_variables;
+use crate::tools::agent_modes::AgentToolLayer;
 use crate::tools::config::{ToolConfig, ToolConfigError};
 use crate::tools::connection_config::{AGENT_PREFIX, ConnectionConfig};
 
@@ -14,7 +15,7 @@ use crate::tools::connection_config::{AGENT_PREFIX, ConnectionConfig};
 /// Returns an error if a variable has a wrong name, or two connections set one variable.
 pub fn connection_environment(
     config: &ToolConfig,
-    agent: Option<&[String]>,
+    agent: Option<&AgentToolLayer>,
 ) -> Result<BTreeMap<String, String>, ToolConfigError> {
     let (mut variables, mut replaced) = (BTreeMap::new(), vec![]);
     for (name, connection) in &config.connections {
@@ -48,14 +49,14 @@ pub fn connection_environment(
     Ok(variables)
 }
 
-/// Returns the connections that an agent's list names; `None` stands for a run without an agent of the catalog.
+/// Returns the connections that an agent's list names and its modes leave; `None` stands for a run without an agent of the catalog.
 pub fn listed_connections<'a>(
     config: &'a ToolConfig,
-    agent: Option<&'a [String]>,
+    agent: Option<&'a AgentToolLayer>,
 ) -> impl Iterator<Item = (&'a String, &'a ConnectionConfig)> {
     let is_listed = move |name: &String| {
         let listed = format!("{AGENT_PREFIX}{name}");
-        agent.is_none_or(|agent| agent.contains(&listed))
+        agent.is_none_or(|agent| agent.denying_rule(&listed).is_none())
     };
     config.connections.iter().filter(move |(name, _)| is_listed(name))
 }

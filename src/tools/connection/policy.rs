@@ -1,6 +1,6 @@
 //! The connections of a run: the checked settings, and the decision about a request.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,8 @@ use crate::base::host_lookups::RunLookups;
 use crate::base::host_reach::HostReach;
 use crate::base::keyed_permits::KeyedPermits;
 use crate::llm::budget::{ConnectionLimits, Nanodollars};
-use crate::tools::config::{ToolConfig, ToolConfigError};
+use crate::tools::agent_modes::AgentToolLayer;
+use crate::tools::config::{LIST_RULE, ToolConfig, ToolConfigError};
 use crate::tools::connection_config::{AGENT_PREFIX, ConnectionBudgetConfig, ConnectionConfig};
 use crate::tools::definition::is_tool_name;
 use crate::tools::http_connector::has_valid_port;
@@ -32,8 +33,8 @@ use crate::tools::http_connector::has_valid_port;
 #[derive(Debug, Default)]
 pub struct ConnectionPolicy {
     connections: BTreeMap<Arc<str>, Connection>,
-    /// The connections that the run's agent may use; `None` for a run without an agent of the catalog.
-    agent: Option<BTreeSet<String>>,
+    /// The layer of the run's agent; `None` for a run without an agent of the catalog.
+    agent: Option<AgentToolLayer>,
 }
 
 /// The parts of this machine and process that the connections of a run use.
@@ -72,14 +73,14 @@ impl ConnectionHost {
 }
 
 impl ConnectionPolicy {
-    /// Checks the connections of a configuration. `agent` is the list of tools in the agent's file, if the run has an
-    /// agent: it names a connection with [`AGENT_PREFIX`].
+    /// Checks the connections of a configuration. `agent` is the layer of the run's agent, if the run has one: its list
+    /// names a connection with [`AGENT_PREFIX`].
     ///
     /// # Errors
     /// Returns the first mistake.
     pub fn compile_policy(
         config: &ToolConfig,
-        agent: Option<&[String]>,
+        agent: Option<&AgentToolLayer>,
         host: &ConnectionHost,
     ) -> Result<Self, ToolConfigError> {
         let mut connections = BTreeMap::new();
@@ -98,15 +99,8 @@ impl ConnectionPolicy {
             let problem = "is a name that connections use; give the server another name";
             return Err(ToolConfigError::new(format!("mcp.{AGENT_WORD}"), problem));
         }
-        let agent = agent.map(|listed| {
-            listed
-                .iter()
-                .filter_map(|name| name.strip_prefix(AGENT_PREFIX))
-                .map(str::to_owned)
-                .collect()
-        });
         // Without connections, the same names may be those of tools.
-        let agent = agent.filter(|_| !connections.is_empty());
+        let agent = agent.filter(|_| !connections.is_empty()).cloned();
         let policy = Self { connections, agent };
         policy.check_agent()?;
         policy.check_tunnels()?;
@@ -114,8 +108,9 @@ impl ConnectionPolicy {
     }
 
     fn check_agent(&self) -> Result<(), ToolConfigError> {
-        let mut listed = self.agent.iter().flatten();
-        match listed.find(|name| !self.connections.contains_key(name.as_str())) {
+        let names = self.agent.iter().flat_map(AgentToolLayer::listed_names);
+        let mut listed = names.filter_map(|name| name.strip_prefix(AGENT_PREFIX));
+        match listed.find(|name| !self.connections.contains_key(*name)) {
             None => Ok(()),
             Some(name) => Err(ToolConfigError::new(
                 "connections",
@@ -149,11 +144,12 @@ impl ConnectionPolicy {
     /// # Errors
     /// Returns the layer that does not name it.
     pub fn find_connection(&self, name: &str) -> Result<&Connection, ConnectDenial> {
-        let denial = |layer| ConnectDenial { layer, rule: Arc::from(LIST_RULE) };
-        if self.agent.as_ref().is_some_and(|listed| !listed.contains(name)) {
-            return Err(denial("agent"));
+        let denial = |layer, rule| ConnectDenial { layer, rule: Arc::from(rule) };
+        let listed = format!("{AGENT_PREFIX}{name}");
+        if let Some(rule) = self.agent.as_ref().and_then(|agent| agent.denying_rule(&listed)) {
+            return Err(denial("agent", rule));
         }
-        self.connections.get(name).ok_or_else(|| denial("run"))
+        self.connections.get(name).ok_or_else(|| denial("run", LIST_RULE))
     }
 
     /// Returns true if the configuration has a connection of this name.
@@ -447,9 +443,6 @@ fn check_budget(
 
 /// The beginning of [`AGENT_PREFIX`]. No server of MCP may have this name beside connections.
 const AGENT_WORD: &str = "connect";
-
-/// The rule of a list that does not name a connection.
-const LIST_RULE: &str = "granted";
 
 /// The rule of a denial because no rule allows the request.
 const NO_RULE: &str = "allow";

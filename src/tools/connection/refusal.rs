@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use crate::llm::budget::{BudgetError, ConnectionBudgetError};
 use crate::telemetry::audit::AuditError;
 use crate::telemetry::audit::connect_records::ConnectOutcome;
+use crate::tools::config::LIST_RULE;
 
 /// A reason why a request over a connection was not sent.
 #[derive(Debug, thiserror::Error)]
@@ -158,10 +159,12 @@ impl ConnectRefusal {
     pub(super) fn to_response(&self) -> Response<String> {
         let mut error = error_object(self.code(), &self.to_string());
         if let Some(denial) = self.denial() {
-            // A client does not learn whose list does not name a connection.
+            // A client does not learn whose list does not name a connection, or which mode takes it away.
             let is_list = matches!(self, Self::NotGranted(_) | Self::NoTunnel(_));
-            error["layer"] = Value::from(if is_list { "run" } else { denial.layer });
-            error["rule"] = Value::from(&*denial.rule);
+            let (layer, rule) =
+                if is_list { ("run", LIST_RULE) } else { (denial.layer, &*denial.rule) };
+            error["layer"] = Value::from(layer);
+            error["rule"] = Value::from(rule);
         }
         let mut response = error_response(self.status(), &error);
         let headers = response.headers_mut();

@@ -6,13 +6,16 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
-use super::{CompiledToolRule, GrantedTool, LIST_RULE, ToolPolicy};
+use super::{CompiledToolRule, GrantedTool, ToolPolicy};
 use crate::base::canonical;
 use crate::base::condition::{RuleExpr, compile_condition};
 use crate::llm::budget::{Nanodollars, ToolBudgetLimits};
+use crate::tools::agent_modes::{AgentToolLayer, COMMANDS_RULE};
 use crate::tools::approval::standing::ApprovalScope;
 use crate::tools::approval::{ApprovalConfig, ApprovalMode};
-use crate::tools::config::{ToolConfig, ToolConfigError, ToolRuleConfig, ToolRuleExample};
+use crate::tools::config::{
+    LIST_RULE, ToolConfig, ToolConfigError, ToolRuleConfig, ToolRuleExample,
+};
 use crate::tools::connection_config::AGENT_PREFIX;
 use crate::tools::definition::{METRICS_QUERY_TOOL, TOOL_NAME_RULE, ToolDefinition, is_tool_name};
 use crate::tools::program_digest::check_approvable;
@@ -22,7 +25,7 @@ use crate::tools::taint::{TaintPolicy, is_rule_name};
 pub(super) fn compile_policy(
     config: &ToolConfig,
     tools: Vec<ToolDefinition>,
-    agent: Option<&[String]>,
+    agent: Option<AgentToolLayer>,
 ) -> Result<ToolPolicy, ToolConfigError> {
     let mut known: BTreeMap<_, _> =
         tools.into_iter().map(|tool| (Arc::clone(&tool.name), tool)).collect();
@@ -77,10 +80,14 @@ pub(super) fn compile_policy(
         tool.add_rule(rule).map_err(|(key, problem)| wrong(&key, problem))?;
     }
     // 3. Compare the layers: an agent whose file lists a tool that no run can have is a contradiction.
-    let is_tool = |name: &&String| config.connections.is_empty() || !name.starts_with(AGENT_PREFIX);
-    let agent = agent.map(|listed| listed.iter().filter(is_tool).cloned().collect::<Vec<_>>());
-    let agent = agent.map(|listed| check_agent_list(&listed, &granted)).transpose()?;
-    let digest = canonical::digest("tool policy 1", &(config, &agent))
+    if let Some(agent) = &agent {
+        let is_tool =
+            |name: &&String| config.connections.is_empty() || !name.starts_with(AGENT_PREFIX);
+        check_agent_list(agent.listed_names().iter().filter(is_tool), &granted)?;
+        let mut asked = granted.values_mut().filter(|tool| agent.asks_about(&tool.definition.name));
+        asked.try_for_each(GrantedTool::ask_by_mode)?;
+    }
+    let digest = canonical::digest("tool policy 2", &(config, &agent))
         .map_err(|error| ToolConfigError::new("", error.to_string()))?;
     let connections = config.connections.keys().map(|name| format!("{AGENT_PREFIX}{name}").into());
     let guarded: Vec<_> = granted.keys().cloned().chain(connections).collect();
@@ -113,11 +120,11 @@ fn check_approvals(times: &ApprovalConfig) -> Result<(), ToolConfigError> {
     Ok(())
 }
 
-fn check_agent_list(
-    listed: &[String],
+fn check_agent_list<'a>(
+    mut listed: impl Iterator<Item = &'a String>,
     granted: &BTreeMap<Arc<str>, GrantedTool>,
-) -> Result<BTreeSet<String>, ToolConfigError> {
-    if let Some(name) = listed.iter().find(|name| !granted.contains_key(name.as_str())) {
+) -> Result<(), ToolConfigError> {
+    if let Some(name) = listed.find(|name| !granted.contains_key(name.as_str())) {
         let name = name.escape_debug();
         return Err(ToolConfigError::new(
             "granted",
@@ -126,7 +133,7 @@ fn check_agent_list(
             ),
         ));
     }
-    Ok(listed.iter().cloned().collect())
+    Ok(())
 }
 
 fn unknown_tool_problem(name: &str, others: &[&str]) -> String {
@@ -147,6 +154,19 @@ impl GrantedTool {
             rules_digest: String::new(),
             rules: vec![],
         }
+    }
+
+    /// Lets the mode of the agent's commands ask a person about each call.
+    fn ask_by_mode(&mut self) -> Result<(), ToolConfigError> {
+        check_approvable(&self.definition).map_err(|problem| {
+            let name = &self.definition.name;
+            let problem = format!(
+                "the agent's file has `modes.commands = \"ask\"`, and an approval cannot cover `{name}`: {problem}"
+            );
+            ToolConfigError::new("groups.commands", problem)
+        })?;
+        self.asking_rule.get_or_insert_with(|| Arc::from(COMMANDS_RULE));
+        Ok(())
     }
 
     /// Adds a rule. An error is the key in the rule, and the mistake.

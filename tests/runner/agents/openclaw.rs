@@ -85,6 +85,25 @@ async fn openclaw_finds_its_settings_and_its_conversation() {
     assert_eq!((read("AGENTS.md"), read("notes/SOUL.md")), ("theirs".into(), "from beside".into()));
 }
 
+/// T7: Modes take OpenClaw's own tools away: no person can be asked about what it does by itself.
+#[tokio::test]
+async fn modes_deny_openclaws_own_tools() {
+    let runs = AgentRuns::new().await;
+    let task = task_file(&runs);
+    let mut denied = vec![];
+    for modes in ["", "[modes]\ncommands = 'ask'\n", "[modes]\nfiles = 'off'\n"] {
+        let agent = openclaw_flags(&runs, &format!("{modes}[models]\ndefault = 'm-1'\n"));
+        let agent = agent.each_ref().map(String::as_str);
+        let flags = ["--message", "x", "--workspace", "task:rw"];
+        runs.run(&[&agent[..], &flags].concat()).await;
+        let settings = fs::read_to_string(task.join(".openclaw/openclaw.json")).unwrap();
+        let settings: Value = serde_json::from_str(&settings).unwrap();
+        denied.push(settings["tools"]["deny"].as_array().unwrap()[8..].to_vec());
+    }
+    let files = ["apply_patch", "edit", "ls", "read", "write"];
+    assert_eq!(json!(denied), json!([[], ["exec", "process"], files]));
+}
+
 /// A1: The limits of an entry hold, whatever the run asks for, and the calls carry the entry's name.
 #[tokio::test]
 async fn the_limits_of_an_entry_hold() {

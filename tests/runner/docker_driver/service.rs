@@ -112,6 +112,46 @@ async fn chats_of_one_conversation_share_a_container() {
     assert_nothing_is_left(&setup);
 }
 
+/// T7, R6: Runs share a workspace as their agent's scope says: those of one agent, or those of all agents with the scope
+/// `shared`, each in a sandbox of its own. Two accounts never share one, and a shared workspace takes no repository.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_scope_of_an_agent_says_which_runs_share_a_workspace() {
+    let look = "cat said 2>/dev/null; echo $RUN_ID >> said";
+    let kept = |scope: &str| format!("mode = 'long_running'\n[modes]\nscope = '{scope}'\n");
+    let setup = service_setup(look, &kept("shared")).await;
+    let agents = setup.path().join("agents");
+    let entry = fs::read_to_string(agents.join("worker.toml")).unwrap();
+    for (name, scope) in [("friend", "shared"), ("loner", "agent")] {
+        let text = entry.replace("'worker'", &format!("'{name}'"));
+        let text = text.replace("scope = 'shared'", &format!("scope = '{scope}'"));
+        fs::write(agents.join(format!("{name}.toml")), text).unwrap();
+    }
+    let mut service = setup.start();
+    let chat = async |agent: &str, account: &str, state: &str| {
+        let more = json!({"graphName": agent, "account": account, "stateKey": state});
+        let chat = ServiceChat::new(&service, more).await;
+        (chat.run.clone() + "\n", chat.printed()["stdout"].as_str().unwrap().to_owned())
+    };
+    let (first, found) = chat("worker", "acct-1", "a").await;
+    assert_eq!(found, "");
+    let (second, found) = chat("friend", "acct-1", "b").await;
+    assert_eq!(found, first, "the friend does not find what the worker has left");
+    assert_eq!(chat("worker", "acct-2", "a").await.1, "", "another account finds it");
+    let (own, found) = chat("loner", "acct-1", "a").await;
+    assert_eq!(found, "", "the loner finds what the others have left");
+    assert_eq!(chat("loner", "acct-1", "b").await.1, own);
+    assert_eq!(chat("worker", "acct-1", "c").await.1, first + &second);
+    let mut body = conversation_body("go");
+    let repository =
+        json!({"agent": "worker", "repo": "https://github.com/acme/app", "branch_key": "x"});
+    body.as_object_mut().unwrap().extend(repository.as_object().unwrap().clone());
+    let refused = service.post("/api/v1/runs", &body).await;
+    assert_eq!(refused.status, 422, "{}", refused.text());
+    assert!(refused.text().contains("`modes.scope` of `worker`"), "{}", refused.text());
+    service.process.terminate();
+    assert_nothing_is_left(&setup);
+}
+
 /// R5, R7: If the service is killed while a long-running sandbox works, that run is lost, but not what the branch had
 /// stored. Unused workspaces are removed at their time.
 #[tokio::test(flavor = "multi_thread")]

@@ -256,6 +256,43 @@ async fn a_reload_without_the_tool_stops_an_approved_call() {
     setup.stop(service);
 }
 
+/// T7: A mode lets a person be asked about each command. A reload that switches commands off stops an approved call.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_mode_of_an_agent_asks_about_commands() {
+    let script = "/run/cogni-tool exec core__get_current_time {} --wait 5m >&2; true";
+    let groups = "price_usd = '0.01'\n[tools.groups]\ncommands = ['core__*']\n";
+    let (setup, body) = caller_setup(script, groups).await;
+    let file = setup.path().join("agents/caller.toml");
+    let entry = fs::read_to_string(&file).unwrap();
+    fs::write(&file, format!("{entry}[modes]\ncommands = 'ask'\n")).unwrap();
+    let mut service = setup.start();
+    let listed = service.get("/api/v1/ai/agents").await.json();
+    assert_eq!(listed["agents"][0]["modes"]["commands"], "ask", "{listed}");
+    let approver = setup.mint(&["--access", "approve"]);
+    let run = service.run(&body).await;
+    let asked = wait_for_questions(&approver, |found| found.len() == 1).await;
+    assert_eq!(asked[0]["rule"], "modes.commands");
+    let digest = text(&asked[0]["digest"]);
+    assert_eq!(answer(&approver, &asked[0], digest).await, (200, json!("approved")));
+    service.ended(&run).await;
+    assert_eq!(count_records(&setup, &run, "tool.admitted"), 1);
+    // The next call is approved only after its group was switched off.
+    let run = service.run(&body).await;
+    let asked = wait_for_questions(&approver, |found| found.len() == 2).await;
+    fs::write(&file, format!("{entry}[modes]\ncommands = 'off'\n")).unwrap();
+    service.process.signal("HUP");
+    tokio::task::block_in_place(|| {
+        service.process.until(|output| output.contains("relay are read again"));
+    });
+    let digest = text(&asked[1]["digest"]);
+    assert_eq!(answer(&approver, &asked[1], digest).await, (200, json!("approved")));
+    service.ended(&run).await;
+    let printed = service.get(&format!("/api/v1/runs/{run}/output")).await.json();
+    assert!(text(&printed["stderr"]).contains("approval_lost"), "{printed}");
+    assert_eq!(count_records(&setup, &run, "tool.admitted"), 0);
+    setup.stop(service);
+}
+
 /// A service without grants has no person who may answer, so a rule that asks is refused when the file is loaded.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_without_grants_cannot_ask() {
