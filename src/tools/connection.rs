@@ -7,8 +7,8 @@
 //! 2. The budget is [reserved](checked_request), the rules about what the run has [seen](super::taint) are asked, the
 //!    [credential] is read, and the admission is recorded.
 //! 3. The [client] sends the request to the connection's host, with the [headers] that pass and the credential.
-//! 4. Both [bodies](body) stream. Bytes are taken from the budget before they pass, and the answer is searched for the
-//!    credential.
+//! 4. Both [bodies](body) stream. Bytes are taken from the budget before they pass. The rules are asked again before each
+//!    part of the request's body, and the answer is searched for the credential.
 //! 5. The [exchange] settles, once.
 //!
 //! A program that insists on the server's own address opens a [tunnel]. TLS ends here, with a certificate of the run's own
@@ -53,7 +53,7 @@ use serde_json::json;
 use uuid::Uuid;
 
 use self::body::{AnswerBody, ConnectRequestBody};
-use self::checked_request::{CheckedConnect, ConnectAsk, check_request, reserve_request};
+use self::checked_request::{BodyJudge, CheckedConnect, ConnectAsk, check_request, reserve_request};
 use self::client::SendFault;
 use self::credential::ReadCredential;
 use self::credential_program::CredentialFault;
@@ -180,8 +180,10 @@ impl RunConnections {
         let AdmittedConnect { mut exchange, credential } =
             parts.tasks.run_detached(admission).await?;
         let reservation = exchange.reservation().clone();
+        let judge = BodyJudge::for_connection((&parts.taint, &parts.ledger), connection);
+        let passed = Arc::clone(request_bytes);
         let mut request =
-            Request::new(ConnectRequestBody::new(body, reservation, Arc::clone(request_bytes)));
+            Request::new(ConnectRequestBody::new(body, (reservation, judge), passed));
         (*request.method_mut(), *request.uri_mut()) = (head.method.clone(), uri);
         *request.headers_mut() = headers;
         let stop = parts.stop_signal();

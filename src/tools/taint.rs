@@ -7,7 +7,8 @@
 //!
 //! The history is the run's ledger, which counts the calls of each tool and the requests over each connection, also those
 //! of an earlier process of the run. A call is judged when it is made, and again when its own place in the ledger is
-//! taken; a request over a connection is judged when its place is taken. So what was admitted first is always seen.
+//! taken; a request over a connection is judged when its place is taken, and again before each part of its body passes. So
+//! what was admitted first is always seen.
 //!
 //! **Invariant:** a mark never goes away, and a rule that cannot be evaluated denies the call.
 
@@ -110,6 +111,11 @@ impl TaintPolicy {
 
     pub fn is_empty(&self) -> bool {
         self.rules.is_empty()
+    }
+
+    /// Returns true if a rule guards a tool or a connection, whatever a run has seen.
+    pub fn is_guarded(&self, tool: &str) -> bool {
+        self.rules.iter().any(|rule| rule.tools.contains(tool))
     }
 
     /// Returns the first rule that asks a person, whatever a run has seen.

@@ -432,6 +432,7 @@ fn connect_outcome(outcome: ConnectOutcome) -> CallOutcome {
         ConnectOutcome::TimedOut => CallOutcome::UpstreamTimeout,
         ConnectOutcome::ClientGone => CallOutcome::ClientGone,
         ConnectOutcome::BudgetCut
+        | ConnectOutcome::Denied
         | ConnectOutcome::CredentialEchoed
         | ConnectOutcome::EncodedResponse => CallOutcome::CutOff,
         ConnectOutcome::ShutDown => CallOutcome::ShutDown,

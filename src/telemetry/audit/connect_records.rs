@@ -109,6 +109,8 @@ pub enum ConnectOutcome {
     ClientGone,
     /// The budget of bytes was spent in the middle of the request.
     BudgetCut,
+    /// A rule about what the run has seen denied the rest of the request's body.
+    Denied,
     /// The answer contained the connection's credential. The answer was cut off before it.
     CredentialEchoed,
     /// The answer was encoded although no encoding was accepted, so that the credential could not be searched for.
@@ -130,6 +132,7 @@ impl ConnectOutcome {
             Self::TimedOut => "timed_out",
             Self::ClientGone => "client_gone",
             Self::BudgetCut => "budget_cut",
+            Self::Denied => "denied",
             Self::CredentialEchoed => "credential_echoed",
             Self::EncodedResponse => "encoded_response",
             Self::ShutDown => "shut_down",

@@ -12,6 +12,7 @@ use futures_util::{FutureExt, stream};
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 
+use super::checked_request::BodyJudge;
 use super::exchange::{ConnectExchange, SharedReservation, StopSignal};
 use super::link_rewriter::LinkRewriter;
 use crate::base::streamed_endpoint::StreamedBody;
@@ -19,10 +20,13 @@ use crate::llm::budget::ByteDirection;
 use crate::telemetry::audit::connect_records::ConnectOutcome;
 use crate::tools::run_credentials::EchoGuard;
 
-/// The body of a request on its way to the server. Each byte is taken from the budget before it passes.
+/// The body of a request on its way to the server. Before a part of it passes, the rules about what the run has seen are
+/// asked again, and its bytes are taken from the budget.
 pub(super) struct ConnectRequestBody {
     inner: RequestSource,
     reservation: SharedReservation,
+    /// `None` if no rule guards the connection.
+    judge: Option<BodyJudge>,
     /// The bytes that have passed, for the caller's records.
     passed: Arc<AtomicU64>,
 }
@@ -44,16 +48,16 @@ struct CutBodyError(ConnectOutcome);
 impl ConnectRequestBody {
     pub(super) fn new(
         inner: StreamedBody,
-        reservation: SharedReservation,
+        (reservation, judge): (SharedReservation, Option<BodyJudge>),
         passed: Arc<AtomicU64>,
     ) -> Self {
-        Self { inner: RequestSource::Client(inner), reservation, passed }
+        Self { inner: RequestSource::Client(inner), reservation, judge, passed }
     }
 
     /// Returns a body without bytes, for a request that is sent again.
     pub(super) fn to_empty(&self) -> Self {
         let (inner, reservation) = (RequestSource::Nothing, self.reservation());
-        Self { inner, reservation, passed: Arc::clone(&self.passed) }
+        Self { inner, reservation, judge: None, passed: Arc::clone(&self.passed) }
     }
 
     /// Reads the whole body, which stays here to be sent. The caller has bounded its announced length.
@@ -66,6 +70,15 @@ impl ConnectRequestBody {
     pub(super) fn reservation(&self) -> SharedReservation {
         self.reservation.clone()
     }
+
+    /// Asks the rules about what the run has seen. A body whose end is denied does not end in order either.
+    fn check_judge(&self) -> Result<(), CutBodyError> {
+        if self.judge.as_ref().is_some_and(BodyJudge::denies_rest) {
+            self.reservation.note_early_end(ConnectOutcome::Denied);
+            return Err(CutBodyError(ConnectOutcome::Denied));
+        }
+        Ok(())
+    }
 }
 
 impl Body for ConnectRequestBody {
@@ -76,33 +89,31 @@ impl Body for ConnectRequestBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-        loop {
-            let inner = match &mut self.inner {
-                RequestSource::Client(inner) => inner,
-                RequestSource::Collected(bytes) => {
-                    let frame = Frame::data(std::mem::take(bytes));
-                    self.inner = RequestSource::Nothing;
-                    return Poll::Ready(Some(Ok(frame)));
-                }
-                RequestSource::Nothing => return Poll::Ready(None),
-            };
-            let frame = match ready!(Pin::new(inner).poll_frame(cx)) {
-                None => return Poll::Ready(None),
+        let next = match &mut self.inner {
+            RequestSource::Nothing => return Poll::Ready(None),
+            RequestSource::Collected(bytes) => Some(std::mem::take(bytes)),
+            RequestSource::Client(inner) => match ready!(poll_data(inner, cx)) {
+                None => None,
+                Some(Ok(data)) => Some(data),
                 Some(Err(error)) => {
-                    self.reservation.note_client_gone();
+                    self.reservation.note_early_end(ConnectOutcome::ClientGone);
                     return Poll::Ready(Some(Err(error)));
                 }
-                Some(Ok(frame)) => frame,
-            };
-            // Trailers are headers that no list has checked, so they do not pass.
-            let Ok(data) = frame.into_data() else { continue };
-            if !self.reservation.take_bytes(ByteDirection::Out, data.len() as u64) {
-                let error = CutBodyError(ConnectOutcome::BudgetCut);
-                return Poll::Ready(Some(Err(error.into())));
-            }
-            self.passed.fetch_add(data.len() as u64, Ordering::Relaxed);
+            },
+        };
+        // The bytes are here, so the client has written them before this judgement.
+        self.check_judge()?;
+        let Some(data) = next else { return Poll::Ready(None) };
+        if matches!(self.inner, RequestSource::Collected(_)) {
+            self.inner = RequestSource::Nothing;
             return Poll::Ready(Some(Ok(Frame::data(data))));
         }
+        if !self.reservation.take_bytes(ByteDirection::Out, data.len() as u64) {
+            let error = CutBodyError(ConnectOutcome::BudgetCut);
+            return Poll::Ready(Some(Err(error.into())));
+        }
+        self.passed.fetch_add(data.len() as u64, Ordering::Relaxed);
+        Poll::Ready(Some(Ok(Frame::data(data))))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -122,6 +133,21 @@ impl Body for ConnectRequestBody {
     }
 }
 
+/// Returns the next bytes of a client's body. Trailers are headers that no list has checked, so they do not pass.
+fn poll_data(inner: &mut StreamedBody, cx: &mut Context<'_>) -> Poll<NextFrame> {
+    loop {
+        match ready!(Pin::new(&mut *inner).poll_frame(cx)) {
+            None => return Poll::Ready(None),
+            Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+            Some(Ok(frame)) => {
+                if let Ok(data) = frame.into_data() {
+                    return Poll::Ready(Some(Ok(data)));
+                }
+            }
+        }
+    }
+}
+
 /// An answer's body that passes to the client. Its drop settles the request.
 pub(super) struct AnswerBody {
     pub(super) inner: Incoming,
@@ -137,7 +163,7 @@ pub(super) struct AnswerBody {
     pub(super) has_ended: bool,
 }
 
-/// The next bytes of an answer that may pass; `None` at its end.
+/// The next bytes of a body; `None` at its end.
 type NextFrame = Option<Result<Bytes, Box<dyn Error + Send + Sync>>>;
 
 impl AnswerBody {

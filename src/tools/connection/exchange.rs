@@ -1,7 +1,6 @@
 //! One admitted request over a connection: it is settled and recorded once, however it ends.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use tokio_util::sync::CancellationToken;
@@ -29,8 +28,7 @@ pub(super) struct ConnectExchange {
 #[derive(Clone)]
 pub(super) struct SharedReservation {
     reservation: Arc<Mutex<ConnectionReservation>>,
-    is_cut: Arc<AtomicBool>,
-    is_client_gone: Arc<AtomicBool>,
+    early_end: Arc<OnceLock<ConnectOutcome>>,
 }
 
 /// The events that end a request early.
@@ -44,33 +42,27 @@ pub(super) struct StopSignal {
 impl SharedReservation {
     pub(super) fn new(reservation: ConnectionReservation) -> Self {
         let reservation = Arc::new(Mutex::new(reservation));
-        Self { reservation, is_cut: Arc::default(), is_client_gone: Arc::default() }
+        Self { reservation, early_end: Arc::default() }
     }
 
     /// Takes bytes that are about to pass. Returns false, and takes nothing, if the budget does not allow them.
     pub(super) fn take_bytes(&self, direction: ByteDirection, count: u64) -> bool {
         let is_taken = self.lock().take_bytes(direction, count).is_ok();
         if !is_taken {
-            self.is_cut.store(true, Ordering::Relaxed);
+            self.note_early_end(ConnectOutcome::BudgetCut);
         }
         is_taken
     }
 
-    /// Notes that the client has left before the end of its body.
-    pub(super) fn note_client_gone(&self) {
-        self.is_client_gone.store(true, Ordering::Relaxed);
+    /// Notes what has ended the request's body before its end. The first cause stays.
+    pub(super) fn note_early_end(&self, outcome: ConnectOutcome) {
+        self.early_end.get_or_init(|| outcome);
     }
 
-    /// Returns the outcome of a request that has failed. The server has failed only if the budget has allowed all bytes and
-    /// the client has not left: an agent must not make up failures of a server.
+    /// Returns the outcome of a request that has failed. The server has failed only if nothing else has ended the request's
+    /// body early: an agent must not make up failures of a server.
     pub(super) fn failed_outcome(&self) -> ConnectOutcome {
-        if self.is_cut.load(Ordering::Relaxed) {
-            ConnectOutcome::BudgetCut
-        } else if self.is_client_gone.load(Ordering::Relaxed) {
-            ConnectOutcome::ClientGone
-        } else {
-            ConnectOutcome::UpstreamFailed
-        }
+        self.early_end.get().copied().unwrap_or(ConnectOutcome::UpstreamFailed)
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, ConnectionReservation> {

@@ -198,6 +198,11 @@ pub(super) fn fault_response(outcome: ConnectOutcome) -> (Response<String>, &'st
             "connection_byte_budget_exhausted",
             "the connection's byte budget ended in the middle of the request's body",
         ),
+        ConnectOutcome::Denied => (
+            StatusCode::FORBIDDEN,
+            "policy_denied",
+            "a rule about what the run has seen denies the rest of the request's body",
+        ),
         ConnectOutcome::ClientGone => {
             (StatusCode::BAD_REQUEST, "client_gone", "the request's body broke off")
         }

@@ -7,10 +7,13 @@ use cogni_gateway::runner::tool_opener::RunToolOpener;
 use futures_util::future::join_all;
 use http::StatusCode;
 use serde_json::json;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::super::approvals::{decision, open_store};
 use super::super::{CLOCK, execute_tool, tool_settings};
-use super::server::SecureServer;
+use super::aws::{KEY, KeyFile};
+use super::server::{Answer, SecureServer};
+use super::tunnel::{HOST, open_tunnel, start_tunnelled};
 use super::{app_with, code_of, start_app};
 
 fn rule(marks: &str, tools: &str, effect: &str) -> String {
@@ -44,6 +47,76 @@ async fn a_run_that_has_seen_a_mark_may_not_use_a_connection() {
     let refused: Vec<_> =
         records.iter().filter(|record| record["event"] == "connect.refused").collect();
     assert!(refused.iter().all(|record| record["rule"] == "no-way-out"), "{refused:?}");
+}
+
+trait Stream: AsyncRead + AsyncWrite + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> Stream for T {}
+
+/// Writes to an upload, and returns the whole answer if the client asks for it.
+async fn finish(stream: &mut Box<dyn Stream>, rest: &str) -> String {
+    stream.write_all(rest.as_bytes()).await.unwrap();
+    stream.flush().await.unwrap();
+    let mut answer = vec![];
+    // A tunnel may end without the farewell of TLS.
+    let _ = stream.read_to_end(&mut answer).await;
+    String::from_utf8(answer).unwrap()
+}
+
+/// T9, G11: a body that was open before the run saw a mark does not carry what the run has seen: directly, in a tunnel,
+/// and if it is signed as a whole. Another connection's body goes on, and so does that of a marked connection's first
+/// request.
+#[tokio::test]
+async fn an_open_upload_ends_when_the_run_sees_a_mark() {
+    let server = SecureServer::named(HOST, |_| Answer::text("ok")).await;
+    let (key, open) = (KeyFile::new(&KEY), "allow = ['POST /**']\n");
+    let tables = server.table("api", &format!("{open}tunnel = true"))
+        + &server.table("aws", &key.lines("execute-api", ""))
+        + &server.table("own", open)
+        + &server.table("free", open);
+    let marks = format!("{CLOCK} = 'seen', connect__own = 'own'");
+    let taint = rule(&marks, "'connect__a*'", "deny")
+        + "[[taint.rules]]\nname = 'once'\nwhen = 'run.saw.own'\ntools = ['connect__own']\n\
+           then = 'deny'\nmatch = [['own']]\n";
+    let app = start_tunnelled(&format!("granted = ['{CLOCK}']\n{tables}{taint}")).await;
+    let chunked = "transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n";
+    let (end, counted) = ("9\r\nprivate-x\r\n0\r\n\r\n", "content-length: 12\r\n\r\nabc");
+    let (denied, passed) = ("HTTP/1.1 403", "HTTP/1.1 200");
+    let cases = [
+        ("/connect/api/a", chunked, end, denied),
+        ("/a", chunked, end, denied),
+        ("/connect/api/a", counted, "private-x", denied),
+        ("/connect/aws/a", counted, "private-x", denied),
+        ("/connect/own/a", chunked, end, passed),
+        ("/connect/free/a", chunked, end, passed),
+    ];
+    let mut uploads = vec![];
+    for (path, body, rest, expected) in cases {
+        let mut stream: Box<dyn Stream> = match path {
+            "/a" => Box::new(open_tunnel(&app, &server.authority()).await),
+            _ => Box::new(app.client().connect().await),
+        };
+        let host = if path == "/a" { server.authority() } else { "localhost".to_owned() };
+        let head =
+            format!("POST {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n{body}");
+        stream.write_all(head.as_bytes()).await.unwrap();
+        stream.flush().await.unwrap();
+        uploads.push((stream, path, rest, expected));
+    }
+    app.recorded("connect.admitted", uploads.len()).await;
+    assert_eq!(execute_tool(&app, json!({"tool": CLOCK})).await.0, StatusCode::OK);
+    for (stream, path, rest, expected) in &mut uploads {
+        let answer = finish(stream, rest).await;
+        assert!(answer.starts_with(*expected), "{path}: {answer}");
+        assert_eq!(answer.contains("policy_denied"), *expected == denied, "{path}: {answer}");
+    }
+    let seen: Vec<_> = server.seen().into_iter().map(|request| request.body).collect();
+    assert_eq!(seen, ["abcprivate-x", "abcprivate-x"]);
+    let settled = app.recorded("connect.settled", uploads.len()).await;
+    let denied: Vec<_> = settled.iter().filter(|record| record["outcome"] == "denied").collect();
+    assert!(denied.iter().all(|record| record["bytes_out"].as_u64() <= Some(3)), "{denied:?}");
+    assert_eq!(denied.len(), 4, "{settled:?}");
+    app.stop().await;
 }
 
 /// The use of a marked connection is seen, also if its server does not answer; a refused request is not.
