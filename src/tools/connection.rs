@@ -119,7 +119,8 @@ struct ConnectCall {
     rule: Arc<str>,
     /// The salted digest of the path and the query.
     path: String,
-    announced_bytes: u64,
+    /// The announced length of the body.
+    length: Option<u64>,
     pid: Option<u32>,
 }
 
@@ -172,7 +173,7 @@ impl RunConnections {
             method: head.method.clone(),
             rule,
             path: parts.path_digest(asked),
-            announced_bytes: length.unwrap_or_default().min(MAX_ANNOUNCED_BYTES),
+            length,
             pid,
         };
         // A client that leaves now must not tear the admission from its settlement.
@@ -310,7 +311,8 @@ impl ConnectionParts {
         // 1. The operator's switch and the budget.
         self.check_accepting()?;
         // 2. The rules about what the run has seen.
-        let asked = (connection, call.announced_bytes);
+        let announced_bytes = call.length.unwrap_or_default().min(MAX_ANNOUNCED_BYTES);
+        let asked = (connection, announced_bytes);
         let reservation = reserve_request(&self.ledger, &self.taint, asked)?;
         // 3. The credential. It comes behind the budget, so that a refused request runs no program of the operator.
         let credential = match &connection.credential {
@@ -339,7 +341,9 @@ impl ConnectionParts {
             method: call.method.as_str(),
             path: &call.path,
             rule: &call.rule,
-            announced_bytes: call.announced_bytes,
+            announced_bytes,
+            bytes_out_limit: connection.limits.bytes_out.filter(|_| call.length.is_none()),
+            bytes_in_limit: connection.limits.bytes_in,
             pid: call.pid,
             reserved: reservation.granted_amount(),
         };

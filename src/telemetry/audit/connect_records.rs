@@ -30,6 +30,13 @@ pub struct ConnectAdmittedRecord<'a> {
     pub rule: &'a str,
     /// The announced length of the body, which is reserved; 0 if no length is announced.
     pub announced_bytes: u64,
+    /// The limit of the bytes of all request bodies over the connection, if this body announces no length. A crash that
+    /// loses the settlement uses up what is left of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes_out_limit: Option<u64>,
+    /// The limit of the bytes of all answers over the connection, of which a crash uses up the rest, too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes_in_limit: Option<u64>,
     /// The process that made the request, if the kernel reports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
@@ -117,7 +124,7 @@ pub enum ConnectOutcome {
     EncodedResponse,
     /// A shutdown or an operator ended the request.
     ShutDown,
-    /// A crash lost the settlement; the reserved amount is charged.
+    /// A crash lost the settlement; the reserved amount is charged, and the bytes are the most that can have passed.
     Crashed,
     /// The admission was written but nothing was sent. Nothing is charged.
     NotSent,
@@ -147,9 +154,9 @@ impl<'a> ConnectSettledRecord<'a> {
     pub fn for_lost_request(
         (request, connection): (&'a str, &'a str),
         outcome: ConnectOutcome,
-        (charged, bytes_out): (BudgetAmount, u64),
+        (charged, bytes_out, bytes_in): (BudgetAmount, u64, u64),
     ) -> Self {
-        let (status, bytes_in, duration_ms) = (0, 0, 0);
+        let (status, duration_ms) = (0, 0);
         Self { request, connection, outcome, status, bytes_out, bytes_in, charged, duration_ms }
     }
 }

@@ -152,6 +152,8 @@ pub struct AuditConnectAdmissionEvent {
     pub method: String,
     pub rule: String,
     pub announced_bytes: u64,
+    pub bytes_out_limit: Option<u64>,
+    pub bytes_in_limit: Option<u64>,
     pub reserved: BudgetAmount,
 }
 

@@ -173,6 +173,8 @@ pub struct UnsettledConnect {
     pub request: String,
     pub connection: String,
     pub announced_bytes: u64,
+    pub bytes_out_limit: Option<u64>,
+    pub bytes_in_limit: Option<u64>,
     pub reserved: BudgetAmount,
 }
 
@@ -269,6 +271,8 @@ impl AuditVerifyReportBuilder {
                     request: admission.request.clone(),
                     connection: admission.connection.clone(),
                     announced_bytes: admission.announced_bytes,
+                    bytes_out_limit: admission.bytes_out_limit,
+                    bytes_in_limit: admission.bytes_in_limit,
                     reserved: admission.reserved,
                 };
                 self.open_connects.insert(admission.request.clone(), open);

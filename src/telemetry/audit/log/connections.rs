@@ -52,8 +52,8 @@ impl AuditLog {
 }
 
 impl AuditLogState {
-    /// Settles the requests whose settlement a crash has lost, at what they had reserved. Returns the use of each
-    /// connection.
+    /// Settles the requests whose settlement a crash has lost, at what they had reserved. Of a limit of bytes that nothing
+    /// was reserved of, they use up the rest. Returns the use of each connection.
     pub(super) fn settle_lost_requests(
         &mut self,
         scan: &AuditLogScan,
@@ -62,16 +62,19 @@ impl AuditLogState {
         let mut connections = scan.connections.clone();
         for lost in &scan.open_connects {
             let request = (lost.request.as_str(), lost.connection.as_str());
-            let charge = (lost.reserved, lost.announced_bytes);
+            let account = connections.entry(lost.connection.clone()).or_default();
+            let left = |limit: Option<u64>, spent| limit.unwrap_or_default().saturating_sub(spent);
+            let bytes_out = left(lost.bytes_out_limit, account.bytes_out).max(lost.announced_bytes);
+            let bytes_in = left(lost.bytes_in_limit, account.bytes_in);
+            let charge = (lost.reserved, bytes_out, bytes_in);
             self.append_record(&ConnectSettledRecord::for_lost_request(
                 request,
                 ConnectOutcome::Crashed,
                 charge,
             ));
             *spent = *spent + lost.reserved;
-            let (cost, bytes_out) = (lost.reserved.cost, lost.announced_bytes);
-            let used = ConnectionSpending { requests: 1, bytes_out, bytes_in: 0, cost };
-            connections.entry(lost.connection.clone()).or_default().add_spending(used);
+            let cost = lost.reserved.cost;
+            account.add_spending(ConnectionSpending { requests: 1, bytes_out, bytes_in, cost });
         }
         connections
     }
@@ -86,7 +89,7 @@ struct UnsentConnectGuard<'a> {
 impl Drop for UnsentConnectGuard<'_> {
     fn drop(&mut self) {
         if let Some(request) = self.request {
-            let (outcome, nothing) = (ConnectOutcome::NotSent, (BudgetAmount::default(), 0));
+            let (outcome, nothing) = (ConnectOutcome::NotSent, (BudgetAmount::default(), 0, 0));
             let record = ConnectSettledRecord::for_lost_request(request, outcome, nothing);
             self.log.lock_state().append_settlement(&record);
         }

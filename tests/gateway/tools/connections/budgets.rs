@@ -11,6 +11,7 @@ use cogni_gateway::telemetry::audit::{AuditConfig, AuditLog};
 use futures_util::future::join_all;
 use http::Method;
 use serde_json::json;
+use tokio::io::AsyncWriteExt;
 
 use super::server::{Answer, SecureServer};
 use super::{SECRET, SecretFile, app_with, code_of, start_open};
@@ -113,6 +114,54 @@ async fn connections_spend_the_money_of_the_run() {
     assert_eq!(finished["spent"]["cost_usd"], "0.004");
 }
 
+fn started() -> RunStartedRecord {
+    RunStartedRecord {
+        run: "run-1".to_owned(),
+        attempt: "0".to_owned(),
+        account: "acct-1".to_owned(),
+        version: "1".to_owned(),
+        policy: "p".to_owned(),
+        prices: "p".to_owned(),
+        trace: None,
+        upstream: "litellm",
+    }
+}
+
+/// G11: a crash gives no bytes back: a request without a length, and every answer, use up the rest of their limits, once
+/// and for good.
+#[tokio::test]
+async fn a_crash_uses_up_the_limits_of_bytes() {
+    let server = SecureServer::answering(|_| Answer { is_open: true, ..Answer::text("12345") });
+    let server = server.await;
+    let secret = SecretFile::new(SECRET, "");
+    let limits = "budget = { bytes_out = '10', bytes_in = '20' }";
+    let app = start_open(&server, &secret, limits).await;
+    // The answers stay open, so that the requests are not settled.
+    let mut open = app.client().connect().await;
+    let chunked = "POST /connect/api/a HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n";
+    open.write_all(chunked.as_bytes()).await.unwrap();
+    let mut second = app.client().connect().await;
+    second.write_all(b"GET /connect/api/a HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+    app.recorded("connect.admitted", 2).await;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("audit.jsonl");
+    // The log as a kill leaves it.
+    std::fs::copy(app.audit_log(), &path).unwrap();
+    let config = AuditConfig { path: Some(path.clone()), ..AuditConfig::default() };
+    for crashed in [2, 0] {
+        let started = RunStartedRecord { run: app.run.identity.run.clone(), ..started() };
+        let (log, recovered) = AuditLog::open_log(&config, &started).unwrap();
+        assert_eq!(recovered.crashed, crashed);
+        let spent = recovered.connections["api"];
+        assert_eq!((spent.requests, spent.bytes_out, spent.bytes_in), (2, 10, 20));
+        drop(log);
+    }
+    let report = cogni_gateway::telemetry::audit::verify::verify_file(&path, None).unwrap();
+    assert_eq!((report.open, report.unmatched, report.connects_crashed), (0, 0, 2));
+    drop((open, second));
+    app.stop().await;
+}
+
 /// T5: a request whose settlement a crash has lost is charged by the next process, and no limit begins anew.
 #[tokio::test]
 async fn a_crash_charges_an_open_request() {
@@ -127,20 +176,12 @@ async fn a_crash_charges_an_open_request() {
         path: "d",
         rule: "allow[0]",
         announced_bytes: 100,
+        bytes_out_limit: None,
+        bytes_in_limit: None,
         pid: None,
         reserved: cost,
     };
-    let started = RunStartedRecord {
-        run: "run-1".to_owned(),
-        attempt: "0".to_owned(),
-        account: "acct-1".to_owned(),
-        version: "1".to_owned(),
-        policy: "p".to_owned(),
-        prices: "p".to_owned(),
-        trace: None,
-        upstream: "litellm",
-    };
-    let (log, _) = AuditLog::open_log(&config, &started).unwrap();
+    let (log, _) = AuditLog::open_log(&config, &started()).unwrap();
     log.record_connect_admission(&admitted("cr-1")).await.unwrap();
     log.record_connect_settlement(&ConnectSettledRecord {
         request: "cr-1",
@@ -154,7 +195,7 @@ async fn a_crash_charges_an_open_request() {
     });
     log.record_connect_admission(&admitted("cr-2")).await.unwrap();
     drop(log);
-    let (log, recovered) = AuditLog::open_log(&config, &started).unwrap();
+    let (log, recovered) = AuditLog::open_log(&config, &started()).unwrap();
     let spent =
         ConnectionSpending { requests: 2, bytes_out: 200, bytes_in: 7, cost: Nanodollars(10) };
     assert_eq!((recovered.crashed, recovered.spent.cost), (1, Nanodollars(10)));
