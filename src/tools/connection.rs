@@ -53,7 +53,9 @@ use serde_json::json;
 use uuid::Uuid;
 
 use self::body::{AnswerBody, ConnectRequestBody};
-use self::checked_request::{BodyJudge, CheckedConnect, ConnectAsk, check_request, reserve_request};
+use self::checked_request::{
+    BodyJudge, CheckedConnect, ConnectAsk, check_request, reserve_request,
+};
 use self::client::SendFault;
 use self::credential::ReadCredential;
 use self::credential_program::CredentialFault;
@@ -183,8 +185,7 @@ impl RunConnections {
         let reservation = exchange.reservation().clone();
         let judge = BodyJudge::for_connection((&parts.taint, &parts.ledger), connection);
         let passed = Arc::clone(request_bytes);
-        let mut request =
-            Request::new(ConnectRequestBody::new(body, (reservation, judge), passed));
+        let mut request = Request::new(ConnectRequestBody::new(body, (reservation, judge), passed));
         (*request.method_mut(), *request.uri_mut()) = (head.method.clone(), uri);
         *request.headers_mut() = headers;
         let stop = parts.stop_signal();

@@ -192,38 +192,54 @@ impl McpServer {
         arguments: &str,
         max_bytes: usize,
     ) -> Result<String, McpServerError> {
-        // 1. The definition, as the server gives it now.
-        let session = self.open_session().await?;
-        let (session, current) = match self.find_digest(&session, &tool.name).await {
-            Ok(current) => (session, current),
-            // The server has forgotten the session, or was started anew. Nothing has been called yet, so another session
-            // changes nothing.
-            Err(error) if error.is_of_lost_session(&session) => {
-                self.session.lock().await.take();
-                let session = self.open_session().await?;
-                let current = self.find_digest(&session, &tool.name).await?;
-                (session, current)
-            }
-            // The next call asks again which era the server speaks.
-            Err(error) => {
-                self.session.lock().await.take();
-                return Err(error);
-            }
-        };
-        if current.as_ref() != Some(&tool.digest) {
-            return Err(McpServerError::DefinitionChanged { tool: tool.name.clone() });
-        }
-        // 2. The call.
         let name = Value::from(tool.name.as_str()).to_string();
         let request = McpRequest {
             method: "tools/call",
             name: Some(&tool.name),
             params: &[("name", &name), ("arguments", arguments)],
         };
+        let mut was_lost = false;
+        // Each turn after a request that was not sent needs a program that another call has ended. The time of the call
+        // bounds their number.
+        let answer = loop {
+            let session = match self.open_session().await {
+                Err(McpServerError::NotSent) => continue,
+                opened => opened?,
+            };
+            // 1. The definition, as the server gives it now.
+            match self.find_digest(&session, &tool.name).await {
+                Ok(current) if current.as_ref() == Some(&tool.digest) => {}
+                Ok(_) => {
+                    return Err(McpServerError::DefinitionChanged { tool: tool.name.clone() });
+                }
+                Err(error) => {
+                    // The next turn, or the next call, asks again which era the server speaks.
+                    self.forget_session(&session).await;
+                    let is_unsent = matches!(error, McpServerError::NotSent);
+                    // The server has forgotten the session, or was started anew. Nothing has been called yet, so another
+                    // session changes nothing.
+                    if is_unsent || (error.is_of_lost_session(&session) && !was_lost) {
+                        was_lost |= !is_unsent;
+                        continue;
+                    }
+                    return Err(error);
+                }
+            }
+            // 2. The call. One that was sent is never sent again.
+            match self.send_request(&session, &request, max_bytes).await {
+                Err(McpServerError::NotSent) => self.forget_session(&session).await,
+                answer => break answer?,
+            }
+        };
         // A server that repeats its credential must not give it to the agent, so the whole answer is checked, before a
         // part of it becomes the result or a text.
-        let answer = self.send_request(&session, &request, max_bytes).await?.into_result()?;
-        result::read_call_result(&answer)
+        result::read_call_result(&answer.into_result()?)
+    }
+
+    /// Forgets a session, unless another call has opened another one since.
+    async fn forget_session(&self, session: &Arc<McpSession>) {
+        let mut open = self.session.lock().await;
+        open.take_if(|own| Arc::ptr_eq(own, session));
     }
 
     /// Returns the session, and opens it first if there is none.
@@ -239,11 +255,12 @@ impl McpServer {
 
     /// Finds the era of the server: a server that does not discover as a modern one is greeted as a legacy one.
     async fn negotiate_session(&self) -> Result<McpSession, McpServerError> {
-        let modern = McpSession::modern();
+        let mut modern = McpSession::modern();
         let discover = McpRequest { method: "server/discover", name: None, params: &[] };
         match self.send_request(&modern, &discover, MAX_OPENING_BYTES).await {
             Err(error) if error.is_of_connection() => return Err(error),
             Ok(answer) => {
+                modern.program = answer.program;
                 let answer = answer.into_private_result();
                 if answer.is_ok_and(|answer| result::serves_modern_version(&answer)) {
                     return Ok(modern);
@@ -270,9 +287,9 @@ impl McpServer {
         let greeting = McpSession::unopened();
         let answer =
             self.transport.post(&greeting, &initialize, Some(id), MAX_OPENING_BYTES).await?;
-        let session = answer.session.clone();
+        let (session, program) = (answer.session.clone(), answer.program);
         let version = result::negotiated_version(&answer.into_private_result()?)?;
-        let session = McpSession::legacy(version, session);
+        let session = McpSession::legacy(version, session, program);
         let initialized =
             McpRequest { method: "notifications/initialized", name: None, params: &[] };
         self.transport.post(&session, &initialized, None, MAX_OPENING_BYTES).await?;

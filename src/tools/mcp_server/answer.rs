@@ -14,6 +14,8 @@ use crate::tools::run_credentials::EchoGuard;
 pub(super) struct McpAnswer {
     /// The id of the session, if the server has given one.
     pub(super) session: Option<String>,
+    /// The number of the program that has answered; 0 for a server that is an address.
+    pub(super) program: u64,
     pub(super) message: Option<AnswerMessage>,
     pub(super) guard: Option<EchoGuard>,
 }

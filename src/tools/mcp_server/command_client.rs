@@ -2,7 +2,8 @@
 //! input and output.
 //!
 //! The program starts with the first request, and serves the run until the run ends. A request that opens a session
-//! starts a program that has ended; other requests do not, because the new program does not know their session.
+//! starts a program that has ended; other requests do not, because the new program does not know their session. Each
+//! program has a number, so that no request of an earlier program's session is written to it.
 //!
 //! **Invariant:** a run has at most one sandbox for each server, and a program whose answer was not awaited to its end is
 //! stopped. So no answer is taken for another one.
@@ -38,7 +39,7 @@ pub(super) struct McpCommandClient {
     host: Option<McpCommandHost>,
     secrets: Arc<RunCredentials>,
     /// The program that waits for a request. A request takes it, and puts it back after the answer.
-    program: Mutex<Option<ServerProgram>>,
+    program: Mutex<ProgramPlace>,
     /// The one place for a sandbox, which is taken until the sandbox is removed.
     sandbox: Arc<Semaphore>,
 }
@@ -48,6 +49,14 @@ pub(super) struct McpCommandClient {
 pub struct McpCommandHost {
     pub jobs: Arc<dyn JobRunner>,
     pub tasks: TaskGroup,
+}
+
+/// The place of the run's program.
+#[derive(Default)]
+struct ProgramPlace {
+    waiting: Option<ServerProgram>,
+    /// The number of programs that were started, which is the number of the last one.
+    started: u64,
 }
 
 /// A program that has started. Its drop stops it.
@@ -81,8 +90,9 @@ impl McpCommandClient {
     /// Sends a request, or a notification if there is no id, and returns the answer. The requests of a run take turns.
     ///
     /// # Errors
-    /// Returns [`McpServerError::ProgramEnded`] if the program has ended, or the reason why there is no valid answer. An
-    /// error of the server's method is part of the answer.
+    /// Returns [`McpServerError::NotSent`] if the program of the session had ended before the request was written,
+    /// [`McpServerError::ProgramEnded`] if the program ended later, or the reason why there is no valid answer. An error of
+    /// the server's method is part of the answer.
     pub(super) async fn post(
         &self,
         session: &McpSession,
@@ -91,28 +101,36 @@ impl McpCommandClient {
         max_bytes: usize,
     ) -> Result<McpAnswer, McpServerError> {
         let mut place = self.program.lock().await;
-        let mut program = match place.take() {
+        if !request.opens_session() && session.program != place.started {
+            return Err(McpServerError::NotSent);
+        }
+        let mut program = match place.waiting.take() {
             Some(program) => program,
-            None if request.opens_session() => self.start_program().await?,
-            None => return Err(McpServerError::ProgramEnded("it was stopped".to_owned())),
+            None if request.opens_session() => {
+                let program = self.start_program().await?;
+                place.started += 1;
+                program
+            }
+            None => return Err(McpServerError::NotSent),
         };
-        // Until the answer is here, `place` is empty: an error, and a caller that leaves, drop the program.
+        // Until the answer is here, no program waits: an error, and a caller that leaves, drop the program.
         let line = to_line(&session.body(request, id));
         program.write_line(&line).await?;
         let Some(id) = id else {
-            *place = Some(program);
+            place.waiting = Some(program);
             return Ok(McpAnswer::default());
         };
         let answer = program.read_answer(id, max_bytes + MAX_ENVELOPE_BYTES);
         let patience = if request.may_be_unknown() { MAX_SILENCE } else { MAX_TIME };
         // Some servers are silent before `initialize`. An answer that comes later is skipped.
         let Ok(message) = tokio::time::timeout(patience, answer).await else {
-            *place = Some(program);
+            place.waiting = Some(program);
             return Err(McpServerError::Malformed("there is no answer to `server/discover`"));
         };
         let message = Some(message?);
-        *place = Some(program);
-        Ok(McpAnswer { session: None, message, guard: self.secrets.guard_answer() })
+        place.waiting = Some(program);
+        let (program, guard) = (place.started, self.secrets.guard_answer());
+        Ok(McpAnswer { session: None, program, message, guard })
     }
 
     /// Starts the program, after the end of the one before it.

@@ -15,6 +15,9 @@ pub enum McpServerError {
     /// The reason is for the operator of `tools lock`: it may have text of the program.
     #[error("the server's program serves no more: {}", one_line(.0))]
     ProgramEnded(String),
+    /// The program that knows the session has ended, and the request was not written to another one.
+    #[error("the server's program ended before the request was sent")]
+    NotSent,
     #[error("the server's credential cannot be read: {0}")]
     Credential(String),
     #[error("the server answers with the HTTP status {0}")]
@@ -53,7 +56,7 @@ impl McpServerError {
         match self {
             Self::Unreachable(_) => "unreachable",
             Self::TimedOut => "timed_out",
-            Self::ProgramEnded(_) => "program_ended",
+            Self::ProgramEnded(_) | Self::NotSent => "program_ended",
             Self::Credential(_) => "credential_unreadable",
             Self::Status(_) => "status",
             Self::Refused { .. } => "refused",
@@ -114,6 +117,7 @@ impl McpServerError {
             Self::Unreachable(_)
             | Self::TimedOut
             | Self::ProgramEnded(_)
+            | Self::NotSent
             | Self::Credential(_)
             | Self::Status(_)
             | Self::Malformed(_)

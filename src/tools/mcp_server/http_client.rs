@@ -101,7 +101,8 @@ impl McpHttpClient {
         if !status.is_success() && message.error.is_none() {
             return Err(McpServerError::Status(status.as_u16()));
         }
-        Ok(McpAnswer { session, message: Some(message), guard: self.secrets.guard_answer() })
+        let guard = self.secrets.guard_answer();
+        Ok(McpAnswer { session, program: 0, message: Some(message), guard })
     }
 }
 

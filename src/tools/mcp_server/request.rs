@@ -18,6 +18,8 @@ pub(super) struct McpSession {
     pub(super) version: Option<String>,
     /// The id that a legacy server has given.
     pub(super) id: Option<String>,
+    /// The number of the program that knows the session; 0 for a server that is an address.
+    pub(super) program: u64,
 }
 
 impl McpRequest<'_> {
@@ -34,16 +36,16 @@ impl McpRequest<'_> {
 
 impl McpSession {
     pub(super) fn modern() -> Self {
-        Self { is_modern: true, version: Some(MODERN_VERSION.to_owned()), id: None }
+        Self { is_modern: true, version: Some(MODERN_VERSION.to_owned()), id: None, program: 0 }
     }
 
-    pub(super) fn legacy(version: String, id: Option<String>) -> Self {
-        Self { is_modern: false, version: Some(version), id }
+    pub(super) fn legacy(version: String, id: Option<String>, program: u64) -> Self {
+        Self { is_modern: false, version: Some(version), id, program }
     }
 
     /// Creates the session of the first request to a legacy server.
     pub(super) fn unopened() -> Self {
-        Self { is_modern: false, version: None, id: None }
+        Self { is_modern: false, version: None, id: None, program: 0 }
     }
 
     /// Returns the headers of a request in this session.

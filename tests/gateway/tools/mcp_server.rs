@@ -1,6 +1,7 @@
 //! Tests of the tools of MCP servers: pinned definitions, both eras, the host's credential, and servers that misbehave.
 
 mod hostile;
+mod programs;
 
 use std::collections::BTreeMap;
 use std::fs;

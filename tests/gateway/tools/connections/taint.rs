@@ -97,8 +97,7 @@ async fn an_open_upload_ends_when_the_run_sees_a_mark() {
             _ => Box::new(app.client().connect().await),
         };
         let host = if path == "/a" { server.authority() } else { "localhost".to_owned() };
-        let head =
-            format!("POST {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n{body}");
+        let head = format!("POST {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n{body}");
         stream.write_all(head.as_bytes()).await.unwrap();
         stream.flush().await.unwrap();
         uploads.push((stream, path, rest, expected));
