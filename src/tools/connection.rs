@@ -66,6 +66,7 @@ use self::link_rewriter::LinkRewriter;
 use self::policy::{Connection, ConnectionPolicy};
 use self::refusal::{ConnectRefusal, fault_response};
 use self::tunnel::RunTunnels;
+use super::connection_config::AGENT_PREFIX;
 use super::origin::is_origin_known;
 use super::refusal::ToolRefusal;
 use super::run_credentials::RunCredentials;
@@ -320,7 +321,8 @@ impl ConnectionParts {
             None => None,
             Some(credential) => match credential.read_credential().await {
                 Ok(read) => {
-                    read.secrets().into_iter().for_each(|secret| self.secrets.add_value(secret));
+                    let owner = format!("{AGENT_PREFIX}{}", connection.name);
+                    self.secrets.add_latest(&owner, &read.secrets());
                     Some(read)
                 }
                 Err(fault) => {

@@ -117,7 +117,7 @@ impl McpServer {
                 McpHttpClient::new(url, config, secrets).map_err(wrong)?,
             )),
             (None, Some(job)) => {
-                let client = McpCommandClient::new(job, config, host.cloned(), secrets);
+                let client = McpCommandClient::new((name, job), config, host.cloned(), secrets);
                 McpTransport::Command(Box::new(client))
             }
             (Some(_), Some(_)) => {

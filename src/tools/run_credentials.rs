@@ -6,7 +6,7 @@
 //!
 //! **Invariant:** a value is known here before it is sent.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
@@ -36,6 +36,8 @@ pub struct RunCredentials {
 struct KnownSecrets {
     /// The values, the one that was used last at the end.
     values: VecDeque<SecretString>,
+    /// The values that each connection and each server's program has got last. They are not forgotten.
+    latest: BTreeMap<String, Vec<SecretString>>,
     /// The search for these values; `None` before it is needed again.
     search: Option<Arc<SecretSearch>>,
 }
@@ -71,19 +73,17 @@ impl RunCredentials {
 
     /// Adds a value that is about to be sent. Beyond the limits, the values that were used longest ago are forgotten.
     pub(super) fn add_value(&self, value: &SecretString) {
+        self.lock().add_value(value);
+    }
+
+    /// Adds the values that a connection or a server's program is about to get. They are known until it gets others, so
+    /// values that change with each request do not push out those of another owner.
+    pub(super) fn add_latest(&self, owner: &str, values: &[&SecretString]) {
         let mut known = self.lock();
-        if let Some(place) = known.values.iter().position(|own| own == value) {
-            // A value that is used again is forgotten later.
-            let used = known.values.remove(place);
-            known.values.extend(used);
-            return;
-        }
-        known.values.push_back(value.clone());
-        known.search = None;
-        let bytes = |value: &SecretString| value.expose_secret().len();
-        let mut sum: usize = known.values.iter().map(bytes).sum();
-        while known.values.len() > 1 && (known.values.len() > MAX_VALUES || sum > MAX_VALUE_BYTES) {
-            sum -= known.values.pop_front().as_ref().map_or(0, bytes);
+        let latest = values.iter().map(|value| (*value).clone());
+        known.latest.insert(owner.to_owned(), latest.collect());
+        for value in values {
+            known.add_value(value);
         }
     }
 
@@ -120,6 +120,29 @@ impl RunCredentials {
     fn lock(&self) -> MutexGuard<'_, KnownSecrets> {
         // No code under this lock panics, and no value may be lost.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl KnownSecrets {
+    fn add_value(&mut self, value: &SecretString) {
+        if let Some(place) = self.values.iter().position(|own| own == value) {
+            // A value that is used again is forgotten later.
+            let used = self.values.remove(place);
+            self.values.extend(used);
+            return;
+        }
+        self.values.push_back(value.clone());
+        self.search = None;
+        let bytes = |value: &SecretString| value.expose_secret().len();
+        let mut sum: usize = self.values.iter().map(bytes).sum();
+        while self.values.len() > MAX_VALUES || sum > MAX_VALUE_BYTES {
+            // The newest value is about to be sent.
+            let mut older = self.values.iter().take(self.values.len() - 1);
+            let is_latest =
+                |own: &SecretString| self.latest.values().flatten().any(|one| one == own);
+            let Some(place) = older.position(|own| !is_latest(own)) else { break };
+            sum -= self.values.remove(place).as_ref().map_or(0, bytes);
+        }
     }
 }
 
@@ -216,6 +239,23 @@ mod tests {
         let mut guard = secrets.guard_answer().unwrap();
         assert!(pass(&mut guard, "told: second-secret").is_none());
         assert!(pass(&mut guard, "x").is_none(), "nothing passes behind it");
+    }
+
+    /// A connection that gets another value with each request does not push out the value that another one has got last.
+    #[test]
+    fn each_connections_last_value_is_known() {
+        let value = |number: usize| format!("secret-value-{number:04}");
+        let secrets = secrets([value(7000)]);
+        let get = |owner: &str, number: usize| {
+            secrets.add_latest(owner, &[&SecretString::new(value(number))]);
+        };
+        get("quiet", 8000);
+        get("quiet", 8001);
+        (0..2 * MAX_VALUES).for_each(|number| get("busy", number));
+        let numbers = [7000, 8000, 8001, 0, 2 * MAX_VALUES - 1];
+        let known = numbers.map(|number| is_known(&secrets, &value(number)));
+        assert_eq!(known, [false, false, true, false, true]);
+        assert_eq!(secrets.lock().values.len(), MAX_VALUES);
     }
 
     /// Beyond the limits the values that were used longest ago are forgotten, and never the last one.

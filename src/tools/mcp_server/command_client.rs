@@ -32,6 +32,8 @@ use crate::tools::run_credentials::RunCredentials;
 
 /// The client of one program.
 pub(super) struct McpCommandClient {
+    /// The name of the server.
+    name: String,
     job: Arc<ToolJob>,
     /// The credentials among the program's variables, by their names.
     credentials: Vec<(String, CredentialSource)>,
@@ -71,13 +73,14 @@ struct ServerProgram {
 
 impl McpCommandClient {
     pub(super) fn new(
-        job: Arc<ToolJob>,
+        (name, job): (&str, Arc<ToolJob>),
         config: &McpServerConfig,
         host: Option<McpCommandHost>,
         secrets: &Arc<RunCredentials>,
     ) -> Self {
         let credentials = config.secret_env();
         Self {
+            name: name.to_owned(),
             job,
             credentials: credentials.map(|(name, source)| (name.clone(), source.clone())).collect(),
             host,
@@ -178,10 +181,12 @@ impl McpCommandClient {
             if value.expose_secret().contains('\0') {
                 return Err(McpServerError::Credential("it has a zero byte".to_owned()));
             }
-            self.secrets.add_value(&value);
             Ok((name.clone(), value))
         };
-        self.credentials.iter().map(read).collect()
+        let values: BTreeMap<_, _> =
+            self.credentials.iter().map(read).collect::<Result<_, McpServerError>>()?;
+        self.secrets.add_latest(&self.name, &values.values().collect::<Vec<_>>());
+        Ok(values)
     }
 }
 
