@@ -91,11 +91,11 @@ pub struct MintGrantArgs {
     #[arg(long)]
     allow_sandbox: bool,
 
-    /// Agent that the grant may run, such as `sandbox:agent`; a `*` at the end matches any rest
+    /// Agent that the grant may run or answer for, such as `sandbox:agent`; a `*` at the end matches any rest
     #[arg(long = "agent", value_name = "NAME")]
     agents: Vec<GrantPattern>,
 
-    /// Account that may pay; the first is used if a run names none
+    /// Account that may pay, or whose runs the grant answers for; the first pays if a run names none
     #[arg(long = "account", value_name = "ACCOUNT")]
     accounts: Vec<GrantPattern>,
 

@@ -5,7 +5,8 @@
 //!
 //! **Invariant:** a token is random and is shown once; the stored hash cannot be turned into the token.
 //!
-//! **Invariant:** a grant allows only what the grant names: an empty list allows nothing.
+//! **Invariant:** a grant allows only what the grant names: an empty list allows nothing. Only for answers about the runs
+//! of other grants, an empty list of agents or accounts stands for all of them.
 
 mod error;
 mod pattern;
@@ -75,6 +76,57 @@ impl AccessGrant {
         if is_named { Ok(()) } else { Err(AccessDeniedError::AgentNotAllowed(agent.to_owned())) }
     }
 
+    /// Returns the agents whose runs the grant answers for. An empty list stands for all agents.
+    pub fn approver_agents(&self) -> &[GrantPattern] {
+        limiting_patterns(&self.terms.agents)
+    }
+
+    /// Returns the accounts whose runs the grant answers for. An empty list stands for all accounts.
+    pub fn approver_accounts(&self) -> &[GrantPattern] {
+        limiting_patterns(&self.terms.accounts)
+    }
+
+    /// Checks that the grant answers for the runs of an agent and an account.
+    ///
+    /// # Errors
+    /// Returns an error if the grant names other agents or other accounts only.
+    pub fn check_approver(&self, agent: &str, account: &str) -> Result<(), AccessDeniedError> {
+        self.check_approver_of(agent)?;
+        if covers_name(self.approver_accounts(), account) {
+            Ok(())
+        } else {
+            Err(AccessDeniedError::ForeignAccount(account.to_owned()))
+        }
+    }
+
+    /// Checks that the grant answers for some runs of an agent.
+    ///
+    /// # Errors
+    /// Returns an error if the grant names other agents only.
+    pub fn check_approver_of(&self, agent: &str) -> Result<(), AccessDeniedError> {
+        if covers_name(self.approver_agents(), agent) {
+            Ok(())
+        } else {
+            Err(AccessDeniedError::AgentNotAllowed(agent.to_owned()))
+        }
+    }
+
+    /// Checks that the grant may set the policy of an agent, which is about the runs of all accounts.
+    ///
+    /// # Errors
+    /// Returns an error if the grant can start runs, or does not answer for all runs of the agent.
+    pub fn check_policy_change(&self, agent: &str) -> Result<(), AccessDeniedError> {
+        if self.check_scope(GrantScope::Runs).is_ok() {
+            return Err(AccessDeniedError::StartsRuns);
+        }
+        self.check_approver_of(agent)?;
+        if self.approver_accounts().is_empty() {
+            Ok(())
+        } else {
+            Err(AccessDeniedError::NamesAccounts)
+        }
+    }
+
     /// Checks that the grant allows agents in sandboxes.
     ///
     /// # Errors
@@ -131,6 +183,16 @@ impl AccessGrant {
     pub fn is_admin(&self) -> bool {
         self.terms.access.contains(&GrantScope::Admin)
     }
+}
+
+/// Returns the patterns that leave some name out; none if one of them matches every name.
+fn limiting_patterns(patterns: &[GrantPattern]) -> &[GrantPattern] {
+    if patterns.iter().any(|pattern| pattern.as_str() == "*") { &[] } else { patterns }
+}
+
+/// Returns true if a name fits one of the patterns, or there is none.
+fn covers_name(patterns: &[GrantPattern], name: &str) -> bool {
+    patterns.is_empty() || patterns.iter().any(|pattern| pattern.matches(name))
 }
 
 /// Returns true if a pattern names a URL's host completely.

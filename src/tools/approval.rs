@@ -34,6 +34,7 @@ pub mod open_questions;
 pub mod outbox;
 pub mod present_tools;
 mod question_rows;
+pub mod reach;
 mod schema;
 pub mod standing;
 mod standing_clock;
@@ -149,6 +150,8 @@ pub struct ApprovalSubject<'a> {
 pub struct ApprovalRow {
     pub id: String,
     pub run: String,
+    /// The account of the run; empty for a question of an earlier version.
+    pub account: String,
     pub agent: String,
     pub tool: String,
     /// The rule that asks.

@@ -240,6 +240,7 @@ impl RunToolParts {
         ApprovalRow {
             id: question.id.clone(),
             run: self.run.id.clone(),
+            account: self.run.account.clone(),
             agent: self.run.agent_id.clone(),
             tool: tool.definition.name.to_string(),
             rule: rule.to_string(),

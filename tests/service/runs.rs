@@ -5,6 +5,7 @@ mod agent_policy;
 mod agent_rules;
 mod approval_replies;
 mod approvals;
+mod approver_reach;
 mod audit_proof;
 mod budget_questions;
 mod chat;

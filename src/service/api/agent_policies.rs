@@ -15,7 +15,7 @@ use super::approval_terms::require_all;
 use super::error::{ApiError, ErrorBody};
 use super::error_docs::{AuthErrorResponses, NotFoundResponses};
 use super::extract::{AuthenticatedCaller, JsonBody, PathParam};
-use crate::service::auth::{AccessDeniedError, GrantScope};
+use crate::service::auth::GrantScope;
 use crate::tools::approval::agent_policy::{
     AgentPolicyRow, AgentToolPolicy, PolicyAsk, PolicyChange, PolicySecurity,
 };
@@ -105,7 +105,7 @@ pub(super) async fn show_agent_policy(
     PathParam(agent): PathParam<String>,
 ) -> Result<Json<AgentPolicyView>, ApiError> {
     require_all(&caller)?;
-    let store = api.policies_of(&agent)?;
+    let store = api.policies_of(&caller, &agent)?;
     let row = store.find_agent_policy(&agent).await?;
     Ok(Json(AgentPolicyView::new(agent, row)))
 }
@@ -138,10 +138,8 @@ pub(super) async fn replace_agent_policy(
     JsonBody(body): JsonBody<AgentPolicyBody>,
 ) -> Result<Json<AgentPolicyView>, ApiError> {
     caller.require_scope(GrantScope::Approve)?;
-    if caller.require_scope(GrantScope::Runs).is_ok() {
-        return Err(AccessDeniedError::StartsRuns.into());
-    }
-    let store = api.policies_of(&agent)?;
+    let store = api.policies_of(&caller, &agent)?;
+    caller.0.check_policy_change(&agent)?;
     let AgentPolicyBody { base, security, ask, allowlist } = body;
     let policy = AgentToolPolicy { security: security.into(), ask: ask.into(), allowlist };
     policy.check_parts().map_err(ApiError::invalid_body)?;
@@ -162,15 +160,20 @@ pub(super) async fn replace_agent_policy(
 }
 
 impl ApiState {
-    /// Returns the store of policies, if the catalog has the agent.
-    fn policies_of(&self, agent: &str) -> Result<ApprovalStore, ApiError> {
+    /// Returns the store of policies, if the catalog has the agent and the caller may see its policy.
+    fn policies_of(
+        &self,
+        caller: &AuthenticatedCaller,
+        agent: &str,
+    ) -> Result<ApprovalStore, ApiError> {
         let store = self.run_service.approvals().ok_or_else(|| {
             ApiError::NotFound(
                 "policy in a service without grants; take `insecure_no_auth` out".to_owned(),
             )
         })?;
+        let may_see = caller.0.is_admin() || caller.0.check_approver_of(agent).is_ok();
         let is_known = self.run_service.catalog().find_agent(agent).is_ok();
-        if is_known { Ok(store) } else { Err(no_such_agent(agent)) }
+        if may_see && is_known { Ok(store) } else { Err(no_such_agent(agent)) }
     }
 }
 

@@ -81,7 +81,7 @@ struct ReplyData {
         (status = 400, description = "`invalid_json`: the body is not JSON.", body = ErrorBody),
         (status = 401, description = "`invalid_signature`: the signature, its headers or its time are not valid. `grant_revoked`, `grant_expired`: the user's grant is not valid.", body = ErrorBody),
         (status = 402, description = "`grant_budget_exhausted`: the caps of the grant that has started the run do not leave the money for the raise.", body = ErrorBody),
-        (status = 403, description = "`unknown_approver`: the table has no such user. `forbidden`: the user's grant has no access `approve`. `forbidden_own_run`: the user's grant has started the run.", body = ErrorBody),
+        (status = 403, description = "`unknown_approver`: the table has no such user. `forbidden`: the user's grant has no access `approve`. `forbidden_own_run`: the user's grant has started the run. `forbidden_agent`, `forbidden_account`: the user's grant does not answer for the run.", body = ErrorBody),
         (status = 408, description = "`request_timeout`: the body did not arrive in time.", body = ErrorBody),
         (status = 409, description = "`reply_replayed`: a reply with this id was received before. `digest_mismatch`, `approval_closed`: as for any answer.", body = ErrorBody),
         (status = 413, description = "`body_too_large`: the body is larger than 64 KiB.", body = ErrorBody),

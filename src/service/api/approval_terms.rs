@@ -7,8 +7,9 @@ use utoipa::ToSchema;
 
 use super::error::ApiError;
 use super::extract::AuthenticatedCaller;
-use crate::service::auth::GrantScope;
+use crate::service::auth::{GrantPattern, GrantScope};
 use crate::service::store::RunRow;
+use crate::tools::approval::reach::ApprovalReach;
 use crate::tools::approval::standing::{ApprovalScope, MAX_USES, StandingAnswer, StandingTerms};
 use crate::tools::approval::store::ApprovalStore;
 use crate::tools::approval::{ApprovalConfig, to_unix_millis};
@@ -136,6 +137,27 @@ pub(super) fn require_all(caller: &AuthenticatedCaller) -> Result<(), ApiError> 
 /// the access does not learn which questions there are.
 pub(super) fn require_any(caller: &AuthenticatedCaller) -> Result<(), ApiError> {
     require_all(caller).or_else(|_| caller.require_read())
+}
+
+/// Returns true if the caller may see the questions and standing approvals of any run of an agent and an account.
+pub(super) fn is_in_reach(caller: &AuthenticatedCaller, agent: &str, account: &str) -> bool {
+    caller.0.is_admin()
+        || (caller.require_scope(GrantScope::Approve).is_ok()
+            && caller.0.check_approver(agent, account).is_ok())
+}
+
+/// Returns the agents and accounts whose questions the caller's lists have. A caller that may list a run of its own only
+/// has no other limit.
+pub(super) fn list_reach(caller: &AuthenticatedCaller) -> ApprovalReach {
+    if caller.0.is_admin() || caller.require_scope(GrantScope::Approve).is_err() {
+        return ApprovalReach::default();
+    }
+    let to_names =
+        |patterns: &[GrantPattern]| patterns.iter().map(GrantPattern::to_string).collect();
+    ApprovalReach {
+        agents: to_names(caller.0.approver_agents()),
+        accounts: to_names(caller.0.approver_accounts()),
+    }
 }
 
 pub(super) fn too_many_standing() -> ApiError {

@@ -14,8 +14,8 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::ApiState;
 use super::approval_terms::{
-    ApprovalScopeView, WrittenTerms, check_reason, require_all, require_any, too_many_standing,
-    wrong_scope,
+    ApprovalScopeView, WrittenTerms, check_reason, is_in_reach, list_reach, require_all,
+    require_any, too_many_standing, wrong_scope,
 };
 use super::error::{ApiError, ErrorBody};
 use super::error_docs::{AuthErrorResponses, NotFoundResponses, QueryErrorResponses};
@@ -241,15 +241,20 @@ pub(super) async fn list_approvals(
     };
     if let Some(cursor) = &which.cursor {
         let known = store.find(cursor).await?;
-        // A grant that sees one run learns nothing about the questions of others.
-        if known.is_none_or(|known| which.run.as_ref().is_some_and(|run| *run != known.run)) {
+        // A grant that sees some runs learns nothing about the questions of others.
+        let is_listed = |row: &ApprovalRow| {
+            which.run.as_ref().is_none_or(|run| *run == row.run)
+                && (require_all(&caller).is_err() || is_in_reach(&caller, &row.agent, &row.account))
+        };
+        if !known.as_ref().is_some_and(is_listed) {
             return Err(ApiError::invalid_parameter(
                 "`cursor` is invalid: give the value of `next` of the page before",
             ));
         }
     }
     let (state, run, after) = (which.state.map(Into::into), which.run, which.cursor);
-    let filter = ApprovalFilter { state, run, after, limit: limit + 1 };
+    let reach = list_reach(&caller);
+    let filter = ApprovalFilter { state, run, reach, after, limit: limit + 1 };
     let turn = api.long_reads.acquire_permit(&caller.0.id).await;
     // The read continues after the client has left. The permit is released when the read ends.
     let listed = api.tasks.run_detached(async move {
@@ -335,8 +340,8 @@ impl ApiState {
         require_any(caller)?;
         let store = self.run_service.approvals().ok_or_else(|| no_such_approval(id))?;
         let row = store.find(id).await?.ok_or_else(|| no_such_approval(id))?;
-        // A question of another grant's run answers like one that does not exist.
-        match self.require_questions_of(caller, &row.run).await {
+        // A question of a run that the caller may not see answers like one that does not exist.
+        match self.require_row_of(caller, &row.run, (&row.agent, &row.account)).await {
             Err(ApiError::NotFound(_)) => Err(no_such_approval(id)),
             Err(error) => Err(error),
             Ok(()) => Ok((store, row)),
@@ -358,6 +363,8 @@ impl ApiState {
         if run.grant == grant.id {
             return Err(AccessDeniedError::OwnRun.into());
         }
+        // The access `admin` shows more questions than the grant may answer.
+        grant.check_approver(&row.agent, &row.account)?;
         let is_yes = answer.decision == DecisionWord::Approve;
         let written = WrittenTerms {
             scope: answer.scope.map_or(ApprovalScope::Once, ApprovalScope::from),
@@ -454,8 +461,8 @@ impl ApiState {
         Ok(limit)
     }
 
-    /// Checks that the caller may see the questions of a run.
-    pub(super) async fn require_questions_of(
+    /// Checks that the caller may list the questions of a run.
+    async fn require_questions_of(
         &self,
         caller: &AuthenticatedCaller,
         run: &str,
@@ -464,6 +471,20 @@ impl ApiState {
             return Ok(());
         }
         caller.require_read()?;
+        self.requested_run(caller, run).await.map(|_| ())
+    }
+
+    /// Checks that the caller may see a question or a standing approval of a run with an agent and an account.
+    pub(super) async fn require_row_of(
+        &self,
+        caller: &AuthenticatedCaller,
+        run: &str,
+        (agent, account): (&str, &str),
+    ) -> Result<(), ApiError> {
+        if is_in_reach(caller, agent, account) {
+            return Ok(());
+        }
+        caller.require_read().map_err(|_| ApiError::no_such_run(run))?;
         self.requested_run(caller, run).await.map(|_| ())
     }
 }

@@ -13,8 +13,8 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::ApiState;
 use super::approval_terms::{
-    ApprovalScopeView, WrittenTerms, check_reason, present_terms, require_all, require_any,
-    too_many_standing,
+    ApprovalScopeView, WrittenTerms, check_reason, is_in_reach, list_reach, present_terms,
+    require_all, require_any, too_many_standing,
 };
 use super::error::{ApiError, ErrorBody};
 use super::error_docs::{AuthErrorResponses, NotFoundResponses, QueryErrorResponses};
@@ -173,8 +173,12 @@ pub(super) async fn list_standing_approvals(
     };
     if let Some(cursor) = &which.cursor {
         let known = store.find_standing(cursor).await?;
-        // A grant that sees one run learns nothing about those of others.
-        if known.is_none_or(|known| which.run.as_ref().is_some_and(|run| *run != known.run)) {
+        // A grant that sees some runs learns nothing about those of others.
+        let is_listed = |row: &StandingApproval| {
+            which.run.as_ref().is_none_or(|run| *run == row.run)
+                && (require_all(&caller).is_err() || is_in_reach(&caller, &row.agent, &row.account))
+        };
+        if !known.as_ref().is_some_and(is_listed) {
             return Err(ApiError::invalid_parameter(
                 "`cursor` is invalid: give the value of `next` of the page before",
             ));
@@ -182,7 +186,8 @@ pub(super) async fn list_standing_approvals(
     }
     let now = store.now_ms();
     let (state, run, after) = (which.state.map(Into::into), which.run, which.cursor);
-    let filter = StandingFilter { state, run, after, limit: limit + 1 };
+    let reach = list_reach(&caller);
+    let filter = StandingFilter { state, run, reach, after, limit: limit + 1 };
     let turn = api.long_reads.acquire_permit(&caller.0.id).await;
     // The read continues after the client has left. The permit is released when the read ends.
     let listed = api.tasks.run_detached(async move {
@@ -256,6 +261,7 @@ pub(super) async fn grant_proposal(
     if row.owner.as_ref() == Some(&caller.0.id) {
         return Err(AccessDeniedError::OwnRun.into());
     }
+    caller.0.check_approver(&row.agent, &row.account)?;
     let terms = present_terms(&store);
     if terms.on_denial != OnDenial::Propose {
         let message = "proposals are switched off: `tools.approvals.on_denial` is not `propose`";
@@ -301,7 +307,8 @@ pub(super) async fn revoke_standing_approval(
     PathParam(id): PathParam<String>,
 ) -> Result<Json<StandingApprovalView>, ApiError> {
     caller.require_scope(GrantScope::Approve)?;
-    let (store, _) = api.requested_standing(&caller, &id).await?;
+    let (store, row) = api.requested_standing(&caller, &id).await?;
+    caller.0.check_approver(&row.agent, &row.account)?;
     changed_view(&store, &id, store.revoke_standing(&id, &caller.0.id).await?)
 }
 
@@ -315,8 +322,8 @@ impl ApiState {
         require_any(caller)?;
         let store = self.run_service.approvals().ok_or_else(|| no_such_standing(id))?;
         let row = store.find_standing(id).await?.ok_or_else(|| no_such_standing(id))?;
-        // One of another grant's run answers like one that does not exist.
-        match self.require_questions_of(caller, &row.run).await {
+        // One of a run that the caller may not see answers like one that does not exist.
+        match self.require_row_of(caller, &row.run, (&row.agent, &row.account)).await {
             Err(ApiError::NotFound(_)) => Err(no_such_standing(id)),
             Err(error) => Err(error),
             Ok(()) => Ok((store, row)),

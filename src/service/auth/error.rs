@@ -21,6 +21,12 @@ pub enum AccessDeniedError {
     AgentNotAllowed(String),
     #[error("this grant does not allow the account `{0}` to pay")]
     AccountNotAllowed(String),
+    #[error("this grant does not answer for the account `{0}`")]
+    ForeignAccount(String),
+    #[error(
+        "this grant names accounts, and the policy of an agent is about the runs of all accounts; use a grant with `approve` access that names none"
+    )]
+    NamesAccounts,
     #[error("this grant has no default account; name an account")]
     NoAccount,
     #[error("this grant does not allow the repository `{0}`")]
@@ -45,7 +51,10 @@ impl AccessDeniedError {
             Self::MissingScope(_) => "forbidden",
             Self::SandboxNotAllowed => "sandbox_not_allowed",
             Self::AgentNotAllowed(_) => "forbidden_agent",
-            Self::AccountNotAllowed(_) | Self::NoAccount => "forbidden_account",
+            Self::AccountNotAllowed(_)
+            | Self::ForeignAccount(_)
+            | Self::NamesAccounts
+            | Self::NoAccount => "forbidden_account",
             Self::RepositoryNotAllowed(_) => "forbidden_repo",
             Self::OwnRun => "forbidden_own_run",
             Self::StartsRuns => "forbidden_with_runs",

@@ -17,7 +17,8 @@ pub enum GrantScope {
     Billing,
     /// Read and cancel the runs of all grants.
     Admin,
-    /// Read the questions about tool calls of all grants, and answer those of other grants.
+    /// Read the questions about tool calls of all grants, and answer those of other grants; if the grant names agents or
+    /// accounts, only those about their runs.
     Approve,
 }
 

@@ -15,9 +15,10 @@ pub struct GrantTerms {
     pub access: BTreeSet<GrantScope>,
     /// True if the client may run agents in sandboxes, which all of our agents use.
     pub allow_sandbox: bool,
-    /// The names of the agents that the client may run.
+    /// The names of the agents that the client may run, and whose runs it answers for. With none, it answers for all.
     pub agents: Vec<GrantPattern>,
-    /// The accounts that may pay. The first pays if the request names none.
+    /// The accounts that may pay, and whose runs the client answers for. The first pays if the request names none. With
+    /// none, the client answers for all.
     pub accounts: Vec<GrantPattern>,
     /// The URLs of the repositories for work: `https://host/owner/*`.
     pub repositories: Vec<GrantPattern>,

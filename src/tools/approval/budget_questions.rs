@@ -197,6 +197,7 @@ impl BudgetQuestionsShared {
         ApprovalRow {
             id: id.to_owned(),
             run: run.id.clone(),
+            account: run.account.clone(),
             agent: run.agent_id.clone(),
             tool: BUDGET_TOOL.to_owned(),
             rule: BUDGET_RULE.to_owned(),

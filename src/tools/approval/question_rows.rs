@@ -59,11 +59,12 @@ pub(super) fn insert_row(change: &Transaction<'_>, row: &ApprovalRow) -> rusqlit
     let evidence = serde_json::to_string(&row.evidence).unwrap_or_default();
     let price = i64::try_from(row.price.0).unwrap_or(i64::MAX);
     change.execute(
-        "INSERT INTO approval (id, run, agent, tool, rule, definition, policy, digest, arguments, evidence, price, state, requested, not_after, budget, standing)
-         VALUES (:id, :run, :agent, :tool, :rule, :definition, :policy, :digest, :arguments, :evidence, :price, 'pending', :requested, :not_after, :budget, :standing)",
+        "INSERT INTO approval (id, run, account, agent, tool, rule, definition, policy, digest, arguments, evidence, price, state, requested, not_after, budget, standing)
+         VALUES (:id, :run, :account, :agent, :tool, :rule, :definition, :policy, :digest, :arguments, :evidence, :price, 'pending', :requested, :not_after, :budget, :standing)",
         named_params! {
             ":id": row.id,
             ":run": row.run,
+            ":account": row.account,
             ":agent": row.agent,
             ":tool": row.tool,
             ":rule": row.rule,
@@ -183,6 +184,7 @@ pub(super) fn read_row(row: &Row<'_>) -> rusqlite::Result<ApprovalRow> {
     Ok(ApprovalRow {
         id: row.get("id")?,
         run: row.get("run")?,
+        account: row.get("account")?,
         agent: row.get("agent")?,
         tool: row.get("tool")?,
         rule: row.get("rule")?,
@@ -214,7 +216,7 @@ fn read_json<T: DeserializeOwned>(row: &Row<'_>, column: &str) -> rusqlite::Resu
     read.map(Some)
 }
 
-pub(super) const COLUMNS: &str = "id, run, agent, tool, rule, definition, policy, digest, arguments, evidence, price, state, requested, not_after, resolved, decided_by, reason, call, budget, raised, standing";
+pub(super) const COLUMNS: &str = "id, run, account, agent, tool, rule, definition, policy, digest, arguments, evidence, price, state, requested, not_after, resolved, decided_by, reason, call, budget, raised, standing";
 
 /// The most questions of a run. Our choice: a person answers no more with care.
 pub const MAX_QUESTIONS_PER_RUN: u32 = 256;

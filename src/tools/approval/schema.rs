@@ -13,6 +13,7 @@ pub const APPROVAL_SCHEMA: DatabaseSchema = DatabaseSchema {
         MIGRATION_5,
         MIGRATION_6,
         MIGRATION_7,
+        MIGRATION_8,
     ],
 };
 
@@ -152,4 +153,9 @@ CREATE TABLE agent_policy (
     changed    INTEGER NOT NULL,
     changed_by TEXT NOT NULL
 ) STRICT;
+";
+
+// The account of the run that asks. No question of an earlier version is open, so theirs need not be known.
+const MIGRATION_8: &str = "
+ALTER TABLE approval ADD COLUMN account TEXT NOT NULL DEFAULT '';
 ";

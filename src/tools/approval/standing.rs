@@ -18,6 +18,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::reach::ApprovalReach;
 use crate::base::canonical;
 use crate::base::digest::sha256_hex;
 use crate::llm::budget::Nanodollars;
@@ -176,6 +177,8 @@ pub enum StandingOutcome {
 pub struct StandingFilter {
     pub state: Option<StandingState>,
     pub run: Option<String>,
+    /// The agents and accounts whose standing approvals are listed.
+    pub reach: ApprovalReach,
     /// The last one of the page before.
     pub after: Option<String>,
     pub limit: u32,

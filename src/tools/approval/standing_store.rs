@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
 
+use super::reach::reach_condition;
 use super::standing::{
     ProposalOutcome, StandingApproval, StandingFilter, StandingGrant, StandingOutcome,
     StandingState,
@@ -186,17 +187,20 @@ impl ApprovalStore {
     ) -> Result<Vec<StandingApproval>, DatabaseError> {
         let columns = COLUMNS.replace("arguments", "NULL AS arguments");
         // A row whose time is over is expired, whether a step has noticed it or not.
-        let state = "CASE WHEN state IN ('proposed', 'granted') AND not_after <= ?5 THEN 'expired' ELSE state END";
+        let state = "CASE WHEN state IN ('proposed', 'granted') AND not_after <= ?7 THEN 'expired' ELSE state END";
+        let reach = reach_condition();
         let query = format!(
             "SELECT {columns} FROM standing_approval WHERE (?1 IS NULL OR {state} = ?1) AND (?2 IS NULL OR run = ?2)
              AND (?3 IS NULL OR (created, id) < (SELECT created, id FROM standing_approval WHERE id = ?3))
-             ORDER BY created DESC, id DESC LIMIT ?4"
+             AND {reach} ORDER BY created DESC, id DESC LIMIT ?4"
         );
         let now = self.now_ms();
         let read = move |view: &Connection| {
-            let state = filter.state.map(StandingState::as_str);
+            let StandingFilter { state, run, reach, after, limit } = filter;
+            let [agents, accounts] = reach.parameters();
+            let state = state.map(StandingState::as_str);
             view.prepare_cached(&query)?
-                .query_map(params![state, filter.run, filter.after, filter.limit, now], read_row)?
+                .query_map(params![state, run, after, limit, agents, accounts, now], read_row)?
                 .collect::<Result<Vec<_>, _>>()
         };
         let found = self.database.read_committed(read).await?;

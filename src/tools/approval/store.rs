@@ -15,6 +15,7 @@ use super::outbox::Outbox;
 use super::present_tools::PresentTools;
 pub use super::question_rows::{ApprovalDecision, DecisionOutcome, MAX_QUESTIONS_PER_RUN};
 use super::question_rows::{COLUMNS, close_rows, find_row, insert_row, read_row, write_decision};
+use super::reach::{ApprovalReach, reach_condition};
 use super::standing::StandingApproval;
 use super::{ApprovalRow, ApprovalState, standing_rows, to_unix_millis};
 use crate::base::db::{DatabaseError, SqliteDatabase};
@@ -62,6 +63,8 @@ pub struct ApprovalWatch {
 pub struct ApprovalFilter {
     pub state: Option<ApprovalState>,
     pub run: Option<String>,
+    /// The agents and accounts whose questions are listed.
+    pub reach: ApprovalReach,
     /// The last question of the page before.
     pub after: Option<String>,
     pub limit: u32,
@@ -313,15 +316,18 @@ impl ApprovalStore {
             }
             _ => ("(?1 IS NULL OR state = ?1)", "<", "DESC"),
         };
+        let reach = reach_condition();
         let query = format!(
             "SELECT {columns} FROM approval WHERE {state} AND (?2 IS NULL OR run = ?2)
              AND (?3 IS NULL OR (requested, id) {beyond} (SELECT requested, id FROM approval WHERE id = ?3))
-             ORDER BY requested {order}, id {order} LIMIT ?4"
+             AND {reach} ORDER BY requested {order}, id {order} LIMIT ?4"
         );
         let read = move |view: &Connection| {
-            let state = filter.state.map(ApprovalState::as_str);
+            let ApprovalFilter { state, run, reach, after, limit } = filter;
+            let [agents, accounts] = reach.parameters();
+            let state = state.map(ApprovalState::as_str);
             view.prepare_cached(&query)?
-                .query_map(params![state, filter.run, filter.after, filter.limit], read_row)?
+                .query_map(params![state, run, after, limit, agents, accounts], read_row)?
                 .collect()
         };
         self.database.read_committed(read).await

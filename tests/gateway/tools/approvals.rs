@@ -516,6 +516,7 @@ pub(super) fn question(id: &str) -> ApprovalRow {
     ApprovalRow {
         id: text(id),
         run: text("run-1"),
+        account: text("acct-1"),
         agent: text("a"),
         tool: text("t"),
         rule: text("r"),
