@@ -15,7 +15,7 @@ use super::approval_terms::require_all;
 use super::error::{ApiError, ErrorBody};
 use super::error_docs::{AuthErrorResponses, NotFoundResponses};
 use super::extract::{AuthenticatedCaller, JsonBody, PathParam};
-use crate::service::auth::GrantScope;
+use crate::service::auth::{AccessDeniedError, GrantScope};
 use crate::tools::approval::agent_policy::{
     AgentPolicyRow, AgentToolPolicy, PolicyAsk, PolicyChange, PolicySecurity,
 };
@@ -150,6 +150,7 @@ pub(super) async fn replace_agent_policy(
             tracing::info!(%agent, %by, base, digest, "the policy of an agent was replaced");
             Ok(Json(AgentPolicyView::new(agent, row)))
         }
+        PolicyChange::GrantRevoked => Err(AccessDeniedError::Revoked.into()),
         PolicyChange::OtherBase => Err(ApiError::Conflict {
             code: "base_mismatch",
             message: format!(

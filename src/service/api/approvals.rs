@@ -398,6 +398,7 @@ impl ApiState {
         match store.decide(&id, decision, store.read_time()).await? {
             DecisionOutcome::Decided(row) => Ok(*row),
             DecisionOutcome::Unknown => Err(no_such_approval(&id)),
+            DecisionOutcome::GrantRevoked => Err(AccessDeniedError::Revoked.into()),
             DecisionOutcome::WrongRaise(error) => Err(wrong_raise(&error)),
             DecisionOutcome::RaiseMismatch => Err(wrong_raise(&RAISE_MISMATCH)),
             DecisionOutcome::ScopeNotOffered => Err(wrong_scope(

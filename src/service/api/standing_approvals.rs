@@ -82,12 +82,13 @@ pub(super) struct StandingApprovalView {
     by: Option<String>,
     /// The reason that was given with the grant or the answer.
     reason: Option<String>,
-    /// The id of the grant that has taken it back.
+    /// The id of the grant that has taken it back. Null also if the grant of `by` was revoked.
     revoked_by: Option<String>,
 }
 
 /// The state of a standing approval: `proposed` (a rule has denied the call), `granted` (a person has allowed it), `spent` (all
-/// its calls have begun), `revoked` (a person has taken it back) or `expired` (its time is over, or its run has ended).
+/// its calls have begun), `revoked` (a person has taken it back, or the grant of `by` was revoked) or `expired` (its time is
+/// over, or its run has ended).
 #[derive(Clone, Copy, Deserialize, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = StandingState)]
@@ -98,7 +99,7 @@ pub(super) enum StandingStateView {
     Granted,
     /// All its calls have begun.
     Spent,
-    /// A person has taken it back.
+    /// A person has taken it back, or the grant of `by` was revoked.
     Revoked,
     /// Its time is over, or its run has ended.
     Expired,
@@ -342,6 +343,7 @@ fn changed_view(
             Ok(Json(StandingApprovalView::at_time(*row, store.now_ms())))
         }
         StandingOutcome::Unknown => Err(no_such_standing(id)),
+        StandingOutcome::GrantRevoked => Err(AccessDeniedError::Revoked.into()),
         StandingOutcome::ScopeTooWide => Err(ApiError::invalid_body(
             "`scope` is invalid: the tool's program is or may be an interpreter, or starts other programs; give `run`",
         )),

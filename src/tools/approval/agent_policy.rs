@@ -11,6 +11,7 @@ use rusqlite::types::Type;
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 use serde::{Deserialize, Serialize};
 
+use super::standing_rows::is_revoked;
 use super::store::ApprovalStore;
 use crate::base::canonical;
 use crate::base::db::DatabaseError;
@@ -86,6 +87,8 @@ pub enum PolicyChange {
     Replaced(AgentPolicyRow),
     /// Another policy than the named one is in force.
     OtherBase,
+    /// The grant that sets the policy was revoked.
+    GrantRevoked,
 }
 
 impl AgentToolPolicy {
@@ -161,11 +164,15 @@ impl ApprovalStore {
         by: &str,
     ) -> Result<PolicyChange, DatabaseError> {
         let (agent, base, now) = (agent.to_owned(), base.to_owned(), self.now_ms());
-        let row = AgentPolicyRow { policy, changed_ms: Some(now), by: Some(by.to_owned()) };
+        let by = by.to_owned();
         let replace = move |change: &Transaction<'_>| {
+            if is_revoked(change, &by)? {
+                return Ok(PolicyChange::GrantRevoked);
+            }
             if find_row(change, &agent)?.policy.digest() != base {
                 return Ok(PolicyChange::OtherBase);
             }
+            let row = AgentPolicyRow { policy, changed_ms: Some(now), by: Some(by) };
             let text = serde_json::to_string(&row.policy)
                 .map_err(|error| rusqlite::Error::ToSqlConversionFailure(error.into()))?;
             change.execute(

@@ -45,6 +45,8 @@ pub enum DecisionOutcome {
     TooManyStanding,
     /// The signed reply was received before.
     Replayed,
+    /// The grant that answers was revoked.
+    GrantRevoked,
     /// The question was closed before.
     Closed(ApprovalState),
     Unknown,
@@ -95,6 +97,9 @@ pub(super) fn write_decision(
         && !outbox::insert_reply(change, reply, now)?
     {
         return Ok(DecisionOutcome::Replayed);
+    }
+    if standing_rows::is_revoked(change, &decision.by)? {
+        return Ok(DecisionOutcome::GrantRevoked);
     }
     let Some(row) = find_row(change, id)? else { return Ok(DecisionOutcome::Unknown) };
     if row.digest != decision.digest {

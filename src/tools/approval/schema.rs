@@ -2,7 +2,8 @@
 
 use crate::base::db::DatabaseSchema;
 
-/// The schema of the approval store. Times are milliseconds since 1970, money is billionths of a dollar.
+/// The schema of the approval store. Times are milliseconds since 1970, money is billionths of a dollar. The same file has
+/// the table of grants before.
 pub const APPROVAL_SCHEMA: DatabaseSchema = DatabaseSchema {
     module: "approval",
     migrations: &[
@@ -14,6 +15,7 @@ pub const APPROVAL_SCHEMA: DatabaseSchema = DatabaseSchema {
         MIGRATION_6,
         MIGRATION_7,
         MIGRATION_8,
+        MIGRATION_9,
     ],
 };
 
@@ -158,4 +160,15 @@ CREATE TABLE agent_policy (
 // The account of the run that asks. No question of an earlier version is open, so theirs need not be known.
 const MIGRATION_8: &str = "
 ALTER TABLE approval ADD COLUMN account TEXT NOT NULL DEFAULT '';
+";
+
+// A grant that is revoked takes its standing approvals with it. The trigger is part of the transaction that revokes, in
+// whatever program: the command line revokes while a service runs.
+const MIGRATION_9: &str = "
+UPDATE standing_approval SET state = 'revoked', arguments = NULL
+WHERE state = 'granted' AND granted_by IN (SELECT id FROM grants WHERE revoked IS NOT NULL);
+CREATE TRIGGER standing_approval_giver_revoked AFTER UPDATE OF revoked ON grants
+WHEN old.revoked IS NULL AND new.revoked IS NOT NULL BEGIN
+    UPDATE standing_approval SET state = 'revoked', arguments = NULL WHERE state = 'granted' AND granted_by = new.id;
+END;
 ";

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! proposed ─┬→ granted ─┬→ spent    its last use has begun
-//!           ├→ revoked  ├→ revoked  a person has taken it back
+//!           ├→ revoked  ├→ revoked  a person has taken it back, or the operator has revoked that person's grant
 //!           └→ expired  └→ expired  its time is over, or its run has ended
 //! ```
 //!
@@ -45,7 +45,7 @@ pub enum StandingState {
     Granted,
     /// All uses have begun.
     Spent,
-    /// A person has taken the proposal or the approval back.
+    /// A person has taken the proposal or the approval back, or the grant that has given it was revoked.
     Revoked,
     /// The time is over, or the run of an approval for one run has ended.
     Expired,
@@ -88,7 +88,7 @@ pub struct StandingApproval {
     /// The grant of the person who has allowed the call.
     pub by: Option<String>,
     pub reason: Option<String>,
-    /// The grant of the person who has taken it back.
+    /// The grant of the person who has taken it back; `None` if the grant that has given it was revoked.
     pub revoked_by: Option<String>,
 }
 
@@ -161,6 +161,8 @@ pub enum ProposalOutcome {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StandingOutcome {
     Changed(Box<StandingApproval>),
+    /// The grant of the person was revoked.
+    GrantRevoked,
     /// The proposal has another digest.
     OtherDigest,
     /// The proposal may be granted for its run only.

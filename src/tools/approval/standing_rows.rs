@@ -76,6 +76,13 @@ pub(super) fn forget_before(
     change.execute(delete, [before]).map(drop)
 }
 
+/// Returns true if a grant was revoked. The request of a grant may be under way for seconds, and its answer then counts no
+/// more.
+pub(super) fn is_revoked(change: &Transaction<'_>, grant: &str) -> rusqlite::Result<bool> {
+    let find = "SELECT 1 FROM grants WHERE id = ?1 AND revoked IS NOT NULL";
+    change.prepare_cached(find)?.exists([grant])
+}
+
 pub(super) fn write_grant(
     change: &Transaction<'_>,
     id: &str,
@@ -83,6 +90,9 @@ pub(super) fn write_grant(
     now: i64,
 ) -> rusqlite::Result<StandingOutcome> {
     let StandingGrant { digest, terms, by, reason } = grant;
+    if is_revoked(change, by)? {
+        return Ok(StandingOutcome::GrantRevoked);
+    }
     expire_due(change, now)?;
     let Some(row) = find_row(change, id)? else { return Ok(StandingOutcome::Unknown) };
     if row.digest != *digest {

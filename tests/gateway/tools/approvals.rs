@@ -10,6 +10,7 @@ use cogni_gateway::gateway::process::GatewayProcess;
 use cogni_gateway::gateway::run::ToolSettings;
 use cogni_gateway::llm::budget::Nanodollars;
 use cogni_gateway::runner::tool_opener::{CompiledTools, RunToolOpener};
+use cogni_gateway::service::auth::GRANT_SCHEMA;
 use cogni_gateway::tools::approval::present_tools::PresentTools;
 use cogni_gateway::tools::approval::store::{
     ApprovalDecision, ApprovalFilter, ApprovalStore, DecisionOutcome, MAX_QUESTIONS_PER_RUN,
@@ -55,7 +56,7 @@ impl AskingApp {
     }
 
     /// Calls the clock without waiting, and returns the pending answer.
-    async fn ask(&self) -> Value {
+    pub(super) async fn ask(&self) -> Value {
         let (status, pending) = execute_tool(&self.app, json!({"tool": CLOCK, "wait": "0s"})).await;
         assert_eq!((status, &pending["status"]), (StatusCode::ACCEPTED, &json!("pending")));
         pending
@@ -87,7 +88,9 @@ impl AskingApp {
 
 pub(super) fn open_store(directory: &Path) -> ApprovalStore {
     let file = directory.join("state.db");
-    ApprovalStore::new(SqliteDatabase::open_database(&file, &[APPROVAL_SCHEMA]).unwrap())
+    ApprovalStore::new(
+        SqliteDatabase::open_database(&file, &[GRANT_SCHEMA, APPROVAL_SCHEMA]).unwrap(),
+    )
 }
 
 pub(super) fn decision(is_approved: bool, digest: &str) -> ApprovalDecision {
@@ -428,7 +431,7 @@ fn the_database_refuses_a_wrong_step() {
     for from in ApprovalState::ALL {
         for to in ApprovalState::ALL {
             let file = rusqlite::Connection::open_in_memory().unwrap();
-            for step in APPROVAL_SCHEMA.migrations {
+            for step in GRANT_SCHEMA.migrations.iter().chain(APPROVAL_SCHEMA.migrations) {
                 file.execute_batch(step).unwrap();
             }
             let insert = "INSERT INTO approval (id, run, agent, tool, rule, definition, policy, digest, evidence, price, state, requested, not_after)

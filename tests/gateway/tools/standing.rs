@@ -9,9 +9,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use cogni_gateway::base::db::SqliteDatabase;
 use cogni_gateway::gateway::run::ToolSettings;
 use cogni_gateway::llm::budget::Nanodollars;
 use cogni_gateway::runner::tool_opener::{CompiledTools, RunToolOpener};
+use cogni_gateway::service::auth::{GRANT_SCHEMA, GrantScope, GrantStore, GrantTerms};
+use cogni_gateway::tools::approval::agent_policy::{AgentToolPolicy, PolicyChange};
 use cogni_gateway::tools::approval::standing::{
     ApprovalScope, ProposalOutcome, StandingAnswer, StandingApproval, StandingFilter,
     StandingGrant, StandingOutcome, StandingState, StandingTerms,
@@ -228,6 +231,60 @@ async fn a_revoked_or_expired_approval_allows_nothing() {
     let ids = [dismissed, revoked, late, last];
     assert!((1..4).all(|end| !ids[..end].contains(&ids[end])), "{ids:?}");
     assert_eq!(asking.executions(), 2);
+}
+
+/// T9: Standing approvals end with the revocation of the grant that has given them, also when another process revokes it and a
+/// call is about to use one. What a revoked grant still says does not count.
+#[tokio::test]
+async fn the_approvals_of_a_revoked_grant_end() {
+    let asking = start(DENIED_CLOCK).await;
+    let (app, store) = (&asking.app, &asking.store);
+    let file = asking.directory.path().join("state.db");
+    let grants = GrantStore::new(SqliteDatabase::open_database(&file, &[GRANT_SCHEMA]).unwrap());
+    let approve = GrantTerms { access: [GrantScope::Approve].into(), ..GrantTerms::default() };
+    let (giver, _) = grants.mint_grant("giver", approve.clone(), None).await.unwrap();
+    let (other, _) = grants.mint_grant("other", approve, None).await.unwrap();
+    let always = || terms(ApprovalScope::Always, 9, HOUR);
+    // 1. A call that has found the approval does not begin once the grant is revoked.
+    let id = denied(app, "{}").await.unwrap();
+    grant_by(store, &id, &giver.id, always()).await;
+    assert!(completes(app, "{}").await);
+    let found = row(store, &id).await;
+    assert_eq!(store.find_granted(&found.key, "run-1").await.unwrap().len(), 1);
+    grants.revoke_grant(&giver.id).await.unwrap();
+    assert_eq!(store.use_standing((&id, &found.digest), "run-1").await.unwrap(), None);
+    let ended = row(store, &id).await;
+    assert_eq!((ended.state, ended.used, ended.revoked_by), (StandingState::Revoked, 1, None));
+    // 2. What the grant says later does not count, and what another grant says does.
+    let next = denied(app, "{}").await.unwrap();
+    let late = grant_by(store, &next, &giver.id, always()).await;
+    assert_eq!(late, StandingOutcome::GrantRevoked);
+    let policy = AgentToolPolicy::default();
+    let base = policy.digest();
+    let replaced = store.replace_agent_policy(("a", &base), policy, &giver.id).await.unwrap();
+    assert_eq!(replaced, PolicyChange::GrantRevoked);
+    grant_by(store, &next, &other.id, always()).await;
+    assert!(completes(app, "{}").await);
+    // 3. A second revocation, and that of a grant that has given nothing, change nothing.
+    grants.revoke_grant(&giver.id).await.unwrap();
+    assert!(completes(app, "{}").await);
+}
+
+/// T9: An answer of a grant that was revoked meanwhile does not count.
+#[tokio::test]
+async fn an_answer_of_a_revoked_grant_does_not_count() {
+    let asking = start(ASKING_CLOCK).await;
+    let file = asking.directory.path().join("state.db");
+    let grants = GrantStore::new(SqliteDatabase::open_database(&file, &[GRANT_SCHEMA]).unwrap());
+    let approve = GrantTerms { access: [GrantScope::Approve].into(), ..GrantTerms::default() };
+    let (giver, _) = grants.mint_grant("giver", approve, None).await.unwrap();
+    grants.revoke_grant(&giver.id).await.unwrap();
+    let pending = asking.ask().await;
+    let question = asking.row(&pending).await;
+    let late = ApprovalDecision { by: giver.id, ..decision(true, &question.digest) };
+    let decided = asking.store.decide(&question.id, late, SystemTime::now()).await.unwrap();
+    assert_eq!(decided, DecisionOutcome::GrantRevoked);
+    assert!(matches!(asking.decide(&pending, true).await, DecisionOutcome::Decided(_)));
 }
 
 /// Who has started a run does not allow its calls, also not by an approval for the runs of others.
@@ -538,7 +595,7 @@ fn the_database_refuses_a_wrong_step_of_a_standing_approval() {
     for from in StandingState::ALL {
         for to in StandingState::ALL {
             let file = rusqlite::Connection::open_in_memory().unwrap();
-            for step in APPROVAL_SCHEMA.migrations {
+            for step in GRANT_SCHEMA.migrations.iter().chain(APPROVAL_SCHEMA.migrations) {
                 file.execute_batch(step).unwrap();
             }
             let insert = "INSERT INTO standing_approval (id, state, scope, call_key, digest, run, account, agent, tool, rules, definition, evidence, price, created, not_after, max_uses)

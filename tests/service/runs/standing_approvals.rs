@@ -270,6 +270,38 @@ async fn a_scope_that_is_not_allowed_is_refused() {
     setup.stop(service);
 }
 
+/// T9: The operator revokes the grant of an approver on the command line: what it has allowed for later calls ends at once, and
+/// the next run asks again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_revoked_grant_takes_its_standing_approvals_with_it() {
+    let setup = ServiceSetup::new("").await;
+    let rule = "approve = 'ask'\n[tools.approvals]\nhold = '5m'\nscopes = ['once', 'always']\n";
+    configure_caller(&setup, CALL, rule);
+    let service = setup.start();
+    let (giver, other) =
+        (setup.mint(&["--access", "approve"]), setup.mint(&["--access", "approve"]));
+    let run = service.run(&caller_body()).await;
+    let asked = wait_for_questions(&giver, |found| found.len() == 1).await;
+    let path = format!("/api/v1/approvals/{}/decision", text(&asked[0]["id"]));
+    let body = json!({"decision": "approve", "digest": asked[0]["digest"], "scope": "always", "max_uses": 9, "valid_for": "1h"});
+    assert_eq!(post(&giver, &path, &body).await, (200, json!("approved")));
+    service.ended(&run).await;
+    let (_, printed) = run_agent(&service).await;
+    assert!(printed.contains("\"status\":\"completed\""), "{printed}");
+    tokio::task::block_in_place(|| setup.cogni(&["grant", "revoke", &giver.id]));
+    let listed = other.get("/api/v1/standing-approvals").await.json();
+    let ended = &listed["standing_approvals"][0];
+    assert_eq!(
+        [&ended["state"], &ended["used"], &ended["by"], &ended["revoked_by"]],
+        [&json!("revoked"), &json!(1), &json!(giver.id), &Value::Null]
+    );
+    let run = service.run(&caller_body()).await;
+    wait_for_questions(&other, |found| found.len() == 2).await;
+    service.post(&format!("/api/v1/runs/{run}/cancel"), &json!({})).await;
+    service.ended(&run).await;
+    setup.stop(service);
+}
+
 /// The service is killed after a use was counted and while the tool runs. The next process counts no second use, and the
 /// tool was asked once.
 #[tokio::test(flavor = "multi_thread")]
