@@ -302,6 +302,16 @@ impl RunStore {
         self.database.read_committed(read).await
     }
 
+    /// Returns true if a run of an agent has not ended.
+    ///
+    /// # Errors
+    /// Returns an error if the database cannot be read.
+    pub async fn has_unfinished_run(&self, agent: &str) -> Result<bool, db::DatabaseError> {
+        let agent = agent.to_owned();
+        let find = "SELECT 1 FROM run WHERE state <> 'ended' AND agent = ?1";
+        self.database.read_committed(move |view| view.prepare_cached(find)?.exists([agent])).await
+    }
+
     /// Returns the ended runs whose audit logs have no seal, oldest first.
     ///
     /// # Errors

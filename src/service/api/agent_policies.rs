@@ -105,7 +105,7 @@ pub(super) async fn show_agent_policy(
     PathParam(agent): PathParam<String>,
 ) -> Result<Json<AgentPolicyView>, ApiError> {
     require_all(&caller)?;
-    let store = api.policies_of(&caller, &agent)?;
+    let store = api.policies_of(&caller, &agent).await?;
     let row = store.find_agent_policy(&agent).await?;
     Ok(Json(AgentPolicyView::new(agent, row)))
 }
@@ -138,7 +138,7 @@ pub(super) async fn replace_agent_policy(
     JsonBody(body): JsonBody<AgentPolicyBody>,
 ) -> Result<Json<AgentPolicyView>, ApiError> {
     caller.require_scope(GrantScope::Approve)?;
-    let store = api.policies_of(&caller, &agent)?;
+    let store = api.policies_of(&caller, &agent).await?;
     caller.0.check_policy_change(&agent)?;
     let AgentPolicyBody { base, security, ask, allowlist } = body;
     let policy = AgentToolPolicy { security: security.into(), ask: ask.into(), allowlist };
@@ -161,8 +161,8 @@ pub(super) async fn replace_agent_policy(
 }
 
 impl ApiState {
-    /// Returns the store of policies, if the catalog has the agent and the caller may see its policy.
-    fn policies_of(
+    /// Returns the store of policies, if the service knows the agent and the caller may see its policy.
+    async fn policies_of(
         &self,
         caller: &AuthenticatedCaller,
         agent: &str,
@@ -173,8 +173,20 @@ impl ApiState {
             )
         })?;
         let may_see = caller.0.is_admin() || caller.0.check_approver_of(agent).is_ok();
-        let is_known = self.run_service.catalog().find_agent(agent).is_ok();
-        if may_see && is_known { Ok(store) } else { Err(no_such_agent(agent)) }
+        if may_see && self.knows_agent(&store, agent).await? {
+            Ok(store)
+        } else {
+            Err(no_such_agent(agent))
+        }
+    }
+
+    /// Returns true if the catalog has an agent, or had it: a run of it goes on, or a person has set its policy.
+    async fn knows_agent(&self, store: &ApprovalStore, agent: &str) -> Result<bool, ApiError> {
+        if self.run_service.catalog().find_agent(agent).is_ok() {
+            return Ok(true);
+        }
+        let is_set = store.find_agent_policy(agent).await?.changed_ms.is_some();
+        Ok(is_set || self.run_service.run_store().has_unfinished_run(agent).await?)
     }
 }
 

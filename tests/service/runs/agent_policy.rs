@@ -131,6 +131,45 @@ async fn a_policy_that_has_changed_lets_no_approved_call_begin() {
     setup.stop(service);
 }
 
+/// A reload takes an agent out of the catalog: people still read and set its policy while a run of it goes on, and after its
+/// end if they have set one.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_policy_of_an_agent_without_a_file_is_set_while_its_run_goes_on() {
+    let rule = "approve = 'ask'\n[tools.approvals]\nhold = '5m'\n";
+    let (setup, mut service, approver) = policy_setup(rule).await;
+    let reload = |service: &mut ServiceProcess, times: usize| {
+        service.process.signal("HUP");
+        let is_read = |output: &str| output.matches("relay are read again").count() == times;
+        tokio::task::block_in_place(|| service.process.until(is_read));
+    };
+    let file = setup.path().join("agents/caller.toml");
+    let entry = fs::read_to_string(&file).unwrap();
+    // 1. A run that goes on makes its agent known, and the policy counts for its next call.
+    let run = start(&service).await;
+    let questions = wait_for_questions(&approver, |found| found.len() == 1).await;
+    fs::remove_file(&file).unwrap();
+    reload(&mut service, 1);
+    assert_eq!(approver.get(POLICY).await.status, 200);
+    // 2. After its end, the agent is unknown.
+    assert_eq!(decide(&approver, &questions[0], "deny").await, 200);
+    assert!(end(&service, &run).await.contains("approval_denied"));
+    assert_eq!(approver.get(POLICY).await.status, 404);
+    // 3. A policy that was set in time stays known, and counts for the call that waits.
+    fs::write(&file, entry).unwrap();
+    reload(&mut service, 2);
+    let run = start(&service).await;
+    let questions = wait_for_questions(&approver, |found| found.len() == 2).await;
+    fs::remove_file(&file).unwrap();
+    reload(&mut service, 3);
+    set(&approver, "deny", "off", &[]).await;
+    assert_eq!(decide(&approver, &questions[1], "approve").await, 200);
+    let printed = end(&service, &run).await;
+    assert!(!printed.contains("completed"), "{printed}");
+    assert_eq!(approver.get(POLICY).await.json()["security"], "deny");
+    set(&approver, "full", "off", &[]).await;
+    setup.stop(service);
+}
+
 /// While a policy asks about every call, no earlier yes counts, and none for later calls is offered.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_policy_that_always_asks_lets_no_standing_approval_count() {
