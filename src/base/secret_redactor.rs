@@ -5,6 +5,9 @@
 //! JSON of another, and a server for debugging shows a request's headers in its URL. So the secrets are found as they
 //! are, in base64 at any offset, and with any of their bytes as a JSON escape or a percent escape. Other spellings are
 //! not found: hexadecimal, compressed or reversed bytes, percent escapes that are escaped again, or a secret in pieces.
+//!
+//! **Invariant:** where a body is held back depends on its lines and on the length of the longest secret, never on a
+//! secret's bytes. A client that chooses what a server repeats would otherwise see how much of its guess is right.
 
 mod spelling_search;
 
@@ -30,7 +33,7 @@ pub struct SecretRedactor {
 #[derive(Clone, Debug, Default)]
 struct SearchedBody {
     search: SpellingSearch,
-    /// The end of the body so far, if a secret may begin there. These bytes wait for the next frame.
+    /// The end of the body so far, where a secret may begin. These bytes wait for the next frame.
     tail: BytesMut,
     /// True if a body that may not contain a secret contains one.
     has_found: bool,
@@ -49,7 +52,8 @@ impl SecretRedactor {
         let secrets = long.flat_map(|key| {
             let bytes = key.expose_secret().as_bytes();
             let digest = SecretString::new(sha256_hex(bytes));
-            [key.clone(), digest].into_iter().chain(base64_spellings(bytes))
+            let own = [key.clone(), digest].into_iter().chain(base64_spellings(bytes));
+            own.chain(unicode_spellings(key.expose_secret()))
         });
         Self { table: Arc::new(SecretTable::new(secrets.collect())), body: None }
     }
@@ -71,7 +75,7 @@ impl SecretRedactor {
     pub fn pass_frame(&mut self, frame: Bytes) -> Option<Bytes> {
         let body = self.body.get_or_insert_default();
         body.note_secrets(&self.table, &frame);
-        if body.has_found { None } else { Some(body.release_safe_part(frame)) }
+        if body.has_found { None } else { Some(body.release_safe_part(&self.table, frame)) }
     }
 
     /// Searches the rest of the body for the secrets of another redactor instead.
@@ -95,14 +99,15 @@ impl SecretRedactor {
             true
         });
         if found.is_empty() {
-            return body.release_safe_part(frame);
+            return body.release_safe_part(&self.table, frame);
         }
         // The bytes that were held back come first, so a secret over two frames is masked as a whole.
+        let free = self.table.count_free(body.tail.len(), &frame);
         body.hold_frame(&frame);
         for place in found {
             body.tail[place.start - before..place.end - before].fill(b'*');
         }
-        body.release_safe_part(Bytes::new())
+        body.tail.split_to(free).freeze()
     }
 
     /// Returns true if a body has begun, whose next frame continues it.
@@ -148,17 +153,21 @@ impl SearchedBody {
         });
     }
 
-    /// Returns the bytes before the longest end that may be the beginning of a secret.
-    fn release_safe_part(&mut self, mut frame: Bytes) -> Bytes {
-        let held_back = self.search.position() - self.search.first_begun();
+    /// Returns the bytes before the end in which a secret may begin.
+    fn release_safe_part(&mut self, table: &SecretTable, mut frame: Bytes) -> Bytes {
+        let free = table.count_free(self.tail.len(), &frame);
+        debug_assert!(
+            self.search.position() - self.tail.len() - frame.len() + free
+                <= self.search.first_begun()
+        );
         if self.tail.is_empty() {
-            // The usual frame begins no secret at its end and passes without a copy.
-            let waiting = frame.split_off(frame.len() - held_back);
+            // A frame of whole lines passes without a copy.
+            let waiting = frame.split_off(free);
             self.hold_frame(&waiting);
             return frame;
         }
         self.hold_frame(&frame);
-        self.tail.split_to(self.tail.len() - held_back).freeze()
+        self.tail.split_to(free).freeze()
     }
 
     fn hold_frame(&mut self, frame: &[u8]) {
@@ -184,6 +193,23 @@ fn base64_spellings(secret: &[u8]) -> Vec<SecretString> {
         }
     }
     spellings
+}
+
+/// Returns the secret as JSON of ASCII characters has it, with large and with small digits; none for an ASCII secret.
+fn unicode_spellings(secret: &str) -> Vec<SecretString> {
+    if secret.is_ascii() {
+        return vec![];
+    }
+    let spell = |escape: fn(u16) -> String| {
+        let letter = |letter: char| {
+            let mut units = [0; 2];
+            let units: &[u16] = letter.encode_utf16(&mut units);
+            units.iter().copied().map(escape).collect::<String>()
+        };
+        let spell = |own: char| if own.is_ascii() { own.to_string() } else { letter(own) };
+        SecretString::new(secret.chars().map(spell).collect::<String>())
+    };
+    vec![spell(|unit| format!("\\u{unit:04x}")), spell(|unit| format!("\\u{unit:04X}"))]
 }
 
 /// The shortest key that is masked, in bytes. A shorter key is no secret and would occur in any text.
@@ -287,11 +313,56 @@ mod tests {
         }
     }
 
-    /// A frame without the beginning of a secret passes as it is, without a copy.
+    /// G10, T6: a client sees the same pieces whether a server repeats the beginning of a secret or another text. So no
+    /// guess is told apart from a wrong one before the whole secret is there.
+    #[test]
+    fn the_pieces_of_a_body_do_not_tell_how_much_of_a_guess_is_right() {
+        let key = "sk-abc\u{fc}bd";
+        let right =
+            ["sk-abc", "s", "%73k", "\\u0073k-", "\\\\\\sk", "c2stYWJ", "sk-abc\\u00", "sk-abc%c3"];
+        let redactor = SecretRedactor::new(&SecretString::new(key));
+        for guess in right {
+            let wrong = "#".repeat(guess.len());
+            for around in ["", "data: ", "\n", "x\r", &"long ".repeat(800), &"line\n".repeat(800)] {
+                let pieces = |guess: &str, is_masked: bool| {
+                    let mut guard = redactor.clone();
+                    let frames =
+                        [format!("{around}{guess}"), format!("{guess}{around}"), "y\n".into()];
+                    let pass = |frame: String| {
+                        let frame = Bytes::from(frame);
+                        if is_masked {
+                            guard.redact_frame(frame).len()
+                        } else {
+                            guard.pass_frame(frame).unwrap().len()
+                        }
+                    };
+                    frames.map(pass)
+                };
+                for is_masked in [true, false] {
+                    assert_eq!(pieces(guess, is_masked), pieces(&wrong, is_masked), "{guess}");
+                }
+            }
+        }
+    }
+
+    /// A secret with letters beyond ASCII is found as the usual JSON writers of Python and others spell it.
+    #[test]
+    fn a_secret_beyond_ascii_is_found_in_json_of_ascii() {
+        let redactor = SecretRedactor::new(&SecretString::new("schl\u{fc}ssel-\u{1f511}"));
+        for text in [
+            r"schl\u00fcssel-\ud83d\udd11",
+            r"schl\u00FCssel-\uD83D\uDD11",
+            r"schl\\u00fcssel-\\ud83d\\udd11",
+        ] {
+            assert!(redactor.contains_secret(text.as_bytes()), "{text}");
+        }
+    }
+
+    /// A frame of whole lines without a secret passes as it is, without a copy.
     #[test]
     fn a_usual_frame_is_not_copied() {
         let mut redactor = SecretRedactor::new(&SecretString::new("sk-abcabd"));
-        for text in ["data: {\"content\":\"some words, sk-a ...\"}\n\n", "", "x"] {
+        for text in ["data: {\"content\":\"some words, sk-a ...\"}\n\n", "", "sk-abc\r"] {
             let frame = Bytes::from(text);
             let passed = redactor.redact_frame(frame.clone());
             assert_eq!((passed.as_ptr(), passed.len()), (frame.as_ptr(), frame.len()));
@@ -309,9 +380,12 @@ mod tests {
             let redacted = redactor.redact_ends(&frame, passed);
             (redacted.as_ptr() == frame.as_ptr(), String::from_utf8(redacted.to_vec()).unwrap())
         };
-        // The frame's end may begin the key, so it waits; the rest passes without a copy.
-        assert_eq!(redact("sk-abcabd x sk-abc", 0..11), (true, "sk-abcabd x ".into()));
-        assert_eq!(redact("abd\n\nsk-abcabd|sk", 5..15), (false, "*********\n\nsk-abcabd|".into()));
+        // The line at the frame's end has not ended, so it waits; the rest passes without a copy.
+        assert_eq!(redact("sk-abcabd x sk-abc", 0..11), (true, "sk-abcabd x".into()));
+        assert_eq!(
+            redact("abd\n\nsk-abcabd|sk", 5..15),
+            (false, " *********\n\nsk-abcabd|".into())
+        );
         assert_eq!(redact("-abca \n\n", 8..8), (false, "sk-abca \n\n".into()));
         assert!(!redactor.has_begun());
     }

@@ -27,7 +27,11 @@ pub(super) struct SecretTable {
     /// The pairs of bytes with which a spelling can begin: a set of hashes, so that few other pairs are in it.
     pairs: Box<[u64]>,
     /// The length of the shortest secret, in bytes.
-    shortest: usize,
+    shortest: u32,
+    /// The length of the longest secret, in bytes.
+    longest: u32,
+    /// True if a secret has a line end. Otherwise a line end ends every spelling.
+    has_line_ends: bool,
 }
 
 /// The state of a search between two bytes of its text.
@@ -88,8 +92,12 @@ impl SecretTable {
             (each().flatten().copied().collect(), each().map(|secret| secret[0]).collect());
         let words = (secrets.len().next_power_of_two()).clamp(MIN_PAIR_WORDS, MAX_PAIR_WORDS);
         let pairs = vec![0; words].into_boxed_slice();
-        let shortest = each().map(<[u8]>::len).min().unwrap_or(usize::MAX);
-        let mut table = Self { bytes, ends, firsts, starts: [0; 4], pairs, shortest };
+        let lengths = || each().map(|secret| u32::try_from(secret.len()).unwrap_or(u32::MAX));
+        let (shortest, longest) =
+            (lengths().min().unwrap_or(u32::MAX), lengths().max().unwrap_or(0));
+        let has_line_ends = each().flatten().any(|byte| matches!(byte, b'\n' | b'\r'));
+        let mut table =
+            Self { bytes, ends, firsts, starts: [0; 4], pairs, shortest, longest, has_line_ends };
         for secret in each() {
             table.add_starts(secret[0], secret.get(1).copied());
         }
@@ -98,7 +106,16 @@ impl SecretTable {
 
     /// Returns true if a text is too short to contain a secret. No spelling of a secret is shorter than the secret.
     pub(super) fn is_too_short(&self, text: &[u8]) -> bool {
-        text.len() < self.shortest
+        text.len() < self.shortest as usize
+    }
+
+    /// Returns the number of bytes, of those that are held back and of a frame behind them, in which no secret begins whose
+    /// end has not come. The number depends on the lines, and on no secret's bytes.
+    pub(super) fn count_free(&self, held: usize, frame: &[u8]) -> usize {
+        let line = if self.has_line_ends { None } else { memchr::memrchr2(b'\n', b'\r', frame) };
+        let lines = line.map_or(0, |at| held + at + 1);
+        let longest_spelling = self.longest as usize * MAX_ESCAPE_BYTES;
+        lines.max((held + frame.len()).saturating_sub(longest_spelling))
     }
 
     fn secret(&self, number: u32) -> &[u8] {
@@ -349,6 +366,9 @@ impl fmt::Debug for SecretTable {
 /// The size of the set of pairs, in words of 64 bits. Our choice: a word for each secret, and at most 8 KiB.
 const MIN_PAIR_WORDS: usize = 8;
 const MAX_PAIR_WORDS: usize = 1024;
+
+/// The longest escape of a byte: backslashes, `u` and four digits.
+const MAX_ESCAPE_BYTES: usize = MAX_SLASHES + 5;
 
 /// The largest number of backslashes before an escape. Our choice: JSON in JSON, five levels deep.
 const MAX_SLASHES: usize = 32;
