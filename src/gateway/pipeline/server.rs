@@ -7,11 +7,13 @@
 pub mod lane;
 pub mod run_socket;
 pub mod shared_listener;
+mod stream_permit;
 mod tunnel;
 
 use std::error::Error;
 use std::os::fd::OwnedFd;
 use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -22,7 +24,10 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustix::net::SendFlags;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::Semaphore;
 
+pub use self::stream_permit::MAX_SHARED_STREAMS;
+use self::stream_permit::answer_stream;
 pub use super::server_config::{HttpServerConfig, HttpServerConfigError, LaneMode, MAX_COUNT};
 use crate::base::socket::ServerStream;
 use crate::base::task_group::TaskGroup;
@@ -37,6 +42,8 @@ struct ConnectionServer<'a> {
     tasks: &'a TaskGroup,
     /// The interval of the pings to an HTTP/2 client; `None` sends no pings.
     ping: Option<Duration>,
+    /// The permits of the listener's open HTTP/2 streams.
+    streams: &'a Arc<Semaphore>,
 }
 
 impl ConnectionServer<'_> {
@@ -61,13 +68,17 @@ impl ConnectionServer<'_> {
     ) -> Result<(), ConnectionError>
     where
         F: Future<Output = Result<Response<B>, E>> + Send + 'static,
-        B: Body<Data = Bytes, Error: Into<ConnectionError>> + Send + 'static,
-        E: Into<ConnectionError>,
+        B: Body<Data = Bytes, Error: Into<ConnectionError>> + Unpin + Send + 'static,
+        E: Into<ConnectionError> + 'static,
     {
-        let Self { config, tasks, ping } = *self;
-        let (stream, timer, service) =
-            (TokioIo::new(stream), TokioTimer::new(), service_fn(answer));
+        let Self { config, tasks, ping, streams } = *self;
+        let (stream, timer) = (TokioIo::new(stream), TokioTimer::new());
         if is_http2 {
+            let streams = Arc::clone(streams);
+            let service = service_fn(move |request| {
+                let permit = Arc::clone(&streams).try_acquire_owned();
+                answer_stream(permit.map(|permit| (permit, answer(request))))
+            });
             // hyper spawns tasks for HTTP/2 streams; `tasks` is the executor, so a shutdown waits for
             // them.
             let mut http2 = http2::Builder::new(tasks.clone());
@@ -83,6 +94,7 @@ impl ConnectionServer<'_> {
             let served = serve_until_shutdown(pin!(connection), tasks, shut_down).await;
             return served.map_err(Into::into);
         }
+        let service = service_fn(answer);
         let mut http1 = http1::Builder::new();
         http1.timer(timer).header_read_timeout(config.header_timeout);
         http1.auto_date_header(is_clock_in_range());

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use arc_swap::ArcSwap;
+use tokio::sync::Semaphore;
 
 use super::run_manager::RunManager;
 use crate::base::task_group::TaskGroup;
@@ -92,6 +93,7 @@ impl GatewayListener {
             max_connections: shared.max_connections,
             handshake_timeout: shared.handshake_timeout,
             tasks: tasks.clone(),
+            streams: Arc::new(Semaphore::new(server::MAX_SHARED_STREAMS)),
         };
         Ok(Self::Shared { listener, config: shared.clone(), shared: Arc::new(served) })
     }

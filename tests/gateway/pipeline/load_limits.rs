@@ -77,6 +77,35 @@ async fn streams_in_flight_are_bounded_like_connections() {
     assert!(gateway.resident() < before + 136 * MIB);
 }
 
+/// G15: An answer that costs nothing and that its client does not take is bounded, too: a stream too many is reset.
+#[tokio::test]
+async fn untaken_answers_on_streams_are_bounded() {
+    let app = TestApp::start().await;
+    let mut answers = FuturesUnordered::new();
+    for _ in 0..33 {
+        let socket = tokio::net::UnixStream::connect(&app.socket).await.unwrap();
+        let mut client = http2::Builder::new(TokioExecutor::new());
+        client.initial_stream_window_size(0);
+        let (sender, connection) = client.handshake(TokioIo::new(socket)).await.unwrap();
+        tokio::spawn(connection);
+        for _ in 0..128 {
+            let mut sender = sender.clone();
+            let request = Request::get("http://localhost/run/status").body(String::new()).unwrap();
+            answers.push(async move { sender.send_request(request).await });
+        }
+    }
+    let (mut held, mut reset) = (vec![], 0);
+    while let Some(answered) = answers.next().await {
+        match answered {
+            Ok(answer) => held.push(answer),
+            Err(_) => reset += 1,
+        }
+    }
+    assert_eq!((held.len(), reset), (4096, 128));
+    drop(held);
+    app.stop().await;
+}
+
 /// G15: Answers that are drained without their clients are discarded as they arrive, however many there are.
 #[tokio::test(flavor = "multi_thread")]
 async fn drained_answers_are_not_held() {

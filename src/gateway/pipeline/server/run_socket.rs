@@ -8,8 +8,10 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::io::AsyncWriteExt;
+use tokio::sync::Semaphore;
 
 use super::lane::LaneServer;
+use super::stream_permit::MAX_RUN_STREAMS;
 use super::{ConnectionError, ConnectionServer, HttpServerConfig, LaneMode, send_overloaded};
 use crate::base::cancel_watch::CancelWatch;
 use crate::base::socket::{ServerStream, SocketAcceptor};
@@ -26,6 +28,8 @@ struct RunSocketServer {
     config: Arc<HttpServerConfig>,
     uids: Arc<[u32]>,
     lane: LaneServer,
+    /// The permits of the socket's open HTTP/2 streams.
+    streams: Arc<Semaphore>,
 }
 
 /// Serves a listener until the gateway's tasks shut down. If `uids` is not empty, only processes of
@@ -41,7 +45,8 @@ pub async fn serve_run_socket(
 ) -> io::Result<()> {
     let acceptor = SocketAcceptor::new(listener)?;
     let lane = LaneServer::new(Arc::clone(&gateway), &config);
-    let socket = Arc::new(RunSocketServer { gateway, config, uids, lane });
+    let streams = Arc::new(Semaphore::new(MAX_RUN_STREAMS));
+    let socket = Arc::new(RunSocketServer { gateway, config, uids, lane, streams });
     tokio::select! {
         () = socket.accept_connection(&acceptor) => Ok(()),
         never = socket.lane.close_idle_connections() => match never {},
@@ -94,7 +99,8 @@ impl RunSocketServer {
     async fn serve_http(&self, socket: OwnedFd, pid: Option<u32>) -> Result<(), ConnectionError> {
         let stream = ServerStream::new(socket, self.config.write_timeout)?;
         let tasks = &self.gateway.tasks;
-        let connections = ConnectionServer { config: &self.config, tasks, ping: None };
+        let connections =
+            ConnectionServer { config: &self.config, tasks, ping: None, streams: &self.streams };
         let (is_http2, stream) = match self.config.lane {
             LaneMode::On => {
                 // `None` means that the lane served the connection to its end, or that a forced shutdown

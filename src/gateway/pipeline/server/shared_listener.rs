@@ -29,6 +29,8 @@ pub struct SharedListener {
     /// The longest time that a client may take for its part of the TLS handshake.
     pub handshake_timeout: Duration,
     pub tasks: TaskGroup,
+    /// The permits of the listener's open HTTP/2 streams.
+    pub streams: Arc<Semaphore>,
 }
 
 /// Serves a listener on one worker until the tasks shut down.
@@ -105,6 +107,7 @@ impl SharedListener {
             config: &self.config,
             tasks: &self.tasks,
             ping: Some(HTTP2_PING_INTERVAL),
+            streams: &self.streams,
         };
         let (shared, visitor) = (Arc::clone(self), Arc::clone(visitor));
         let answer = move |request| {

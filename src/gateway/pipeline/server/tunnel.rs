@@ -19,7 +19,7 @@ impl ConnectionServer<'_> {
         let OpenTunnel { name, tls, stop, permit } = tunnel;
         // The end of the run ends the tunnel like a shutdown: open requests end by themselves, and no new one begins.
         let tasks = self.tasks.child_group();
-        let connections = ConnectionServer { config: self.config, tasks: &tasks, ping: self.ping };
+        let connections = ConnectionServer { tasks: &tasks, ..*self };
         let serving = async {
             // 1. The handshake, which may take as long as a head. Boxed, because the state of TLS is more than a kilobyte.
             let handshake = Box::pin(async {
