@@ -27,6 +27,7 @@ mod event_docs;
 mod events;
 mod extract;
 mod health;
+mod large_answer;
 mod openapi;
 mod origin_check;
 mod proof_cache;

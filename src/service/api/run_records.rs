@@ -20,7 +20,7 @@ use super::ApiState;
 use super::error::{ApiError, ErrorBody};
 use super::error_docs::{AuthErrorResponses, NotFoundResponses, RecordsRemovedResponses};
 use super::extract::{AuthenticatedCaller, PathParam};
-use super::share_limiter::GrantShareError;
+use super::large_answer::{acquire_download, send_json};
 use crate::relay::delivery::outbox::{DeliveryJob, VerdictKind};
 use crate::relay::repo::ArtifactDir;
 use crate::service::store::{RunPhase as Progress, RunRow};
@@ -96,6 +96,7 @@ pub(super) struct ArtifactView {
     params(("id" = String, Path, description = "The id of the run, as `POST /api/v1/runs` returned it.")),
     responses(
         (status = 200, description = "The beginning and the end of the output.", body = RunOutputView),
+        (status = 429, description = "`too_many_downloads`: the answer has more than 64 KiB, and the grant already downloads as much at the same time as it may. Repeat the request when a download has ended.", body = ErrorBody),
         AuthErrorResponses, NotFoundResponses, RecordsRemovedResponses
     )
 )]
@@ -103,12 +104,13 @@ pub(super) async fn show_output(
     caller: AuthenticatedCaller,
     State(api): State<Arc<ApiState>>,
     PathParam(id): PathParam<String>,
-) -> Result<Json<RunOutputView>, ApiError> {
+) -> Result<Response, ApiError> {
     let row = find_readable_run(&api, &caller, &id).await?;
     api.require_records(&row.id).await?;
     let printed = api.run_service.run_store().run_output(&row.id).await?;
     let (stdout, stderr) = printed.unwrap_or_default();
-    Ok(Json(RunOutputView { complete: row.state == Progress::Ended, stdout, stderr }))
+    let complete = row.state == Progress::Ended;
+    send_json(&api, &caller, &RunOutputView { complete, stdout, stderr })
 }
 
 /// List the deliveries of a run's commits
@@ -223,12 +225,7 @@ pub(super) async fn stream_file(
     path: &File,
     kind: &'static str,
 ) -> Result<Response, ApiError> {
-    let share = api.downloads.acquire_share(&caller.0.id).map_err(|full| match full {
-        GrantShareError::GrantLimit(most) => ApiError::TooManyDownloads(most),
-        GrantShareError::TotalLimit => {
-            ApiError::too_busy("too many downloads of all grants together")
-        }
-    })?;
+    let share = acquire_download(api, caller)?;
     let file =
         tokio::fs::File::open(path).await.map_err(|error| removed_error(error, "such file"))?;
     let length = file.metadata().await.map_err(ApiError::internal_error)?.len();

@@ -13,11 +13,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 
-use super::error::ApiError;
+use super::error::{ApiError, ErrorBody};
 use super::error_docs::{
     AuthErrorResponses, CreateRunErrorResponses, NotFoundResponses, QueryErrorResponses,
 };
 use super::extract::{AuthenticatedCaller, JsonBody, PathParam, QueryParams};
+use super::large_answer::send_json;
 use super::result_docs::RunResultDoc;
 use super::run_request::CreateRunBody;
 use super::{ApiState, request_log};
@@ -303,6 +304,7 @@ pub(super) async fn list_runs(
     params(("id" = String, Path, description = "The id of the run, as `POST /api/v1/runs` returned it.")),
     responses(
         (status = 200, description = "The run, with its result if the run has ended.", body = RunView),
+        (status = 429, description = "`too_many_downloads`: the answer has more than 64 KiB, and the grant already downloads as much at the same time as it may. Repeat the request when a download has ended.", body = ErrorBody),
         AuthErrorResponses, NotFoundResponses
     )
 )]
@@ -310,10 +312,10 @@ pub(super) async fn show_run(
     caller: AuthenticatedCaller,
     State(api): State<Arc<ApiState>>,
     PathParam(id): PathParam<String>,
-) -> Result<Json<RunView>, ApiError> {
+) -> Result<Response, ApiError> {
     caller.require_read()?;
     let row = api.requested_run(&caller, &id).await?;
-    Ok(Json(RunView::from_row(&api, row).await?))
+    send_json(&api, &caller, &RunView::from_row(&api, row).await?)
 }
 
 impl RunView {

@@ -1,6 +1,6 @@
 //! A3: Tests of fair shares: no caller can block the others by connections, by watching, or by sending nothing.
 
-use std::fs::File;
+use std::fs::{self, File};
 
 use http::Method;
 use serde_json::json;
@@ -101,6 +101,37 @@ async fn a_grant_reads_no_more_files_than_it_may() {
         answer.status == 200
     })
     .await;
+    setup.stop(service);
+}
+
+/// G14: Readers of a large output that take nothing of it hold no more memory than the downloads of a grant may.
+#[tokio::test(flavor = "multi_thread")]
+async fn large_outputs_count_as_downloads() {
+    let setup = ServiceSetup::new("").await;
+    let agents = setup.path().join("agents");
+    fs::create_dir(&agents).unwrap();
+    let entry = "name = 'loud'\ndescription = 'prints'\nversion = 1\nargv = ['sh', '-c', '''head -c 1000000 /dev/zero | tr '\\0' '\\1' >&2''']\n";
+    fs::write(agents.join("loud.toml"), entry).unwrap();
+    setup.write_config(&format!("agents_dir = \"{}\"", agents.display()));
+    let service = setup.start();
+    let grant = setup.grant(&["--agent", "*"]);
+    let mut body = run_body("fake");
+    body["agent"] = serde_json::json!("loud");
+    let run = grant.run(&body).await;
+    grant.ended(&run).await;
+    let path = format!("/api/v1/runs/{run}/output");
+    assert!(grant.get(&path).await.json()["stderr"].as_str().unwrap().len() > 500_000);
+    let mut reading = vec![];
+    for _ in 0..4 {
+        let answer = grant.start(build_request(Method::GET, &path, "", &[])).await.unwrap();
+        assert_eq!(answer.status, 200);
+        reading.push(answer);
+    }
+    assert_eq!(grant.get(&path).await.status, 429);
+    // A small answer is no download.
+    assert_eq!(grant.get(&format!("/api/v1/runs/{run}")).await.status, 200);
+    drop(reading);
+    wait_until_async(async || grant.get(&path).await.status == 200).await;
     setup.stop(service);
 }
 
