@@ -73,7 +73,7 @@ fn known_interpreters() -> Vec<(u64, PathBuf)> {
 /// The names of interpreters, of programs that run the program in their arguments, and of programs with a command for it, in
 /// small letters. Our choice, from the shells and languages of Debian 12, its util-linux and coreutils, and `GTFOBins`
 /// (<https://gtfobins.github.io>).
-const INTERPRETERS: [&str; 176] = [
+const INTERPRETERS: [&str; 209] = [
     // Shells.
     "sh",
     "ash",
@@ -131,6 +131,8 @@ const INTERPRETERS: [&str; 176] = [
     "octave",
     "java",
     "jshell",
+    "jrunscript",
+    "jdb",
     "jjs",
     "kotlin",
     "scala",
@@ -156,6 +158,9 @@ const INTERPRETERS: [&str; 176] = [
     "dotnet",
     "go",
     "gcc",
+    "g++",
+    "clang",
+    "lli",
     "tcc",
     "cargo",
     "awk",
@@ -229,6 +234,29 @@ const INTERPRETERS: [&str; 176] = [
     "socat",
     "nc",
     "ncat",
+    "aa-exec",
+    "chronic",
+    "crun",
+    "dbus-run-session",
+    "fakechroot",
+    "ifne",
+    "ip",
+    "lckdo",
+    "logsave",
+    "mispipe",
+    "msgexec",
+    "newgrp",
+    "not",
+    "pee",
+    "runc",
+    "runcon",
+    "sg",
+    "switch_root",
+    "systemd-cat",
+    "systemd-inhibit",
+    "systemd-socket-activate",
+    "uclampset",
+    "vipe",
     // Programs with a command that starts another one.
     "ssh",
     "scp",
@@ -254,6 +282,11 @@ const INTERPRETERS: [&str; 176] = [
     "mysql",
     "docker",
     "podman",
+    "nerdctl",
+    "ctr",
+    "kubectl",
+    "gpg-agent",
+    "groff",
 ];
 
 #[cfg(test)]
