@@ -298,8 +298,8 @@ fn agent_layer(
 ) -> Result<Option<AgentToolLayer>, ToolConfigError> {
     let groups = ToolGroups::from_config(config)?;
     let Some(listed) = &settings.agent else { return Ok(None) };
-    let modes = AgentModes::from_table(&settings.agent_modes)?;
-    AgentToolLayer::resolve_layer(listed, modes, groups).map(Some)
+    let modes = settings.agent_modes.as_deref().map(AgentModes::from_table).transpose()?;
+    AgentToolLayer::resolve_layer(listed, modes.unwrap_or_default(), groups).map(Some)
 }
 
 fn random_salt() -> anyhow::Result<String> {

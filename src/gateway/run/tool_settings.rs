@@ -27,8 +27,8 @@ pub struct ToolSettings {
     pub files: Option<Arc<BTreeMap<PathBuf, String>>>,
     /// The tools in the file of the run's agent; `None` for a run without an agent of the catalog.
     pub agent: Option<Vec<String>>,
-    /// The table `[modes]` in the file of the run's agent; empty without an agent, and for one without restrictions.
-    pub agent_modes: toml::Table,
+    /// The table `[modes]` in the file of the run's agent; `None` without an agent, and for one without restrictions.
+    pub agent_modes: Option<Box<toml::Table>>,
     /// The name of the run's agent in the catalog; `None` like `agent`.
     pub agent_id: Option<String>,
     /// The opener of the run's tools; `None` if the process cannot serve tools.
@@ -135,8 +135,8 @@ impl Serialize for ToolSettings {
         let mut settings = serializer.serialize_map(None)?;
         settings.serialize_entry("table", &self.table)?;
         settings.serialize_entry("agent", &self.agent)?;
-        if !self.agent_modes.is_empty() {
-            settings.serialize_entry("agent_modes", &self.agent_modes)?;
+        if let Some(modes) = &self.agent_modes {
+            settings.serialize_entry("agent_modes", modes)?;
         }
         if let Some(files) = self.files.as_ref().filter(|files| !files.is_empty()) {
             // The paths of files are no part of what judges a run.
