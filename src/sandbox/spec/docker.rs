@@ -15,7 +15,7 @@ use bollard::models::{
 };
 
 use super::layout::{HOSTNAME, MASKED_PATHS, OOM_SCORE_ADJ, READ_ONLY_PATHS, TmpfsMount, ULIMITS};
-use super::{BindMount, MountAccess, OwnerLabels, SECCOMP_PROFILE, SandboxSpec, WORKSPACE_TARGET};
+use super::{BindMount, MountAccess, OwnerLabels, SECCOMP_PROFILE, SandboxSpec};
 use crate::base::digest::sha256_hex;
 
 /// Returns the request that creates the container, from an image that the engine has.
@@ -27,7 +27,7 @@ pub fn container_body(spec: &SandboxSpec, image: &str, stamp: &OwnerLabels) -> C
         entrypoint: Some(spec.init_command()),
         env: Some(environment.collect()),
         user: Some(format!("{0}:{0}", spec.uid)),
-        working_dir: Some(WORKSPACE_TARGET.to_owned()),
+        working_dir: Some(spec.working_dir().to_owned()),
         hostname: Some(HOSTNAME.to_owned()),
         network_disabled: Some(true),
         // An image's health check would start beside the first process, outside of its restrictions.

@@ -114,9 +114,23 @@ impl SandboxSpec {
         let defaults =
             AGENT_ENV.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         let mut environment: BTreeMap<_, _> = defaults.collect();
+        if self.is_tool() {
+            environment.insert("HOME".to_owned(), TOOL_HOME.to_owned());
+        }
         environment.insert("RUN_ID".to_owned(), self.run.clone());
         environment.extend(self.env.clone());
         environment
+    }
+
+    /// Returns the directory in which the sandbox's programs start. A server of tools may have a credential, and an
+    /// interpreter runs code that it finds in its working directory or its home: neither is the workspace, which the agent writes.
+    pub(super) fn working_dir(&self) -> &'static str {
+        if self.task == SandboxTask::Server { TOOL_HOME } else { WORKSPACE_TARGET }
+    }
+
+    /// Returns true if the sandbox runs a tool, for an agent that does not see what happens inside.
+    fn is_tool(&self) -> bool {
+        matches!(self.task, SandboxTask::Program | SandboxTask::Server)
     }
 
     /// Returns the tmpfs mounts; some of them belong to user `uid`.
@@ -192,6 +206,9 @@ pub(super) const READ_ONLY_PATHS: &[&str] =
     &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
 /// The writable directories of every sandbox, all in memory.
+/// The home of a tool's program: in memory, and new for each sandbox.
+const TOOL_HOME: &str = "/tmp";
+
 const WRITABLE_PATHS: &[&str] = &["/dev/shm", "/run", "/tmp"];
 
 /// The time after the run time and the grace at which the first process ends the agent by itself.

@@ -7,7 +7,7 @@ use libcontainer::oci_spec::runtime::Spec;
 use serde_json::{Value, json};
 
 use super::layout::{HOSTNAME, MASKED_PATHS, OOM_SCORE_ADJ, READ_ONLY_PATHS, TmpfsMount, ULIMITS};
-use super::{BindMount, MountAccess, SandboxSpec, WORKSPACE_TARGET};
+use super::{BindMount, MountAccess, SandboxSpec};
 
 /// The settings of this machine for a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,7 +46,7 @@ pub fn build_oci_spec(spec: &SandboxSpec, settings: &OciHostSettings) -> Spec {
         "process": {
             "args": spec.init_command(),
             "env": variables.collect::<Vec<_>>(),
-            "cwd": WORKSPACE_TARGET,
+            "cwd": spec.working_dir(),
             "user": { "uid": uid, "gid": uid, "umask": 0o022 },
             "capabilities": {
                 "bounding": last, "effective": last, "permitted": last, "inheritable": [], "ambient": [],

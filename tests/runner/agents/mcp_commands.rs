@@ -1,6 +1,7 @@
 //! T2: Tests of servers of MCP that are programs: each runs in a sandbox of its own, which serves the run to its end.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 use serde_json::{Value, json};
@@ -45,6 +46,7 @@ for line in sys.stdin:
         if how == 'chat':
             print('{"jsonrpc":"2.0","method":"notifications/message","params":{}}')
             print('{"jsonrpc":"2.0","id":12345,"result":{}}')
+        if how == 'home': text = os.environ['HOME'] + ' ' + os.getcwd()
         if how == 'look':
             text = '|'.join([' '.join(os.listdir('/sys/class/net')), ' '.join(sorted(os.environ)), str(os.getuid() >= 1000)])
         say(result={'content': [{'type': 'text', 'text': text}]})
@@ -202,6 +204,13 @@ async fn a_program_sees_the_workspace_that_its_table_names() {
     let result = runs.run(&flags).await;
     let answer: Value = serde_json::from_str(result["stdout"].as_str().unwrap()).unwrap();
     assert_eq!(answer["error"]["code"], json!("policy_denied"), "{answer}");
+    // An interpreter runs what it finds in its home and its working directory, so neither is the workspace.
+    let script = "/run/cogni-tool exec own__act '{\"how\":\"home\"}'; true";
+    let task = runs.path("task");
+    fs::set_permissions(&task, fs::Permissions::from_mode(0o777)).unwrap();
+    let flags = ["--config", "gateway.toml", "--workspace", "task:rw", "--", "sh", "-c", script];
+    let result = runs.run(&flags).await;
+    assert!(result["stdout"].as_str().unwrap().contains("\"/tmp /tmp\""), "{result}");
 }
 
 /// T2, T7: a table that contradicts itself is refused with its key and a remedy, and so is a process without sandboxes.
