@@ -89,15 +89,25 @@ struct OpenCall {
 
 impl CallUsage {
     /// Returns true if the account is charged for the call. A call without tokens was refused by the upstream, or never
-    /// reached the upstream. After a 5xx answer, the run's budget counts the input out of caution, but the provider
-    /// sends no bill.
+    /// reached the upstream.
     ///
     /// A tool or a connection uses no tokens. Its price is in the operator's configuration.
     pub fn is_billable(&self) -> bool {
         if self.has_own_price() {
             return !self.cost.is_zero();
         }
-        !self.usage.total_tokens().is_zero() && self.status < 500
+        !self.usage.total_tokens().is_zero() && !self.has_failed_upstream()
+    }
+
+    /// Returns true if the provider itself answered that it had failed the call, and no output is known. The run's budget
+    /// counts the input out of caution, but the provider sends no bill.
+    ///
+    /// The gateway's own 5xx (a deadline, a timeout, an answer that cannot be read) is no such answer: the provider may
+    /// have done its work.
+    fn has_failed_upstream(&self) -> bool {
+        let is_upstreams = matches!(self.outcome, CallOutcome::Completed | CallOutcome::ClientGone);
+        let is_caution = self.usage.source == UsageSource::Estimated && self.usage.output.is_zero();
+        self.status >= 500 && is_upstreams && is_caution
     }
 
     /// Returns true for a tool or a connection: the operator sets its price, and it uses no tokens.

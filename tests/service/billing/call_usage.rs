@@ -3,16 +3,20 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
+use std::ops::Add;
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
+use std::time::{Duration, SystemTime};
 
 use cogni_gateway::gateway::pipeline::policy::OnClientGone;
 use cogni_gateway::gateway::upstream::UpstreamKind;
 use cogni_gateway::llm::budget::price::UnknownPricePolicy;
-use cogni_gateway::llm::budget::{self, BudgetAmount, ModelPrice, Nanodollars, TokenUsage, Tokens};
+use cogni_gateway::llm::budget::{
+    self, BudgetAmount, ModelPrice, Nanodollars, TokenUsage, Tokens, UsageSource,
+};
 use cogni_gateway::runner::tool_opener::RunToolOpener;
 use cogni_gateway::service::billing::call_usage::CallUsageReader;
-use cogni_gateway::service::billing::{BillState, CallUsage};
+use cogni_gateway::service::billing::{BillFlag, BillState, CallUsage};
 use cogni_gateway::telemetry::audit::records::{
     CallAdmittedRecord, CallOutcome, CallSettledRecord, RunFinishedRecord, RunStartedRecord,
 };
@@ -21,7 +25,7 @@ use insta::assert_snapshot;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::open_store;
+use super::{open_store, usage_of_call};
 use crate::support::app::TestApp;
 
 /// B1: A unary call, a streamed call, a call that the upstream refused, one that the provider cut, and one whose client
@@ -82,6 +86,71 @@ async fn every_end_of_a_call_gives_a_usage_record() {
         // A call of a kind without cost is not recorded.
         assert_eq!(fact.can_cost(), fact.route != "count_tokens");
     }
+}
+
+/// B1, B4: A call that the gateway ended with an error of its own, after it was sent, has a receipt; with LiteLLM, it is
+/// flagged until it has one. A failure that the provider itself answered, without usage, is not billed.
+#[tokio::test]
+async fn a_sent_call_that_the_gateway_failed_is_billed_or_flagged() {
+    let (chat, embeddings) = ("/v1/chat/completions", "/v1/embeddings");
+    for kind in [UpstreamKind::Openai, UpstreamKind::Litellm] {
+        let price: ModelPrice = toml::from_str("input = \"1\"\noutput = \"2\"").unwrap();
+        let app = TestApp::with(|config| {
+            config.upstream.kind = kind;
+            config.upstream.first_byte_timeout = Duration::from_millis(50);
+            config.prices.unknown = UnknownPricePolicy::Price(Arc::new(price));
+        })
+        .await;
+        for (path, model, status) in [
+            (chat, "fake/fault=stall@head", 504),
+            (chat, "fake/fault=garbage@head", 502),
+            (embeddings, "fake/fault=stall@head", 504),
+            (chat, "fake/status=500", 500),
+        ] {
+            let mut body = chat_body(model, false);
+            body["input"] = json!("hello");
+            assert_eq!(app.client().post(path, &body).await.status.as_u16(), status, "{model}");
+        }
+        app.recorded("request.settled", 4).await;
+        let (facts, end) = CallUsageReader::open(&app.audit_log()).finish();
+        end.unwrap();
+        let billable: Vec<_> = facts.iter().map(CallUsage::is_billable).collect();
+        assert_eq!(billable, [true, true, true, false], "{facts:?}");
+
+        let dir = tempfile::tempdir().unwrap();
+        let store = open_store(dir.path());
+        store.record_calls(&facts).await.unwrap();
+        let later = SystemTime::now() + Duration::from_hours(1);
+        let bill = store.run_bill_at("run-1", later).await.unwrap();
+        assert_eq!((bill.calls, bill.billable), (4, 3));
+        if kind == UpstreamKind::Litellm {
+            assert_eq!((bill.missing, bill.flags), (3, vec![BillFlag::Unreceipted]));
+        } else {
+            let charged = facts[..3].iter().map(|fact| fact.cost).fold(Nanodollars::ZERO, Add::add);
+            assert_eq!((bill.receipts, bill.amount, bill.flags), (3, charged, vec![]));
+        }
+        app.stop().await;
+    }
+}
+
+/// B1: A failure that the provider answered is billed if it reports usage, or has text that counts as output.
+#[test]
+fn a_failure_with_usage_is_billed() {
+    let failed = |input, output, source| CallUsage {
+        status: 500,
+        usage: TokenUsage {
+            input: Tokens(input),
+            output: Tokens(output),
+            source,
+            ..TokenUsage::default()
+        },
+        ..usage_of_call("call-1", SystemTime::UNIX_EPOCH + Duration::from_hours(1))
+    };
+    assert!(failed(100, 900, UsageSource::Provider).is_billable());
+    assert!(failed(100, 0, UsageSource::Provider).is_billable());
+    assert!(failed(100, 70, UsageSource::Estimated).is_billable());
+    assert!(!failed(100, 0, UsageSource::Estimated).is_billable());
+    assert!(!failed(0, 0, UsageSource::Provider).is_billable());
 }
 
 /// B1, T5: A call to a tool with a price has a record and a receipt, and counts among the run's charges. A free call is not
@@ -308,7 +377,7 @@ fn write_call(log: &AuditLog, request: &str, ends: bool) {
     let usage = TokenUsage {
         input: Tokens(11),
         output: Tokens(7),
-        source: budget::UsageSource::Provider,
+        source: UsageSource::Provider,
         ..TokenUsage::default()
     };
     log.record_settlement(&CallSettledRecord {
