@@ -23,8 +23,9 @@ pub use cost::Nanodollars;
 pub use ledger::{
     BudgetAnswer, BudgetAsker, BudgetLedger, BudgetRemainder, BudgetReservation, BudgetStatus,
     ByteDirection, CallKind, ConnectionBudgetError, ConnectionLimits, ConnectionReservation,
-    ConnectionReserveRequest, ConnectionSpending, OpenCallPermit, PriorUsage, ReserveRequest,
-    ToolBudgetError, ToolBudgetLimits, ToolReservation, ToolReserveRequest, ToolSpending,
+    ConnectionReserveRequest, ConnectionSpending, MAX_CALL_TOKENS, OpenCallPermit, PriorUsage,
+    ReserveRequest, ToolBudgetError, ToolBudgetLimits, ToolReservation, ToolReserveRequest,
+    ToolSpending,
 };
 pub use limits::BudgetLimits;
 pub use price::{ModelPrice, PriceTable};

@@ -162,6 +162,7 @@ pub fn admit_body(policy: &BodyPolicy, body: ScannedBody) -> Result<LlmCall, Bod
     call.choices = parsed.choices.max(1).saturating_mul(parsed.prompts.max(1));
     // A compaction makes the model read and write once more before the answer.
     call.passes = if found.is_compacted { 2 } else { 1 };
+    call.limit_excessive_output();
     let capability = call.select_model(policy, parsed.model)?;
     found.note_added_text(&parsed.granted, capability);
     (call.input_estimate, call.input_bound) =

@@ -26,6 +26,7 @@ pub use connections::{
     ByteDirection, ConnectionBudgetError, ConnectionLimits, ConnectionReservation,
     ConnectionReserveRequest, ConnectionSpending,
 };
+pub use state::MAX_CALL_TOKENS;
 pub use tool_calls::{
     ToolBudgetError, ToolBudgetLimits, ToolReservation, ToolReserveRequest, ToolSpending,
 };

@@ -37,6 +37,8 @@ pub enum FieldChangeReason {
     Usage,
     /// The remaining budget is no larger.
     Budget,
+    /// No model writes so many tokens.
+    Excess,
     /// An operator's rule changes the field.
     Rule,
     /// No table of this gateway contains the field.
@@ -81,6 +83,7 @@ impl FieldChangeReason {
             Self::Alias => "alias",
             Self::Usage => "usage",
             Self::Budget => "budget",
+            Self::Excess => "excess",
             Self::Rule => "rule",
             Self::Unknown => "unknown",
             Self::Attribution => "attribution",
@@ -101,6 +104,7 @@ impl FieldChangeReason {
             Self::Alias => "the upstream has its own name for the model",
             Self::Usage => "a stream must report its usage",
             Self::Budget => "the remaining budget allows no more",
+            Self::Excess => "no model writes so many tokens",
             Self::Rule => "an operator's rule requires the change",
             Self::Unknown => "the gateway does not know the field",
             Self::Attribution => "the gateway itself states who calls",

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use super::change::{FieldChangeKind, FieldChangeReason};
 use super::{LlmCall, field};
 use crate::base::json::JsonType;
-use crate::llm::budget::Tokens;
+use crate::llm::budget::{MAX_CALL_TOKENS, Tokens};
 
 impl LlmCall {
     /// Limits one answer to `limit` tokens. Fields that set a higher limit are lowered; if no such
@@ -30,6 +30,21 @@ impl LlmCall {
             self.lower_output(limit);
         }
         self.limit_thinking(limit);
+    }
+
+    /// Lowers an output limit that is above what a model can write, because the whole limit is reserved and may be
+    /// charged.
+    pub(super) fn limit_excessive_output(&mut self) {
+        let share = MAX_CALL_TOKENS.0 / u64::from(self.generated_texts());
+        let limit = Tokens(share.clamp(1, MAX_ANSWER_TOKENS.0));
+        if self.requested_output.is_none_or(|asked| asked <= limit) {
+            return;
+        }
+        let before = self.changes.len();
+        self.limit_output(limit);
+        for change in &mut self.changes[before..] {
+            change.why = FieldChangeReason::Excess;
+        }
     }
 
     /// Lowers the fields of the body that limit the output.
@@ -104,6 +119,10 @@ enum ThinkingBudget {
     /// An object longer than the inspection limit, or a budget that is not a number.
     Unreadable,
 }
+
+/// The most output tokens that one answer may ask for. Our choice: several times the longest output of any model, which
+/// is 300,000 (Anthropic's beta `output-300k`).
+const MAX_ANSWER_TOKENS: Tokens = Tokens(1_000_000);
 
 /// The minimum thinking budget that Anthropic accepts, in tokens.
 const MIN_THINKING_TOKENS: u64 = 1024;

@@ -197,7 +197,7 @@ fn the_output_asked_for_is_read_in_each_protocols_words() {
     assert_eq!(asked(Completions, r#""prompt":[[1,2],[3]]"#), (None, 2));
     assert_eq!(asked(Completions, r#""prompt":[1,2,3]"#), (None, 1));
     assert_eq!(asked(Responses, r#""max_output_tokens":5,"max_tokens":9"#), (Some(5), 1));
-    assert_eq!(asked(Messages, r#""max_tokens":18446744073709551615,"n":9"#), (Some(u64::MAX), 1));
+    assert_eq!(asked(Messages, r#""max_tokens":18446744073709551615,"n":9"#), (Some(1_000_000), 1));
     assert_eq!(asked(CountTokens, r#""max_tokens":"any""#), (None, 1));
     assert_eq!(asked(Embeddings, r#""input":["one","two"],"n":"any""#), (None, 1));
 
@@ -205,7 +205,7 @@ fn the_output_asked_for_is_read_in_each_protocols_words() {
     assert_eq!(call.max_output(), Some(Tokens(300)));
     let call =
         admitted_call(ChatCompletions, r#"{"model":"m","max_tokens":18446744073709551615,"n":3}"#);
-    assert_eq!(call.max_output(), Some(Tokens(u64::MAX)));
+    assert_eq!(call.max_output(), Some(Tokens(3_000_000)));
 }
 
 /// G10: A refusal names the field and what it must be, and has a stable code.

@@ -119,6 +119,44 @@ fn thinking_is_kept_below_the_limit() {
     "#);
 }
 
+/// G9, G15: A call asks for no more output than a model can write, because all of it is reserved and may be charged.
+#[test]
+fn an_output_that_no_model_writes_is_lowered() {
+    use GatewayRoute::{ChatCompletions, Completions, Messages, Responses};
+    let prompts = vec!["\"p\""; 32].join(",");
+    let mut table = String::new();
+    for (route, fields) in [
+        (ChatCompletions, r#""max_tokens":18446744073709551615"#.to_owned()),
+        (ChatCompletions, r#""max_tokens":5,"max_completion_tokens":1000001,"n":3"#.to_owned()),
+        (ChatCompletions, r#""max_completion_tokens":1000000,"n":8"#.to_owned()),
+        (Responses, r#""max_output_tokens":18446744073709551615"#.to_owned()),
+        (Messages, r#""max_tokens":2000000,"thinking":{"budget_tokens":1500000}"#.to_owned()),
+        (Completions, format!(r#""max_tokens":1000000,"prompt":[{prompts}]"#)),
+        (Completions, format!(r#""prompt":[{prompts}]"#)),
+    ] {
+        let call = admitted_call(route, &format!(r#"{{"model":"m",{fields}}}"#));
+        let (most, changes) = (call.max_output(), list_changes(&call));
+        let sent = String::from_utf8(concat_rope(&call.into_body())).unwrap();
+        writeln!(table, "{}\n  {most:?} [{changes}]", sent.replace(&prompts, "…")).unwrap();
+    }
+    assert_snapshot!(table, @r#"
+    {"model":"m","max_tokens":1000000}
+      Some(Tokens(1000000)) [max_tokens clamped (excess)]
+    {"model":"m","max_tokens":5,"max_completion_tokens":1000000,"n":3}
+      Some(Tokens(3000000)) [max_completion_tokens clamped (excess)]
+    {"model":"m","max_completion_tokens":1000000,"n":8}
+      Some(Tokens(8000000)) []
+    {"model":"m","max_output_tokens":1000000,"store":false}
+      Some(Tokens(1000000)) [max_output_tokens clamped (excess), store forced (storage)]
+    {"model":"m","max_tokens":1000000,"thinking":{"budget_tokens":999999}}
+      Some(Tokens(1000000)) [max_tokens clamped (excess), thinking clamped (excess)]
+    {"model":"m","max_tokens":500000,"prompt":[…]}
+      Some(Tokens(16000000)) [max_tokens clamped (excess)]
+    {"model":"m","prompt":[…]}
+      None []
+    "#);
+}
+
 /// G13: A later stage may choose another model, whatever an alias chose before.
 #[test]
 fn a_model_may_be_renamed_until_the_call_is_sent() {

@@ -96,7 +96,10 @@ impl LedgerState {
         self.check_turns(turns)?;
         let choices = u64::from(ask.choices.max(1));
         let answers = match (ask.is_turn, ask.output) {
-            (true, None) => Tokens(DEFAULT_OUTPUT_TOKENS.0.saturating_mul(choices)),
+            (true, None) => {
+                let answers = Tokens(DEFAULT_OUTPUT_TOKENS.0.saturating_mul(choices));
+                answers.min(MAX_CALL_TOKENS).max(Tokens(choices))
+            }
             // Some upstreams take an output limit of 0 for no limit, so at least one token per answer counts.
             (true, Some(asked)) => asked.max(Tokens(choices)),
             (false, asked) => asked.unwrap_or_default(),
@@ -230,6 +233,10 @@ enum TokenLimitKind {
     Output,
     Total,
 }
+
+/// The most output tokens that one call may ask for, all its answers together. Our choice: 16 answers of the longest
+/// output that one answer may ask for.
+pub const MAX_CALL_TOKENS: Tokens = Tokens(16_000_000);
 
 /// The output reserved for each answer without a client limit, or the remaining budget if that is less. With a
 /// budget, the reserved output becomes the answer's limit. Our choice: Codex sets no limit, and its longest turns,
