@@ -240,6 +240,12 @@ impl ResponseObserver {
         self.report.stream_end()
     }
 
+    /// Returns the number of a stream's answers that the provider has ended: by a `finish_reason` or a `stop_reason`, which
+    /// come before the usage.
+    pub fn finished_answers(&self) -> u32 {
+        self.report.finished_answers()
+    }
+
     /// Returns true if the response reported an error, including an orderly end with a failure.
     pub fn has_error(&self) -> bool {
         self.report.has_error()

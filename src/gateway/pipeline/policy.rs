@@ -39,7 +39,8 @@ pub struct PolicyConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnClientGone {
-    /// Drains a response that the upstream would complete anyway, and cancels any other.
+    /// Drains a response that the upstream would complete anyway, and a stream of which only the usage is missing. Cancels
+    /// any other.
     #[default]
     Auto,
     /// Closes the upstream call at once. If the upstream stops, the call is charged by estimate; if the

@@ -26,6 +26,8 @@ use crate::llm::protocol::{GatewayRoute, LlmProtocol};
 pub(super) struct ResponseReport {
     route: GatewayRoute,
     finish: StreamEnd,
+    /// The number of answers that have ended.
+    finished_answers: u32,
     usage: UsageAccumulator,
     output: OutputEstimate,
     pattern: Option<Box<EventPattern>>,
@@ -50,6 +52,7 @@ impl ResponseReport {
         Self {
             route,
             finish: StreamEnd::Unfinished,
+            finished_answers: 0,
             usage: UsageAccumulator::default(),
             output: OutputEstimate::default(),
             pattern: None,
@@ -97,6 +100,10 @@ impl ResponseReport {
 
     pub(super) fn stream_end(&self) -> StreamEnd {
         self.finish
+    }
+
+    pub(super) fn finished_answers(&self) -> u32 {
+        self.finished_answers
     }
 
     pub(super) fn reported_cost(&self) -> Option<Nanodollars> {
@@ -191,6 +198,14 @@ impl ResponseReport {
         LoneText::from_offset(start, data, TextEventEffect::None)
     }
 
+    /// Counts the answers that an event ends.
+    fn count_finished(&mut self, data: &[u8], key: &Finder<'_>) {
+        // Some upstreams send an empty reason with every chunk, which is none.
+        let reasons = non_null_values(data, key).filter(|reason| !reason.starts_with(b"\"\""));
+        let count = u32::try_from(reasons.count()).unwrap_or(u32::MAX);
+        self.finished_answers = self.finished_answers.saturating_add(count);
+    }
+
     /// Counts the text of an event beyond the part that was already counted. `counted` is the
     /// length of all text before the event. Returns `lone` if it is the event's only text.
     fn count_unknown(
@@ -247,6 +262,7 @@ impl ResponseReport {
         let counted = self.output.text_bytes();
         let lone = self.count_chunk(data);
         let lone = self.count_unknown(b"", data, counted, lone);
+        self.count_finished(data, &FINISH_REASON_KEY);
         if data == b"[DONE]" {
             self.on_end(StreamEnd::Terminated);
         } else if event.name == b"error" {
@@ -288,6 +304,9 @@ impl ResponseReport {
             && self.route.protocol() == LlmProtocol::Responses
         {
             self.count_repetition(kind, data);
+        }
+        if name == Some(b"message_delta") {
+            self.count_finished(data, &STOP_REASON_KEY);
         }
         match name {
             // An `error` event is an error whatever its data contains.
@@ -404,16 +423,17 @@ fn is_empty_array(value: &RawValue) -> bool {
 /// Returns true if the JSON text seems to have the key with a value other than null. The key may
 /// belong to an inner object. It cannot be a piece of a string, because there its quotes would be
 /// escaped.
-fn has_non_null_key(mut json: &[u8], key: &Finder<'_>) -> bool {
-    while let Some(at) = key.find(json) {
-        json = &json[at + key.needle().len()..];
-        if let Some(value) = json.trim_ascii_start().strip_prefix(b":")
-            && !value.trim_ascii_start().starts_with(b"null")
-        {
-            return true;
-        }
-    }
-    false
+fn has_non_null_key(json: &[u8], key: &Finder<'_>) -> bool {
+    non_null_values(json, key).next().is_some()
+}
+
+/// Returns the rest of the JSON text from each value of the key on that is not null.
+fn non_null_values<'a>(json: &'a [u8], key: &Finder<'_>) -> impl Iterator<Item = &'a [u8]> {
+    let values = key.find_iter(json).filter_map(|at| {
+        let value = json[at + key.needle().len()..].trim_ascii_start().strip_prefix(b":")?;
+        Some(value.trim_ascii_start())
+    });
+    values.filter(|value| !value.starts_with(b"null"))
 }
 
 /// Returns the value of `type` if it is the first key, as it nearly always is.
@@ -433,6 +453,10 @@ fn any_type(json: &[u8]) -> Option<&[u8]> {
 
 /// Finders of keys. They are immutable, and building one takes long enough that it is done once.
 static USAGE_KEY: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"usage\""));
+static FINISH_REASON_KEY: LazyLock<Finder<'static>> =
+    LazyLock::new(|| Finder::new("\"finish_reason\""));
+static STOP_REASON_KEY: LazyLock<Finder<'static>> =
+    LazyLock::new(|| Finder::new("\"stop_reason\""));
 static CONTENT_BLOCK_KEY: LazyLock<Finder<'static>> =
     LazyLock::new(|| Finder::new("\"content_block\""));
 static DELTA_KEY: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"delta\""));

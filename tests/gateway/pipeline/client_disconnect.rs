@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 
 use crate::support::app::TestApp;
+use crate::support::raw_upstream;
 
 /// G8: When the client disconnects, the upstream's connection is closed at once.
 #[tokio::test]
@@ -143,6 +144,71 @@ async fn send_request(app: &TestApp, path: &str, body: &Value) -> impl AsyncRead
     let request = format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
     socket.write_all(request.as_bytes()).await.unwrap();
     socket
+}
+
+/// G8, G15: A client leaves a stream whose answers have ended, before the usage: the stream is read to its usage, and
+/// charged as reported. A stream with an open answer is cancelled.
+#[tokio::test]
+async fn a_stream_whose_text_has_ended_is_read_to_its_usage() {
+    let chunk = |choices: &str| format!("data: {{\"id\":\"c\",\"choices\":[{choices}]}}\n\n");
+    let text = chunk(r#"{"index":0,"delta":{"content":"word"},"finish_reason":null}"#);
+    let finish =
+        |index| chunk(&format!(r#"{{"index":{index},"delta":{{}},"finish_reason":"stop"}}"#));
+    let usage = "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":8,\"completion_tokens\":300}}\n\ndata: [DONE]\n\n";
+    let message = concat!(
+        "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"usage\":{\"input_tokens\":8,\"output_tokens\":1}}}\n\n",
+        "event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"end_turn\"},\"usage\":{\"output_tokens\":300}}\n\n",
+    );
+    let stop = "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n";
+    let (chat, messages) = ("/v1/chat/completions", "/v1/messages");
+    for (path, choices, seen, rest, is_read) in [
+        (chat, 1, format!("{text}{}", finish(0)), usage, true),
+        (chat, 2, format!("{text}{}{}", finish(0), finish(1)), usage, true),
+        (chat, 2, format!("{text}{}", finish(0)), usage, false),
+        (chat, 1, format!("{text}{}", finish(0).replace("stop", "")), usage, false),
+        (messages, 1, message.to_owned(), stop, true),
+        (messages, 1, message.replace("\"end_turn\"", "null"), stop, false),
+    ] {
+        let (listener, address) = raw_upstream::listen_locally().await;
+        let app = TestApp::with(|config| {
+            config.upstream.kind = UpstreamKind::Openai;
+            config.upstream.url = address.to_string().parse().unwrap();
+        })
+        .await;
+        let mut body = streamed_body("m");
+        if path == chat {
+            body["n"] = json!(choices);
+        }
+        body["max_tokens"] = json!(1000);
+        let mut client = send_request(&app, path, &body).await;
+        let (mut upstream, _) = listener.accept().await.unwrap();
+        raw_upstream::read_request(&mut upstream).await;
+        let frame = |text: &str| format!("{:x}\r\n{text}\r\n", text.len());
+        raw_upstream::send_text(&mut upstream, raw_upstream::STREAM).await;
+        raw_upstream::send_text(&mut upstream, &frame(&seen)).await;
+        let (mut heard, last) = (String::new(), seen.trim_end().rsplit('\n').next().unwrap());
+        while !heard.contains(last) {
+            let mut buffer = [0; 4096];
+            let read = client.read(&mut buffer).await.unwrap();
+            heard.push_str(str::from_utf8(&buffer[..read]).unwrap());
+        }
+        drop(client);
+        // When the gateway serves the next request, it has noticed that the client disconnected.
+        app.client().get("/health").await;
+        if is_read {
+            raw_upstream::send_text(&mut upstream, &frame(rest)).await;
+            raw_upstream::send_text(&mut upstream, "0\r\n\r\n").await;
+        }
+        let settled = app.recorded("request.settled", 1).await.remove(0);
+        assert_eq!(settled["outcome"], "client_gone", "{settled}");
+        if is_read {
+            let usage = json!({"input": 8, "output": 300, "source": "drained"});
+            assert_eq!(settled["usage"], usage, "{seen}");
+        } else {
+            assert_eq!(settled["usage"]["source"], "estimated", "{seen}");
+        }
+        app.stop().await;
+    }
 }
 
 /// G15: A run drains a limited number of abandoned calls; further ones are charged their reservation.

@@ -130,9 +130,10 @@ impl ExchangeContext {
         let is_final = response.is_complete() || stream_end == StreamEnd::Terminated;
         let is_whole = is_final && stream_end != StreamEnd::Errored;
         let has_finished = response.is_complete() || stream_end != StreamEnd::Unfinished;
-        // After the end of the response no time counts as silence; without an end the model may have
+        // After the end of the answers no time counts as silence; without an end the model may have
         // written until now.
-        let until = if has_finished { response.last_frame } else { now };
+        let has_written = has_finished || response.awaits_usage(sent.choices);
+        let until = if has_written { response.last_frame } else { now };
         let continues = !has_finished && self.upstream_continues(sent.route, response.is_stream);
         let at_least = response.observer.output_lower_bound();
         let reported = response.reported_usage(is_final);
@@ -169,6 +170,13 @@ impl ExchangeContext {
 }
 
 impl ProviderResponse {
+    /// Returns true if all `choices` answers of a stream have ended, so that only the usage and the end of the stream are
+    /// to come.
+    fn awaits_usage(&self, choices: u32) -> bool {
+        let is_open = self.observer.stream_end() == StreamEnd::Unfinished;
+        self.is_stream && is_open && self.observer.finished_answers() >= choices.max(1)
+    }
+
     /// Returns the usage that the provider reported. A report that is not final is an estimate.
     fn reported_usage(&self, is_final: bool) -> Option<TokenUsage> {
         let (usage, source) = match self.observer.reported_usage() {
@@ -184,16 +192,18 @@ impl GatewayExchange {
     /// Returns true if the gateway must read the rest of the response after the client has
     /// disconnected.
     pub(super) fn should_drain(&self) -> bool {
-        let (route, is_stream) = match &self.state {
-            ExchangeState::Sent(_, sent, response) => {
-                let answered = response.as_ref().map(|response| response.is_stream);
-                (sent.route, answered.unwrap_or(sent.is_stream))
+        let (route, is_stream, awaits_usage) = match &self.state {
+            ExchangeState::Sent(_, sent, Some(response)) => {
+                (sent.route, response.is_stream, response.awaits_usage(sent.choices))
             }
+            ExchangeState::Sent(_, sent, None) => (sent.route, sent.is_stream, false),
             _ => return false,
         };
         route.spends_tokens()
             && match self.policy().config.on_client_gone {
-                OnClientGone::Auto => self.context.upstream_continues(route, is_stream),
+                OnClientGone::Auto => {
+                    awaits_usage || self.context.upstream_continues(route, is_stream)
+                }
                 OnClientGone::Cancel => false,
                 OnClientGone::Drain => true,
             }
