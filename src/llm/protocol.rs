@@ -109,6 +109,12 @@ impl GatewayRoute {
     }
 }
 
+/// Returns true if an upstream's status says that a call failed on which the provider may have worked: a 5xx or 408.
+/// LiteLLM answers 408 if its own timeout has ended the call.
+pub fn is_failure_status(status: u16) -> bool {
+    status >= 500 || status == 408
+}
+
 /// Returns true if every reader of the path takes the name literally.
 fn is_model_path(name: &str) -> bool {
     // `%` is not in the set: no percent-encoding can hide a slash or a dot from this check.

@@ -198,20 +198,20 @@ async fn framing_without_payload_is_bounded() {
 #[tokio::test]
 async fn an_error_of_the_upstream_passes() {
     let app = TestApp::start().await;
-    for status in [400, 429, 500, 503] {
+    for status in [400, 408, 429, 500, 503] {
         let body = unary_body(&format!("fake/status={status}"));
         let response = app.client().post("/v1/chat/completions", &body).await;
         assert_eq!(response.status, status);
         let message = response.json()["error"]["message"].as_str().unwrap().to_owned();
         assert!(message.starts_with("the fake provider answers"), "{message}");
     }
-    let settled = app.recorded("request.settled", 4).await;
+    let settled = app.recorded("request.settled", 5).await;
     for record in settled {
         assert_eq!(
             (&record["outcome"], &record["charged"]["output"]),
             (&json!("completed"), &json!(0))
         );
-        let is_read = record["status"].as_u64().unwrap() >= 500;
+        let is_read = matches!(record["status"].as_u64().unwrap(), 408 | 500..);
         assert_eq!(record["charged"]["input"] != 0, is_read, "{record}");
     }
     app.stop().await;

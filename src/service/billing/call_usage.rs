@@ -14,7 +14,7 @@ use serde::{Serialize, Serializer};
 use super::BillingError;
 use crate::base::timestamp;
 use crate::llm::budget::{BudgetAmount, Nanodollars, TokenUsage, UsageSource};
-use crate::llm::protocol::GatewayRoute;
+use crate::llm::protocol::{GatewayRoute, is_failure_status};
 use crate::telemetry::audit::chain::{ChainBreakReason, MAX_UNSETTLED_CALLS};
 use crate::telemetry::audit::connect_records::ConnectOutcome;
 use crate::telemetry::audit::read::{
@@ -107,7 +107,7 @@ impl CallUsage {
     fn has_failed_upstream(&self) -> bool {
         let is_upstreams = matches!(self.outcome, CallOutcome::Completed | CallOutcome::ClientGone);
         let is_caution = self.usage.source == UsageSource::Estimated && self.usage.output.is_zero();
-        self.status >= 500 && is_upstreams && is_caution
+        is_failure_status(self.status) && is_upstreams && is_caution
     }
 
     /// Returns true for a tool or a connection: the operator sets its price, and it uses no tokens.

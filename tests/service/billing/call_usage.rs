@@ -106,23 +106,24 @@ async fn a_sent_call_that_the_gateway_failed_is_billed_or_flagged() {
             (chat, "fake/fault=garbage@head", 502),
             (embeddings, "fake/fault=stall@head", 504),
             (chat, "fake/status=500", 500),
+            (chat, "fake/status=408", 408),
         ] {
             let mut body = chat_body(model, false);
             body["input"] = json!("hello");
             assert_eq!(app.client().post(path, &body).await.status.as_u16(), status, "{model}");
         }
-        app.recorded("request.settled", 4).await;
+        app.recorded("request.settled", 5).await;
         let (facts, end) = CallUsageReader::open(&app.audit_log()).finish();
         end.unwrap();
         let billable: Vec<_> = facts.iter().map(CallUsage::is_billable).collect();
-        assert_eq!(billable, [true, true, true, false], "{facts:?}");
+        assert_eq!(billable, [true, true, true, false, false], "{facts:?}");
 
         let dir = tempfile::tempdir().unwrap();
         let store = open_store(dir.path());
         store.record_calls(&facts).await.unwrap();
         let later = SystemTime::now() + Duration::from_hours(1);
         let bill = store.run_bill_at("run-1", later).await.unwrap();
-        assert_eq!((bill.calls, bill.billable), (4, 3));
+        assert_eq!((bill.calls, bill.billable), (5, 3));
         if kind == UpstreamKind::Litellm {
             assert_eq!((bill.missing, bill.flags), (3, vec![BillFlag::Unreceipted]));
         } else {

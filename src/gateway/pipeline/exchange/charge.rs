@@ -19,7 +19,7 @@ use super::{ExchangeContext, ExchangeState, GatewayExchange, SentCall};
 use crate::gateway::pipeline::policy::OnClientGone;
 use crate::gateway::upstream::UpstreamKind;
 use crate::llm::budget::{BudgetAmount, BudgetReservation, TokenUsage, Tokens, UsageSource};
-use crate::llm::protocol::{GatewayRoute, LlmProtocol};
+use crate::llm::protocol::{GatewayRoute, LlmProtocol, is_failure_status};
 use crate::llm::response::StreamEnd;
 use crate::telemetry::audit::records::CallOutcome;
 
@@ -71,14 +71,14 @@ impl ChargeBasis {
             _ if !partial.input.is_zero() => partial.input,
             // Providers do not bill the calls that they fail, so the estimate is caution enough: during an
             // outage the most that each repetition could have read would soon use up the budget.
-            Some(500..) => self.input_estimate,
+            Some(status) if is_failure_status(status) => self.input_estimate,
             _ => self.reserved.input,
         };
         let output = match self.status {
             // The upstream failed, possibly after it had read the request: the input is charged.
             // LiteLLM puts model output into the text of some errors, so that text is charged as
             // output.
-            Some(500..) => self.error_tokens,
+            Some(status) if is_failure_status(status) => self.error_tokens,
             // The upstream rejected the request: the input costs nothing unless the provider reported
             // an input.
             Some(400..) => {
@@ -319,6 +319,11 @@ mod tests {
                 "the upstream refused, and tells much",
                 Call { status: Some(400), error_tokens: Tokens(70), ..unread },
                 (0, 70, Estimated),
+            ),
+            (
+                "a timeout of the upstream",
+                Call { status: Some(408), at_least: Tokens::ZERO, ..unread },
+                (20, 0, Estimated),
             ),
             ("the upstream refused", Call { status: Some(429), ..unread }, (0, 0, Estimated)),
         ] {
