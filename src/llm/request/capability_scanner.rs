@@ -383,6 +383,12 @@ impl CapabilityScanner {
             JsonContext::ToolType if !is_null => {
                 self.require_capability(ProviderCapability::UnknownTools, b"type");
             }
+            JsonContext::EnvironmentType if !is_null => {
+                self.require_capability(ProviderCapability::Containers, b"type");
+            }
+            JsonContext::NetworkType if !is_null => {
+                self.require_capability(ProviderCapability::WebFetch, b"network_policy");
+            }
             JsonContext::FileId if !is_null => {
                 self.require_capability(ProviderCapability::FileIds, b"file_id");
                 self.found.media.add_unread(MediaKind::Document);
@@ -447,6 +453,10 @@ impl JsonVisitor for CapabilityScanner {
         // A medium named by the key wins over the medium inherited from the container.
         let within = named.or_else(|| self.open.last().and_then(|open| open.surrounding));
         if is_open {
+            // A keyword is a text. What an upstream makes of another value is unknown.
+            if place.is_keyword() {
+                self.check_type(place, kind);
+            }
             let place = place.container_context(kind);
             if place.is_skipped() {
                 self.opaque = 1;

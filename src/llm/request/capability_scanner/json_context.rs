@@ -109,6 +109,11 @@ impl JsonContext {
         }
     }
 
+    /// Returns true if the context is a word of a fixed list that decides about a capability.
+    pub(super) fn is_keyword(self) -> bool {
+        matches!(self, Self::ToolType | Self::EnvironmentType | Self::NetworkType | Self::CacheTime)
+    }
+
     /// Returns true if a text in this context is judged by its prefix.
     pub(super) fn needs_text_check(self) -> bool {
         matches!(
