@@ -1,4 +1,8 @@
 //! A child process that one thread feeds, reads and, at its limits, kills.
+//!
+//! **Invariant:** no process that git has started outlives this process. A guard leads the process group of each call. It
+//! waits for the end of a pipe that only this process holds, and kills the group when this process ends, however it
+//! ends. A signal of the kernel at the parent's death would reach git alone, and none of git's helpers.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
@@ -93,16 +97,13 @@ pub(super) fn run_process(
         GitInput::Bytes(bytes) => (Stdio::piped(), bytes),
         GitInput::File(file) => (file.into(), vec![]),
     };
-    // The child leads a process group of its own, so that one kill ends git's helpers, too.
-    command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+    command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
     set_rlimits(command, limits);
-    let mut group = ProcessGroup { child: command.spawn()?, is_reaped: false };
+    let mut group = ProcessGroup::start(command)?;
     let feed = StdinFeed { bytes, written: 0 };
     let stderr =
         GitProcessIo { group: &mut group, feed, sink, limits, deadline }.pump_until_exit()?;
-    // The group was killed before this line, so its id was still reserved by the unreaped leader.
     let status = group.child.wait()?;
-    group.is_reaped = true;
     Ok(ProcessExit { status, stderr })
 }
 
@@ -130,29 +131,64 @@ fn set_rlimits(command: &mut Command, limits: &GitLimits) {
     unsafe { command.pre_exec(limit) };
 }
 
-/// A process and its process group, killed when dropped.
+/// A process in the process group of its guard. The group is killed when it is dropped.
 struct ProcessGroup {
     child: Child,
-    is_reaped: bool,
+    guard: GroupGuard,
 }
 
 impl ProcessGroup {
-    fn pid(&self) -> Pid {
-        Pid::from_child(&self.child)
-    }
-
-    /// Kills the group. The caller must not have reaped the leader: until then no other process can have its id.
-    fn kill(&self) {
-        let _ = kill_process_group(self.pid(), Signal::KILL);
+    /// Starts the guard, and then the process in the guard's group. If this process is killed in between, the new process
+    /// cannot join the group any more, and ends before it is git: until then it holds the guard's pipe open itself.
+    fn start(command: &mut Command) -> io::Result<Self> {
+        let guard = GroupGuard::start()?;
+        let child = command.process_group(guard.group().as_raw_pid()).spawn()?;
+        Ok(Self { child, guard })
     }
 }
 
 impl Drop for ProcessGroup {
     fn drop(&mut self) {
-        if !self.is_reaped {
-            self.kill();
-            let _ = self.child.wait();
-        }
+        self.guard.kill_group();
+        let _ = self.child.wait();
+    }
+}
+
+/// The leader of a process group, a shell that kills its group when this process ends. The group is killed when the guard
+/// is dropped.
+struct GroupGuard(Child);
+
+impl GroupGuard {
+    fn start() -> io::Result<Self> {
+        // The pipe's other end is in the `Child`. It closes by itself in every program that this process starts.
+        let guard = Command::new(GUARD_SHELL)
+            .args(["-c", GUARD_SCRIPT, GUARD_NAME])
+            .env_clear()
+            .current_dir("/")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0)
+            .spawn();
+        guard.map(Self).map_err(|error| {
+            io::Error::new(error.kind(), format!("`{GUARD_SHELL}` cannot be started: {error}"))
+        })
+    }
+
+    fn group(&self) -> Pid {
+        Pid::from_child(&self.0)
+    }
+
+    /// Kills the group. No other group can have its id, because the leader is not reaped before the guard is dropped.
+    fn kill_group(&self) {
+        let _ = kill_process_group(self.group(), Signal::KILL);
+    }
+}
+
+impl Drop for GroupGuard {
+    fn drop(&mut self) {
+        self.kill_group();
+        let _ = self.0.wait();
     }
 }
 
@@ -173,7 +209,7 @@ impl GitProcessIo<'_, '_> {
     /// Feeds and reads the process until it has exited and its outputs are closed. Returns its standard error.
     fn pump_until_exit(mut self) -> Result<String, ProcessError> {
         // A pidfd becomes readable when the process exits, so one `poll` watches the exit and all pipes.
-        let ending = pidfd_open(self.group.pid(), PidfdFlags::empty())?;
+        let ending = pidfd_open(Pid::from_child(&self.group.child), PidfdFlags::empty())?;
         let child = &mut self.group.child;
         let (mut stdin, mut stdout, mut stderr) =
             (child.stdin.take(), child.stdout.take(), child.stderr.take());
@@ -193,8 +229,8 @@ impl GitProcessIo<'_, '_> {
             ])?;
             if !has_ended && is_ready(&ending)? {
                 has_ended = true;
-                // The leader is dead but not reaped. Helpers that it left running would keep the pipes open for ever.
-                self.group.kill();
+                // Helpers that git left running would keep the pipes open for ever.
+                self.group.guard.kill_group();
             }
             stdin = self.write_stdin(stdin)?;
             stdout = read_pipe(stdout, |piece| self.take_output(piece, &mut printed))?;
@@ -290,6 +326,13 @@ fn read_pipe<P: Read>(
 fn is_ready(fd: &impl AsFd) -> Result<bool, Errno> {
     poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&Timespec::default())).map(|ready| ready > 0)
 }
+
+/// The shell of the guard. Git itself needs a shell at this path.
+const GUARD_SHELL: &str = "/bin/sh";
+/// Waits for the end of the pipe, then kills the group, which contains the shell.
+const GUARD_SCRIPT: &str = "read -r end; kill -KILL 0";
+/// The name of the guard in a list of processes.
+const GUARD_NAME: &str = "cogni-git-guard";
 
 /// The longest time limit (our choice): one year. A larger value could overflow the clock's arithmetic.
 const MAX_TIME: Duration = Duration::from_hours(24 * 365);

@@ -10,7 +10,7 @@ use cogni_gateway::relay::delivery::outbox::{DeliveryOutbox, DeliveryStep};
 
 use super::run_job::{find_leaks, make_work, open_relay};
 use crate::support::github_server::{NAME, RunningGithub, TOKEN, basic_auth};
-use crate::support::process::{ChildProcess, TEST_TIMEOUT};
+use crate::support::process::{ChildProcess, TEST_TIMEOUT, wait_until};
 use crate::support::repository::run_git;
 
 /// L7: A process that is killed while it waits, before or after any call to GitHub, leaves a row. The next process
@@ -100,6 +100,36 @@ async fn a_token_is_in_no_argument_and_in_no_file() {
     assert!(status.success(), "{output}");
     assert!(!output.contains(TOKEN) && !output.contains(&basic), "{output}");
     assert_eq!(find_leaks(github.place.path(), &[TOKEN, &basic]), Vec::<PathBuf>::new());
+}
+
+/// R5, L6: No git outlives the process that has started it, however that process ends. So no process has the token then.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_git_outlives_a_killed_relay() {
+    let github = RunningGithub::start().await;
+    for signal in ["KILL", "TERM"] {
+        let id = add_work(&github, &signal.to_lowercase()).await;
+        github.hub.inject(GithubOperation::Push, InjectedFailure::HoldBefore, 1);
+        let mut process = start_retry(&github, &id);
+        github.hub.response_gate().wait_for_waiting(1).await;
+        // Git itself, and the helper that it has started to talk to the remote.
+        assert!(list_gits(&github).len() >= 2, "{:?}", list_gits(&github));
+        process.signal(signal);
+        process.wait();
+        let left = || format!("left after SIG{signal}: {:?}", list_gits(&github));
+        tokio::task::block_in_place(|| wait_until(|| list_gits(&github).is_empty(), left));
+        github.hub.response_gate().allow_answers(1);
+    }
+}
+
+/// Lists the command lines of the processes that have the home directory of the relay's git.
+fn list_gits(github: &RunningGithub) -> Vec<String> {
+    let home = format!("HOME={}", state_dir(github).join("home").canonicalize().unwrap().display());
+    let processes = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
+    let gits = processes.filter(|process| {
+        let variables = fs::read(process.join("environ")).unwrap_or_default();
+        variables.split(|byte| *byte == 0).any(|variable| variable == home.as_bytes())
+    });
+    gits.filter_map(|process| fs::read_to_string(process.join("cmdline")).ok()).collect()
 }
 
 /// Adds a run's work to the outbox without a process that delivers it.
