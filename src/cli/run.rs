@@ -31,7 +31,7 @@ use super::{EXIT_USAGE, flags, hide_env_values};
 use crate::base::regular_file::read_within;
 use crate::gateway::config::{AdminConfig, ConfigSetting, GatewayConfig, SETTINGS};
 use crate::runner::agents::{AgentCatalog, AgentStreamFormat};
-use crate::runner::branch_delivery::DeliveryReport;
+use crate::runner::branch_delivery::{DeliveryReport, DeliveryTarget};
 use crate::runner::gateway_container::GatewayContainerConfig;
 use crate::runner::{
     self, DriverChoice, GatewayOverrides, GatewayServer, HostEnvironment, MAX_REQUEST_BYTES,
@@ -282,6 +282,7 @@ pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCod
     let progress = matches.get_one("progress").copied().unwrap_or_default();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let done = runtime.block_on(async {
+        let mut signals = TerminationSignals::register()?;
         let sweep = plan.leftover_sweeper();
         // Dropping the guard ends the sweeper, also if the run fails early.
         let ended = CancellationToken::new();
@@ -289,9 +290,14 @@ pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCod
             let _ended = ended.clone().drop_guard();
             let is_skipped = repository.has_repository() && plan.branch.is_none();
             let skipped = is_skipped.then(DeliveryReport::skipped_without_branch);
-            let target = Box::pin(repository.acquire_target(&plan)).await?;
-            let inputs = RunInputs { target, ..RunInputs::default() };
-            let mut result = Box::pin(run_with_signals(plan, inputs, progress)).await?;
+            let acquired = Box::pin(acquire_with_signals(repository, &plan, &mut signals)).await;
+            let mut result = match acquired.transpose()? {
+                Some(target) => {
+                    let inputs = RunInputs { target, ..RunInputs::default() };
+                    Box::pin(run_with_signals(plan, inputs, (signals, progress))).await?
+                }
+                None => RunResult::cancelled_before_start(plan.spec.run),
+            };
             result.relay = result.relay.or(skipped);
             // The run has ended and its request was valid, so that this error is not a usage error.
             if let Err(error) = print_result(&result, out) {
@@ -323,15 +329,34 @@ fn print_result(result: &RunResult, out: &mut impl Write) -> io::Result<()> {
     out.flush()
 }
 
+/// Takes the branch of the run. Returns `None` if a signal has cancelled the run: the git calls that read the branch are
+/// dead then. The second signal ends the wait for the delivery of an earlier run's work.
+async fn acquire_with_signals(
+    repository: RunRepositoryArgs,
+    plan: &RunPlan,
+    signals: &mut TerminationSignals,
+) -> Option<anyhow::Result<Option<DeliveryTarget>>> {
+    let cancel = CancellationToken::new();
+    let mut acquiring = Box::pin(repository.acquire_target(plan, &cancel));
+    tokio::select! {
+        acquired = &mut acquiring => return Some(acquired),
+        () = signals.next() => cancel.cancel(),
+    }
+    tokio::select! {
+        // A branch that was taken in the same moment is released again.
+        _ = acquiring => None,
+        () = signals.next() => None,
+    }
+}
+
 async fn run_with_signals(
     plan: RunPlan,
     inputs: RunInputs,
-    progress: ProgressMode,
+    (signals, progress): (TerminationSignals, ProgressMode),
 ) -> anyhow::Result<RunResult> {
     let is_shown = progress.is_enabled();
     let has_events =
         plan.agent.as_ref().is_some_and(|agent| agent.entry.stream == AgentStreamFormat::Events);
-    let signals = TerminationSignals::register()?;
     // The line is made here, because `PreparedRun::new` consumes the plan.
     let start_line = progress::start_line(&plan);
     let prepared = PreparedRun::new(plan, inputs)?;

@@ -165,6 +165,8 @@ pub enum DeliveryError {
         "cannot apply new rules: this delivery is still in progress; new rules are for work that is held or has failed"
     )]
     InProgress,
+    #[error("the caller was cancelled while its branch was read")]
+    Cancelled,
     #[error("a task of the relay was cancelled or has panicked")]
     TaskFailed(#[from] tokio::task::JoinError),
 }
@@ -305,7 +307,8 @@ impl DeliveryService {
     }
 
     /// Delivers the work that earlier runs have left undelivered at a branch, so that this run builds on that work.
-    /// Then fetches the branch and returns its state.
+    /// Then fetches the branch and returns its state. If `cancel` is cancelled, a delivery under way goes on to its end,
+    /// and the git calls that fetch the branch are killed.
     ///
     /// # Errors
     /// Returns [`DeliveryError::Waiting`] if earlier work cannot be delivered now: commits of a run that begins without
@@ -315,6 +318,7 @@ impl DeliveryService {
         repository: &RepositoryUrl,
         (mirror, lease): (RepoMirror, BranchLease),
         base: Option<&str>,
+        cancel: &CancellationToken,
     ) -> Result<LeasedBranch, DeliveryError> {
         let key = lease.branch().key().clone();
         let (relay, url, branch_key) = (self.clone(), repository.clone(), key);
@@ -322,6 +326,9 @@ impl DeliveryService {
         let pending = tokio::task::spawn_blocking(pending).await??;
         // The lease is held during all of these deliveries, so no other run can add work to the branch in between.
         for job in pending {
+            if cancel.is_cancelled() {
+                return Err(DeliveryError::Cancelled);
+            }
             let delivered = Box::pin(self.run_detached_job(job, &lease)).await?;
             // Held and failed work does not stop the run: such work comes to the branch only if an operator acts.
             if delivered.is_pending() {
@@ -330,10 +337,13 @@ impl DeliveryService {
             }
         }
         // The branch is read after the deliveries, because they move it.
-        let token = self.repository_token(repository).await?;
+        let token = cancel.run_until_cancelled(Box::pin(self.repository_token(repository))).await;
+        let token = token.ok_or(DeliveryError::Cancelled)??;
         let (base, own_lease) = (base.map(str::to_owned), lease.clone());
+        // Only these calls are killed. The run's later calls in the mirror have ends of their own.
+        let reading = mirror.clone().with_cancellation(cancel.clone());
         tokio::task::spawn_blocking(move || {
-            let state = mirror.ensure_branch(&own_lease, base.as_deref(), token.as_ref())?;
+            let state = reading.ensure_branch(&own_lease, base.as_deref(), token.as_ref())?;
             Ok(LeasedBranch { mirror, lease: own_lease, state })
         })
         .await?

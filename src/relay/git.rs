@@ -27,6 +27,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::process::Signal;
+use tokio_util::sync::CancellationToken;
 
 pub use crate::base::outbound::{HttpProxy, OutboundConfig};
 pub use command::GitCommand;
@@ -39,6 +40,8 @@ pub use stderr_text::summarize_stderr;
 #[derive(Clone, Debug)]
 pub struct GitProgram {
     environment: Arc<GitEnvironment>,
+    /// Kills all calls.
+    cancel: CancellationToken,
 }
 
 #[derive(Debug)]
@@ -60,6 +63,8 @@ pub enum GitError {
     Failed { command: String, status: ExitStatus, stderr: String },
     #[error("`git {command}` has taken longer than {}", humantime::format_duration(*.after))]
     Timeout { command: String, after: Duration },
+    #[error("`git {command}` was ended, because its caller was cancelled")]
+    Cancelled { command: String },
     #[error("`git {command}` has printed more than {limit} bytes")]
     OutputTooLarge { command: String, limit: u64 },
     #[error("`git {command}` has printed what this program cannot parse")]
@@ -80,6 +85,7 @@ impl GitProgram {
                     home: home.clone(),
                     network: OutboundConfig::default(),
                 }),
+                cancel: CancellationToken::new(),
             };
             let version_text = git.subcommand("version").output_text()?;
             if parse_version(&version_text).is_some_and(|version| version >= MIN_VERSION) {
@@ -102,7 +108,18 @@ impl GitProgram {
     pub fn with_network(self, network: OutboundConfig) -> Self {
         let GitEnvironment { program, home, .. } = &*self.environment;
         let environment = GitEnvironment { program: program.clone(), home: home.clone(), network };
-        Self { environment: Arc::new(environment) }
+        Self { environment: Arc::new(environment), ..self }
+    }
+
+    /// Returns the same git program, whose calls are killed when `cancel` is cancelled.
+    #[must_use]
+    pub fn with_cancellation(self, cancel: CancellationToken) -> Self {
+        Self { cancel, ..self }
+    }
+
+    /// Returns the token that kills the calls.
+    pub(super) fn cancellation(&self) -> &CancellationToken {
+        &self.cancel
     }
 
     /// Returns the path of the git program.
@@ -112,7 +129,7 @@ impl GitProgram {
 
     /// Returns a new call of `subcommand`. [`GitCommand`] describes its arguments and options.
     pub fn subcommand(&self, subcommand: &'static str) -> GitCommand<'_> {
-        GitCommand::new(&self.environment, subcommand)
+        GitCommand::new(&self.environment, &self.cancel, subcommand)
     }
 }
 

@@ -27,7 +27,7 @@ use crate::gateway::run::AgentRun;
 use crate::relay::delivery::outbox::{self, DeliveryPlan, WorkspaceRow};
 use crate::relay::delivery::rules::ReviewRules;
 use crate::relay::delivery::statement::RunFacts;
-use crate::relay::delivery::{DeliveryService, DeliveryStatus, LeasedBranch};
+use crate::relay::delivery::{DeliveryError, DeliveryService, DeliveryStatus, LeasedBranch};
 use crate::relay::github::pull_request::change_summary::MAX_ASKED_CHARS;
 use crate::relay::repo::mirror::{CommitAuthor, FileOwner};
 use crate::relay::repo::repository::RepositoryUrl;
@@ -113,20 +113,26 @@ impl DeliveryTarget {
     /// Takes the branch's lease and fetches the branch's state from the remote. Waits up to `patience` until the branch
     /// is free. The commits carry the agent's name by default, and the agent's rules apply in addition to this host's.
     ///
+    /// If `cancel` is cancelled, the git calls that read the remote are killed, and the lease is released before this
+    /// function returns. What collects or delivers an earlier run's work goes on to its end first.
+    ///
     /// # Errors
-    /// Returns an error if another run holds the branch, or if the remote cannot be reached.
+    /// Returns an error if another run holds the branch, if the remote cannot be reached, or if `cancel` was cancelled.
     pub async fn acquire(
         service: Arc<DeliveryService>,
         branch: BranchRequest,
         agent: Option<&AgentDefinition>,
         patience: Duration,
+        cancel: &CancellationToken,
     ) -> anyhow::Result<Self> {
         let BranchRequest { repository, key, base, .. } = &branch;
-        let (mirror, lease) = service.lease_branch(repository, key, patience).await?;
+        let leased = service.lease_branch(repository, key, patience);
+        let leased = cancel.run_until_cancelled(leased).await;
+        let (mirror, lease) = leased.ok_or(DeliveryError::Cancelled)??;
         // Work that an earlier run left at the branch is recovered before the branch is opened. So this run starts from
         // that work.
         Box::pin(orphans::recover_at_branch(&service, repository, &lease)).await?;
-        let opened = service.open_branch(repository, (mirror, lease), base.as_deref());
+        let opened = service.open_branch(repository, (mirror, lease), base.as_deref(), cancel);
         let leased_branch = Box::pin(opened).await?;
         let rules = service.rules_for(agent.and_then(|agent| agent.relay.as_ref()));
         let agent = agent.map_or("agent", |agent| &agent.name).to_owned();

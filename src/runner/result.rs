@@ -185,6 +185,25 @@ pub struct RunTimings {
     pub total_ms: u64,
 }
 
+impl RunResult {
+    /// Returns the result of a run that was cancelled before its sandbox was made.
+    pub(crate) fn cancelled_before_start(run: String) -> Self {
+        let parts = RunResultParts {
+            ended: Ok(SandboxExit { cause: Some(StopReason::Cancelled), ..SandboxExit::default() }),
+            served: Ok(()),
+            calls: CallSummary::default(),
+            stdout: CapturedOutput::default(),
+            stderr: CapturedOutput::default(),
+            answer: None,
+            relayed: None,
+            is_exhausted: false,
+            max_workspace: 0,
+            elapsed: Duration::ZERO,
+        };
+        parts.into_result(run)
+    }
+}
+
 /// The parts from which a result is made.
 pub(super) struct RunResultParts {
     pub(super) ended: Result<SandboxExit, sandbox::SandboxError>,

@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::ops::Range;
+use std::path::Path;
 use std::process::{self, Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
@@ -103,6 +104,17 @@ fn pause_briefly() {
 )]
 pub(crate) fn pause_for(time: Duration) {
     thread::sleep(time);
+}
+
+/// Lists the command lines of the git processes of a relay: git and its helpers have a home in the relay's state directory.
+pub(crate) fn list_gits(state: &Path) -> Vec<String> {
+    let home = format!("HOME={}", state.canonicalize().unwrap().join("home").display());
+    let processes = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
+    let gits = processes.filter(|process| {
+        let variables = fs::read(process.join("environ")).unwrap_or_default();
+        variables.split(|byte| *byte == 0).any(|variable| variable == home.as_bytes())
+    });
+    gits.filter_map(|process| fs::read_to_string(process.join("cmdline")).ok()).collect()
 }
 
 /// Returns a port for a program that cannot report its own port. The kernel never assigns a port of this range, and

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use tokio_util::sync::CancellationToken;
 
 use crate::cli::relay::{RelayArgs, RunSecrets};
 use crate::relay::delivery::DeliveryService;
@@ -120,11 +121,12 @@ impl RunRepositoryArgs {
     /// Leases the branch of the run's plan, if the plan has a branch.
     ///
     /// # Errors
-    /// Returns an error if another run has the branch, the branch cannot be looked up, or too much work of earlier runs
-    /// is stored.
+    /// Returns an error if another run has the branch, the branch cannot be looked up, too much work of earlier runs is
+    /// stored, or `cancel` was cancelled.
     pub(super) async fn acquire_target(
         self,
         plan: &RunPlan,
+        cancel: &CancellationToken,
     ) -> anyhow::Result<Option<DeliveryTarget>> {
         let Some(branch) = plan.branch.clone() else { return Ok(None) };
         // The gateway's secrets must not appear in delivered work.
@@ -150,7 +152,7 @@ impl RunRepositoryArgs {
         if let Some(agent) = agent {
             relay.warn_ineffective_rules(&agent.name, agent.relay.as_ref());
         }
-        let target = DeliveryTarget::acquire(relay, branch, agent, self.branch_wait);
+        let target = DeliveryTarget::acquire(relay, branch, agent, self.branch_wait, cancel);
         Box::pin(target).await.map(Some)
     }
 }

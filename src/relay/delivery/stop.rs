@@ -127,6 +127,7 @@ impl From<DeliveryError> for StepStop {
             error @ (DeliveryError::BranchAdvanced { .. }
             | DeliveryError::Waiting { .. }
             | DeliveryError::InProgress
+            | DeliveryError::Cancelled
             | DeliveryError::Audit(_)
             | DeliveryError::TaskFailed(_)
             | DeliveryError::Rules(_)) => Self::Failed { why: error.to_string() },

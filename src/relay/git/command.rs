@@ -8,6 +8,7 @@ use std::process::Command;
 
 use http::Uri;
 use http::uri::Scheme;
+use tokio_util::sync::CancellationToken;
 
 use super::cat_file::{BatchPart, BatchReader};
 use super::hardening::{SAFE_ENVIRONMENT, SAFE_SETTINGS};
@@ -21,6 +22,7 @@ use crate::base::secret::SecretString;
 #[must_use = "nothing happens before it is run"]
 pub struct GitCommand<'a> {
     git_environment: &'a GitEnvironment,
+    cancel: &'a CancellationToken,
     subcommand: &'static str,
     config: Vec<String>,
     args: Vec<OsString>,
@@ -31,9 +33,14 @@ pub struct GitCommand<'a> {
 }
 
 impl<'a> GitCommand<'a> {
-    pub(super) fn new(git_environment: &'a GitEnvironment, subcommand: &'static str) -> Self {
+    pub(super) fn new(
+        git_environment: &'a GitEnvironment,
+        cancel: &'a CancellationToken,
+        subcommand: &'static str,
+    ) -> Self {
         Self {
             git_environment,
+            cancel,
             subcommand,
             config: vec![],
             args: vec![],
@@ -210,7 +217,7 @@ impl<'a> GitCommand<'a> {
     ) -> Result<(process::ProcessExit, &'static str), GitError> {
         let mut command = self.build_command();
         let input = std::mem::take(&mut self.input);
-        let ended = process::run_process(&mut command, input, sink, &self.limits);
+        let ended = process::run_process(&mut command, input, sink, (&self.limits, self.cancel));
         let mut ended = ended.map_err(|fault| fault.into_error(self.subcommand))?;
         // Every result passes here, so no secret leaves this module through git's error messages.
         let stderr = redact_secrets(&ended.stderr, &self.secrets);
@@ -251,6 +258,7 @@ impl process::ProcessError {
         match self {
             Self::Io(source) => GitError::Io(source),
             Self::Timeout(after) => GitError::Timeout { command, after },
+            Self::Cancelled => GitError::Cancelled { command },
             Self::OutputTooLarge(limit) => GitError::OutputTooLarge { command, limit },
         }
     }

@@ -16,6 +16,7 @@ use rustix::io::{Errno, ioctl_fionbio};
 use rustix::process::{
     Pid, PidfdFlags, Resource, Rlimit, Signal, getrlimit, kill_process_group, pidfd_open, setrlimit,
 };
+use tokio_util::sync::CancellationToken;
 
 /// The standard input of git.
 #[derive(Debug, Default)]
@@ -59,6 +60,7 @@ pub(super) enum ProcessError {
     Io(io::Error),
     Timeout(Duration),
     OutputTooLarge(u64),
+    Cancelled,
 }
 
 impl Default for GitLimits {
@@ -84,12 +86,12 @@ impl From<Errno> for ProcessError {
     }
 }
 
-/// Runs a process until it exits. When this function returns, the process and all processes of its group are dead.
+/// Runs a process until it exits, or until `cancel` is cancelled. When this function returns, the process and all processes of its group are dead.
 pub(super) fn run_process(
     command: &mut Command,
     input: GitInput,
     sink: &mut OutputSink<'_>,
-    limits: &GitLimits,
+    (limits, cancel): (&GitLimits, &CancellationToken),
 ) -> Result<ProcessExit, ProcessError> {
     let deadline = Instant::now() + limits.time.min(MAX_TIME);
     let (stdin, bytes) = match input {
@@ -101,8 +103,8 @@ pub(super) fn run_process(
     set_rlimits(command, limits);
     let mut group = ProcessGroup::start(command)?;
     let feed = StdinFeed { bytes, written: 0 };
-    let stderr =
-        GitProcessIo { group: &mut group, feed, sink, limits, deadline }.pump_until_exit()?;
+    let stderr = GitProcessIo { group: &mut group, feed, sink, limits, cancel, deadline }
+        .pump_until_exit()?;
     let status = group.child.wait()?;
     Ok(ProcessExit { status, stderr })
 }
@@ -202,6 +204,7 @@ struct GitProcessIo<'a, 'b> {
     feed: StdinFeed,
     sink: &'a mut OutputSink<'b>,
     limits: &'a GitLimits,
+    cancel: &'a CancellationToken,
     deadline: Instant,
 }
 
@@ -252,10 +255,15 @@ impl GitProcessIo<'_, '_> {
     fn wait_ready(&self, watched: [Option<PollFd<'_>>; 4]) -> Result<(), ProcessError> {
         let mut watched: Vec<_> = watched.into_iter().flatten().collect();
         loop {
+            if self.cancel.is_cancelled() {
+                return Err(ProcessError::Cancelled);
+            }
             let left = self.deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(ProcessError::Timeout(self.limits.time));
             }
+            // No descriptor becomes ready when the token is cancelled.
+            let left = left.min(CANCEL_INTERVAL);
             let left = Timespec::try_from(left).expect("a call's time is no age");
             match poll(&mut watched, Some(&left)) {
                 Ok(0) | Err(Errno::INTR) => (),
@@ -326,6 +334,9 @@ fn read_pipe<P: Read>(
 fn is_ready(fd: &impl AsFd) -> Result<bool, Errno> {
     poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&Timespec::default())).map(|ready| ready > 0)
 }
+
+/// The interval of checks whether a call is cancelled. Our choice.
+const CANCEL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The shell of the guard. Git itself needs a shell at this path.
 const GUARD_SHELL: &str = "/bin/sh";

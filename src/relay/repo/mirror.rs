@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
+use tokio_util::sync::CancellationToken;
 
 use super::git::{GitCommand, GitLimits, GitProgram, is_plain_path};
 use super::remote_error::map_network_error;
@@ -138,6 +139,12 @@ impl RepoMirror {
     #[must_use]
     pub fn with_limits(self, limits: FetchLimits) -> Self {
         Self { limits, ..self }
+    }
+
+    /// Returns the same mirror, whose git calls are killed when `cancel` is cancelled.
+    #[must_use]
+    pub fn with_cancellation(self, cancel: CancellationToken) -> Self {
+        Self { git: self.git.with_cancellation(cancel), ..self }
     }
 
     /// Creates whatever is missing. `git init` leaves existing files alone, so an interrupted creation does not matter.

@@ -222,14 +222,18 @@ impl RunServiceInner {
         // 2. List the upstream's models, for agents that need a list.
         let models = self.models.for_agent(agent, &order.config).await;
         let mut inputs = RunInputs { models, target: None, approvals: self.approvals.clone() };
-        // 3. Take the branch. A cancelled run stops waiting for the branch here.
+        // 3. Take the branch. The calls that read the branch end when the run is cancelled.
         let is_skipped = wanted.branch.repository.is_some() && order.branch.is_none();
         if let Some(branch) = order.branch.clone() {
-            let target = self.acquire_target(branch, Arc::clone(&entry)).boxed();
-            let begun = cancel.run_until_cancelled(target).await.ok_or(RunFailure::Cancelled)?;
+            let begun = self.acquire_target(branch, Arc::clone(&entry), cancel.clone());
+            let begun = begun.boxed().await;
+            // The run keeps its place until no git of its own runs any more. So places bound the gits of cancelled runs.
+            if cancel.is_cancelled() {
+                return Err(RunFailure::Cancelled);
+            }
             inputs.target = Some(begun.map_err(RunFailure::Branch)?);
         }
-        // 4. Prepare the sandbox, unless the run was cancelled while it waited for the branch.
+        // 4. Prepare the sandbox, unless the run was cancelled before.
         let driver = order.driver.name();
         if cancel.is_cancelled() {
             return Err(RunFailure::Cancelled);
@@ -247,13 +251,15 @@ impl RunServiceInner {
         &self,
         branch: BranchRequest,
         entry: Arc<AgentDefinition>,
+        cancel: CancellationToken,
     ) -> anyhow::Result<DeliveryTarget> {
         let relay = self.relay.load_full().context("this service has no relay")?;
         let leave = self.force_stop.clone();
         // The acquisition also collects what an earlier run left on the branch. A cancelled run must not interrupt that
         // collection halfway, so the collection runs in a task of its own and ends early only when the service leaves.
         let begin = async move {
-            let begin = DeliveryTarget::acquire(relay, branch, Some(&entry), Duration::ZERO);
+            let begin =
+                DeliveryTarget::acquire(relay, branch, Some(&entry), Duration::ZERO, &cancel);
             leave.run_until_cancelled(begin.boxed()).await
         };
         self.tasks.run_detached(begin).await.context(SHUTDOWN_MESSAGE)?

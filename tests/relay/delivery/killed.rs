@@ -1,6 +1,7 @@
 //! Tests of a relay process that is killed at each step of a delivery.
 
 use std::fs::{self, File};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
@@ -10,7 +11,7 @@ use cogni_gateway::relay::delivery::outbox::{DeliveryOutbox, DeliveryStep};
 
 use super::run_job::{find_leaks, make_work, open_relay};
 use crate::support::github_server::{NAME, RunningGithub, TOKEN, basic_auth};
-use crate::support::process::{ChildProcess, TEST_TIMEOUT, wait_until};
+use crate::support::process::{ChildProcess, NO_LISTENER, TEST_TIMEOUT, list_gits, wait_until};
 use crate::support::repository::run_git;
 
 /// L7: A process that is killed while it waits, before or after any call to GitHub, leaves a row. The next process
@@ -112,24 +113,40 @@ async fn no_git_outlives_a_killed_relay() {
         let mut process = start_retry(&github, &id);
         github.hub.response_gate().wait_for_waiting(1).await;
         // Git itself, and the helper that it has started to talk to the remote.
-        assert!(list_gits(&github).len() >= 2, "{:?}", list_gits(&github));
+        assert!(list_gits(&state_dir(&github)).len() >= 2, "{:?}", list_gits(&state_dir(&github)));
         process.signal(signal);
         process.wait();
-        let left = || format!("left after SIG{signal}: {:?}", list_gits(&github));
-        tokio::task::block_in_place(|| wait_until(|| list_gits(&github).is_empty(), left));
+        let left = || format!("left after SIG{signal}: {:?}", list_gits(&state_dir(&github)));
+        tokio::task::block_in_place(|| {
+            wait_until(|| list_gits(&state_dir(&github)).is_empty(), left)
+        });
         github.hub.response_gate().allow_answers(1);
     }
 }
 
-/// Lists the command lines of the processes that have the home directory of the relay's git.
-fn list_gits(github: &RunningGithub) -> Vec<String> {
-    let home = format!("HOME={}", state_dir(github).join("home").canonicalize().unwrap().display());
-    let processes = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
-    let gits = processes.filter(|process| {
-        let variables = fs::read(process.join("environ")).unwrap_or_default();
-        variables.split(|byte| *byte == 0).any(|variable| variable == home.as_bytes())
-    });
-    gits.filter_map(|process| fs::read_to_string(process.join("cmdline")).ok()).collect()
+/// R5, L6: A signal ends a run that reads its branch, and the gits of it. The run has a result.
+#[test]
+fn a_run_that_is_cancelled_while_its_branch_is_read_has_a_result() {
+    let directory = tempfile::tempdir().unwrap();
+    // The kernel accepts git's connection, and no program answers it.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/o/site.git", silent.local_addr().unwrap());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));
+    command
+        .env("BILLING_ACCOUNT_ID", "acct-1")
+        .env("LITELLM_MASTER_KEY", "sk-real")
+        .env("LITELLM_HOST", NO_LISTENER.to_string())
+        .env("COGNI_RUN_DIR", directory.path().join("r"))
+        .env("COGNI_STATE_DIR", directory.path())
+        .env_remove("GITHUB_TOKEN")
+        .args(["run", "--driver", "embedded", "--repo", &url, "--branch-key", "one", "--", "true"]);
+    let mut process = ChildProcess::start(&mut command, "build it");
+    wait_until(|| list_gits(directory.path()).len() >= 2, || process.output());
+    let status = process.terminate();
+    let output = process.output();
+    let result = output.lines().find(|line| line.starts_with('{')).unwrap_or_default();
+    assert!(result.contains("\"error_code\":\"cancelled\""), "{output}");
+    assert_eq!((status.code(), list_gits(directory.path())), (Some(1), vec![]), "{output}");
 }
 
 /// Adds a run's work to the outbox without a process that delivers it.

@@ -362,7 +362,7 @@ pub(super) async fn begin_run(
     patience: Duration,
 ) -> Result<LeasedBranch, DeliveryError> {
     let taken = relay.lease_branch(repository, key, patience).await?;
-    Box::pin(relay.open_branch(repository, taken, None)).await
+    Box::pin(relay.open_branch(repository, taken, None, &CancellationToken::new())).await
 }
 
 /// Makes a run whose agent commits one file, and returns the work that is collected from its sandbox.

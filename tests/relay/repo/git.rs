@@ -9,6 +9,7 @@ use cogni_gateway::relay::git::{GitError, GitInput, GitLimits};
 use cogni_gateway::relay::repo::GitProgram;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
+use tokio_util::sync::CancellationToken;
 
 use crate::support::process::{pause_for, wait_until};
 use crate::support::repository::TestRepository;
@@ -60,6 +61,27 @@ fn a_killed_git_is_distinguished_from_a_limit() {
     let spent = call.limits(limits).input(GitInput::Bytes(noise)).execute().unwrap_err();
     insta::assert_snapshot!(spent, @"`git hash-object` has failed (signal: 25 (SIGXFSZ))");
     assert!(spent.is_resource_limit() && !spent.is_transient());
+}
+
+/// L4, R5: A git whose caller is cancelled is killed at once, and none begins after that.
+#[test]
+fn a_cancelled_git_is_killed() {
+    let (_directory, git) = git_program();
+    let cancel = CancellationToken::new();
+    let git = git.with_cancellation(cancel.clone());
+    // No process writes to this pipe or closes it while git reads.
+    let (read, _write) = std::io::pipe().unwrap();
+    let input = GitInput::File(File::from(std::os::fd::OwnedFd::from(read)));
+    let ended = thread::scope(|scope| {
+        let call = git.subcommand("hash-object").args(["--stdin", "--no-filters"]).input(input);
+        let caller = scope.spawn(|| call.execute().unwrap_err());
+        wait_until(|| find_child("--no-filters").is_some(), || "git has not begun".to_owned());
+        cancel.cancel();
+        caller.join().unwrap()
+    });
+    insta::assert_snapshot!(ended, @"`git hash-object` was ended, because its caller was cancelled");
+    assert!(find_child("--no-filters").is_none() && !ended.is_transient());
+    assert!(git.subcommand("version").execute().is_err());
 }
 
 /// Returns this process's one child with this argument.

@@ -1,14 +1,16 @@
 //! A4, G11, G12: Tests of early ends: a run that cannot begin is closed, and the last spans of a process are sent.
 
 use std::fs;
+use std::net::TcpListener;
 
 use cogni_gateway::runner::agents;
-use http::StatusCode;
+use http::{Method, StatusCode};
 use rusqlite::Connection;
 use serde_json::json;
 
 use super::{ServiceSetup, conversation_body};
 use crate::support::github_server;
+use crate::support::process::{list_gits, wait_until};
 use crate::support::trace_collector::TraceCollector;
 
 /// G11: The run's gateway was open when the next step failed. Its log is complete and proved like any other.
@@ -42,6 +44,33 @@ async fn a_run_that_cannot_begin_has_a_log_that_is_closed() {
         assert!(row["result"]["error"].to_string().contains("it is full"), "{row}");
         let proof = service.get(&format!("/api/v1/runs/{run}/audit")).await.json();
         assert_eq!(json!([proof["verified"], proof["finished"]]), json!([true, true]), "{proof}");
+    }
+    setup.stop(service);
+}
+
+/// L4, L6, A3: The places of runs bound the gits that talk to remotes: a cancelled run ends when its gits have ended and its
+/// branch is free.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancelled_run_leaves_no_git_and_no_leased_branch() {
+    let setup = ServiceSetup::new("").await;
+    // The kernel accepts git's connections, and no program answers them.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let remote = format!("http://{}/", silent.local_addr().unwrap());
+    let service = setup.start();
+    let grant = setup.grant(&["--max-runs", "1", "--repo", &format!("{remote}*")]);
+    let gits = || list_gits(&setup.state_dir());
+    for _ in 0..3 {
+        let mut body = conversation_body("work");
+        body["repo"] = json!(format!("{remote}o/site.git"));
+        body["branch_key"] = json!("one");
+        let run = grant.run(&body).await;
+        let told = || format!("no git has begun: {}", service.process.output());
+        tokio::task::block_in_place(|| wait_until(|| gits().len() >= 2, told));
+        let cancel = format!("/api/v1/runs/{run}/cancel");
+        assert_eq!(grant.ask(Method::POST, &cancel, "", &[]).await.status, 202);
+        let row = grant.ended(&run).await;
+        assert_eq!(row["error_code"], "cancelled", "{row}");
+        assert_eq!(gits(), [""; 0]);
     }
     setup.stop(service);
 }

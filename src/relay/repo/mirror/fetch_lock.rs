@@ -10,6 +10,8 @@ use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use tokio_util::sync::CancellationToken;
+
 use super::{RepoError, RepoMirror, SandboxBranch};
 use crate::base::dir_tree;
 use crate::relay::git::GitError;
@@ -26,10 +28,14 @@ impl Drop for FetchLock {
 }
 
 impl FetchLock {
-    /// Acquires the lock for a fetch, and waits at most `max_wait` for a process that packs the mirror. The first of
-    /// the fetches removes the unfinished files of earlier ones.
+    /// Acquires the lock for a fetch, and waits at most `max_wait` for a process that packs the mirror, or until `cancel`
+    /// is cancelled. The first of the fetches removes the unfinished files of earlier ones.
     #[expect(clippy::disallowed_methods, reason = "git's calls block a thread of their own")]
-    fn acquire_shared(git_dir: &Path, max_wait: Duration) -> Result<Self, FetchLockError> {
+    fn acquire_shared(
+        git_dir: &Path,
+        max_wait: Duration,
+        cancel: &CancellationToken,
+    ) -> Result<Self, FetchLockError> {
         if let Some(alone) = Self::try_acquire_alone(git_dir)? {
             alone.remove_unfinished(git_dir)?;
         }
@@ -38,6 +44,9 @@ impl FetchLock {
             match file.try_lock_shared() {
                 Ok(()) => return Ok(Self(file)),
                 Err(TryLockError::Error(error)) => return Err(error.into()),
+                Err(TryLockError::WouldBlock) if cancel.is_cancelled() => {
+                    return Err(FetchLockError::Cancelled);
+                }
                 Err(TryLockError::WouldBlock) if start.elapsed() >= max_wait => {
                     return Err(FetchLockError::Timeout(max_wait));
                 }
@@ -94,6 +103,7 @@ pub(super) enum FetchLockError {
     Io(io::Error),
     /// Another process packs the mirror for longer than a fetch may take.
     Timeout(Duration),
+    Cancelled,
 }
 
 impl From<io::Error> for FetchLockError {
@@ -110,11 +120,13 @@ impl RepoMirror {
         fetch: impl FnOnce() -> Result<T, E>,
     ) -> Result<Result<T, E>, RepoError> {
         let disk = |source| RepoError::Io { path: self.git_dir.clone(), source };
-        let lock = match FetchLock::acquire_shared(&self.git_dir, self.limits.time) {
+        let (max_wait, cancel) = (self.limits.time, self.git.cancellation());
+        let command = "fetch".to_owned();
+        let lock = match FetchLock::acquire_shared(&self.git_dir, max_wait, cancel) {
             Ok(lock) => lock,
             Err(FetchLockError::Io(error)) => return Err(disk(error)),
+            Err(FetchLockError::Cancelled) => return Err(GitError::Cancelled { command }.into()),
             Err(FetchLockError::Timeout(after)) => {
-                let command = "fetch".to_owned();
                 return Err(map_network_error(GitError::Timeout { command, after }));
             }
         };

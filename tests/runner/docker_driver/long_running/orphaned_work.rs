@@ -112,7 +112,15 @@ impl SharedBranch {
 
     async fn target(&self, key: &str) -> DeliveryTarget {
         let (relay, branch) = (Arc::clone(&self.relay), self.branch(key));
-        Box::pin(DeliveryTarget::acquire(relay, branch, None, Duration::ZERO)).await.unwrap()
+        Box::pin(DeliveryTarget::acquire(
+            relay,
+            branch,
+            None,
+            Duration::ZERO,
+            &CancellationToken::new(),
+        ))
+        .await
+        .unwrap()
     }
 
     fn branch(&self, key: &str) -> BranchRequest {
