@@ -222,6 +222,7 @@ impl RepoMirror {
         if listed.branch.is_some() {
             refspecs.push(format!("+{}:{branch_ref}", branch.to_ref()));
         }
+        self.remove_ref_locks([&base_ref, &branch_ref])?;
         self.fetch_refs(&refspecs, token)?.map_err(|error| match error.stderr_text() {
             // A missing base is reported as such, and not as an error of the network.
             Some(stderr) if stderr.contains("couldn't find remote ref") => {

@@ -221,6 +221,24 @@ fn a_repository_that_brings_too_much_is_not_fetched() {
     assert!(!workspace.join("noise").exists());
 }
 
+/// L2, R5: A git that is killed may leave the locks of its refs. They stop no later run at the branch.
+#[test]
+fn locks_that_a_killed_fetch_leaves_stop_no_run() {
+    let setup = RelaySetup::new();
+    let lease = setup.mirror.lease_branch(&BranchKey::parse("locked").unwrap()).unwrap();
+    let found =
+        fs::read_dir(setup.path("state/mirrors")).unwrap().map(|entry| entry.unwrap().path());
+    let mirror = found.into_iter().find(|path| path.extension().unwrap() == "git").unwrap();
+    let refs = mirror.join("refs/relay/locked");
+    fs::create_dir_all(&refs).unwrap();
+    for name in ["base.lock", "branch.lock"] {
+        fs::write(refs.join(name), "").unwrap();
+    }
+    setup.mirror.ensure_branch(&lease, None, None).unwrap();
+    let names = fs::read_dir(&refs).unwrap().map(|entry| entry.unwrap().file_name());
+    assert_eq!(names.collect::<Vec<_>>(), ["base"]);
+}
+
 /// L2: A git that is killed leaves the files that it was writing. They are removed, unless another fetch is under way.
 #[test]
 fn what_a_killed_fetch_leaves_is_removed() {

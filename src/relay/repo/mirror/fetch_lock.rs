@@ -140,6 +140,21 @@ impl RepoMirror {
         Ok(fetched)
     }
 
+    /// Removes the lock files that a killed git has left at refs of a branch, whose lease the caller holds. Only the holder
+    /// moves these refs, and a sweep that packs them holds the fetch lock. The files stay while another fetch is under way.
+    pub(super) fn remove_ref_locks(&self, refs: [&str; 2]) -> Result<(), RepoError> {
+        let disk = |source| RepoError::Io { path: self.git_dir.clone(), source };
+        let alone = FetchLock::try_acquire_alone(&self.git_dir).map_err(disk)?;
+        let Some(_alone) = alone else { return Ok(()) };
+        for name in refs {
+            match fs::remove_file(self.git_dir.join(format!("{name}.lock"))) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(disk(error)),
+                _ => (),
+            }
+        }
+        Ok(())
+    }
+
     /// Returns an error if the mirror takes more bytes than it may. Then the next sweep packs it as tightly as git can.
     pub(in crate::relay::repo) fn check_not_full(
         &self,
