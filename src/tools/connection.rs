@@ -22,6 +22,7 @@
 pub mod aws_signature;
 mod aws_signing;
 mod body;
+mod body_judge;
 pub mod checked_request;
 pub mod client;
 mod credential;
@@ -53,9 +54,8 @@ use serde_json::json;
 use uuid::Uuid;
 
 use self::body::{AnswerBody, ConnectRequestBody};
-use self::checked_request::{
-    BodyJudge, CheckedConnect, ConnectAsk, check_request, reserve_request,
-};
+use self::body_judge::BodyJudge;
+use self::checked_request::{CheckedConnect, ConnectAsk, check_request, reserve_request};
 use self::client::SendFault;
 use self::credential::ReadCredential;
 use self::credential_program::CredentialFault;
@@ -184,7 +184,7 @@ impl RunConnections {
         let AdmittedConnect { mut exchange, credential } =
             parts.tasks.run_detached(admission).await?;
         let reservation = exchange.reservation().clone();
-        let judge = BodyJudge::for_connection((&parts.taint, &parts.ledger), connection);
+        let judge = BodyJudge::for_connection((&parts.taint, &parts.ledger), &connection.name);
         let passed = Arc::clone(request_bytes);
         let mut request = Request::new(ConnectRequestBody::new(body, (reservation, judge), passed));
         (*request.method_mut(), *request.uri_mut()) = (head.method.clone(), uri);

@@ -12,7 +12,7 @@ use futures_util::{FutureExt, stream};
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 
-use super::checked_request::BodyJudge;
+use super::body_judge::BodyJudge;
 use super::exchange::{ConnectExchange, SharedReservation, StopSignal};
 use super::link_rewriter::LinkRewriter;
 use crate::base::streamed_endpoint::StreamedBody;

@@ -32,32 +32,6 @@ pub struct CheckedConnect<'a> {
     pub headers: HeaderMap,
 }
 
-/// The rules about what the run has seen, for the body of an admitted request: what has passed before is fixed, and what
-/// comes later may have been read since.
-#[derive(Clone)]
-pub(super) struct BodyJudge {
-    taint: Arc<TaintPolicy>,
-    ledger: Arc<BudgetLedger>,
-    connection: String,
-}
-
-impl BodyJudge {
-    /// Returns the judge of the bodies that go to a connection; `None` if no rule guards it.
-    pub(super) fn for_connection(
-        (taint, ledger): (&Arc<TaintPolicy>, &Arc<BudgetLedger>),
-        connection: &Connection,
-    ) -> Option<Self> {
-        let connection = format!("{AGENT_PREFIX}{}", connection.name);
-        let (taint, ledger) = (Arc::clone(taint), Arc::clone(ledger));
-        taint.is_guarded(&connection).then_some(Self { taint, ledger, connection })
-    }
-
-    /// Returns true if a request would be denied now. The ledger counts the body's own request.
-    pub(super) fn denies_rest(&self) -> bool {
-        self.taint.judge_call(&self.connection, (&self.ledger, true)).is_some()
-    }
-}
-
 /// Checks a request, as far as it needs no state of the run. `length` is the announced length of its body. The function
 /// has no side effect, so `explain` gives the result of a real request.
 ///
