@@ -67,7 +67,13 @@ fn add_arguments(command: Command) -> Command {
         .action(ArgAction::SetTrue)
         .help("Print the explanation as JSON");
     let command = command.after_help(AFTER_HELP).args([file, route, set, agent, upstream, json]);
-    AgentsDirArgs::augment_args(command).args(configuration_flags())
+    // The other command's flag brings its own description, which is none of a command.
+    let about = command.get_about().cloned();
+    let command = AgentsDirArgs::augment_args(command).args(configuration_flags());
+    match about {
+        Some(about) => command.about(about),
+        None => command,
+    }
 }
 
 /// Explains the request in the file. The exit status is 1 if the gateway would refuse the request.

@@ -20,7 +20,7 @@ use crate::telemetry::trace::RunTrace;
 
 pub use control::RunControl;
 pub use identity::{NAME_RULE, RequestId, RunIdentity, RunIdentityError, is_name, is_reserved_key};
-pub use tool_settings::{ToolEndpoints, ToolOpener, ToolProcess, ToolSettings};
+pub use tool_settings::{AgentToolSettings, ToolEndpoints, ToolOpener, ToolProcess, ToolSettings};
 
 /// One agent run: its identity, its budget and its records.
 pub struct AgentRun {

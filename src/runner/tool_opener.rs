@@ -297,9 +297,9 @@ fn agent_layer(
     config: &ToolConfig,
 ) -> Result<Option<AgentToolLayer>, ToolConfigError> {
     let groups = ToolGroups::from_config(config)?;
-    let Some(listed) = &settings.agent else { return Ok(None) };
-    let modes = settings.agent_modes.as_deref().map(AgentModes::from_table).transpose()?;
-    AgentToolLayer::resolve_layer(listed, modes.unwrap_or_default(), groups).map(Some)
+    let Some(agent) = &settings.agent else { return Ok(None) };
+    let modes = AgentModes::from_table(&agent.modes)?;
+    AgentToolLayer::resolve_layer(&agent.tools, modes, groups).map(Some)
 }
 
 fn random_salt() -> anyhow::Result<String> {
@@ -317,7 +317,7 @@ pub fn describe_run(identity: &RunIdentity, settings: &ToolSettings) -> ToolRunF
         attempt: identity.attempt.clone(),
         account: identity.account.clone(),
         agent: agent.unwrap_or_default().to_owned(),
-        agent_id: settings.agent_id.clone().unwrap_or_default(),
+        agent_id: settings.agent.as_ref().map(|agent| agent.id.clone()).unwrap_or_default(),
         metadata: identity.metadata.clone(),
     }
 }

@@ -129,13 +129,15 @@ impl AgentModes {
         })
     }
 
-    /// Returns the table; `None` if no mode differs from its default.
+    /// Returns the table, which is empty if no mode differs from its default.
     ///
     /// # Panics
     /// Never: every mode is a word.
-    pub fn to_table(self) -> Option<Box<toml::Table>> {
-        let to_table = || toml::Table::try_from(self).expect("every mode is a word");
-        (self != Self::default()).then(|| Box::new(to_table()))
+    pub fn to_table(self) -> toml::Table {
+        if self == Self::default() {
+            return toml::Table::new();
+        }
+        toml::Table::try_from(self).expect("every mode is a word")
     }
 
     /// Returns true if the mode of a group is not the widest one.

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use cogni_gateway::gateway::config::GatewayConfig;
 use cogni_gateway::gateway::process::GatewayProcess;
-use cogni_gateway::gateway::run::ToolSettings;
+use cogni_gateway::gateway::run::{AgentToolSettings, ToolSettings};
 use cogni_gateway::llm::budget::Nanodollars;
 use cogni_gateway::runner::tool_opener::RunToolOpener;
 use cogni_gateway::telemetry::access_log::AccessLogDestination;
@@ -35,6 +35,12 @@ use crate::support::client::{TestResponse, UntakenReplies};
 use crate::support::raw_upstream;
 
 /// Returns the settings of a `[tools]` table.
+/// Returns the settings of an agent whose file lists these tools.
+fn agent_listing(tools: &[&str]) -> AgentToolSettings {
+    let tools = tools.iter().map(|tool| (*tool).to_owned()).collect();
+    AgentToolSettings { tools, ..AgentToolSettings::default() }
+}
+
 fn tool_settings(table: &str) -> ToolSettings {
     let table = Some(toml::from_str(table).unwrap());
     ToolSettings {
@@ -137,7 +143,7 @@ async fn a_granted_tool_is_listed_called_and_recorded() {
 #[tokio::test]
 async fn unknown_and_ungranted_tools_answer_alike() {
     let app = app_with("granted = ['core__get_current_time']", |config| {
-        config.tools.agent = Some(vec![]);
+        config.tools.agent = Some(agent_listing(&[]).into());
     })
     .await;
     let unlisted = execute_tool(&app, json!({"tool": CLOCK})).await;
@@ -220,7 +226,7 @@ async fn a_tool_that_needs_a_sandbox_stops_only_runs_that_may_call_it() {
     let shown = directory.path().display();
     let table = format!("granted = ['t__job', 'core__get_current_time']\ndirectory = '{shown}'");
     let settings = |agent: &str| {
-        let agent = Some(vec![agent.to_owned()]);
+        let agent = Some(agent_listing(&[agent]).into());
         ToolSettings { agent, ..tool_settings(&table) }
     };
     let app = TestApp::with(|config| config.tools = settings(CLOCK)).await;

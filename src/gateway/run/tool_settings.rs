@@ -25,14 +25,23 @@ pub struct ToolSettings {
     /// The texts of the files that the table names, by their paths, as they were when the configuration was read.
     /// Without them, the files are read when the run opens.
     pub files: Option<Arc<BTreeMap<PathBuf, String>>>,
-    /// The tools in the file of the run's agent; `None` for a run without an agent of the catalog.
-    pub agent: Option<Vec<String>>,
-    /// The table `[modes]` in the file of the run's agent; `None` without an agent, and for one without restrictions.
-    pub agent_modes: Option<Box<toml::Table>>,
-    /// The name of the run's agent in the catalog; `None` like `agent`.
-    pub agent_id: Option<String>,
+    /// The part of the agent's file; `None` for a run without an agent of the catalog.
+    pub agent: Option<Box<AgentToolSettings>>,
     /// The opener of the run's tools; `None` if the process cannot serve tools.
     pub opener: Option<Arc<dyn ToolOpener>>,
+}
+
+/// What the file of a run's agent says about its tools.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct AgentToolSettings {
+    /// The name of the agent in the catalog. Another name changes nothing about what the agent may do.
+    #[serde(skip)]
+    pub id: String,
+    /// The tools and connections that the agent may use.
+    pub tools: Vec<String>,
+    /// The table `[modes]`; empty if no mode differs from its default.
+    #[serde(skip_serializing_if = "toml::Table::is_empty")]
+    pub modes: toml::Table,
 }
 
 /// The endpoints of a run's tools and connections.
@@ -79,7 +88,7 @@ pub struct ToolProcess<'a> {
 impl ToolSettings {
     /// Returns true if the run has no tools.
     pub fn is_empty(&self) -> bool {
-        self.table.is_none() && self.agent.as_ref().is_none_or(Vec::is_empty)
+        self.table.is_none() && self.agent.as_ref().is_none_or(|agent| agent.tools.is_empty())
     }
 
     /// Checks the settings.
@@ -114,9 +123,7 @@ impl ToolSettings {
 impl PartialEq for ToolSettings {
     fn eq(&self, other: &Self) -> bool {
         // The opener belongs to the process, not to the configuration.
-        let Self { table, files, agent, agent_modes, agent_id: _, opener: _ } = self;
-        (table, files, agent, agent_modes)
-            == (&other.table, &other.files, &other.agent, &other.agent_modes)
+        self.table == other.table && self.agent == other.agent && self.files == other.files
     }
 }
 
@@ -135,9 +142,6 @@ impl Serialize for ToolSettings {
         let mut settings = serializer.serialize_map(None)?;
         settings.serialize_entry("table", &self.table)?;
         settings.serialize_entry("agent", &self.agent)?;
-        if let Some(modes) = &self.agent_modes {
-            settings.serialize_entry("agent_modes", modes)?;
-        }
         if let Some(files) = self.files.as_ref().filter(|files| !files.is_empty()) {
             // The paths of files are no part of what judges a run.
             settings.serialize_entry("files", &files.values().collect::<Vec<_>>())?;

@@ -11,6 +11,7 @@ use super::policy_overlay::PolicyOverlay;
 use crate::base::canonical;
 use crate::gateway::config::GatewayConfig;
 use crate::gateway::pipeline::policy::PolicyConfig;
+use crate::gateway::run::AgentToolSettings;
 use crate::llm::budget;
 use crate::llm::request::{CapabilitySet, MODEL_NAME_RULE, ProviderCapability, is_model_name};
 use crate::relay::delivery::rules::AgentReviewRules;
@@ -198,9 +199,9 @@ impl AgentDefinition {
         let metadata = &mut config.identity.metadata;
         metadata.entry("graph_id").or_insert_with(|| self.effective_graph_id().into());
         self.apply_to(&mut config.policy)?;
-        config.tools.agent = Some(self.tools.clone());
-        config.tools.agent_modes = self.modes.to_table();
-        config.tools.agent_id = Some(self.name.clone());
+        let (id, tools) = (self.name.clone(), self.tools.clone());
+        let modes = self.modes.to_table();
+        config.tools.agent = Some(Box::new(AgentToolSettings { id, tools, modes }));
         config.budget = config.budget.capped_by(&self.budget);
         Ok(())
     }

@@ -35,7 +35,7 @@ use http_body_util::Full;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::{app_with, start_app};
+use super::{agent_listing, app_with, start_app};
 use crate::support::app::TestApp;
 use crate::support::client::TestResponse;
 use server::{Answer, SecureServer};
@@ -166,7 +166,7 @@ async fn an_agent_uses_the_connections_that_its_file_lists() {
     let open = "allow = ['GET /**']";
     let table = one.table("one", open) + &two.table("two", open);
     let app = app_with(&table, |config| {
-        config.tools.agent = Some(vec!["connect__one".to_owned()]);
+        config.tools.agent = Some(agent_listing(&["connect__one"]).into());
     })
     .await;
     let client = app.client();

@@ -4,7 +4,10 @@ use cogni_gateway::cli::explain;
 use cogni_gateway::telemetry::access_log::AccessLogDestination;
 use serde_json::json;
 
-use super::{CLOCK, METRICS, accept_query, answer_query, app_with, execute_tool, tool_settings};
+use super::{
+    CLOCK, METRICS, accept_query, agent_listing, answer_query, app_with, execute_tool,
+    tool_settings,
+};
 use crate::support::raw_upstream;
 
 /// T7: a condition over the arguments decides, and the audit has the listed arguments only.
@@ -103,7 +106,7 @@ fn a_wrong_table_names_its_key_and_a_remedy() {
         tables.iter().map(|table| tool_settings(table).check().unwrap_err().to_string()).collect();
     insta::assert_snapshot!(errors.join("\n"));
     let mut agent = tool_settings("granted = []");
-    agent.agent = Some(vec![CLOCK.to_owned()]);
+    agent.agent = Some(agent_listing(&[CLOCK]).into());
     insta::assert_snapshot!(agent.check().unwrap_err(), @"`tools.granted`: the agent's file lists the tool `core__get_current_time`, which is not granted here; add it to `tools.granted`, or remove it from `tools` in the agent's file");
 }
 

@@ -118,7 +118,7 @@ async fn no_git_outlives_a_killed_relay() {
         process.wait();
         let left = || format!("left after SIG{signal}: {:?}", list_gits(&state_dir(&github)));
         tokio::task::block_in_place(|| {
-            wait_until(|| list_gits(&state_dir(&github)).is_empty(), left)
+            wait_until(|| list_gits(&state_dir(&github)).is_empty(), left);
         });
         github.hub.response_gate().allow_answers(1);
     }

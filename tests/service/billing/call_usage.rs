@@ -12,7 +12,7 @@ use cogni_gateway::gateway::pipeline::policy::OnClientGone;
 use cogni_gateway::gateway::upstream::UpstreamKind;
 use cogni_gateway::llm::budget::price::UnknownPricePolicy;
 use cogni_gateway::llm::budget::{
-    self, BudgetAmount, ModelPrice, Nanodollars, TokenUsage, Tokens, UsageSource,
+    BudgetAmount, ModelPrice, Nanodollars, TokenUsage, Tokens, UsageSource,
 };
 use cogni_gateway::runner::tool_opener::RunToolOpener;
 use cogni_gateway::service::billing::call_usage::CallUsageReader;

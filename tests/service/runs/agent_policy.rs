@@ -144,6 +144,9 @@ async fn the_policy_of_an_agent_without_a_file_is_set_while_its_run_goes_on() {
     };
     let file = setup.path().join("agents/caller.toml");
     let entry = fs::read_to_string(&file).unwrap();
+    // A catalog has one agent at least.
+    let other = entry.replace("name = 'caller'", "name = 'other'");
+    fs::write(setup.path().join("agents/other.toml"), other).unwrap();
     // 1. A run that goes on makes its agent known, and the policy counts for its next call.
     let run = start(&service).await;
     let questions = wait_for_questions(&approver, |found| found.len() == 1).await;

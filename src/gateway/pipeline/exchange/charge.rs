@@ -264,6 +264,7 @@ mod tests {
         use ChargeBasis as Call;
         use UsageSource::{Drained, Estimated, Provider};
         let unread = Call { is_seen: false, ..account() };
+        let failed = Call { at_least: Tokens::ZERO, ..unread };
         for (name, account, (input, output, source)) in [
             ("reported", Call { reported: report(60, Provider), ..unread }, (30, 60, Provider)),
             ("drained", Call { reported: report(60, Drained), ..unread }, (30, 60, Drained)),
@@ -300,19 +301,10 @@ mod tests {
                 (50, 1500, Estimated),
             ),
             ("no answer", Call { status: None, ..unread }, (50, 1000, Estimated)),
-            (
-                "the upstream failed",
-                Call { status: Some(503), at_least: Tokens::ZERO, ..unread },
-                (20, 0, Estimated),
-            ),
+            ("the upstream failed", Call { status: Some(503), ..failed }, (20, 0, Estimated)),
             (
                 "the upstream failed, and tells much",
-                Call {
-                    status: Some(500),
-                    at_least: Tokens::ZERO,
-                    error_tokens: Tokens(70),
-                    ..unread
-                },
+                Call { status: Some(500), error_tokens: Tokens(70), ..failed },
                 (20, 70, Estimated),
             ),
             (
@@ -320,11 +312,7 @@ mod tests {
                 Call { status: Some(400), error_tokens: Tokens(70), ..unread },
                 (0, 70, Estimated),
             ),
-            (
-                "a timeout of the upstream",
-                Call { status: Some(408), at_least: Tokens::ZERO, ..unread },
-                (20, 0, Estimated),
-            ),
+            ("a timeout of the upstream", Call { status: Some(408), ..failed }, (20, 0, Estimated)),
             ("the upstream refused", Call { status: Some(429), ..unread }, (0, 0, Estimated)),
         ] {
             let usage = account.final_usage();

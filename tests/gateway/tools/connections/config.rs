@@ -8,7 +8,7 @@ use cogni_gateway::tools::config::ToolConfig;
 use cogni_gateway::tools::connection::policy::{ConnectionHost, ConnectionPolicy};
 
 use crate::support::app::TestApp;
-use crate::tools::tool_settings;
+use crate::tools::{agent_listing, tool_settings};
 
 /// T7: a table that is ambiguous, or says nothing, is refused with its key and a remedy.
 #[test]
@@ -72,7 +72,7 @@ fn a_wrong_connection_names_its_key_and_a_remedy() {
     let errors: Vec<_> = tables.iter().map(refuse).collect();
     insta::assert_snapshot!(errors.join("\n"));
     let mut agent = tool_settings(&with(""));
-    agent.agent = Some(vec!["connect__other".to_owned()]);
+    agent.agent = Some(agent_listing(&["connect__other"]).into());
     insta::assert_snapshot!(agent.check().unwrap_err(), @"`tools.connections`: the agent's file lists `connect__other`, and there is no connection `other` here; add it, or remove it from `tools` in the agent's file");
     // The names of a server's tools would be those of connections.
     let table = with("[mcp.connect]\nurl = 'https://example.com'").parse().unwrap();
@@ -123,7 +123,7 @@ fn a_sandbox_gets_the_variables_of_its_connections() {
     PIP_INDEX_URL=http://localhost:8080/connect/pypi/simple
     PIP_RETRIES=0
     ");
-    let agent = Some(vec!["connect__git-two".to_owned()]);
+    let agent = Some(agent_listing(&["connect__git-two"]).into());
     let settings = ToolSettings { agent, ..tool_settings(table) };
     insta::assert_snapshot!(lines(&settings).join("\n"), @r"
     GIT_CONFIG_COUNT=1

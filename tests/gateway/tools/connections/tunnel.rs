@@ -18,6 +18,7 @@ use tokio_rustls::client::TlsStream;
 use super::server::{Answer, SecureServer};
 use super::{SECRET, SecretFile, code_of, start_app, start_with_lookup};
 use crate::support::app::TestApp;
+use crate::tools::agent_listing;
 
 /// The name of the servers in these tests, which no resolver knows.
 pub(super) const HOST: &str = "api.example.test";
@@ -226,7 +227,9 @@ async fn a_tunnel_belongs_to_its_connection_and_agent() {
     let server = SecureServer::named(HOST, |_| Answer::text("ok")).await;
     let secret = SecretFile::new(SECRET, "");
     let table = tunnel_table(&server, &secret, "allow = ['GET /**']");
-    let app = super::app_with(&table, |config| config.tools.agent = Some(vec![])).await;
+    let app =
+        super::app_with(&table, |config| config.tools.agent = Some(agent_listing(&[]).into()))
+            .await;
     let authority = server.authority();
     let request = format!("CONNECT {authority} HTTP/1.1\r\n\r\n");
     assert!(connect(&app, &request).await.1.starts_with("HTTP/1.1 403"));

@@ -4,7 +4,7 @@ use cogni_gateway::cli::explain;
 use cogni_gateway::gateway::run::ToolSettings;
 use cogni_gateway::runner::tool_opener::{connection_variables, has_tunnels};
 
-use crate::tools::tool_settings;
+use crate::tools::{agent_listing, tool_settings};
 
 const TABLE: &str = "
     [connections.api]
@@ -41,7 +41,7 @@ fn a_sandbox_gets_the_variables_of_its_tunnels() {
     no_proxy=localhost,127.0.0.1,::1
     npm_config_cafile=/run/tunnel-ca.pem
     ");
-    let agent = Some(vec!["connect__other".to_owned()]);
+    let agent = Some(agent_listing(&["connect__other"]).into());
     let settings = ToolSettings { agent, ..tool_settings(TABLE) };
     assert!(!has_tunnels(&settings).unwrap());
     let variables = connection_variables(&settings).unwrap();
