@@ -31,7 +31,7 @@ use super::{EXIT_USAGE, flags, hide_env_values};
 use crate::base::regular_file::read_within;
 use crate::gateway::config::{AdminConfig, ConfigSetting, GatewayConfig, SETTINGS};
 use crate::runner::agents::{AgentCatalog, AgentStreamFormat};
-use crate::runner::branch_delivery::{DeliveryReport, DeliveryTarget};
+use crate::runner::branch_delivery::DeliveryReport;
 use crate::runner::gateway_container::GatewayContainerConfig;
 use crate::runner::{
     self, DriverChoice, GatewayOverrides, GatewayServer, HostEnvironment, MAX_REQUEST_BYTES,
@@ -43,7 +43,7 @@ use crate::sandbox::spec::{ByteSize, LimitOverrides, MountAccess, WorkspaceMount
 use crate::sandbox::{InitBinary, UserRange};
 use crate::service::config::default_run_directory;
 use crate::telemetry::access_log::AccessLogDestination;
-use repository::RunRepositoryArgs;
+use repository::{RunRepositoryArgs, acquire_with_signals};
 use value_parsers::{explain_missing_dashes, parse_single_user, parse_variable};
 
 /// Builds the command: its own flags, and one flag for each setting of the gateway.
@@ -327,26 +327,6 @@ fn print_result(result: &RunResult, out: &mut impl Write) -> io::Result<()> {
     serde_json::to_writer(&mut *out, result)?;
     writeln!(out)?;
     out.flush()
-}
-
-/// Takes the branch of the run. Returns `None` if a signal has cancelled the run: the git calls that read the branch are
-/// dead then. The second signal ends the wait for the delivery of an earlier run's work.
-async fn acquire_with_signals(
-    repository: RunRepositoryArgs,
-    plan: &RunPlan,
-    signals: &mut TerminationSignals,
-) -> Option<anyhow::Result<Option<DeliveryTarget>>> {
-    let cancel = CancellationToken::new();
-    let mut acquiring = Box::pin(repository.acquire_target(plan, &cancel));
-    tokio::select! {
-        acquired = &mut acquiring => return Some(acquired),
-        () = signals.next() => cancel.cancel(),
-    }
-    tokio::select! {
-        // A branch that was taken in the same moment is released again.
-        _ = acquiring => None,
-        () = signals.next() => None,
-    }
 }
 
 async fn run_with_signals(

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use tokio_util::sync::CancellationToken;
 
+use super::TerminationSignals;
 use crate::cli::relay::{RelayArgs, RunSecrets};
 use crate::relay::delivery::DeliveryService;
 use crate::relay::repo::BranchKey;
@@ -176,4 +177,24 @@ fn check_retention(relay: &DeliveryService, flag: &str) -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+/// Takes the branch of the run. Returns `None` if a signal has cancelled the run: the git calls that read the branch are
+/// dead then. The second signal ends the wait for the delivery of an earlier run's work.
+pub(super) async fn acquire_with_signals(
+    repository: RunRepositoryArgs,
+    plan: &RunPlan,
+    signals: &mut TerminationSignals,
+) -> Option<anyhow::Result<Option<DeliveryTarget>>> {
+    let cancel = CancellationToken::new();
+    let mut acquiring = Box::pin(repository.acquire_target(plan, &cancel));
+    tokio::select! {
+        acquired = &mut acquiring => return Some(acquired),
+        () = signals.next() => cancel.cancel(),
+    }
+    tokio::select! {
+        // A branch that was taken in the same moment is released again.
+        _ = acquiring => None,
+        () = signals.next() => None,
+    }
 }

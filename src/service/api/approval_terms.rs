@@ -5,6 +5,7 @@ use std::time::SystemTime;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::ApiState;
 use super::error::ApiError;
 use super::extract::AuthenticatedCaller;
 use crate::service::auth::{GrantPattern, GrantScope};
@@ -144,6 +145,22 @@ pub(super) fn is_in_reach(caller: &AuthenticatedCaller, agent: &str, account: &s
     caller.0.is_admin()
         || (caller.require_scope(GrantScope::Approve).is_ok()
             && caller.0.check_approver(agent, account).is_ok())
+}
+
+impl ApiState {
+    /// Checks that the caller may see a question or a standing approval of a run with an agent and an account.
+    pub(super) async fn require_row_of(
+        &self,
+        caller: &AuthenticatedCaller,
+        run: &str,
+        (agent, account): (&str, &str),
+    ) -> Result<(), ApiError> {
+        if is_in_reach(caller, agent, account) {
+            return Ok(());
+        }
+        caller.require_read().map_err(|_| ApiError::no_such_run(run))?;
+        self.requested_run(caller, run).await.map(|_| ())
+    }
 }
 
 /// Returns the agents and accounts whose questions the caller's lists have. A caller that may list a run of its own only

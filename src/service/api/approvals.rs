@@ -474,20 +474,6 @@ impl ApiState {
         caller.require_read()?;
         self.requested_run(caller, run).await.map(|_| ())
     }
-
-    /// Checks that the caller may see a question or a standing approval of a run with an agent and an account.
-    pub(super) async fn require_row_of(
-        &self,
-        caller: &AuthenticatedCaller,
-        run: &str,
-        (agent, account): (&str, &str),
-    ) -> Result<(), ApiError> {
-        if is_in_reach(caller, agent, account) {
-            return Ok(());
-        }
-        caller.require_read().map_err(|_| ApiError::no_such_run(run))?;
-        self.requested_run(caller, run).await.map(|_| ())
-    }
 }
 
 fn wrong_raise(problem: &dyn std::fmt::Display) -> ApiError {

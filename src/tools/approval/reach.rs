@@ -1,7 +1,5 @@
 //! The runs whose questions and standing approvals a reader sees, by their agents and accounts.
 
-use super::standing_rows::to_json;
-
 /// The agents and accounts of the runs that a reader sees. A `*` at the end of a name stands for any rest, and an empty
 /// list for all names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -13,7 +11,9 @@ pub struct ApprovalReach {
 impl ApprovalReach {
     /// Returns the values of the parameters `?5` and `?6` of the condition: lists as JSON, or NULL for all names.
     pub(super) fn parameters(&self) -> [Option<String>; 2] {
-        let to_list = |names: &Vec<String>| (!names.is_empty()).then(|| to_json(names));
+        let to_list = |names: &Vec<String>| {
+            (!names.is_empty()).then(|| serde_json::to_string(names).unwrap_or_default())
+        };
         [to_list(&self.agents), to_list(&self.accounts)]
     }
 }
