@@ -229,8 +229,8 @@ mod tests {
         let secrets = secrets(["first-secret-value".to_owned()]);
         let mut guard = secrets.guard_answer().unwrap();
         let pass = |guard: &mut EchoGuard, text: &'static str| guard.pass_frame(text.into());
-        assert_eq!(pass(&mut guard, "a second-secret").unwrap(), "a second-secret");
-        assert_eq!(pass(&mut guard, " then first-").unwrap(), " then ");
+        assert_eq!(pass(&mut guard, "a second-secret\n").unwrap(), "a second-secret\n");
+        assert_eq!(pass(&mut guard, "then first-").unwrap(), "");
         secrets.add_value(&SecretString::new("first-other-value"));
         secrets.add_value(&SecretString::new("second-secret"));
         // What was held back may begin the new value, too.

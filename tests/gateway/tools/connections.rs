@@ -545,20 +545,20 @@ async fn answers_without_a_body_end_in_order() {
 #[tokio::test]
 async fn an_answer_streams_and_a_client_that_leaves_is_settled_once() {
     let server =
-        SecureServer::answering(|_| Answer { is_open: true, ..Answer::text("first") }).await;
+        SecureServer::answering(|_| Answer { is_open: true, ..Answer::text("first\n") }).await;
     let secret = SecretFile::new(SECRET, "");
     let app = start_open(&server, &secret, "").await;
     let mut stream = app.client().open("/connect/api/a", &json!({})).await;
-    assert_eq!(stream.frame().await.unwrap().unwrap(), "first");
+    assert_eq!(stream.frame().await.unwrap().unwrap(), "first\n");
     drop(stream);
     let settled = app.recorded("connect.settled", 1).await;
     assert_eq!(
         (&settled[0]["outcome"], &settled[0]["bytes_in"], &settled[0]["bytes_out"]),
-        (&json!("client_gone"), &json!(5), &json!(2))
+        (&json!("client_gone"), &json!(6), &json!(2))
     );
     // The end of the run ends an open request.
     let mut stream = app.client().open("/connect/api/a", &json!({})).await;
-    assert_eq!(stream.frame().await.unwrap().unwrap(), "first");
+    assert_eq!(stream.frame().await.unwrap().unwrap(), "first\n");
     app.run.control.abort_calls();
     assert!(!stream.rest().await.1, "the body ends without its terminator");
     let settled = app.recorded("connect.settled", 2).await;
@@ -570,11 +570,11 @@ async fn an_answer_streams_and_a_client_that_leaves_is_settled_once() {
 #[tokio::test]
 async fn a_silent_server_ends_the_request() {
     let server =
-        SecureServer::answering(|_| Answer { is_open: true, ..Answer::text("first") }).await;
+        SecureServer::answering(|_| Answer { is_open: true, ..Answer::text("first\n") }).await;
     let secret = SecretFile::new(SECRET, "");
     let app = start_open(&server, &secret, "timeout = '100ms'").await;
     let (text, is_whole) = app.client().open("/connect/api/a", &json!({})).await.rest().await;
-    assert_eq!((&*text, is_whole), ("first", false));
+    assert_eq!((&*text, is_whole), ("first\n", false));
     let settled = app.recorded("connect.settled", 1).await;
     assert_eq!(settled[0]["outcome"], "timed_out");
     app.stop().await;
