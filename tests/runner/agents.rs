@@ -26,6 +26,7 @@ use cogni_gateway::runner::agents::availability::{
 use cogni_gateway::runner::agents::placeholders::PlaceholderValues;
 use cogni_gateway::runner::agents::{AgentCatalog, AgentDefinition, AgentSummary, DriverChoice};
 use cogni_gateway::sandbox::InitBinary;
+use cogni_gateway::tools::agent_modes::ToolGroup;
 use proptest::prelude::*;
 use tempfile::TempDir;
 use tokio::time::sleep;
@@ -110,7 +111,7 @@ fn the_error_of_a_mistake_names_its_place() {
     agents/a.toml:3: `version`: give a text or a whole number
     agents/a.toml:4: `argv`: there is no program; give it, and its arguments
     agents/a.toml:4: `argv`: there is no `${PROMPT}`; there is `${RUN_ID}`, `${SESSION_ID}`, `${MODEL}`, `${AGENT}`, `${MESSAGE}`, `${PROMPT_FILE}`, `${TIMEOUT}`, and `$${` is a `${` of its own
-    agents/a.toml:5: `network`: unknown field `network`, expected one of `name`, `title`, `description`, `version`, `graph_id`, `image`, `rootfs`, `driver`, `argv`, `program`, `setup`, `stream`, `mode`, `slots`, `capabilities`, `tools`, `env`, `limits`, `models`, `budget`, `policy`, `relay`, `openclaw`, `files`
+    agents/a.toml:5: `network`: unknown field `network`, expected one of `name`, `title`, `description`, `version`, `graph_id`, `image`, `rootfs`, `driver`, `argv`, `program`, `setup`, `stream`, `mode`, `slots`, `capabilities`, `tools`, `modes`, `env`, `limits`, `models`, `budget`, `policy`, `relay`, `openclaw`, `files`
     agents/a.toml:5: `conversation`: it was removed; set `setup = "messages"`: the agent then reads `.cogni/messages.json`
     agents/a.toml:5: `setup`: unknown variant `claude`, expected `messages` or `openclaw`
     agents/a.toml:6: `rootfs`: there is an image, too; give one of them
@@ -195,7 +196,10 @@ fn the_manuals_example_is_an_agent() {
         let is_there = ["key =", "[key]", "[key.", "`key ="].map(|form| form.replace("key", key));
         assert!(is_there.iter().any(|form| block(0).contains(form)), "the example lacks `{key}`");
     }
-    agents.write("a.toml", &format!("{PLAIN}setup = 'openclaw'\n{}", block(1)));
+    // The example of modes fits an agent, and the gateway's table is checked by its own tests.
+    agents.write("a.toml", &format!("{PLAIN}{}", block(1)));
+    assert!(agents.entry().modes.restricts(ToolGroup::Web));
+    agents.write("a.toml", &format!("{PLAIN}setup = 'openclaw'\n{}", block(3)));
     let plain = AgentDirectory::new(&format!("{PLAIN}setup = 'openclaw'\n"));
     assert_eq!(agents.entry(), plain.entry());
 }
@@ -436,7 +440,7 @@ fn an_agent_is_listed_as_an_object() {
     let mut listed = serde_json::to_value(AgentSummary::new(&agent, &Ok(()))).unwrap();
     assert_eq!(listed["digest"], agent.digest());
     listed["digest"] = "…".into();
-    insta::assert_snapshot!(listed, @r#"{"agentId":"a","available":true,"description":"d","digest":"…","graphId":"g:1","models":["m"],"name":"An agent","relayRules":[],"version":"1"}"#);
+    insta::assert_snapshot!(listed, @r#"{"agentId":"a","available":true,"description":"d","digest":"…","graphId":"g:1","models":["m"],"modes":{"commands":"auto","files":"on","sandbox":"all","scope":"session","web":"on","workspace":"rw"},"name":"An agent","relayRules":[],"version":"1"}"#);
 }
 
 /// A2, R8: `agents` prints a list for people.
